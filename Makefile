@@ -1,0 +1,53 @@
+# rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full lint bench lab-up lab-down lab-status lab-ssh setup tools
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+HOST ?= lab1
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: setup tools ## the main job: two rehearsal hosts serve a model with the real vLLM
+	@$(PY) -m lab.demo
+
+test: setup tools ## lint and the fast tiers: unit, node, plans, lab hosts without the engine
+	@$(PY) -m tests.tiers lint fast lab
+
+test-full: setup tools ## the slow tier: everything with the real vLLM on two hosts
+	@$(PY) -m tests.tiers engine
+
+lint: setup ## ruff and mypy
+	@$(PY) -m tests.tiers lint
+
+bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md
+	@$(PY) -m tests.bench
+
+lab-up: setup tools ## make or complete the rehearsal hosts (N=2), with the engine's image
+	@$(PY) -m lab up $(if $(N),--hosts $(N))
+
+lab-down: ## leave nothing of the lab: hosts, mounts, bridges (also after a crash)
+	@$(if $(PYTHON),$(PYTHON),python3) -m lab down
+
+lab-status: ## what of the lab is there
+	@$(if $(PYTHON),$(PYTHON),python3) -m lab status
+
+lab-ssh: ## a shell on a rehearsal host (HOST=lab1)
+	@$(if $(PYTHON),$(PYTHON),python3) -m lab ssh $(HOST)
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: requirements/test.txt
+	@lab/install-tools python
+	@test -n "$(PYTHON)" || { echo "rigbook needs Python 3.10 or newer; none was found" >&2; exit 1; }
+	@echo "setup: a virtual environment in $(VENV) with the pinned packages of requirements/test.txt"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --require-hashes -r requirements/test.txt
+	@touch $@
+
+tools:
+	@lab/install-tools lab

@@ -1,0 +1,26 @@
+"""What pyinfra reads before anything else: guards, and how rigbook runs on hosts.
+
+pyinfra executes this file from the working directory; started elsewhere it finds neither this
+file nor group_data, and says nothing (pyinfra-notes.md, "Loading"): the deploys check for that.
+"""
+
+import sys
+from pathlib import Path
+
+from pyinfra import config
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.context import ctx_state
+
+ROOT = Path(__file__).resolve().parent
+if Path.cwd().resolve() != ROOT:
+    raise PyinfraError(f"start pyinfra in rigbook's own folder: cd {ROOT}")
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
+# A rig's login user is not root; what rigbook reads and changes is root's.
+config.SUDO = True
+
+from deploys.guards import install  # noqa: E402  (needs the path above)
+
+install(ctx_state.get(), sys.argv[1:])

@@ -1,0 +1,103 @@
+"""Runs the test tiers that this machine can run, and says which it left out and why.
+
+`python -m tests.tiers lint fast lab engine`. In CI (the variable CI is set) a tier that was left
+out is a failure: a green run there means that everything ran.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_TESTS = 5
+
+
+def _nothing_missing() -> str | None:
+    return None
+
+
+def _needs_lab() -> str | None:
+    """Why this machine cannot make rehearsal hosts, or None."""
+    if os.geteuid() != 0:
+        return "needs root (rehearsal hosts are booted containers)"
+    for tool in ("systemd-nspawn", "mmdebstrap", "ip", "ssh"):
+        if shutil.which(tool) is None:
+            return f"needs {tool}, which is not installed"
+    return None
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A named set of checks: its command lines, and why it may not run here."""
+
+    commands: tuple[tuple[str, ...], ...]
+    hindrance: Callable[[], str | None]
+    what: str
+
+
+def _pytest(*paths: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "pytest", "-q", *paths)
+
+
+TIERS = {
+    "lint": Tier(
+        (
+            (sys.executable, "-m", "ruff", "check", "."),
+            (sys.executable, "-m", "ruff", "format", "--check", "."),
+            (sys.executable, "-m", "mypy"),
+        ),
+        _nothing_missing,
+        "ruff and mypy",
+    ),
+    "fast": Tier(
+        (
+            _pytest(
+                "tests/unit", "tests/node", "tests/facts", "tests/operations", "tests/deploys",
+                "tests/lab_unit",
+            ),
+        ),
+        _nothing_missing,
+        "pure parts, node on this machine, plans with @fake",
+    ),
+    "lab": Tier((_pytest("tests/lab"),), _needs_lab, "two booted hosts, without the engine"),
+    "engine": Tier((_pytest("tests/engine"),), _needs_lab, "two booted hosts with the real vLLM"),
+}
+
+
+def run(names: list[str]) -> int:
+    """Runs the tiers by name; the exit status: 0 when all that ran passed (and, in CI, all ran)."""
+    unknown = [name for name in names if name not in TIERS]
+    if unknown or not names:
+        print(f"tiers: unknown {', '.join(unknown) or '(none named)'}; there are: {', '.join(TIERS)}")
+        return 2
+    rows = []
+    for name in names:
+        tier = TIERS[name]
+        hindrance = tier.hindrance()
+        if hindrance is not None:
+            rows.append((name, "LEFT OUT", hindrance))
+            continue
+        print(f"== tier {name}: {tier.what}", flush=True)
+        started = time.monotonic()
+        codes = [subprocess.run(command, cwd=ROOT, check=False).returncode for command in tier.commands]
+        took = f"{time.monotonic() - started:.0f} s"
+        rows.append((name, "FAILED" if any(codes) else "passed", took))
+    print("== tiers")
+    for name, outcome, detail in rows:
+        print(f"{name:8} {outcome:9} {detail}")
+    failed = any(outcome == "FAILED" for _, outcome, _ in rows)
+    left_out = any(outcome == "LEFT OUT" for _, outcome, _ in rows)
+    if left_out and os.environ.get("CI"):
+        print("tiers: in CI a tier that was left out is a failure")
+    return 1 if failed or (left_out and bool(os.environ.get("CI"))) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
