@@ -1,0 +1,12 @@
+"""What is different on the rehearsal rig. Merged after group_data/spark.py, so it wins."""
+
+from lab.settings import FABRIC_DEVICE, FABRIC_MTU, SSH_USER, load
+
+ssh_user = SSH_USER
+ssh_key = str(load().ssh_key)
+ssh_known_hosts_file = str(load().known_hosts)
+
+rig = "lab"
+recipe = "tiny"
+fabric_device = FABRIC_DEVICE
+fabric_mtu = FABRIC_MTU

@@ -1,0 +1,17 @@
+"""The base of every rigbook type: frozen, and closed to keys nobody declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Frozen(BaseModel):
+    """A value that cannot change and that refuses unknown keys (`extra="forbid"`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_json(self) -> dict[str, Any]:
+        """The value as plain data: what pyinfra's `fact` and `debug-inventory --json` print."""
+        return self.model_dump(mode="json")

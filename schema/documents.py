@@ -1,0 +1,120 @@
+"""The files that land on a node for its engine, rendered from templates/."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from schema.engine import CONTAINER, ENGINE_DIR, UNIT, Document, EngineSpec
+from schema.errors import SpecError
+from schema.quoting import shell_lines, systemd_lines
+from schema.recipe import Recipe
+from schema.rig import Node, Rig
+from schema.text import single_line
+
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+SCRIPT_PATH = f"{ENGINE_DIR}/serve.sh"
+ENV_PATH = f"{ENGINE_DIR}/engine.env"
+UNIT_PATH = f"/etc/systemd/system/{UNIT}"
+SCRIPT_IN_CONTAINER = "/rigbook/serve.sh"
+# The window of three starts is never shorter, in seconds, however fast the engine is.
+MIN_START_LIMIT_S = 600
+
+
+def documents(
+    rig: Rig, node: Node, recipe: Recipe, profile: str, spec: EngineSpec
+) -> tuple[Document, ...]:
+    """The launch script, the environment file and the unit of `node`'s engine.
+
+    The environment file is root's alone (0600), because a recipe may carry a token. SpecError
+    when a value has no form in docker's --env-file.
+    """
+    names = {
+        "recipe": recipe.name,
+        "profile": profile,
+        "role": node.role,
+        "rank": node.rank,
+        "rig": rig.name,
+    }
+    script = _render(SCRIPT_PATH, **names, command=shell_lines(spec.argv))
+    environment = _render(ENV_PATH, environ=_env_file(spec.environ, recipe.name))
+    unit = _render(
+        UNIT_PATH,
+        **names,
+        container=CONTAINER,
+        start_limit_s=max(recipe.expect.start_budget_s * 3, MIN_START_LIMIT_S),
+        docker_run=systemd_lines(docker_run(recipe, profile, spec)),
+    )
+    return (
+        Document(SCRIPT_PATH, script, "0755"),
+        Document(ENV_PATH, environment, "0600"),
+        Document(UNIT_PATH, unit, "0644"),
+    )
+
+
+def docker_run(recipe: Recipe, profile: str, spec: EngineSpec) -> list[list[str]]:
+    """The engine's `docker run`, as groups of arguments that stand on one line each.
+
+    systemd is the only supervisor, so docker's restart policy is `no`. The launch script and the
+    environment come from the host: what lives in a container's own layer is gone after a restart.
+    """
+    box = recipe.container
+    groups = [
+        ["/usr/bin/docker", "run"],
+        ["--name", CONTAINER],
+        ["--rm", "--restart", "no", "--init"],
+        ["--network", box.network],
+        ["--ipc", box.ipc],
+    ]
+    if box.runtime:
+        groups.append(["--runtime", box.runtime])
+    if box.gpus:
+        groups.append(["--gpus", box.gpus])
+    if box.privileged:
+        groups.append(["--privileged"])
+    if box.shm_size:
+        groups.append(["--shm-size", box.shm_size])
+    groups += [
+        ["--pull", "never"],
+        ["--log-driver", "local", "--log-opt", "max-size=20m"],
+        ["--label", f"rigbook.recipe={recipe.name}"],
+        ["--label", f"rigbook.profile={profile}"],
+        ["--env-file", ENV_PATH],
+        ["-v", f"{SCRIPT_PATH}:{SCRIPT_IN_CONTAINER}:ro"],
+    ]
+    for source, target, read_only in spec.volumes:
+        groups.append(["-v", f"{source}:{target}{':ro' if read_only else ''}"])
+    # The image's own entrypoint may be anything; the script is what has to run.
+    groups.append(["--entrypoint", "/bin/bash", box.image, SCRIPT_IN_CONTAINER])
+    return groups
+
+
+def _env_file(environ: dict[str, str], recipe: str) -> dict[str, str]:
+    """The environment, when docker's --env-file can carry it (one raw NAME=VALUE a line)."""
+    for name, value in environ.items():
+        try:
+            single_line(value)
+        except ValueError as error:
+            raise SpecError(f"recipe {recipe}: env.{name}: {error}") from None
+        if not name or name.startswith("#") or "=" in name or name.split() != [name]:
+            raise SpecError(f"recipe {recipe}: env: {name!r} cannot be a name in an env file")
+    return environ
+
+
+def _render(target: str, **values: object) -> str:
+    return _templates().get_template(f"{target.lstrip('/')}.j2").render(**values)
+
+
+@lru_cache(maxsize=1)
+def _templates() -> Environment:
+    # No HTML escaping: these are scripts and units, quoted by schema.quoting.
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )

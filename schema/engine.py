@@ -1,0 +1,59 @@
+"""What a run wants: the plan of a rig, and each node's engine in it.
+
+Pure data; `schema.render` makes an EngineSpec, `schema.documents` the files that land on a node,
+`schema.load` the whole plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schema.recipe import Recipe
+from schema.rig import Rig
+from schema.snapshot import SnapshotRequest
+
+UNIT = "rigbook-engine.service"
+CONTAINER = "rigbook-engine"
+ENGINE_DIR = "/etc/rigbook/engine"
+ENGINE_FOLDERS = ("/etc/rigbook", ENGINE_DIR)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What one node's engine is to be.
+
+    `argv` is the whole command line from `vllm serve` on, one element an argument, JSON arguments
+    as one element each. `environ` is the container's environment. `volumes` are (source, target,
+    read_only) with `~` resolved. `weights` is the host path of the weights. `cache_folders` are
+    the mounted folders below the login user's home, parents first, that may be made when absent;
+    the weights' own are not among them. `flags` are the merged vllm_serve values, for diffs.
+    """
+
+    node: str
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    volumes: tuple[tuple[str, str, bool], ...]
+    weights: str
+    cache_folders: tuple[str, ...]
+    flags: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text file that lands on a node: absolute path, content, octal mode; owner is root."""
+
+    path: str
+    content: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run wants on every node of a rig. Maps are keyed by node name."""
+
+    rig: Rig
+    recipe: Recipe
+    profile: str
+    specs: dict[str, EngineSpec]
+    documents: dict[str, tuple[Document, ...]]
+    requests: dict[str, SnapshotRequest]
