@@ -1,0 +1,1 @@
+"""Pure functions from (plan, snapshots) to findings; nothing here imports pyinfra."""

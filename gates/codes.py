@@ -1,0 +1,108 @@
+"""Every code that a gate may report: its layer, its severity, and whether it can be waived.
+
+A new gate adds its code here and a `## code` section to docs/gates.md; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gates.violation import Layer, Violation
+from schema.snapshot import Unreadable
+
+Severity = Literal["block", "warn"]
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is fixed about a code; `waivable` False where a waiver would break P1, P4 or P5."""
+
+    layer: Layer
+    severity: Severity = "block"
+    waivable: bool = True
+
+
+CODES: dict[str, Code] = {
+    "nodes-reachable": Code(Layer.FIRMWARE, waivable=False),
+    "clock-skew": Code(Layer.KERNEL, "warn"),
+    "sysctls-unreadable": Code(Layer.KERNEL),
+    "driver-missing": Code(Layer.DRIVER),
+    "driver-mismatch": Code(Layer.DRIVER),
+    "driver-stand-in": Code(Layer.DRIVER, "warn"),
+    "memory-unreadable": Code(Layer.MEMORY),
+    "shm-unreadable": Code(Layer.MEMORY),
+    "memory-short": Code(Layer.MEMORY),
+    "page-cache": Code(Layer.MEMORY, "warn"),
+    "engine-processes-unreadable": Code(Layer.PROCESSES),
+    "ports-unreadable": Code(Layer.PROCESSES),
+    "engine-orphan": Code(Layer.PROCESSES),
+    "port-taken": Code(Layer.PROCESSES),
+    "network-unreadable": Code(Layer.FABRIC),
+    "fabric-down": Code(Layer.FABRIC),
+    "fabric-address": Code(Layer.FABRIC),
+    "fabric-mtu": Code(Layer.FABRIC),
+    "fabric-route": Code(Layer.FABRIC),
+    "fabric-ping": Code(Layer.FABRIC),
+    "bond-slave-down": Code(Layer.FABRIC, "warn"),
+    "disks-unreadable": Code(Layer.STORAGE),
+    "disk-room": Code(Layer.STORAGE),
+    "journal-unreadable": Code(Layer.STORAGE, waivable=False),
+    "journal-broken": Code(Layer.STORAGE, waivable=False),
+    "lock-held": Code(Layer.STORAGE, waivable=False),
+    "change-open": Code(Layer.STORAGE, waivable=False),
+    "change-inconsistent": Code(Layer.STORAGE, waivable=False),
+    "docker-unreadable": Code(Layer.CONTAINER, waivable=False),
+    "image-missing": Code(Layer.CONTAINER, waivable=False),
+    "image-differs": Code(Layer.CONTAINER),
+    "image-arch": Code(Layer.CONTAINER),
+    "units-unreadable": Code(Layer.UNIT, waivable=False),
+    "unit-ghost": Code(Layer.UNIT),
+    "files-unreadable": Code(Layer.UNIT, waivable=False),
+    "weights-unreadable": Code(Layer.ARTIFACT),
+    "weights-missing": Code(Layer.ARTIFACT),
+    "weights-differ": Code(Layer.ARTIFACT),
+    "weights-magic": Code(Layer.ARTIFACT),
+    "weights-shards-missing": Code(Layer.ARTIFACT),
+    "forbidden-env": Code(Layer.RECIPE),
+    "hca-two-ports": Code(Layer.RECIPE, "warn"),
+    "enforce-eager": Code(Layer.RECIPE, "warn"),
+    "image-latest": Code(Layer.RECIPE, "warn"),
+    "privileged": Code(Layer.RECIPE, "warn"),
+    "gate-error": Code(Layer.ENDPOINT, waivable=False),
+}
+
+UNWAIVABLE = frozenset(code for code, what in CODES.items() if not what.waivable)
+
+
+def violation(
+    code: str,
+    node: str | None,
+    summary: str,
+    *,
+    evidence: str,
+    remedy: str,
+    severity: Severity | None = None,
+    unknown: bool = False,
+) -> Violation:
+    """A Violation of a known code, with that code's layer and (unless given) its severity."""
+    what = CODES[code]
+    return Violation(
+        code, what.layer, severity or what.severity, summary, evidence, remedy, node, unknown
+    )
+
+
+def section_unreadable(node: str, section: str, found: Unreadable) -> Violation:
+    """The blocking finding for a section of a snapshot that its host could not report (P5).
+
+    GPUs that cannot be asked for are a driver that is missing, whatever the reason.
+    """
+    code = "driver-missing" if section == "gpus" else f"{section.replace('_', '-')}-unreadable"
+    return violation(
+        code,
+        node,
+        f"{section} of {node} could not be read, so nothing about it is known",
+        evidence=found.unreadable,
+        remedy=f"on {node}: mend what the evidence names, then run this again",
+        unknown=True,
+    )

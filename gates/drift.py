@@ -1,0 +1,187 @@
+"""What a node's engine is, against what its plan says: flags, environment, container, files, unit.
+
+Pure. The deploys act on the differences, the doctor prints them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from gates.commandline import MASK, NOT_SET, compare, serves
+from gates.container import image_of
+from gates.difference import Difference
+from gates.engine import EngineState, engine_state, own_container, own_unit, same_container
+from gates.recipe import forbidden
+from schema.engine import ENGINE_DIR, UNIT, Document, Plan
+from schema.rig import Node
+from schema.snapshot import (
+    Container,
+    Docker,
+    EngineProcess,
+    FileState,
+    NodeSnapshot,
+    Unit,
+    Unreadable,
+)
+
+__all__ = ["Difference", "EngineState", "drift", "engine_state"]
+
+# The variables that the host reports (node/snapshot/secrets.py; a test holds the two equal).
+WATCHED = (
+    "VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_", "TORCH", "OMP_", "PYTORCH_", "TRITON",
+    "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_",
+)  # fmt: skip
+
+
+def drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> list[Difference]:
+    """Everything on the node that is not as the plan says; empty when it is as planned.
+
+    A container that is not there has no flags to differ: engine_state tells that.
+    """
+    return [
+        *_files(plan, node, snapshot),
+        *_unit(plan, node, snapshot),
+        *_engine(plan, node, snapshot),
+    ]
+
+
+def _unknown(section: str, found: Unreadable) -> Difference:
+    return Difference("unknown", section, "readable", found.unreadable)
+
+
+def _files(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference]:
+    if isinstance(snapshot.files, Unreadable):
+        yield _unknown("files", snapshot.files)
+        return
+    states = {state.path: state for state in snapshot.files}
+    for document in plan.documents[node.name]:
+        state = states.get(document.path)
+        if state is None:
+            yield Difference("file", document.path, "looked at", "not in the snapshot")
+        else:
+            yield from _file(document, state)
+
+
+def _file(document: Document, state: FileState) -> Iterator[Difference]:
+    if state.kind != "file":
+        yield Difference("file", document.path, "a file", state.kind)
+        return
+    wanted = hashlib.sha256(document.content.encode()).hexdigest()
+    # The content itself stays on the host where others may not read it; its hash always comes.
+    if state.sha256 != wanted:
+        yield Difference("file", document.path, f"sha256 {wanted[:12]}", _sha(state))
+    if state.mode is None or int(state.mode, 8) != int(document.mode, 8):
+        yield Difference("file", document.path, f"mode {document.mode}", f"mode {state.mode}")
+    if (state.uid, state.gid) != (0, 0):
+        yield Difference("file", document.path, "owner 0:0", f"owner {state.uid}:{state.gid}")
+
+
+def _sha(state: FileState) -> str:
+    return f"sha256 {state.sha256[:12]}" if state.sha256 else "no sha256"
+
+
+def _unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference]:
+    if isinstance(snapshot.units, Unreadable):
+        yield _unknown("units", snapshot.units)
+        return
+    unit = own_unit(snapshot)
+    if unit is None:
+        yield Difference("unit", UNIT, "enabled", "absent")
+        return
+    if unit.enabled != "enabled":
+        yield Difference("unit", UNIT, "enabled", unit.enabled or "not enabled")
+    if unit.needs_reload:
+        yield Difference("unit", UNIT, "loaded as on disk", "changed since systemd read it")
+    yield from _drop_ins(plan, node, unit)
+    container = own_container(snapshot)
+    if container and container.state == "running" and unit.active_state == "inactive":
+        yield Difference("unit", UNIT, "active", "inactive, while its container runs")
+
+
+def _drop_ins(plan: Plan, node: Node, unit: Unit) -> Iterator[Difference]:
+    ours = {document.path for document in plan.documents[node.name]}
+    for path in unit.drop_ins:
+        if path not in ours:
+            yield Difference("unit", UNIT, "no drop-in of others", f"overridden by {path}")
+
+
+def _engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference]:
+    docker = snapshot.docker
+    if isinstance(docker, Unreadable):
+        yield _unknown("docker", docker)
+        return
+    container = own_container(snapshot)
+    if container is None:
+        return
+    server = _server(snapshot, container)
+    argv = server.argv if server else container.argv
+    # A starting container shows only its launch script, which the file comparison covers.
+    if serves(argv):
+        for name, want, have in compare(plan.specs[node.name].argv, argv):
+            yield Difference("flag", name, want, have)
+    yield from _environment(plan, node, {**container.environ, **(server.environ if server else {})})
+    yield from _box(plan, docker, container)
+    yield from _mounts(plan, node, docker, container)
+
+
+def _server(snapshot: NodeSnapshot, container: Container) -> EngineProcess | None:
+    """The live `vllm serve` of our container; its children's titles hide argv and environment."""
+    if isinstance(snapshot.engine_processes, Unreadable):
+        return None
+    for process in snapshot.engine_processes:
+        ours = same_container(process.container_id or "", container.id)
+        if ours and serves(process.argv):
+            return process
+    return None
+
+
+def _environment(plan: Plan, node: Node, live: dict[str, str]) -> Iterator[Difference]:
+    for name, want in plan.specs[node.name].environ.items():
+        have = live.get(name)
+        if name.startswith(WATCHED) and have not in (want, MASK):
+            yield Difference("environment", name, want, NOT_SET if have is None else have)
+    for rule in forbidden(plan, live):
+        yield Difference("forbidden", rule.name, rule.reason, live[rule.name])
+
+
+def _box(plan: Plan, docker: Docker, container: Container) -> Iterator[Difference]:
+    wanted = plan.recipe.container
+    image = image_of(docker, wanted.image)
+    if image is None or image.id != container.image_id:
+        have = f"{container.image} {container.image_id[:19]}"
+        missing = f"{wanted.image} (not on this node)"
+        want = missing if image is None else f"{wanted.image} {image.id[:19]}"
+        yield Difference("image", wanted.image, want, have)
+    if container.restart_policy not in ("no", ""):
+        policy = f"{container.restart_policy} (a second supervisor beside systemd)"
+        yield Difference("container", "restart policy", "no", policy)
+    for name, want, have in (
+        ("network mode", wanted.network, container.network_mode),
+        ("ipc mode", wanted.ipc, container.ipc_mode),
+        ("privileged", str(wanted.privileged).lower(), str(container.privileged).lower()),
+        ("init process", "true", str(container.init).lower()),
+    ):
+        if want != have:
+            yield Difference("container", name, want, have or NOT_SET)
+
+
+def _mounts(plan: Plan, node: Node, docker: Docker, container: Container) -> Iterator[Difference]:
+    wanted = {target: (source, ro) for source, target, ro in plan.specs[node.name].volumes}
+    # Our own launch script, and volumes that the image declares, are no part of the spec.
+    own = (f"{ENGINE_DIR}/", f"{docker.root.rstrip('/')}/volumes/")
+    had = {
+        mount.target: (mount.source, mount.read_only)
+        for mount in container.mounts
+        if mount.target in wanted or not mount.source.startswith(own)
+    }
+    for target in (*wanted, *(t for t in had if t not in wanted)):
+        want, have = wanted.get(target), had.get(target)
+        if want != have:
+            yield Difference("mount", target, _mount(want), _mount(have))
+
+
+def _mount(mount: tuple[str, bool] | None) -> str:
+    if mount is None:
+        return "none"
+    return f"{mount[0]} ({'read-only' if mount[1] else 'writable'})"

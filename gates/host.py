@@ -1,0 +1,84 @@
+"""Gates of the host itself: it answers, it tells everything, its clock agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gates.base import Observed, gather, per_node
+from gates.codes import section_unreadable, violation
+from gates.violation import Violation
+from schema.engine import Plan
+from schema.rig import Node
+from schema.snapshot import NodeSnapshot, Unreadable
+
+SECTIONS = (
+    "gpus",
+    "memory",
+    "shm",
+    "engine_processes",
+    "network",
+    "ports",
+    "docker",
+    "units",
+    "files",
+    "weights",
+    "disks",
+    "sysctls",
+    "journal",
+)
+CLOCK_SKEW_S = 5.0
+
+
+def nodes_reachable(plan: Plan, observed: Observed) -> list[Violation]:
+    """Every node answered: half a rig changed is worse than none (faults.md 41)."""
+    found = []
+    for node in plan.rig.nodes:
+        seen = observed.get(node.name, Unreadable(unreadable="was not asked"))
+        if isinstance(seen, Unreadable):
+            found.append(
+                violation(
+                    "nodes-reachable",
+                    node.name,
+                    f"{node.name} ({node.lan_address}) did not answer",
+                    evidence=seen.unreadable,
+                    remedy=f"ssh {node.ssh_user}@{node.lan_address} true; if it is off, "
+                    "power it on or cycle its power",
+                    unknown=True,
+                )
+            )
+    return found
+
+
+@per_node
+def sections_readable(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Every section of the snapshot is known; unknown means blocked (P5).
+
+    A recipe that needs no NVIDIA GPU runs on hosts without a driver to ask.
+    """
+    for section in SECTIONS:
+        value = getattr(snapshot, section)
+        needed = section != "gpus" or plan.recipe.expect.needs_nvidia
+        if needed and isinstance(value, Unreadable):
+            yield section_unreadable(node.name, section, value)
+
+
+def clock_skew(plan: Plan, observed: Observed) -> list[Violation]:
+    """Clocks agree within 5 s: logs, journal and "since" times are compared across nodes."""
+    clocks, unknown = gather(plan, observed, lambda _, s: s.identity.clock_unix_s)
+    for node, clock in clocks[1:]:
+        first, reference = clocks[0]
+        if abs(clock - reference) > CLOCK_SKEW_S:
+            unknown.append(
+                violation(
+                    "clock-skew",
+                    node.name,
+                    f"the clock of {node.name} is {clock - reference:+.1f} s off {first.name}'s",
+                    evidence=f"Unix time: {first.name} {reference:.1f}, {node.name} {clock:.1f}; "
+                    f"allowed: {CLOCK_SKEW_S:.0f} s",
+                    remedy=f"on {node.name}: sudo timedatectl set-ntp true && timedatectl status",
+                )
+            )
+    return unknown
+
+
+GATES = (nodes_reachable, sections_readable, clock_skew)

@@ -1,0 +1,63 @@
+"""All gates before serving, and the one function that asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gates import container, driver, fabric, host, memory, processes, recipe, storage, unit, weights
+from gates.base import Gate, Observed
+from gates.codes import violation
+from gates.violation import Violation
+from schema.engine import Plan
+
+__all__ = ["SERVING", "Gate", "Observed", "check"]
+
+SERVING: tuple[Gate, ...] = (
+    *host.GATES,
+    *driver.GATES,
+    *memory.GATES,
+    *processes.GATES,
+    *fabric.GATES,
+    *storage.GATES,
+    *container.GATES,
+    *unit.GATES,
+    *weights.GATES,
+    *recipe.GATES,
+)
+
+# Before any change: every node answers, nobody else is at work, nothing is half done.
+CHANGING: tuple[Gate, ...] = (
+    host.nodes_reachable,
+    storage.lock_free,
+    storage.changes_closed,
+    storage.journal_whole,
+)
+# Before a rollback: an open change is what it is there for.
+REACHING: tuple[Gate, ...] = (host.nodes_reachable, storage.lock_free, storage.journal_whole)
+
+
+def check(plan: Plan, observed: Observed, gates: Iterable[Gate] = SERVING) -> list[Violation]:
+    """What every gate says, lowest layer first, then by node in rank order, each finding once.
+
+    A gate that fails is a blocking `gate-error`: what was not checked is unknown (P5).
+    """
+    found: dict[Violation, None] = {}
+    for gate in gates:
+        try:
+            found.update(dict.fromkeys(gate(plan, observed)))
+        except Exception as error:  # any bug of a gate must block, not end the run half-way
+            found[_gate_error(gate, error)] = None
+    ranks = {node.name: node.rank for node in plan.rig.nodes}
+    return sorted(found, key=lambda v: (v.layer, ranks.get(v.node or "", -1), v.severity, v.code))
+
+
+def _gate_error(gate: Gate, error: Exception) -> Violation:
+    name = getattr(gate, "__name__", "a gate")
+    return violation(
+        "gate-error",
+        None,
+        f"the gate {name} failed, so what it checks is unknown",
+        evidence=f"{type(error).__name__}: {error}"[:300],
+        remedy="report it with this line; nothing was changed",
+        unknown=True,
+    )

@@ -1,0 +1,123 @@
+"""Gates of room and of the journal: a change needs a place to be recorded, and to be alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from gates.base import MIB, gib, known, per_node, pyinfra
+from gates.codes import violation
+from gates.violation import Violation
+from schema.engine import Plan
+from schema.rig import Node
+from schema.snapshot import ChangeSummary, Disk, NodeSnapshot
+
+STATE_DIR = "/var/lib/rigbook"
+STATE_ROOM = 100 * MIB
+DOCKER_ROOM = 2048 * MIB
+INODES = 1000
+
+
+@per_node
+def disk_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Room for the journal's pre-images and docker's layers (faults.md 7 to 9)."""
+    disks = {disk.path: disk for disk in known(snapshot.disks, "disks")}
+    docker_root = known(snapshot.docker, "docker").root
+    for path, room in ((STATE_DIR, STATE_ROOM), (docker_root, DOCKER_ROOM)):
+        disk = disks.get(path)
+        lack = "was not looked at" if disk is None else _lack(disk, room)
+        if lack is not None:
+            yield violation(
+                "disk-room",
+                node.name,
+                f"the disk of {path} on {node.name} {lack}",
+                evidence="the snapshot does not name it" if disk is None else _numbers(disk),
+                remedy=f"on {node.name}: df -h {path}; df -i {path}; findmnt -T {path}; "
+                "sudo docker image prune",
+                unknown=disk is None,
+            )
+
+
+def _lack(disk: Disk, room: int) -> str | None:
+    if disk.read_only:
+        return "is read-only"
+    if disk.free < room:
+        return f"has {gib(disk.free)} free, wanted {gib(room)}"
+    # btrfs counts no inodes; the host reports that as -1.
+    if 0 <= disk.inodes_free < INODES:
+        return f"has {disk.inodes_free} inodes free, wanted {INODES}"
+    return None
+
+
+def _numbers(disk: Disk) -> str:
+    return (
+        f"mounted at {disk.mount}: {gib(disk.free)} of {gib(disk.total)} free, "
+        f"{disk.inodes_free} inodes free, {'read-only' if disk.read_only else 'writable'}"
+    )
+
+
+@per_node
+def lock_free(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Nobody else works on the host now (faults.md 20); the lock dies with its process (21)."""
+    journal = known(snapshot.journal, "journal")
+    if journal.lock_held:
+        yield violation(
+            "lock-held",
+            node.name,
+            f"another run works on {node.name} now",
+            evidence=f"{STATE_DIR}/lock is held by {journal.lock_holder or 'an unnamed process'}",
+            remedy=f"wait for it to end; on {node.name}: sudo rignode status",
+        )
+
+
+@per_node
+def changes_closed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """No change is half done, none ended as neither old nor new (P4, faults.md 3 to 6)."""
+    journal = known(snapshot.journal, "journal")
+    boot = snapshot.identity.boot_id
+    for change in journal.changes:
+        rollback = pyinfra(plan, "rollback", f"change={change.id}")
+        if change.status == "OPEN":
+            yield violation(
+                "change-open",
+                node.name,
+                f"change {change.id} ({change.deploy}) on {node.name} was never finished",
+                evidence=_story(change, boot),
+                remedy=f"{rollback} (at the console of {node.name}: sudo rignode undo)",
+            )
+        elif change.status == "INCONSISTENT":
+            yield violation(
+                "change-inconsistent",
+                node.name,
+                f"change {change.id} ({change.deploy}) left {node.name} neither old nor new",
+                evidence=_story(change, boot),
+                remedy=f"on {node.name}: sudo rignode status; mend what the reason names, "
+                f"then {rollback}",
+            )
+
+
+def _story(change: ChangeSummary, boot_id: str) -> str:
+    opened = datetime.fromtimestamp(change.opened_unix_s, timezone.utc)
+    since = "this boot" if change.boot_id == boot_id else "an earlier boot"
+    return (
+        f"opened {opened:%Y-%m-%d %H:%M:%S} UTC by {change.operator}, in {since}; steps: "
+        f"{'; '.join(change.steps) or 'none'}; reason: {change.reason or 'none given'}"
+    )
+
+
+@per_node
+def journal_whole(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Every journal file can be read; a broken one may hide a half-done change (P4, P5)."""
+    broken = known(snapshot.journal, "journal").broken
+    if broken:
+        yield violation(
+            "journal-broken",
+            node.name,
+            f"{len(broken)} journal files of {node.name} cannot be read",
+            evidence="; ".join(broken),
+            remedy=f"on {node.name}: sudo rignode status; sudo ls -l {STATE_DIR}/journal; move "
+            "a broken file away only when its change is known to be undone",
+        )
+
+
+GATES = (disk_room, lock_free, changes_closed, journal_whole)

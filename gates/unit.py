@@ -1,0 +1,50 @@
+"""Gates of systemd units: what a unit starts must exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gates.base import known, per_node, pyinfra
+from gates.codes import violation
+from gates.violation import Violation
+from schema.engine import UNIT, Plan
+from schema.rig import Node
+from schema.snapshot import NodeSnapshot, Unit
+
+
+def mended_by_serve(plan: Plan, node: Node, unit: Unit) -> bool:
+    """True when the missing program stands in a unit file of ours that serve writes anew.
+
+    A drop-in outlives that, and a program that our own unit file starts stays missing.
+    """
+    files = {document.path: document.content for document in plan.documents[node.name]}
+    ours = files.get(unit.fragment or "")
+    return ours is not None and not unit.drop_ins and unit.exec_start[0] not in ours.split()
+
+
+@per_node
+def unit_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """A unit whose ExecStart is gone ends with 127 or 203 every 30 s, all day (C13).
+
+    It blocks for our own unit, unless serve's new unit file mends it; another's is a warning.
+    """
+    for unit in known(snapshot.units, "units"):
+        if unit.exec_start_exists is not False:
+            continue
+        by_serve = mended_by_serve(plan, node, unit)
+        yield violation(
+            "unit-ghost",
+            node.name,
+            f"{unit.name} on {node.name} starts a program that does not exist",
+            evidence=f"ExecStart {' '.join(unit.exec_start)}; unit file {unit.fragment}; drop-ins "
+            f"{', '.join(unit.drop_ins) or 'none'}; {unit.active_state}, {unit.restarts} "
+            f"restarts, last exit status {unit.exit_status}",
+            remedy=pyinfra(plan, "serve")
+            if by_serve
+            else f"on {node.name}: systemctl cat {unit.name}; mend the ExecStart= (a drop-in "
+            "needs an empty ExecStart= first), then sudo systemctl daemon-reload",
+            severity="block" if unit.name == UNIT and not by_serve else "warn",
+        )
+
+
+GATES = (unit_ghost,)
