@@ -1,0 +1,221 @@
+"""apply and close: a change is opened, its steps recorded and done, and it is closed."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, List, Optional
+
+from node import check, journal, steps, undo, unit
+from node.errors import Json, NodeError, io_reason
+from node.lock import Lock
+
+MAX_STEPS = 200
+_caught: List[int] = []
+
+
+def on_signal(number: int, _frame: object) -> None:
+    """Remember a signal: the step under way is finished, the next one is not begun."""
+    _caught.append(number)
+
+
+def catch_signals() -> None:
+    """Make SIGTERM, SIGHUP and SIGINT wait for the end of a step."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, on_signal)
+
+
+def _checked(request: Json) -> Json:
+    """Gives an apply request with every value checked."""
+    body = check.keys(request, "request", ("change", "steps", "dry"), ("change", "steps"))
+    rows = check.array(body["steps"], "steps", MAX_STEPS)
+    return {
+        "change": journal.checked_change(body["change"]),
+        "steps": [steps.checked(row, f"steps[{n}]") for n, row in enumerate(rows)],
+        "dry": check.boolean(body.get("dry", False), "dry"),
+    }
+
+
+def _answer(step: Json, changed: bool, detail: str) -> Json:
+    """Gives what became of one step."""
+    key = "unit" if step["op"] == "unit" else "path"
+    return {"op": step["op"], key: step[key], "changed": changed, "detail": detail}
+
+
+def _dry(wanted: List[Json]) -> List[Json]:
+    """Gives what each step would do; reads only."""
+    answers: List[Json] = []
+    planned = steps.plan(wanted)
+    for n, step in enumerate(wanted):
+        if step["op"] != "unit":
+            detail = "would change" if planned[n] else "as wanted"
+            answers.append(_answer(step, planned[n], detail))
+            continue
+        before = any(row["changed"] for row in answers)
+        todo = unit.actions(step, unit.look(step["unit"]), before)
+        detail = ", ".join(" ".join(words) for words in todo)
+        answers.append(_answer(step, bool(todo), detail or "as wanted"))
+    return answers
+
+
+def _open(wanted: Json) -> Json:
+    """Gives the change to append to, new or found OPEN. Raises NodeError when it must not be."""
+    changes, broken = journal.read_all()
+    if broken:
+        raise journal.broken_error(broken)
+    for other in changes:
+        if other["status"] == "OPEN" and other["id"] != wanted["id"]:
+            raise NodeError(
+                f"another change is open: {other['id']} ({other['deploy']}, {other['operator']})",
+                "change_open",
+                f"finish it, or undo it with: rignode undo {other['id']}",
+            )
+    found = journal.find(wanted["id"])
+    if found is None:
+        return journal.open_change(wanted)
+    if found["status"] != "OPEN":
+        raise NodeError(f"change {found['id']} is {found['status']} already", "change_closed")
+    if steps.settle(found["steps"]):
+        journal.save(found)
+    return found
+
+
+def apply(request: Json) -> Json:
+    """Do the steps of a change that are not yet so; gives what each did.
+
+    When a step on a path fails before any unit was touched, the steps of this call are taken
+    back, so nothing has changed. A failing unit step leaves the change OPEN.
+    """
+    body = _checked(request)
+    wanted = body["change"]["id"]
+    if body["dry"]:
+        answers = _dry(body["steps"])
+        changed = any(row["changed"] for row in answers)
+        return {"change": wanted, "status": None, "changed": changed, "steps": answers}
+    with Lock(f"apply {body['change']['deploy']} by {body['change']['operator']}"):
+        journal.sweep()
+        change = _open(body["change"])
+        steps.plan(body["steps"])
+        before = len(change["steps"])
+        try:
+            answers = _do_all(change, body["steps"])
+        except (NodeError, OSError) as error:
+            raise _taken_back(change, before, error) from error
+    is_open = bool(change["steps"])
+    return {
+        "change": change["id"] if is_open else None,
+        "status": "OPEN" if is_open else None,
+        "changed": any(row["changed"] for row in answers),
+        "steps": answers,
+    }
+
+
+def _do_all(change: Json, wanted: List[Json]) -> List[Json]:
+    """Do the steps in order; gives what each did. Stops between two steps on a signal."""
+    answers: List[Json] = []
+
+    def record() -> None:
+        journal.save(change)
+
+    for step in wanted:
+        if _caught:
+            raise NodeError(
+                f"ended by {signal.Signals(_caught[0]).name} after {len(answers)} of"
+                f" {len(wanted)} steps",
+                "interrupted",
+                "run it again, or: rignode undo",
+            )
+        if step["op"] == "unit":
+            before = any(row["changed"] for row in answers)
+            ran = unit.do(step, before, change["steps"], record)
+            answers.append(_answer(step, bool(ran), ", ".join(ran) or "as wanted"))
+        else:
+            changed = steps.do(step, change["steps"], record)
+            answers.append(_answer(step, changed, "changed" if changed else "as wanted"))
+    return answers
+
+
+def _taken_back(change: Json, before: int, error: Exception) -> NodeError:
+    """Take back the steps of this call where that is safe; gives the error to raise."""
+    reason = io_reason(error) if isinstance(error, OSError) else str(error)
+    code = error.code if isinstance(error, NodeError) else "io"
+    remedy = error.remedy if isinstance(error, NodeError) else ""
+    done = change["steps"][before:]
+    if code == "interrupted" or any(entry["op"] == "unit" for entry in done):
+        return NodeError(f"{reason}; the change stays OPEN", code, remedy or "rignode undo")
+    try:
+        steps.settle(done)
+        for entry in reversed(done):
+            undo.revert(entry, overwrite=False)
+        del change["steps"][before:]
+        if change["steps"]:
+            journal.save(change)
+        else:
+            journal.drop(change["id"])
+    except (NodeError, OSError) as second:
+        text = io_reason(second) if isinstance(second, OSError) else str(second)
+        return NodeError(
+            f"{reason}; taking back failed too: {text}; the change stays OPEN", code, "rignode undo"
+        )
+    return NodeError(f"{reason}; nothing was changed", code, remedy)
+
+
+def install(request: Json) -> Json:
+    """`file install`: an apply of one file step."""
+    body = check.keys(request, "request", ("change", "file"), ("change", "file"))
+    if not isinstance(body["file"], dict):
+        raise check.bad("file is not an object")
+    return apply({"change": body["change"], "steps": [{**body["file"], "op": "file"}]})
+
+
+def _unfinished(change: Json) -> List[str]:
+    """Gives the steps that were announced or failed and not done by a later one."""
+    left: List[str] = []
+    for n, entry in enumerate(change["steps"]):
+        if entry["state"] not in ("intent", "failed"):
+            continue
+        key = "unit" if entry["op"] == "unit" else "path"
+        later = change["steps"][n + 1 :]
+        if not any(row.get(key) == entry[key] and row["state"] == "done" for row in later):
+            left.append(journal.describe(entry))
+    return left
+
+
+def close(request: Json) -> Json:
+    """Set a change's final status. Raises NodeError for a status that would not be true."""
+    body = check.keys(request, "request", ("change", "status", "reason"), ("change", "status"))
+    wanted = check.choice(body["status"], "status", journal.STATUSES[1:])
+    reason: Optional[str] = None
+    if body.get("reason") is not None:
+        reason = check.text(body["reason"], "reason", 2000)
+    with Lock(f"close {body['change']}"):
+        change = journal.get(check.change_id(body["change"]))
+        now = change["status"]
+        if now == wanted:
+            return {"change": change, "changed": False}
+        allowed: Any = {
+            "OPEN": ("COMMITTED", "ROLLED_BACK", "INCONSISTENT"),
+            "INCONSISTENT": ("COMMITTED", "ROLLED_BACK"),
+            "ROLLED_BACK": ("INCONSISTENT",),
+        }
+        if wanted not in allowed.get(now, ()):
+            raise NodeError(f"change {change['id']} is {now}: it cannot become {wanted}",
+                            "change_closed")  # fmt: skip
+        if now != "OPEN" and not reason:
+            raise check.bad(f"a change that is {now} becomes {wanted} only with a reason")
+        if now == "OPEN":
+            steps.settle(change["steps"])
+            _refuse_untrue(change, wanted)
+        journal.close(change, wanted, reason)
+    return {"change": change, "changed": True}
+
+
+def _refuse_untrue(change: Json, wanted: str) -> None:
+    """Raise NodeError when the steps contradict the wanted status."""
+    if wanted == "COMMITTED" and _unfinished(change):
+        todo = "; ".join(_unfinished(change))
+        raise NodeError(f"not all steps are done: {todo}", "unfinished", "rignode undo")
+    if wanted == "ROLLED_BACK":
+        left = [journal.describe(row) for row in change["steps"] if row["state"] != "undone"]
+        if left:
+            raise NodeError(f"not all steps are undone: {'; '.join(left)}", "unfinished",
+                            f"rignode undo {change['id']}")  # fmt: skip

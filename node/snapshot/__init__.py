@@ -1,0 +1,123 @@
+"""snapshot: one read-only document about the host (schema/snapshot.py is its type)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable, Dict, List, Tuple
+
+from node import check, journal, proc, status
+from node.errors import CannotRead, Json, NodeError, io_reason
+from node.snapshot import (
+    docker,
+    files,
+    gpus,
+    identity,
+    memory,
+    network,
+    ports,
+    processes,
+    shm,
+    units,
+    weights,
+)
+
+Section = Callable[[], Any]
+DEEP_TIMEOUT_S = 3600.0
+
+
+def checked(request: Any) -> Json:
+    """Gives a SnapshotRequest with every value checked and absent ones filled in."""
+    lists: Dict[str, Callable[[Any, str], str]] = {
+        "files": check.path,
+        "units": check.unit,
+        "images": check.image,
+        "weights": check.path,
+        "peers": check.address,
+        "disks": _any_path,
+        "sysctls": check.sysctl,
+    }
+    body = check.keys(request, "request", [*lists, "deep", "fabric_device", "fabric_mtu"])
+    out: Json = {
+        key: [one(v, f"{key}[{n}]") for n, v in enumerate(check.array(body.get(key) or [], key))]
+        for key, one in lists.items()
+    }
+    out["deep"] = check.boolean(body.get("deep", False), "deep")
+    device, mtu = body.get("fabric_device"), body.get("fabric_mtu")
+    out["fabric_device"] = None if device is None else check.device(device, "fabric_device")
+    out["fabric_mtu"] = None if mtu is None else int(check.number(mtu, "fabric_mtu", 576, 65535))
+    return out
+
+
+def _any_path(value: Any, where: str) -> str:
+    """Gives an absolute path; here the root folder is one too."""
+    return "/" if value == "/" else check.path(value, where)
+
+
+def guarded(section: Section) -> Any:
+    """Gives the section, or why it cannot be read: one section never spoils the others."""
+    try:
+        return section()
+    except (CannotRead, NodeError) as error:
+        return {"unreadable": str(error)}
+    except OSError as error:
+        return {"unreadable": io_reason(error)}
+    except Exception as error:
+        return {"unreadable": f"{type(error).__name__}: {error}"}
+
+
+def _sections(request: Json) -> List[Tuple[str, float, Section]]:
+    """Gives the sections that wait for something: name, time limit in seconds, reader."""
+    r = request
+    peers = (r["fabric_device"], r["fabric_mtu"], r["peers"])
+    deep = DEEP_TIMEOUT_S if r["deep"] else 20.0
+    return [
+        ("gpus", 15.0, gpus.read),
+        ("docker", 20.0, lambda: docker.read(r["images"])),
+        ("units", 15.0, lambda: units.read(r["units"])),
+        ("network", 15.0, lambda: network.read(*peers)),
+        ("weights", deep, lambda: weights.read(r["weights"], r["deep"])),
+        ("files", 20.0, lambda: files.read(r["files"])),
+        ("disks", 10.0, lambda: files.disks(r["disks"])),
+    ]
+
+
+def collect(request: Any) -> Json:
+    """Gives the snapshot. Raises NodeError for a bad request only.
+
+    What waits (tools, sockets, disks) runs in threads of its own, each with a time limit; what
+    only computes (/proc) runs meanwhile in this one.
+    """
+    started = time.monotonic()
+    wanted = checked(request)
+    answers: Json = {}
+    jobs: List[Tuple[str, float, threading.Thread]] = []
+    for name, limit, section in _sections(wanted):
+
+        def work(name: str = name, section: Section = section) -> None:
+            answers[name] = guarded(section)
+
+        # daemon: a reader stuck in the kernel must not keep the program from ending
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        jobs.append((name, limit, thread))
+    open_files = proc.open_files()
+    direct: Json = {
+        "memory": guarded(memory.read),
+        "shm": guarded(lambda: shm.read(open_files)),
+        "engine_processes": guarded(processes.read),
+        "ports": guarded(lambda: ports.read(open_files)),
+        "sysctls": guarded(lambda: memory.sysctls(wanted["sysctls"])),
+        "journal": guarded(journal.view),
+    }
+    for name, limit, thread in jobs:
+        thread.join(max(0.0, started + limit - time.monotonic()))
+        late = {"unreadable": f"no answer in {limit:g} s"}
+        direct[name] = answers.get(name, late)
+    return {
+        "format": 1,
+        "identity": identity.read(),
+        **direct,
+        "node_version": status.installed_version(),
+        "took_s": round(time.monotonic() - started, 4),
+    }

@@ -1,0 +1,37 @@
+"""Who the host is and which boot this is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from typing import Dict
+
+from node import proc
+from node.errors import Json
+
+
+def _os_release() -> Dict[str, str]:
+    """Gives /etc/os-release as a map (man 5 os-release)."""
+    pairs = (line.partition("=") for line in proc.read_text("/etc/os-release").splitlines())
+    return {name: value.strip("\"'") for name, _, value in pairs}
+
+
+def read() -> Json:
+    """Gives the host's identity; it never fails, an unknown field is empty."""
+    release = _os_release()
+    uname = os.uname()
+    uptime = proc.read_text("/proc/uptime").split() or ["0"]
+    return {
+        "hostname": uname.nodename,
+        "machine_id": proc.read_text("/etc/machine-id"),
+        "boot_id": proc.boot_id(),
+        "arch": uname.machine,
+        "os_id": release.get("ID", ""),
+        "os_version": release.get("VERSION_ID", ""),
+        "kernel": uname.release,
+        "uptime_s": float(uptime[0]),
+        "clock_unix_s": time.time(),
+        "effective_uid": os.geteuid(),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,91 @@
+"""The weights folders that the request names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from typing import List, Optional, Set, Tuple
+
+from node.errors import CannotRead, Json
+
+MAX_FILES = 20000
+MAX_INDEX = 64 << 20
+_INDEX = ".safetensors.index.json"
+
+
+def _inside(folder: str, path: str) -> bool:
+    """Gives True when a path, links resolved, stays in the folder (links resolved)."""
+    return os.path.realpath(path).startswith(folder.rstrip("/") + "/")
+
+
+def _names(folder: str) -> List[str]:
+    """Gives the regular files of a folder, sorted; a link that leads out of it is not followed."""
+    found: List[str] = []
+    for here, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(here, name)
+            if os.path.isfile(path) and (not os.path.islink(path) or _inside(folder, path)):
+                found.append(os.path.relpath(path, folder))
+        if len(found) > MAX_FILES:
+            raise CannotRead(f"{folder} holds more than {MAX_FILES} files: not a weights folder")
+    return sorted(found)
+
+
+def _file(folder: str, name: str, deep: bool) -> Json:
+    """Gives one file: size, first 16 bytes and, when deep, its sha256 (one pass)."""
+    with open(os.path.join(folder, name), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        magic = file.read(16)
+        digest: Optional[str] = None
+        if deep:
+            sha = hashlib.sha256(magic)
+            for chunk in iter(lambda: file.read(1 << 22), b""):
+                sha.update(chunk)
+            digest = sha.hexdigest()
+    return {"name": name, "size": size, "magic": magic.hex(), "sha256": digest}
+
+
+def _missing(folder: str, names: List[str]) -> List[str]:
+    """Gives the shards that an index names and the folder lacks, sorted."""
+    there, missing = set(names), set()
+    for index in (name for name in names if name.endswith(_INDEX)):
+        for shard in _shards(os.path.join(folder, index)):
+            relative = os.path.normpath(os.path.join(os.path.dirname(index), shard))
+            if relative not in there:
+                missing.add(relative)
+    return sorted(missing)
+
+
+def _shards(index: str) -> Set[str]:
+    """Gives the file names of an index's weight_map. Raises CannotRead when it is damaged."""
+    try:
+        if os.path.getsize(index) > MAX_INDEX:
+            raise CannotRead(f"{index} is larger than {MAX_INDEX >> 20} MiB")
+        with open(index, encoding="utf-8") as file:
+            return {str(shard) for shard in json.load(file)["weight_map"].values()}
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise CannotRead(f"{index} is not a safetensors index") from None
+
+
+def _one(path: str, deep: bool) -> Json:
+    """Gives one weights folder, or one file as a folder of one."""
+    try:
+        is_file = stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return {"path": path, "exists": False, "files": [], "missing_shards": []}
+    real = os.path.realpath(path)
+    folder, names = os.path.split(real) if is_file else (real, "")
+    listed = [names] if is_file else _names(real)
+    jobs: List[Tuple[str, str]] = [(folder, name) for name in listed]
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        files = list(pool.map(lambda job: _file(job[0], job[1], deep), jobs))
+    missing = [] if is_file else _missing(folder, listed)
+    return {"path": path, "exists": True, "files": files, "missing_shards": missing}
+
+
+def read(paths: List[str], deep: bool) -> List[Json]:
+    """Gives the named weights, in their order; sha256 only when `deep`."""
+    return [_one(path, deep) for path in paths]

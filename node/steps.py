@@ -1,0 +1,220 @@
+"""The file, absent and directory steps of a change: check, plan, do."""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import os
+import pwd
+from typing import Any, Callable, Dict, List, Set
+
+from node import atomic, check
+from node.errors import Json, NodeError
+from node.run import TimedOut, run
+
+VALIDATE_TIMEOUT_S = 20.0
+_ALLOWED = {
+    "file": ("path", "content", "content_base64", "mode", "owner", "group", "expect_sha256",
+             "validate", "sensitive"),
+    "absent": ("path", "expect_sha256"),
+    "directory": ("path", "mode", "owner", "group"),
+    "unit": ("unit", "enabled", "active", "daemon_reload"),
+}  # fmt: skip
+_REQUIRED = {"file": ("path", "mode"), "absent": ("path",), "directory": ("path", "mode"),
+             "unit": ("unit",)}  # fmt: skip
+Record = Callable[[], None]
+
+
+def _owner(step: Json, where: str) -> atomic.Owner:
+    """Gives mode, uid and gid of a step; owner and group are root unless it says otherwise."""
+    user = check.name(step.get("owner", "root"), f"{where}.owner")
+    group = check.name(step.get("group", "root"), f"{where}.group")
+    try:
+        uid = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise check.bad(f"{where}.owner: no user {user!r} on this host") from None
+    try:
+        gid = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise check.bad(f"{where}.group: no group {group!r} on this host") from None
+    return atomic.Owner(check.mode(step["mode"], f"{where}.mode"), uid, gid)
+
+
+def checked(value: Any, where: str) -> Json:
+    """Gives a step with every value checked and decoded. Raises NodeError (bad_request)."""
+    if not isinstance(value, dict) or value.get("op") not in _ALLOWED:
+        raise check.bad(f"{where}.op is not one of {', '.join(_ALLOWED)}")
+    op = value["op"]
+    step = check.keys(value, where, ("op", *_ALLOWED[op]), ("op", *_REQUIRED[op]))
+    if op == "unit":
+        return {
+            "op": op,
+            "unit": check.unit(step["unit"], f"{where}.unit"),
+            "enabled": check.choice(step.get("enabled"), f"{where}.enabled", (True, False, None)),
+            "active": check.choice(
+                step.get("active"), f"{where}.active", ("start", "restart", "stop", None)
+            ),
+            "daemon_reload": check.boolean(
+                step.get("daemon_reload", False), f"{where}.daemon_reload"
+            ),
+        }
+    out: Json = {"op": op, "path": check.path(step["path"], f"{where}.path")}
+    out["expect_sha256"] = check.expected_sha256(
+        step.get("expect_sha256"), f"{where}.expect_sha256"
+    )
+    if op != "absent":
+        out["owner"] = _owner(step, where)
+    if op == "file":
+        out["raw"] = check.content(step, where)
+        wanted = step.get("validate")
+        out["validate"] = None if wanted is None else check.argv(wanted, f"{where}.validate")
+        out["sensitive"] = check.boolean(step.get("sensitive", False), f"{where}.sensitive")
+    return out
+
+
+def target(step: Json) -> Json:
+    """Gives the description (atomic.read_entry) of the path when the step is done."""
+    if step["op"] == "absent":
+        return dict(atomic.ABSENT)
+    mode, uid, gid = step["owner"]
+    owner = {"mode": f"{mode:04o}", "uid": uid, "gid": gid}
+    if step["op"] == "directory":
+        return {"kind": "directory", **owner}
+    return {"kind": "file", "sha256": hashlib.sha256(step["raw"]).hexdigest(), **owner}
+
+
+def _refuse_unexpected(step: Json, current: Json) -> None:
+    """Raise NodeError when the path is not of the step's kind or not what the caller saw."""
+    if current["kind"] not in ("absent", "directory" if step["op"] == "directory" else "file"):
+        raise NodeError(f"{step['path']} is a {current['kind']}: it is not touched", "not_a_file")
+    expected = step["expect_sha256"]
+    if expected is not None and expected != current.get("sha256", "absent"):
+        raise NodeError(
+            f"{step['path']} is not what the caller saw: it was edited meanwhile",
+            "changed_meanwhile",
+            "look at the file, then run again",
+        )
+
+
+def plan(steps: List[Json]) -> List[bool]:
+    """Gives, for each path step, whether it would change something; units count as False.
+
+    Raises NodeError for the first step that must not be done. Reads only.
+    """
+    made: Set[str] = set()
+    now: Dict[str, Json] = {}
+    changes: List[bool] = []
+    for step in steps:
+        if step["op"] == "unit":
+            changes.append(False)
+            continue
+        path = step["path"]
+        if path not in now:
+            if os.path.dirname(path) in made:
+                now[path] = dict(atomic.ABSENT)
+            else:
+                with atomic.Folder(path) as folder:
+                    now[path] = atomic.read_entry(folder)
+            _refuse_unexpected(step, now[path])
+        if step["op"] == "directory" and now[path]["kind"] == "absent":
+            made.add(path)
+        changes.append(now[path] != target(step))
+        now[path] = target(step)
+    return changes
+
+
+def _validator(step: Json) -> Callable[[str], None]:
+    """Gives the function that runs a step's validator on the temp file's path."""
+
+    def validate(temp: str) -> None:
+        argv = [word.replace("{tmp}", temp) for word in step["validate"]]
+        try:
+            done = run(argv, VALIDATE_TIMEOUT_S)
+        except TimedOut as error:
+            raise NodeError(f"{step['path']}: {error}", "not_valid") from None
+        except OSError as error:
+            raise NodeError(
+                f"{step['path']}: cannot run the validator {argv[0]}: {error.strerror}",
+                "not_valid",
+            ) from None
+        if done.rc != 0:
+            # a validator quotes the line it dislikes, which may be the secret
+            said = "(output hidden)" if step["sensitive"] else done.last_line()
+            for name in (temp, os.path.basename(temp)):
+                said = said.replace(name, os.path.basename(step["path"]))
+            raise NodeError(f"{step['path']}: {argv[0]} refuses it: {said[:400]}", "not_valid")
+
+    return validate
+
+
+def do(step: Json, records: List[Json], record: Record) -> bool:
+    """Do one path step; gives whether it changed something.
+
+    Its pre-image and intent are appended to `records` and written by `record` before, and it is
+    marked done and written after.
+    """
+    with atomic.Folder(step["path"]) as folder:
+        kept: List[bytes] = []
+        current = atomic.read_entry(folder, kept.append)
+        wanted = target(step)
+        if current == wanted:
+            return False
+        entry = {
+            "op": step["op"],
+            "path": step["path"],
+            "state": "intent",
+            "pre": current,
+            "post": wanted,
+            # recorded first, so that whoever comes after a kill can remove it; undo uses it too
+            "temp": atomic.temp_name(folder.name),
+        }
+        if kept:
+            atomic.save_blob(kept[0])
+        records.append(entry)
+        record()
+        if step["op"] == "file":
+            validate = _validator(step) if step["validate"] else None
+            atomic.replace(folder, step["raw"], step["owner"], str(entry["temp"]), validate)
+        elif step["op"] == "absent":
+            folder.unlink(folder.name)
+        else:
+            set_directory(folder, step["owner"], current["kind"] == "absent")
+        entry["state"] = "done"
+        record()
+        return True
+
+
+def set_directory(folder: atomic.Folder, owner: atomic.Owner, make: bool) -> None:
+    """Make the folder's entry a directory with this owner and mode, and flush it."""
+    if make:
+        os.mkdir(folder.name, 0o700, dir_fd=folder.fd)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(folder.name, flags, dir_fd=folder.fd)
+    try:
+        os.fchown(fd, owner.uid, owner.gid)
+        os.fchmod(fd, owner.mode)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.fsync(folder.fd)
+
+
+def settle(records: List[Json]) -> bool:
+    """Find out what became of steps that a kill left announced; gives whether any was settled.
+
+    A file is old or new in whole, so what lies there says which. The temp file is removed.
+    """
+    changed = False
+    for entry in records:
+        if entry["state"] != "intent" or entry["op"] == "unit":
+            continue
+        try:
+            with atomic.Folder(entry["path"]) as folder:
+                folder.unlink(entry["temp"])
+                current = atomic.read_entry(folder)
+        except NodeError:
+            continue
+        if current in (entry["pre"], entry["post"]):
+            entry["state"] = "done" if current == entry["post"] else "undone"
+            changed = True
+    return changed

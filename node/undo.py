@@ -1,0 +1,238 @@
+"""undo: put back what a change found, and never overwrite a later edit unasked."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from node import atomic, check, journal, steps, unit
+from node.errors import Json, NodeError, io_reason
+from node.lock import Lock
+
+_SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")
+
+
+def _pick(changes: List[Json]) -> Optional[Json]:
+    """Gives the newest change that is OPEN or INCONSISTENT, or None."""
+    for change in changes:
+        if change["status"] in ("OPEN", "INCONSISTENT"):
+            return change
+    return None
+
+
+def _current(path: str, keep: Optional[Callable[[bytes], None]] = None) -> Json:
+    """Gives what lies at a path now; a path whose folder is gone is absent."""
+    try:
+        with atomic.Folder(path) as folder:
+            return atomic.read_entry(folder, keep)
+    except NodeError as error:
+        if error.code == "no_folder":
+            return dict(atomic.ABSENT)
+        raise
+
+
+def _same(entry: Json, current: Json) -> bool:
+    """Gives True when the path is as the step found it or left it."""
+    if current in (entry["pre"], entry["post"]):
+        return True
+    # a kill between chown and chmod leaves a folder that is neither
+    return bool(entry["op"] == "directory" and current["kind"] == "directory")
+
+
+def conflicts(pending: List[Json], overwrite: List[str]) -> List[str]:
+    """Gives the paths that were edited after the change; reads only.
+
+    Takes the steps newest first: what an older step finds is what the newer one's undo leaves.
+    """
+    now: Dict[str, Json] = {}
+    edited: List[str] = []
+    for entry in pending:
+        if entry["op"] == "unit":
+            continue
+        path = entry["path"]
+        if path not in now:
+            now[path] = _current(path)
+        if not _same(entry, now[path]) and path not in overwrite and path not in edited:
+            edited.append(path)
+        now[path] = entry["pre"]
+    return edited
+
+
+def revert(entry: Json, overwrite: bool) -> str:
+    """Put one path back to what the step found; gives what was done in words.
+
+    A later edit that is overwritten on request is kept as a blob, named in the step.
+    """
+    kept: List[bytes] = []
+    current = _current(entry["path"], kept.append)
+    if os.path.isdir(os.path.dirname(entry["path"])):
+        with atomic.Folder(entry["path"]) as folder:
+            folder.unlink(entry["temp"])  # of an undo that was killed
+    if current == entry["pre"]:
+        return "was as before"
+    if not _same(entry, current):
+        if not overwrite:
+            raise NodeError(f"{entry['path']} was edited after the change", "later_edit")
+        if kept:
+            entry["overwrote"] = atomic.save_blob(kept[0])
+    pre = entry["pre"]
+    with atomic.Folder(entry["path"]) as folder:
+        if pre["kind"] == "absent" and current["kind"] == "directory":
+            try:
+                os.rmdir(folder.name, dir_fd=folder.fd)
+            except OSError:
+                return "kept: the folder is not empty"
+            os.fsync(folder.fd)
+            return "removed"
+        if pre["kind"] == "absent":
+            folder.unlink(folder.name)
+            return "removed"
+        owner = atomic.Owner(int(pre["mode"], 8), pre["uid"], pre["gid"])
+        if pre["kind"] == "directory":
+            steps.set_directory(folder, owner, current["kind"] == "absent")
+        else:
+            raw = atomic.load_blob(pre["sha256"])
+            atomic.replace(folder, raw, owner, entry["temp"])
+    return "restored"
+
+
+class _Undo:
+    """One undo under way: the change, what was done, and what failed."""
+
+    def __init__(self, change: Json, overwrite: List[str], start_units: bool) -> None:
+        self.change = change
+        self.overwrite = overwrite
+        self.start_units = start_units
+        self.answers: List[Json] = []
+        self.problems: List[str] = []
+        self.to_start: List[str] = []
+        self.pending = [row for row in reversed(change["steps"]) if row["state"] != "undone"]
+
+    def _try(self, what: str, action: Callable[[], Any]) -> Any:
+        """Gives the action's answer; a failure is noted and the undo goes on."""
+        try:
+            return action()
+        except NodeError as error:
+            self.problems.append(str(error))
+        except OSError as error:
+            self.problems.append(f"{what}: {io_reason(error)}")
+        return None
+
+    def _units(self) -> List[Tuple[str, Json, bool]]:
+        """Gives each unit of the change, last touched first: its oldest pre-state, if replaced."""
+        found: Dict[str, Tuple[Json, bool]] = {}
+        for row in self.pending:
+            if row["op"] == "unit":
+                replaced = found.get(row["unit"], ({}, False))[1]
+                found[row["unit"]] = (row["pre"], replaced or unit.replaced(row))
+        return [(name, pre, replaced) for name, (pre, replaced) in found.items()]
+
+    def paths(self) -> bool:
+        """Put the paths back, newest step first; gives whether systemd has to reload."""
+        reload = False
+        for row in self.pending:
+            if row["op"] == "unit":
+                continue
+            path = row["path"]
+            detail = self._try(path, lambda row=row: revert(row, row["path"] in self.overwrite))  # type: ignore[misc]
+            if detail is not None:
+                row["state"] = "undone"
+                self._try("journal", lambda: journal.save(self.change))
+                reload = reload or path.startswith(_SYSTEMD)
+                self.answers.append({"op": row["op"], "path": path, "detail": detail})
+        return reload
+
+    def run(self) -> None:
+        """Stop what is new, put the paths back, then bring back what was enabled and running."""
+        units = self._units()
+        ran: Dict[str, List[str]] = {name: [] for name, _, _ in units}
+        failed = set()
+        for name, pre, replaced in units:
+            done = self._try(name, lambda n=name, p=pre, r=replaced: unit.quiesce(n, p, r))  # type: ignore[misc]
+            failed.update([name] if done is None else [])
+            ran[name] += done or []
+        if self.paths() or units:
+            self._try("systemd", lambda: unit.systemctl("daemon-reload"))
+        for name, pre, _ in reversed(units):
+            start = self.start_units
+            done = self._try(name, lambda n=name, p=pre, s=start: unit.resume(n, p, s))  # type: ignore[misc]
+            failed.update([name] if done is None else [])
+            ran[name] += done or []
+            if not start and unit.is_running(pre):
+                self.to_start.append(name)
+            detail = ", ".join(ran[name]) or "was as before"
+            self.answers.append({"op": "unit", "unit": name, "detail": detail})
+        for row in self.pending:
+            if row["op"] == "unit" and row["unit"] not in failed:
+                row["state"] = "undone"
+
+
+def undo(request: Json) -> Json:
+    """Undo a change, or the last one that is not blessed; a second time changes nothing.
+
+    Raises NodeError (`later_edit`) before anything is touched, and (`undo_incomplete`) when a
+    part could not be put back: the change is then INCONSISTENT.
+    """
+    body = check.keys(request, "request", ("change", "overwrite", "start_units"))
+    rows = check.array(body.get("overwrite") or [], "overwrite")
+    overwrite = [check.path(row, f"overwrite[{n}]") for n, row in enumerate(rows)]
+    start_units = check.boolean(body.get("start_units", True), "start_units")
+    wanted = body.get("change")
+    with Lock("undo"):
+        journal.sweep()
+        if wanted is None:
+            changes, broken = journal.read_all()
+            change = _pick(changes)
+            if change is None and broken:
+                raise journal.broken_error(broken)
+        else:
+            change = journal.get(check.change_id(wanted))
+        if change is None:
+            return _nothing(None, "nothing to undo")
+        if change["status"] == "ROLLED_BACK":
+            return _nothing(change, "undone already")
+        return _undo(_Undo(change, overwrite, start_units))
+
+
+def _nothing(change: Optional[Json], detail: str) -> Json:
+    """Gives the answer when there is nothing to do."""
+    return {
+        "change": change["id"] if change else None,
+        "status": change["status"] if change else None,
+        "changed": False,
+        "detail": detail,
+        "steps": [],
+        "to_start": [],
+    }
+
+
+def _undo(job: _Undo) -> Json:
+    """Do the undo of a picked change, under the lock."""
+    change = job.change
+    if steps.settle(change["steps"]):
+        journal.save(change)
+    job.pending = [row for row in job.pending if row["state"] != "undone"]
+    if not job.pending and change["status"] == "INCONSISTENT":
+        return _nothing(change, "its steps are undone already; close it once the rig serves")
+    edited = conflicts(job.pending, job.overwrite)
+    if edited:
+        raise NodeError(
+            f"edited after the change: {', '.join(edited)}; nothing was undone",
+            "later_edit",
+            "look at them; to overwrite them: rignode undo "
+            + " ".join(f"--overwrite {path}" for path in edited),
+        )
+    job.run()
+    if job.problems:
+        reason = "undo: " + "; ".join(job.problems)
+        journal.close(change, "INCONSISTENT", reason)
+        raise NodeError(reason, "undo_incomplete", "mend it, then run again: rignode undo")
+    journal.close(change, "ROLLED_BACK", "undone")
+    return {
+        "change": change["id"],
+        "status": "ROLLED_BACK",
+        "changed": True,
+        "detail": "undone",
+        "steps": job.answers,
+        "to_start": job.to_start,
+    }

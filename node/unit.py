@@ -1,0 +1,138 @@
+"""The unit step of a change: what systemd says before, what to do, how to go back."""
+
+from __future__ import annotations
+
+from typing import Callable, List
+
+from node.errors import Json, NodeError
+from node.run import TimedOut, run
+
+# a stop may take TimeoutStopSec (90 s) twice: TERM, then KILL
+TIMEOUT_S = 200.0
+_ON = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
+_RUNNING = ("active", "reloading")
+_DOWN = ("inactive", "failed")
+
+
+def systemctl(*words: str) -> str:
+    """Run systemctl; gives its output. Raises NodeError with its last line."""
+    try:
+        done = run(["systemctl", "--no-ask-password", *words], TIMEOUT_S)
+    except FileNotFoundError:
+        raise NodeError("systemctl not found", "unit_failed") from None
+    except TimedOut as error:
+        raise NodeError(f"systemctl {' '.join(words)}: {error}", "unit_failed") from None
+    if done.rc != 0:
+        remedy = f"journalctl -u {words[-1]} -n 40" if len(words) > 1 else ""
+        raise NodeError(
+            f"systemctl {' '.join(words)}: {done.last_line()}"[:500], "unit_failed", remedy
+        )
+    return done.out
+
+
+def look(name: str) -> Json:
+    """Gives load state, enabled state, active state and whether systemd must reload."""
+    properties = "LoadState,UnitFileState,ActiveState,NeedDaemonReload"
+    out = systemctl("show", "-p", properties, "--", name)
+    seen = {key: value for key, _, value in (line.partition("=") for line in out.splitlines())}
+    return {
+        "load": seen.get("LoadState", ""),
+        "enabled": seen.get("UnitFileState", ""),
+        "active": seen.get("ActiveState", ""),
+        "needs_reload": seen.get("NeedDaemonReload") == "yes",
+    }
+
+
+def is_running(seen: Json) -> bool:
+    """Gives True when the unit runs, or is being restarted again and again."""
+    return seen["active"] in (*_RUNNING, "activating")
+
+
+def actions(step: Json, seen: Json, changed_before: bool) -> List[List[str]]:
+    """Gives the systemctl commands that the step needs, in order; none when all is as wanted.
+
+    `changed_before`: an earlier step of the same apply changed something.
+    """
+    todo: List[List[str]] = []
+    if step["enabled"] is True and seen["enabled"] not in _ON:
+        todo.append(["enable", step["unit"]])
+    if step["enabled"] is False and seen["enabled"] in ("enabled", "enabled-runtime"):
+        todo.append(["disable", step["unit"]])
+    wanted = step["active"]
+    if wanted == "restart" or (wanted == "start" and seen["active"] not in _RUNNING):
+        todo.append([wanted, step["unit"]])
+    if wanted == "stop" and seen["active"] not in _DOWN:
+        todo.append(["stop", step["unit"]])
+    if step["daemon_reload"] and (todo or changed_before or seen["needs_reload"]):
+        todo.insert(0, ["daemon-reload"])
+    return todo
+
+
+def do(
+    step: Json, changed_before: bool, records: List[Json], record: Callable[[], None]
+) -> List[str]:
+    """Do one unit step; gives the systemctl commands it ran.
+
+    What systemd said before is appended to `records` and written by `record` before the first.
+    """
+    seen = look(step["unit"])
+    todo = actions(step, seen, changed_before)
+    if not todo:
+        return []
+    entry = {
+        "op": "unit",
+        "unit": step["unit"],
+        "state": "intent",
+        "enabled": step["enabled"],
+        "active": step["active"],
+        "pre": seen,
+    }
+    records.append(entry)
+    record()
+    try:
+        for words in todo:
+            systemctl(*words)
+    except NodeError as error:
+        entry.update(state="failed", error=str(error))
+        record()
+        raise
+    entry["state"] = "done"
+    record()
+    return [" ".join(words) for words in todo]
+
+
+def replaced(step: Json) -> bool:
+    """Gives True when a recorded step made the unit run something else than before."""
+    return bool(
+        step["active"] == "restart" or (step["active"] == "start" and not is_running(step["pre"]))
+    )
+
+
+def quiesce(name: str, pre: Json, was_replaced: bool) -> List[str]:
+    """Stop and disable what did not run or was not enabled before; gives the commands run.
+
+    It comes before the files are restored: a unit whose file is gone cannot be disabled.
+    """
+    ran: List[str] = []
+    now = look(name)
+    if now["active"] not in _DOWN and (was_replaced or not is_running(pre)):
+        ran.append(f"stop {name}")
+        systemctl("stop", name)
+    if now["enabled"] in ("enabled", "enabled-runtime") and pre["enabled"] not in _ON:
+        ran.append(f"disable {name}")
+        systemctl("disable", name)
+    return ran
+
+
+def resume(name: str, pre: Json, start: bool) -> List[str]:
+    """Enable and, when `start`, start what was before; gives the commands run."""
+    ran: List[str] = []
+    now = look(name)
+    if pre["enabled"] in ("enabled", "enabled-runtime") and now["enabled"] not in _ON:
+        runtime = ["--runtime"] if pre["enabled"] == "enabled-runtime" else []
+        ran.append(f"enable {name}")
+        systemctl("enable", *runtime, name)
+    if start and is_running(pre) and now["active"] not in _RUNNING:
+        ran.append(f"start {name}")
+        systemctl("start", name)
+    return ran
