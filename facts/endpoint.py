@@ -1,0 +1,94 @@
+"""What the engine answers to a client: asked from the operator's machine, over HTTP.
+
+`/health` and `/v1/models` stay 200 while a rank is lost (field-notes.md, "Readiness"): only a real
+chat completion with content proves that a model is served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+PROMPT = "Say hello."
+MAX_TOKENS = 32
+# Statuses that mean "not yet" while an engine loads or is busy; 500 means broken (sparkrun).
+RETRY_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a rig answers, and what its recipe expects of an answer."""
+
+    base_url: str
+    model: str
+    reasoning: bool = False
+    chat_template_kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. `final` is true when asking again cannot help (HTTP 4xx and 500)."""
+
+    ok: bool
+    detail: str
+    final: bool = False
+    text: str = ""
+    model: str = ""
+    seconds: float = 0.0
+
+
+def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
+    """One real chat completion: ok when it has content (and reasoning where that is expected)."""
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": MAX_TOKENS if not endpoint.reasoning else 512,
+        "temperature": 0,
+    }
+    if endpoint.chat_template_kwargs:
+        body["chat_template_kwargs"] = dict(endpoint.chat_template_kwargs)
+    url = f"{endpoint.base_url}/v1/chat/completions"
+    try:
+        response = httpx.post(
+            url, json=body, timeout=httpx.Timeout(timeout_s, connect=3.0), trust_env=False
+        )
+    except httpx.HTTPError as error:
+        return Answer(False, f"{url}: {type(error).__name__}: {error}".rstrip(": "))
+    if response.status_code == 401:
+        return Answer(False, f"{url}: 401: the engine lives and wants a key", final=True)
+    if response.status_code != 200:
+        final = response.status_code not in RETRY_STATUSES
+        return Answer(False, f"{url}: HTTP {response.status_code}: {response.text[:200]}", final)
+    return _read(response, endpoint)
+
+
+def _read(response: httpx.Response, endpoint: Endpoint) -> Answer:
+    try:
+        document = response.json()
+        message = document["choices"][0]["message"]
+        text = message.get("content") or ""
+        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+        model = str(document.get("model", ""))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return Answer(False, f"HTTP 200 without a completion: {response.text[:200]!r}", final=True)
+    seconds = response.elapsed.total_seconds()
+    if not text.strip():
+        return Answer(False, "the completion is empty", final=True, model=model, seconds=seconds)
+    if endpoint.reasoning and not reasoning.strip():
+        return Answer(
+            False, "the reasoning field is empty; the recipe expects it", True, text, model, seconds
+        )
+    return Answer(True, f"{len(text)} characters in {seconds:.1f} s", False, text, model, seconds)
+
+
+def metric_names(endpoint: Endpoint, timeout_s: float = 10.0) -> set[str]:
+    """The names of the `vllm:` metrics that the endpoint exposes; empty when it has none.
+
+    Raises httpx.HTTPError when `/metrics` cannot be read.
+    """
+    response = httpx.get(f"{endpoint.base_url}/metrics", timeout=timeout_s, trust_env=False)
+    response.raise_for_status()
+    lines = (line for line in response.text.splitlines() if line.startswith("vllm:"))
+    return {line.partition("{")[0].partition(" ")[0] for line in lines}
