@@ -1,0 +1,101 @@
+"""Back to what was there before a change: on every node that it touched, in the rig's order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+
+from pyinfra.api import State
+
+from facts.endpoint import Endpoint
+from facts.observe import in_host, observe, real
+from facts.rig import bounded
+from operations.node import StepFailed, call
+from operations.waiting import unit_states, wait_for_answer
+from schema.engine import ENGINE_DIR, UNIT, Plan
+from schema.snapshot import NodeSnapshot
+
+UNDO_TIMEOUT_S = 240
+
+
+def script_endpoint(script: str, address: str) -> Endpoint | None:
+    """Where a launch script's engine answers: its `--port` and `--served-model-name`.
+
+    None for a script without them (then there is nothing to ask).
+    """
+    try:
+        words = shlex.split(script, comments=True)
+    except ValueError:
+        return None
+    values = dict(zip(words, words[1:]))
+    name = values.get("--served-model-name")
+    if name is None:
+        return None
+    return Endpoint(f"http://{address}:{values.get('--port', '8000')}", name)
+
+
+def give_back(
+    state: State, plan: Plan, change: str, nodes: Collection[str], overwrite: Collection[str] = ()
+) -> str:
+    """Undoes `change` on `nodes`: head stops first; workers come back before the head.
+
+    Gives the line to tell. Raises StepFailed naming what did not come back; what did stays.
+    """
+    state = real(state)
+    ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
+    for node in reversed(ordered):
+        _stop(state, node, change)
+    for node in ordered:
+        _undo(state, node, change, overwrite)
+    running = [n for n, unit in unit_states(state, ordered).items() if unit and unit.active == "active"]
+    head = plan.rig.head
+    if head.name not in running:
+        return f"change {change} ROLLED_BACK; no engine ran before, none runs now"
+    endpoint = _restored_endpoint(state, plan)
+    if endpoint is None:
+        return f"change {change} ROLLED_BACK; the former engine was started (no endpoint to ask)"
+    answer = wait_for_answer(
+        state, head.name, running, endpoint, plan.recipe.expect.start_budget_s
+    )
+    return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}"
+
+
+def _undo(state: State, node: str, change: str, overwrite: Collection[str]) -> None:
+    request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
+    try:
+        call(state, state.inventory.get_host(node), "undo", request, UNDO_TIMEOUT_S)
+    except StepFailed as error:
+        # The step that failed there may have been the first: then nothing was changed.
+        if error.code != "no_change":
+            raise
+
+
+def _stop(state: State, node: str, change: str) -> None:
+    """Stops the unit before files go back, where the change stopped or started it.
+
+    A change that only came to the files left the running engine alone; so does its undo.
+    """
+    host = state.inventory.get_host(node)
+    try:
+        steps = call(state, host, "journal", {"change": change})["change"]["steps"]
+    except StepFailed as error:
+        if error.code != "no_change":
+            raise
+        return
+    if not any(step["op"] == "unit" and step.get("active") for step in steps):
+        return
+    command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
+    done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
+    if not done:
+        raise StepFailed(f"{node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
+
+
+def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:
+    head = plan.rig.head
+    snapshot = observe(state, plan, fresh=True)[head.name]
+    if not isinstance(snapshot, NodeSnapshot) or not isinstance(snapshot.files, tuple):
+        return None
+    for file in snapshot.files:
+        if file.path == f"{ENGINE_DIR}/serve.sh" and file.content:
+            return script_endpoint(file.content, str(head.lan_address))
+    return None
