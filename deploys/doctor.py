@@ -1,0 +1,17 @@
+"""doctor: what is wrong with the rig, lowest layer first; read-only.
+
+Runbook: docs/runbooks/doctor.md. Exit status 1 when something blocks serving.
+Data: deep=true hashes the weights, json=true prints the findings for a machine.
+"""
+
+from pyinfra import state
+
+from deploys.diagnosis import diagnose, print_report
+from deploys.support import load, once
+
+# Load: what should be.
+plan = load()
+
+# Verify: everything is read, nothing is changed; the first line is the likeliest cause.
+findings = once("findings", lambda: diagnose(state, plan))
+once("report", lambda: print_report(plan, findings))

@@ -1,0 +1,36 @@
+"""Guards around pyinfra's own command line: where it would go on or say nothing, rigbook stops.
+
+pyinfra exits 0 when `--limit` matches no host, goes on with the hosts that are left when one
+cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (pyinfra-notes.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyinfra.api import State
+from pyinfra.api.exceptions import PyinfraError
+
+_OUT_OF_ORDER = ("--serial", "--no-wait")
+
+
+def install(state: State, arguments: Sequence[str]) -> None:
+    """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
+    for flag in _OUT_OF_ORDER:
+        if flag in arguments:
+            raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")
+    original = state.init
+
+    def init(inventory: Any, config: Any, initial_limit: Any = None) -> None:
+        # A lost host is named by the gate nodes-reachable, which stops the run on all hosts.
+        config.FAIL_PERCENT = None
+        state.should_raise_failed_hosts = None
+        original(inventory, config, initial_limit=initial_limit)
+        names = ", ".join(sorted(host.name for host in inventory))
+        if not names:
+            raise PyinfraError("the inventory has no hosts; see inventory/spark.py for the shape")
+        if initial_limit is not None and not initial_limit:
+            raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
+
+    state.init = init  # type: ignore[method-assign]

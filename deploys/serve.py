@@ -1,0 +1,42 @@
+"""serve: bring the rig to its recipe and profile, and prove it with a real chat completion.
+
+Runbook: docs/runbooks/serve.md. Data: recipe, profile, waive + reason, deep.
+"""
+
+from pyinfra import host, state
+
+from deploys.support import endpoint, gate, load
+from deploys.serving import back_again, decide, proof
+from gates.serving import SERVING
+from operations import engine
+from operations.run import Run
+
+# Load: what we want.
+plan = load()
+
+# Gate: whether. Nothing has been changed on any host when a finding blocks.
+snapshots, waivers = gate(plan, SERVING)
+work = decide(state, plan, snapshots)
+run = work.run(lambda: Run(state, "serve", plan, waivers, back_again))
+
+# Act: files on all nodes at once; then head down, workers down, workers up, head up.
+engine.configure(
+    name="Write the launch script, the environment and the unit",
+    run=run,
+    steps=work.steps[host.name],
+    members=work.to_configure,
+    files=work.files[host.name],
+)
+engine.stop(name="Stop the head", run=run, nodes=work.stop_head)
+engine.stop(name="Stop the workers", run=run, nodes=work.stop_workers)
+engine.start(name="Start the workers", run=run, nodes=work.start_workers)
+engine.start(name="Start the head", run=run, nodes=work.start_head)
+
+# Verify: a real answer blesses the change; without one the rig goes back to the last good state.
+if host.name == plan.rig.head.name:
+    engine.prove(
+        name="A real chat completion",
+        run=run,
+        needed=work.needs_proof,
+        check=lambda: proof(state, plan, endpoint(plan)),
+    )

@@ -1,0 +1,152 @@
+"""What serve has to do on a rig, decided once from one observation; the same for all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pyinfra import logger
+from pyinfra.api import State
+
+from deploys.support import endpoint, remember
+from facts.endpoint import Answer, Endpoint, ask
+from gates.drift import Difference, drift, engine_state
+from operations import engine
+from operations.engine import Steps
+from operations.giveback import give_back
+from operations.run import Run
+from operations.waiting import wait_for_answer
+from schema.engine import UNIT, Plan
+from schema.snapshot import FileState, NodeSnapshot, Unit
+
+# Differences that the files and the unit's own steps mend; they restart the engine as well.
+_BY_CONFIGURE = frozenset({"file", "unit"})
+
+
+@dataclass(frozen=True)
+class Work:
+    """The steps of one serve run; node names in sets, everything empty when nothing is to do."""
+
+    steps: Mapping[str, Steps]
+    files: Mapping[str, Mapping[str, FileState]]
+    reasons: tuple[str, ...]
+    stop_head: frozenset[str] = frozenset()
+    stop_workers: frozenset[str] = frozenset()
+    start_head: frozenset[str] = frozenset()
+    start_workers: frozenset[str] = frozenset()
+    needs_proof: bool = False
+    answer: Answer | None = None
+    _run: list[Run] = field(default_factory=list)
+
+    @property
+    def to_configure(self) -> frozenset[str]:
+        """The nodes on which files or the unit are to be changed."""
+        return frozenset(node for node, steps in self.steps.items() if steps)
+
+    def run(self, make: Callable[[], Run]) -> Run:
+        """The one change that all hosts of this run share."""
+        if not self._run:
+            self._run.append(make())
+        return self._run[0]
+
+
+def decide(state: State, plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
+    """The work of this run, decided once and shown once; all hosts get the same object."""
+    return remember("work", lambda: _decide(plan, snapshots))
+
+
+def _decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
+    files = {name: _files(snapshot) for name, snapshot in snapshots.items()}
+    steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
+    states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
+    differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
+    answer = ask(endpoint(plan), 30.0) if "running" in states.values() else None
+    reasons = _reasons(plan, snapshots, steps, states, differences, answer)
+    for reason in reasons:
+        logger.info(f"    {reason}")
+    if not reasons:
+        if answer is not None and answer.ok:
+            logger.info(f"    serving as the recipe says; a real answer: {answer.detail}")
+        return Work(steps, files, reasons, needs_proof=not (answer and answer.ok), answer=answer)
+    head = frozenset({plan.rig.head.name})
+    workers = frozenset(node.name for node in plan.rig.workers)
+    up = frozenset(n for n, s in snapshots.items() if _may_run(_unit(s)))
+    return Work(
+        steps, files, reasons, head & up, workers & up, head, workers, needs_proof=True, answer=answer
+    )
+
+
+def _files(snapshot: NodeSnapshot) -> dict[str, FileState]:
+    return {f.path: f for f in snapshot.files} if isinstance(snapshot.files, tuple) else {}
+
+
+def _unit(snapshot: NodeSnapshot) -> Unit | None:
+    if not isinstance(snapshot.units, tuple):
+        return None
+    found = (unit for unit in snapshot.units if unit.name == UNIT)
+    unit = next(found, None)
+    return None if unit is None or unit.load_state == "not-found" else unit
+
+
+def _may_run(unit: Unit | None) -> bool:
+    return unit is not None and unit.active_state not in ("inactive", "failed")
+
+
+def _steps(
+    plan: Plan,
+    name: str,
+    snapshots: Mapping[str, NodeSnapshot],
+    files: Mapping[str, Mapping[str, FileState]],
+) -> Steps:
+    node = plan.rig.node(name)
+    changes = engine.folder_steps(plan.specs[name], files[name], node.ssh_user)
+    changes += engine.file_steps(plan.documents[name], files[name])
+    changed_files = any(step["op"] == "file" for step in changes)
+    return changes + engine.unit_steps(_unit(snapshots[name]), changed_files)
+
+
+def _reasons(
+    plan: Plan,
+    snapshots: Mapping[str, NodeSnapshot],
+    steps: Mapping[str, Steps],
+    states: Mapping[str, str],
+    differences: Mapping[str, list[Difference]],
+    answer: Answer | None,
+) -> tuple[str, ...]:
+    """Why the pair has to be (re)started, one line each; empty when it serves as it should."""
+    reasons = []
+    for node in plan.rig.nodes:
+        name = node.name
+        if any(step["op"] == "file" for step in steps[name]):
+            reasons.append(f"{name}: its files change")
+        if states[name] in ("absent", "stopped", "failed"):
+            reasons.append(f"{name}: the engine is {states[name]}")
+        reasons += [f"{name}: {d}" for d in differences[name] if d.kind not in _BY_CONFIGURE]
+    if not reasons and answer is not None and not answer.ok and _too_late(plan, snapshots, answer):
+        reasons.append(f"running, but no real answer: {answer.detail}")
+    return tuple(reasons)
+
+
+def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer) -> bool:
+    """Whether a running engine without an answer is past its start budget (or says so itself)."""
+    if answer.final:
+        return True
+    head = snapshots[plan.rig.head.name]
+    unit = _unit(head)
+    if unit is None or unit.since_unix_s is None:
+        return True
+    return head.identity.clock_unix_s - unit.since_unix_s > plan.recipe.expect.start_budget_s
+
+
+def proof(state: State, plan: Plan, where: Endpoint) -> str:
+    """A real answer within the recipe's start budget, as a line; StepFailed says why there is none."""
+    nodes = [node.name for node in plan.rig.nodes]
+    answer = wait_for_answer(
+        state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s
+    )
+    return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
+
+
+def back_again(run: Run) -> str:
+    """Serve's way back: undo its own change on every node that it touched."""
+    return give_back(run.state, run.plan, run.id, run.touched)

@@ -1,0 +1,171 @@
+"""The first two paragraphs of every deploy: load what we want, gate on what is.
+
+Errors become one DeployError in deploy code: pyinfra then stops all hosts before any change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gevent.lock import RLock
+from pyinfra import host, logger, state
+from pyinfra.api import Host
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.output import format_text
+from pyinfra.context import ctx_state
+
+from facts.endpoint import Endpoint
+from facts.observe import observe
+from gates.base import Gate
+from gates.serving import check
+from gates.violation import Violation
+from gates.waiver import apply_waivers, blocking
+from schema import load as loader
+from schema.engine import Plan
+from schema.errors import SpecError
+from schema.hostdata import HostData, host_data
+from schema.snapshot import NodeSnapshot, Unreadable
+
+ROOT = Path(__file__).resolve().parent.parent
+_LOCK = RLock()
+
+
+def inventory_name() -> str:
+    """The inventory as the operator typed it, for the commands that remedies name."""
+    return next((a for a in sys.argv[1:] if not a.startswith("-")), "INVENTORY")
+
+
+def remember(key: str, make: Any) -> Any:
+    """`make()`, once a run of pyinfra: deploy code runs once a host."""
+    with _LOCK:
+        memo = ctx_state.get().__dict__.setdefault("rigbook_memo", {})
+        if key not in memo:
+            memo[key] = make()
+        return memo[key]
+
+
+def data_of(a_host: Host) -> tuple[dict[str, object], dict[str, str]]:
+    """A host's merged data and, by key, the file (or --data) that gave it."""
+    merged: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    inventory = a_host.inventory
+
+    def take(values: Mapping[str, object], source: str) -> None:
+        for key, value in values.items():
+            merged[key] = value
+            sources[key] = source
+
+    take(inventory.get_data(), "group_data/all.py")
+    for group in a_host.groups:
+        take(inventory.get_group_data(group), f"group_data/{group}.py")
+    take(inventory.get_host_data(a_host.name), inventory_name())
+    take(inventory.get_override_data(), "--data")
+    return merged, sources
+
+
+def load() -> Plan:
+    """What the inventory, group_data, the catalog and --data ask for; DeployError says what not."""
+
+    def make() -> Plan:
+        pairs = {h.name: data_of(h) for h in state.inventory}
+        try:
+            return loader.plan(
+                {name: merged for name, (merged, _) in pairs.items()},
+                {name: sources for name, (_, sources) in pairs.items()},
+                ROOT,
+            )
+        except SpecError as error:
+            raise DeployError(str(error)) from None
+
+    plan: Plan = once("plan", make)
+    return plan
+
+
+def once(key: str, make: Any) -> Any:
+    """`remember` that keeps a DeployError, too, so that every host stops with the same line."""
+
+    def guarded() -> Any:
+        try:
+            return make()
+        except DeployError as error:
+            return error
+
+    result = remember(key, guarded)
+    if isinstance(result, DeployError):
+        raise result
+    return result
+
+
+def operator_data() -> HostData:
+    """The validated data of the host in context: --data keys such as `waive`, `json`, `deep`."""
+    merged, sources = data_of(host)
+    return host_data(host.name, merged, sources)
+
+
+def gate(plan: Plan, gates: Sequence[Gate]) -> tuple[Mapping[str, NodeSnapshot], tuple[tuple[str, str], ...]]:
+    """Whether: the rig's snapshots and the waivers used, or DeployError with every finding."""
+
+    def make() -> Any:
+        observed = observe(state, plan)
+        found = check(plan, observed, gates)
+        data = operator_data()
+        try:
+            remaining, waived = apply_waivers(found, data.waive, data.reason)
+        except SpecError as error:
+            raise DeployError(str(error)) from None
+        for violation in remaining:
+            say(violation)
+        if blocking(remaining):
+            raise DeployError(refusal(remaining))
+        for violation in waived:
+            logger.info(f"waived {violation.code}: {violation.summary} (reason: {data.reason})")
+        snapshots = {n: s for n, s in observed.items() if isinstance(s, NodeSnapshot)}
+        return snapshots, tuple((v.code, data.reason or "") for v in waived)
+
+    snapshots, waivers = once("gate", make)
+    return snapshots, waivers
+
+
+def refusal(violations: Sequence[Violation]) -> str:
+    """The line that pyinfra prints last: how many findings block, and the lowest one."""
+    stops = blocking(violations)
+    first = stops[0]
+    where = f" on {first.node}" if first.node else ""
+    return (
+        f"nothing was changed: {len(stops)} finding(s) block; first {first.code}{where}: "
+        f"{first.summary}; mend it with: {remedy(first)}"
+    )
+
+
+def remedy(violation: Violation) -> str:
+    """The command that mends it, with the inventory that the operator uses."""
+    return violation.remedy.replace("INVENTORY", inventory_name())
+
+
+def say(violation: Violation) -> None:
+    """One finding for a person: code, place, summary, evidence, command."""
+    colour = "red" if violation.severity == "block" else "yellow"
+    where = f" [{violation.node}]" if violation.node else ""
+    head = format_text(f"{violation.severity} {violation.code}", colour, bold=True)
+    logger.warning(f"{head}{where} {violation.layer.name.lower()}: {violation.summary}")
+    logger.warning(f"    evidence: {violation.evidence}")
+    logger.warning(f"    mend:     {remedy(violation)}")
+
+
+def endpoint(plan: Plan) -> Endpoint:
+    """Where the plan's head answers, and what its recipe expects of an answer."""
+    recipe = plan.recipe
+    return Endpoint(
+        base_url=f"http://{plan.rig.head.lan_address}:{recipe.port}",
+        model=recipe.served_model_name,
+        reasoning=recipe.expect.reasoning,
+        chat_template_kwargs=tuple(recipe.expect.chat_template_kwargs.items()),
+    )
+
+
+def unreadable(observed: Mapping[str, NodeSnapshot | Unreadable]) -> dict[str, str]:
+    """The nodes that could not be asked, with the reason."""
+    return {n: s.unreadable for n, s in observed.items() if isinstance(s, Unreadable)}
