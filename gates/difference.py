@@ -17,6 +17,9 @@ class Difference:
     want: str
     have: str
 
+    def __str__(self) -> str:
+        return self.text
+
     @property
     def text(self) -> str:
         """One line, such as `max_model_len 200000, recipe says 131072`."""

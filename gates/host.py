@@ -11,6 +11,7 @@ from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Unreadable
 
+# Not image_files: gates.patches asks for it, where the recipe has patches and the image is there.
 SECTIONS = (
     "gpus",
     "memory",

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gates import container, driver, fabric, host, memory, processes, recipe, storage, unit, weights
+from gates import (
+    container,
+    driver,
+    fabric,
+    host,
+    memory,
+    patches,
+    processes,
+    recipe,
+    storage,
+    unit,
+    weights,
+)
 from gates.base import Gate, Observed
 from gates.codes import violation
 from gates.violation import Violation
@@ -20,6 +32,7 @@ SERVING: tuple[Gate, ...] = (
     *fabric.GATES,
     *storage.GATES,
     *container.GATES,
+    *patches.GATES,
     *unit.GATES,
     *weights.GATES,
     *recipe.GATES,

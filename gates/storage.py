@@ -22,20 +22,23 @@ INODES = 1000
 def disk_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Room for the journal's pre-images and docker's layers (faults.md 7 to 9)."""
     disks = {disk.path: disk for disk in known(snapshot.disks, "disks")}
-    docker_root = known(snapshot.docker, "docker").root
-    for path, room in ((STATE_DIR, STATE_ROOM), (docker_root, DOCKER_ROOM)):
-        disk = disks.get(path)
-        lack = "was not looked at" if disk is None else _lack(disk, room)
-        if lack is not None:
-            yield violation(
-                "disk-room",
-                node.name,
-                f"the disk of {path} on {node.name} {lack}",
-                evidence="the snapshot does not name it" if disk is None else _numbers(disk),
-                remedy=f"on {node.name}: df -h {path}; df -i {path}; findmnt -T {path}; "
-                "sudo docker image prune",
-                unknown=disk is None,
-            )
+    yield from _room(node, disks, STATE_DIR, STATE_ROOM)
+    yield from _room(node, disks, known(snapshot.docker, "docker").root, DOCKER_ROOM)
+
+
+def _room(node: Node, disks: dict[str, Disk], path: str, room: int) -> Iterator[Violation]:
+    disk = disks.get(path)
+    lack = "was not looked at" if disk is None else _lack(disk, room)
+    if lack is not None:
+        yield violation(
+            "disk-room",
+            node.name,
+            f"the disk of {path} on {node.name} {lack}",
+            evidence="the snapshot does not name it" if disk is None else _numbers(disk),
+            remedy=f"on {node.name}: df -h {path}; df -i {path}; findmnt -T {path}; "
+            "sudo docker image prune",
+            unknown=disk is None,
+        )
 
 
 def _lack(disk: Disk, room: int) -> str | None:

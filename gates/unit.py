@@ -19,7 +19,9 @@ def mended_by_serve(plan: Plan, node: Node, unit: Unit) -> bool:
     """
     files = {document.path: document.content for document in plan.documents[node.name]}
     ours = files.get(unit.fragment or "")
-    return ours is not None and not unit.drop_ins and unit.exec_start[0] not in ours.split()
+    if ours is None or unit.drop_ins or not unit.exec_start:
+        return False
+    return f"ExecStart={unit.exec_start[0]} " not in ours
 
 
 @per_node

@@ -187,8 +187,9 @@ def close(request: Json) -> Json:
     reason: Optional[str] = None
     if body.get("reason") is not None:
         reason = check.text(body["reason"], "reason", 2000)
-    with Lock(f"close {body['change']}"):
-        change = journal.get(check.change_id(body["change"]))
+    identifier = check.change_id(body["change"])
+    with Lock(f"close {identifier}"):
+        change = journal.get(identifier)
         now = change["status"]
         if now == wanted:
             return {"change": change, "changed": False}

@@ -51,6 +51,10 @@ def text(value: Any, where: str, limit: int = 4096) -> str:
         raise bad(f"{where} is longer than {limit} characters")
     if any(ord(char) < 32 or ord(char) == 127 for char in value):
         raise bad(f"{where} holds a newline or another control character: {value[:60]!r}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise bad(f"{where} is not valid UTF-8") from None
     return value
 
 
@@ -70,14 +74,9 @@ def change_id(value: Any, where: str = "change") -> str:
 def path(value: Any, where: str) -> str:
     """Gives an absolute, normalised path that is not the root folder."""
     found = text(value, where)
-    if not found.startswith("/") or os.path.normpath(found) != found or found in ("/", "//"):
+    # normpath keeps two leading slashes
+    if found == "/" or found[:1] != "/" or found[:2] == "//" or os.path.normpath(found) != found:
         raise bad(f"{where}: {found[:80]!r} is not an absolute, normalised path")
-    if found.startswith("//"):
-        raise bad(f"{where}: {found[:80]!r} is not an absolute, normalised path")
-    try:
-        found.encode("utf-8")
-    except UnicodeEncodeError:
-        raise bad(f"{where} is not valid UTF-8") from None
     return found
 
 

@@ -7,7 +7,7 @@ import os
 import time
 from typing import List, Optional, Tuple
 
-from node import atomic, check, proc, state
+from node import atomic, check, lock, proc, state
 from node.errors import Json, NodeError
 
 STATUSES = ("OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT")
@@ -157,8 +157,6 @@ def view() -> Json:
 
     Changes that are not settled are always among them.
     """
-    from node import lock
-
     is_held, who = lock.held()
     changes, broken = read_all()
     unsettled = [row for row in changes[20:] if row["status"] in ("OPEN", "INCONSISTENT")]

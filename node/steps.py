@@ -42,9 +42,9 @@ def _owner(step: Json, where: str) -> atomic.Owner:
 
 def checked(value: Any, where: str) -> Json:
     """Gives a step with every value checked and decoded. Raises NodeError (bad_request)."""
-    if not isinstance(value, dict) or value.get("op") not in _ALLOWED:
-        raise check.bad(f"{where}.op is not one of {', '.join(_ALLOWED)}")
-    op = value["op"]
+    if not isinstance(value, dict):
+        raise check.bad(f"{where} is not an object")
+    op = check.choice(value.get("op"), f"{where}.op", _ALLOWED)
     step = check.keys(value, where, ("op", *_ALLOWED[op]), ("op", *_REQUIRED[op]))
     if op == "unit":
         return {

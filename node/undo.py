@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from node import atomic, check, journal, steps, unit
@@ -134,10 +135,10 @@ class _Undo:
             if row["op"] == "unit":
                 continue
             path = row["path"]
-            detail = self._try(path, lambda row=row: revert(row, row["path"] in self.overwrite))  # type: ignore[misc]
+            detail = self._try(path, partial(revert, row, path in self.overwrite))
             if detail is not None:
                 row["state"] = "undone"
-                self._try("journal", lambda: journal.save(self.change))
+                self._try("journal", partial(journal.save, self.change))
                 reload = reload or path.startswith(_SYSTEMD)
                 self.answers.append({"op": row["op"], "path": path, "detail": detail})
         return reload
@@ -148,17 +149,16 @@ class _Undo:
         ran: Dict[str, List[str]] = {name: [] for name, _, _ in units}
         failed = set()
         for name, pre, replaced in units:
-            done = self._try(name, lambda n=name, p=pre, r=replaced: unit.quiesce(n, p, r))  # type: ignore[misc]
+            done = self._try(name, partial(unit.quiesce, name, pre, replaced))
             failed.update([name] if done is None else [])
             ran[name] += done or []
         if self.paths() or units:
-            self._try("systemd", lambda: unit.systemctl("daemon-reload"))
+            self._try("systemd", partial(unit.systemctl, "daemon-reload"))
         for name, pre, _ in reversed(units):
-            start = self.start_units
-            done = self._try(name, lambda n=name, p=pre, s=start: unit.resume(n, p, s))  # type: ignore[misc]
+            done = self._try(name, partial(unit.resume, name, pre, self.start_units))
             failed.update([name] if done is None else [])
             ran[name] += done or []
-            if not start and unit.is_running(pre):
+            if not self.start_units and unit.is_running(pre):
                 self.to_start.append(name)
             detail = ", ".join(ran[name]) or "was as before"
             self.answers.append({"op": "unit", "unit": name, "detail": detail})

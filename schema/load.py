@@ -14,7 +14,7 @@ from schema.hostdata import HostData, host_data
 from schema.recipe import Recipe
 from schema.render import engine_spec
 from schema.rig import Node, Rig
-from schema.snapshot import SnapshotRequest
+from schema.snapshot import ImageFileProbe, SnapshotRequest
 from schema.text import plain_name
 from schema.validate import build
 from schema.yamlfile import read_map
@@ -151,6 +151,10 @@ def _request(
         files=(*(file.path for file in files), *ENGINE_FOLDERS, *spec.cache_folders),
         units=(UNIT,),
         images=(recipe.container.image,),
+        image_files=tuple(
+            ImageFileProbe(image=recipe.container.image, path=p.path, contains=p.contains)
+            for p in recipe.patches
+        ),
         weights=(spec.weights,),
         deep=deep,
         fabric_device=rig.fabric.device if rig.fabric else None,

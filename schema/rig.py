@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from schema.base import Frozen
-from schema.text import absolute_path, device_name, mount_path, plain_name
+from schema.text import absolute_path, device_name, host_name, mount_path, plain_name
 
 
 def host_address(value: object) -> object:
@@ -29,6 +29,7 @@ def host_address(value: object) -> object:
 Address = Annotated[IPv4Address, BeforeValidator(host_address)]
 Device = Annotated[str, AfterValidator(device_name)]
 Name = Annotated[str, AfterValidator(plain_name)]
+HostName = Annotated[str, AfterValidator(host_name)]
 AbsolutePath = Annotated[str, AfterValidator(absolute_path)]
 
 
@@ -46,7 +47,7 @@ class Node(Frozen):
     the meaning of `~` in a recipe's volumes.
     """
 
-    name: Name
+    name: HostName
     role: Literal["head", "worker"]
     rank: Annotated[int, Field(ge=0, le=63)]
     lan_address: Address

@@ -271,6 +271,28 @@ class Weights(Frozen):
     missing_shards: tuple[str, ...]
 
 
+class ImageFileProbe(Frozen):
+    """A question about files inside an image: how often is a text in them? `path` is a glob."""
+
+    image: str
+    path: str
+    contains: str
+
+
+class ImageFileMatch(Frozen):
+    """A file that a probe found: its path inside the image, and how often it has the text."""
+
+    path: str
+    sha256: str
+    count: int
+
+
+class ImageFile(ImageFileProbe):
+    """A probe's answer; no matches: the image has no such file."""
+
+    matches: tuple[ImageFileMatch, ...]
+
+
 class Disk(Frozen):
     """Room on the filesystem of `path` (its nearest existing parent)."""
 
@@ -321,6 +343,7 @@ class NodeSnapshot(Frozen):
     units: tuple[Unit, ...] | Unreadable
     files: tuple[FileState, ...] | Unreadable
     weights: tuple[Weights, ...] | Unreadable
+    image_files: tuple[ImageFile, ...] | Unreadable = ()
     disks: tuple[Disk, ...] | Unreadable
     sysctls: dict[str, str] | Unreadable
     journal: Journal | Unreadable
@@ -333,6 +356,7 @@ class SnapshotRequest(Frozen):
     files: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
+    image_files: tuple[ImageFileProbe, ...] = ()
     weights: tuple[str, ...] = ()
     deep: bool = False
     fabric_device: str | None = None

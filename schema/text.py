@@ -15,6 +15,7 @@ _FLAG_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*\Z")
 _SHM_SIZE = re.compile(r"[1-9][0-9]*[kmg]\Z")
 # C0, DEL, C1 and the two Unicode line separators.
+_HOST = re.compile(r"(@[a-z]+|(@[a-z]+/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,127})\Z")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -104,4 +105,13 @@ def memory_size(value: str) -> str:
     """A size for `docker run --shm-size`: a whole number with k, m or g (binary units)."""
     if not _SHM_SIZE.match(value):
         raise ValueError("is not a size; allowed: a whole number with k, m or g, such as 16g")
+    return value
+
+
+def host_name(value: str) -> str:
+    """A host as pyinfra names it: a plain name, `@local`, or `@connector/name`."""
+    if not _HOST.match(value):
+        raise ValueError(
+            "is not a host name; allowed: letters, digits and . _ -, or @connector/name"
+        )
     return value

@@ -13,6 +13,7 @@ from node.snapshot import (
     files,
     gpus,
     identity,
+    image_files,
     memory,
     network,
     ports,
@@ -37,11 +38,14 @@ def checked(request: Any) -> Json:
         "disks": _any_path,
         "sysctls": check.sysctl,
     }
-    body = check.keys(request, "request", [*lists, "deep", "fabric_device", "fabric_mtu"])
+    others = ("image_files", "deep", "fabric_device", "fabric_mtu")
+    body = check.keys(request, "request", [*lists, *others])
     out: Json = {
         key: [one(v, f"{key}[{n}]") for n, v in enumerate(check.array(body.get(key) or [], key))]
         for key, one in lists.items()
     }
+    probes = check.array(body.get("image_files") or [], "image_files")
+    out["image_files"] = [_probe(probe, f"image_files[{n}]") for n, probe in enumerate(probes)]
     out["deep"] = check.boolean(body.get("deep", False), "deep")
     device, mtu = body.get("fabric_device"), body.get("fabric_mtu")
     out["fabric_device"] = None if device is None else check.device(device, "fabric_device")
@@ -52,6 +56,17 @@ def checked(request: Any) -> Json:
 def _any_path(value: Any, where: str) -> str:
     """Gives an absolute path; here the root folder is one too."""
     return "/" if value == "/" else check.path(value, where)
+
+
+def _probe(value: Any, where: str) -> Json:
+    """Gives a checked probe of a file inside an image."""
+    names = ("image", "path", "contains")
+    probe = check.keys(value, where, names, names)
+    return {
+        "image": check.image(probe["image"], f"{where}.image"),
+        "path": check.path(probe["path"], f"{where}.path"),
+        "contains": check.text(probe["contains"], f"{where}.contains", 200),
+    }
 
 
 def guarded(section: Section) -> Any:
@@ -78,6 +93,7 @@ def _sections(request: Json) -> List[Tuple[str, float, Section]]:
         ("network", 15.0, lambda: network.read(*peers)),
         ("weights", deep, lambda: weights.read(r["weights"], r["deep"])),
         ("files", 20.0, lambda: files.read(r["files"])),
+        ("image_files", 20.0, lambda: image_files.read(r["image_files"])),
         ("disks", 10.0, lambda: files.disks(r["disks"])),
     ]
 

@@ -1,0 +1,93 @@
+"""Files inside an image, read where its layers lie on disk: no container is made for it.
+
+Known for graph-driver stores (overlay2), whose layers are folders. With the containerd store they
+are not folders: then a running container of the image is looked into, through /proc/PID/root.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import stat
+from typing import Dict, Iterator, List
+from urllib.parse import quote
+
+from node.errors import CannotRead, Json
+from node.snapshot import docker
+
+MAX_BYTES = 8 * 1024 * 1024
+
+
+def _layers(image: str) -> List[str]:
+    """Gives the folders of an image's layers, the topmost first. Raises CannotRead."""
+    row = docker.get(f"/images/{quote(image, safe='/:@')}/json", absent_ok=True)
+    if row is None:
+        raise CannotRead(f"no image {image} here")
+    data = (row.get("GraphDriver") or {}).get("Data") or {}
+    folders = [data.get("UpperDir") or "", *str(data.get("LowerDir") or "").split(":")]
+    found = [folder for folder in folders if folder]
+    return found or [_running_root(str(row["Id"]), image)]
+
+
+def _running_root(image_id: str, image: str) -> str:
+    """Gives the root folder of a running container of the image. Raises CannotRead."""
+    for row in docker.get("/containers/json"):
+        if row.get("ImageID") == image_id:
+            pid = docker.get(f"/containers/{row['Id']}/json")["State"]["Pid"]
+            return f"/proc/{pid}/root"
+    raise CannotRead(f"{image}: its store keeps layers packed, and no container of it runs")
+
+
+def _hidden(layer: str, name: str) -> bool:
+    """Gives True when the layer deletes `name` or a folder above it (overlay's 0/0 device)."""
+    parts = name.split("/")
+    for end in range(1, len(parts) + 1):
+        try:
+            found = os.lstat(os.path.join(layer, *parts[:end]))
+        except OSError:
+            return False
+        if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
+            return True
+    return False
+
+
+def _matches(layers: List[str], pattern: str) -> Iterator[str]:
+    """Gives the paths on this host of the files that a glob pattern finds inside the image."""
+    seen: Dict[str, None] = {}
+    for depth, layer in enumerate(layers):
+        for path in sorted(glob.glob(layer + pattern)):
+            name = os.path.relpath(path, layer)
+            inside = os.path.realpath(path).startswith(os.path.realpath(layer) + os.sep)
+            if name in seen or any(_hidden(upper, name) for upper in layers[:depth]):
+                continue
+            # an absolute link would lead out of the image, into this host
+            if inside and os.path.isfile(path):
+                seen[name] = None
+                yield path
+
+
+def _one(layers: List[str], probe: Json) -> Json:
+    """Gives the files of one probe: path inside the image, sha256, times the text occurs."""
+    rows = []
+    for path in _matches(layers, probe["path"]):
+        with open(path, "rb") as handle:
+            raw = handle.read(MAX_BYTES)
+        for layer in layers:
+            if path.startswith(layer + "/"):
+                path = path[len(layer) :]
+                break
+        rows.append(
+            {
+                "path": path,
+                "sha256": hashlib.sha256(raw).hexdigest(),
+                "count": raw.count(probe["contains"].encode()),
+            }
+        )
+    return {**probe, "matches": rows}
+
+
+def read(probes: List[Json]) -> List[Json]:
+    """Gives what each probe (`image`, `path` as a glob, `contains`) finds. Raises CannotRead."""
+    layers = {image: _layers(image) for image in {probe["image"] for probe in probes}}
+    return [_one(layers[probe["image"]], probe) for probe in probes]

@@ -1,0 +1,28 @@
+"""A host made of folders for each test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node import pack
+from tests.node.support import Host
+
+
+@pytest.fixture(scope="session")
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program as it is installed."""
+    path = tmp_path_factory.mktemp("pyz") / f"rignode-{pack.version()}.pyz"
+    path.write_bytes(pack.zipapp_bytes())
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def host(tmp_path: Path, pyz: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A host with nothing on it; node's functions called in this process use its state too."""
+    root = tmp_path / "host"
+    (root / "bin").mkdir(parents=True)
+    monkeypatch.setenv("RIGBOOK_STATE", str(root / "state"))
+    return Host(root, pyz)

@@ -1,0 +1,129 @@
+"""How the tests run the program: as a zipapp in a process of its own, like a host does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OLD = "old content\n"
+NEW = "new content\n"
+
+SYSTEMCTL = """\
+#!/bin/sh
+# rigbook stand-in for systemctl: unit states are files, every call is logged
+here=$(dirname "$0")/units
+[ "$1" = --no-ask-password ] && shift
+verb=$1; shift
+echo "$verb $*" >> "$here/log"
+for last; do :; done
+[ -e "$here/fail-$verb" ] && { echo "Job for $last failed." >&2; exit 1; }
+read_state() { cat "$here/$1" 2>/dev/null || echo "$2"; }
+case $verb in
+show) echo "LoadState=loaded"; echo "UnitFileState=$(read_state "$last.enabled" disabled)"
+      echo "ActiveState=$(read_state "$last.active" inactive)"; echo "NeedDaemonReload=no";;
+start|restart) echo active > "$here/$last.active";;
+stop) echo inactive > "$here/$last.active";;
+enable) echo enabled > "$here/$last.enabled";;
+disable) echo disabled > "$here/$last.enabled";;
+daemon-reload) ;;
+*) exit 2;;
+esac
+"""
+
+
+@dataclass
+class Host:
+    """A host made of folders: its own state root, PATH doubles and a place for files."""
+
+    root: Path
+    pyz: Path
+    python: str = sys.executable
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Path:
+        """The state root (RIGBOOK_STATE)."""
+        return self.root / "state"
+
+    @property
+    def bin(self) -> Path:
+        """The folder that comes first on PATH."""
+        return self.root / "bin"
+
+    def environ(self) -> dict[str, str]:
+        """The environment of every run."""
+        path = f"{self.bin}:{os.environ['PATH']}"
+        return {**os.environ, "RIGBOOK_STATE": str(self.state), "PATH": path, **self.env}
+
+    def argv(self, verb: str, *args: str) -> list[str]:
+        """The command line of a verb."""
+        return [self.python, "-I", "-B", str(self.pyz), *verb.split(), *args]
+
+    def run(
+        self, argv: Sequence[str], stdin: str = "", timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the host's environment."""
+        return subprocess.run(
+            argv, input=stdin, env=self.environ(), capture_output=True, text=True, timeout=timeout
+        )
+
+    def call(self, verb: str, request: object = None) -> dict[str, Any]:
+        """The verb's answer; its exit status must fit `ok`, and stderr must be empty."""
+        done = self.run(self.argv(verb), json.dumps(request if request is not None else {}))
+        assert done.stderr == "", done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == (0 if answer["ok"] else 1), (done.returncode, answer)
+        return answer
+
+    def file(self, name: str = "file.conf", text: str | None = OLD, mode: int = 0o640) -> Path:
+        """A file of the host, `text` None for one that is not there."""
+        path = self.root / name
+        if text is not None:
+            path.write_text(text)
+            path.chmod(mode)
+        return path
+
+    def double(self, name: str, script: str) -> Path:
+        """An executable that comes first on PATH."""
+        path = self.bin / name
+        path.write_text(script)
+        path.chmod(0o755)
+        return path
+
+    def systemctl(self) -> Path:
+        """Put the labelled stand-in for systemctl on PATH; gives the folder of its states."""
+        units = self.bin / "units"
+        units.mkdir()
+        self.double("systemctl", SYSTEMCTL)
+        return units
+
+    def leftovers(self) -> list[str]:
+        """Temp files that nothing cleaned up, in the host's folders."""
+        return sorted(str(path) for path in self.root.rglob("*.rigbook-*"))
+
+
+def change(name: str = "change-1", **more: object) -> dict[str, object]:
+    """The `change` of a request."""
+    return {"id": name, "deploy": "serve", "operator": "tester@here", "waivers": [], **more}
+
+
+def file_step(path: Path, text: str = NEW, mode: str = "0644", **more: object) -> dict[str, object]:
+    """A file step."""
+    return {"op": "file", "path": str(path), "content": text, "mode": mode, **more}
+
+
+def unit_step(active: str | None, enabled: bool | None = None, **more: object) -> dict[str, object]:
+    """A unit step of `engine.service`."""
+    step: dict[str, object] = {"op": "unit", "unit": "engine.service", "enabled": enabled}
+    return {**step, "active": active, "daemon_reload": True, **more}
+
+
+def apply_request(*steps: dict[str, object], name: str = "change-1") -> dict[str, object]:
+    """An apply request."""
+    return {"change": change(name), "steps": list(steps)}

@@ -1,0 +1,89 @@
+"""Gates of image and weights: what counts as the same, and what a file really is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schema.engine import Plan
+from schema.snapshot import NodeSnapshot
+from tests.unit import engine_parts as e
+from tests.unit import factories as f
+from tests.unit.spark_rig import spark_plan
+
+HEAD, WORKER = "spark1", "spark2"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return spark_plan()
+
+
+def both(plan: Plan, path: str, head: Any, worker: Any) -> dict[str, NodeSnapshot]:
+    seen = f.healthy(plan)
+    return {HEAD: f.put(seen[HEAD], path, head), WORKER: f.put(seen[WORKER], path, worker)}
+
+
+def test_image_differs_by_content_never_by_id(plan: Plan) -> None:
+    image = e.image(plan)
+    other = {"digests": (), "layers": ("sha256:" + "9" * 64,)}
+    (found,) = f.beyond_usual(
+        plan, both(plan, "docker.images.0", image, image.model_copy(update=other))
+    )
+    assert (found.code, found.node) == ("image-differs", WORKER)
+    assert HEAD in found.evidence and WORKER in found.evidence
+    assert "docker save" in found.remedy and "deploys/image.py" in found.remedy
+
+    moved = image.model_copy(update={"id": "sha256:" + "7" * 64, "digests": ()})
+    assert f.beyond_usual(plan, both(plan, "docker.images.0", image, moved)) == []
+    config = moved.model_copy(update={"config_sha256": "0" * 64})
+    assert [v.code for v in f.beyond_usual(plan, both(plan, "docker.images.0", image, config))] == [
+        "image-differs"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("magic", "named"),
+    [
+        (e.GGUF, "gguf"),
+        (e.LFS_POINTER, "git-lfs pointer"),
+        ("00" * 16, "unfinished download"),
+        ("", "unfinished download"),
+        (b"PK\x03\x04".hex() + "00" * 12, "PyTorch zip"),
+        ("ffffffffffffff7f7b22", "unknown"),
+        ((10**8 + 1).to_bytes(8, "little").hex() + "7b22", "unknown"),
+        ((1000).to_bytes(8, "little").hex() + "2222", "unknown"),
+    ],
+)
+def test_weights_magic_names_the_format(plan: Plan, magic: str, named: str) -> None:
+    seen = both(plan, "weights.0.files.5.magic", magic, magic)
+    found = f.beyond_usual(plan, seen)
+    assert {(v.code, v.node) for v in found} == {("weights-magic", HEAD), ("weights-magic", WORKER)}
+    assert named in found[0].evidence
+
+
+def test_weights_of_the_other_loader(plan: Plan) -> None:
+    gguf = (
+        e.weights(plan, plan.rig.head)
+        .files[1]
+        .model_copy(update={"name": "model.gguf", "magic": e.GGUF})
+    )
+    found = f.beyond_usual(plan, both(plan, "weights.0.files", (gguf,), (gguf,)))
+    assert {v.code for v in found} == {"weights-magic", "weights-shards-missing"}
+
+
+def test_too_few_shards(plan: Plan) -> None:
+    files = e.weights(plan, plan.rig.head).files[:-1]
+    found = f.beyond_usual(plan, both(plan, "weights.0.files", files, files))
+    assert {v.code for v in found} == {"weights-shards-missing"}
+    assert "45 files, the recipe says 46" in found[0].evidence
+
+
+def test_deep_hashes_decide_where_both_have_one(plan: Plan) -> None:
+    path = "weights.0.files.4.sha256"
+    assert f.beyond_usual(plan, both(plan, path, "a" * 64, "a" * 64)) == []
+    assert f.beyond_usual(plan, both(plan, path, "a" * 64, None)) == []
+    (found,) = f.beyond_usual(plan, both(plan, path, "a" * 64, "b" * 64))
+    assert found.code == "weights-differ"
+    assert "sha256 aaaaaaaaaaaa" in found.evidence and "rsync" in found.remedy
