@@ -1,0 +1,126 @@
+"""``python -m lab VERB``: the rehearsal rig's command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+from lab import console, engine, hosts, network, remote, status
+from lab.settings import DEFAULT_HOSTS, LabError, LabSettings, load
+
+
+def parser() -> argparse.ArgumentParser:
+    """The verbs and their arguments."""
+    top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
+    verbs = top.add_subparsers(dest="verb", required=True)
+    up = verbs.add_parser("up", help="make and boot the hosts, load the engine")
+    up.add_argument("--hosts", type=int, default=DEFAULT_HOSTS, metavar="N")
+    up.add_argument("--no-engine", action="store_true", help="without the engine's image")
+    down = verbs.add_parser("down", help="stop and remove everything")
+    down.add_argument("--purge", action="store_true", help="remove the caches as well")
+    verbs.add_parser("status", help="hosts, addresses, what is cached")
+    verbs.add_parser("engine", help="build the engine's image and model, load them into the hosts")
+    for name, text in (
+        ("reboot", "reboot a host and wait for it"),
+        ("stop", "power a host off"),
+        ("start", "start a host that was powered off"),
+    ):
+        verbs.add_parser(name, help=text).add_argument("name")
+    ssh = verbs.add_parser("ssh", help="a shell, or a command, on a host")
+    ssh.add_argument("name")
+    ssh.add_argument("command", nargs=argparse.REMAINDER)
+    fabric = verbs.add_parser("fabric", help="unplug or plug the fabric link")
+    fabric.add_argument("state", choices=("down", "up"))
+    return top
+
+
+@contextlib.contextmanager
+def alone(settings: LabSettings) -> Iterator[None]:
+    """One changing command at a time. The lock is on the home's parent: ``down`` leaves no file."""
+    settings.home.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(settings.home.parent, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.say("another lab command runs: waiting for it")
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def dispatch(arguments: argparse.Namespace) -> int:
+    """Do what the verb says; the exit code comes back."""
+    settings = load()
+    verb = arguments.verb
+    if verb == "status":
+        status.show(settings)
+        return 0
+    if os.geteuid() != 0:
+        raise LabError(f"'{verb}' needs root (namespaces, mounts, keys): run it with sudo")
+    if verb not in ("up", "down") and not settings.state_file.exists():
+        raise LabError("there is no lab: 'up' first")
+    if verb == "ssh":
+        return remote.interactive(settings, settings.host(arguments.name), arguments.command)
+    with alone(settings):
+        change(settings, arguments)
+    return 0
+
+
+def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
+    """Do what a changing verb says."""
+    verb = arguments.verb
+    if verb == "up":
+        hosts.up(settings, arguments.hosts)
+        if not arguments.no_engine:
+            engine.provide(settings)
+        status.show(settings)
+    elif verb == "engine":
+        engine.provide(settings)
+    elif verb == "down":
+        hosts.down(settings, arguments.purge)
+    elif verb == "stop":
+        hosts.stop(settings, settings.host(arguments.name))
+    elif verb == "start":
+        host = settings.host(arguments.name)
+        hosts.start(settings, host)
+        remote.wait_ready(settings, host)
+        hosts.wait_fabric(settings)
+    elif verb == "reboot":
+        hosts.reboot(settings, settings.host(arguments.name))
+    elif arguments.state == "down":
+        network.unplug_fabric(settings)
+    else:
+        settings.fabric_down_flag.unlink(missing_ok=True)
+        hosts.wait_fabric(settings)
+
+
+def main() -> int:
+    """Entry point: one line on stderr and exit 1 for what went wrong."""
+    began = time.monotonic()
+    arguments = parser().parse_args()
+    try:
+        code = dispatch(arguments)
+    except LabError as error:
+        print(f"lab: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # the reader of a pipe (head, grep -q) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("lab: interrupted; 'python -m lab down' removes what was begun", file=sys.stderr)
+        return 130
+    if arguments.verb not in ("ssh", "status"):
+        console.say(f"{arguments.verb}: {time.monotonic() - began:.1f} s in all")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

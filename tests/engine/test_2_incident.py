@@ -1,0 +1,125 @@
+"""What breaks while it serves: the operator's machine dies, a rank dies, and the rig is told so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from facts.endpoint import Endpoint, ask
+from tests.rehearsal import PYINFRA, ROOT, Lab
+
+
+def infra(lab: Lab) -> tuple[int, str]:
+    """tests/infra against the lab: exit status and what it printed."""
+    done = lab.run(sys.executable, "-m", "pytest", "-q", "tests/infra", "--rig", "inventory/lab.py")
+    return done.rc, done.text
+
+
+def wait_until(what: str, budget_s: float, true: object) -> None:
+    """Polls until `true()` holds; fails naming `what` after `budget_s` seconds."""
+    deadline = time.monotonic() + budget_s
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"{what}: not within {budget_s:.0f} s"
+        time.sleep(1)
+
+
+def test_infra_is_green_while_it_serves(serving: Lab) -> None:
+    done = serving.pyinfra("serve")
+    assert done.rc == 0
+    code, text = infra(serving)
+    assert code == 0, text
+    assert "passed" in text
+
+
+def test_doctor_and_verify_say_that_it_serves(serving: Lab) -> None:
+    doctor = serving.pyinfra("doctor")
+    assert doctor.rc == 0, doctor.text
+    assert "nothing blocks" in doctor.text
+    verify = serving.pyinfra("verify")
+    assert verify.rc == 0 and "answers at" in verify.text
+
+
+@pytest.fixture
+def killed_operator(serving: Lab) -> str:
+    """The id of a change whose operator was killed while the engines started."""
+    process = subprocess.Popen(
+        [str(PYINFRA), "inventory/lab.py", "deploys/serve.py", "--data", "profile=latency", "-y"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def started() -> bool:
+        newest = serving.changes("lab1")[0]
+        return newest["status"] == "OPEN" and any(
+            step["op"] == "unit" and step["active"] == "start" for step in newest["steps"]
+        )
+
+    wait_until("serve starts the head", 120, started)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    return str(serving.changes("lab1")[0]["id"])
+
+
+def test_a_killed_operator_is_rolled_back_by_one_command(
+    serving: Lab, killed_operator: str
+) -> None:
+    refused = serving.pyinfra("serve")
+    assert refused.rc == 1
+    assert "change-open" in refused.text and "deploys/rollback.py" in refused.text
+    plan = serving.pyinfra("rollback", "--dry", yes=False)
+    assert plan.rc == 0 and killed_operator in plan.text
+    assert serving.changes("lab1")[0]["status"] == "OPEN", "a dry run undoes nothing"
+    done = serving.pyinfra("rollback")
+    assert done.rc == 0, done.text
+    assert "serves again" in done.text
+    for name in serving.hosts:
+        newest = serving.changes(name)[0]
+        assert (newest["id"], newest["status"]) == (killed_operator, "ROLLED_BACK")
+    again = serving.pyinfra("serve")
+    assert again.counts("Grand total")[1:3] == ("-", "-"), "back to what was there before"
+    twice = serving.pyinfra("rollback")
+    assert twice.rc == 0 and "Success" not in twice.text
+
+
+def test_infra_is_red_and_names_the_worker_after_its_engine_was_killed(serving: Lab) -> None:
+    serving.ssh("lab2", "sudo docker kill --signal KILL rigbook-engine")
+    code, text = infra(serving)
+    assert code == 1
+    failed = [line for line in text.splitlines() if line.startswith("FAILED")]
+    assert failed and "lab2" in failed[0], text
+
+
+def test_serve_restarts_the_wedged_pair(serving: Lab) -> None:
+    """systemd brought the worker back by itself; the head still waits for the one that died."""
+    wait_until(
+        "systemd restarts the worker",
+        90,
+        lambda: serving.unit("lab2", "SubState") == ["running"],
+    )
+    before = serving.starts()
+    done = serving.pyinfra("serve")
+    assert done.rc == 0, done.text
+    after = serving.starts()
+    assert all(after[name] != before[name] for name in before), "never one half of a pair"
+    assert ask(Endpoint("http://10.88.0.11:8000", "tiny")).ok
+
+
+def test_stop_leaves_nothing_and_a_second_stop_changes_nothing(serving: Lab) -> None:
+    done = serving.pyinfra("stop")
+    assert done.rc == 0, done.text
+    for name in serving.hosts:
+        assert serving.ssh(name, "docker ps -q") == ""
+        assert serving.ssh(name, "pgrep -c VLLM || true") == "0"
+        ports = serving.ssh(name, "sudo ss -Hltn 'sport = :8000 or sport = :29501'")
+        assert ports == ""
+    again = serving.pyinfra("stop")
+    assert again.rc == 0 and again.counts("Grand total")[1:3] == ("-", "-")
+    verify = serving.pyinfra("verify")
+    assert verify.rc == 1 and "Traceback" not in verify.text

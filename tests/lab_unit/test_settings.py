@@ -1,0 +1,46 @@
+"""Names, addresses and paths of the lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab import settings
+
+
+def test_paths_follow_the_environment(tmp_path: Path) -> None:
+    lab = settings.load({"RIGBOOK_LAB_HOME": f"{tmp_path}/home", "RIGBOOK_CACHE": f"{tmp_path}/c"})
+    assert lab.ssh_key == tmp_path / "home/ssh/id_ed25519"
+    assert lab.images == tmp_path / "c/images"
+
+
+def test_empty_variables_mean_the_defaults() -> None:
+    lab = settings.load({"RIGBOOK_LAB_HOME": "", "RIGBOOK_CACHE": ""})
+    assert lab.home == Path("/var/lib/rigbook-lab")
+    assert lab.cache == Path("~/.cache/rigbook").expanduser()
+
+
+def test_hosts_are_two_without_a_lab_and_as_recorded_with_one(tmp_path: Path) -> None:
+    lab = settings.load({"RIGBOOK_LAB_HOME": str(tmp_path)})
+    assert [(h.name, h.address, h.fabric_address) for h in lab.hosts()] == [
+        ("lab1", "10.88.0.11", "10.99.0.1"),
+        ("lab2", "10.88.0.12", "10.99.0.2"),
+    ]
+    (tmp_path / "lab.json").write_text('{"hosts": 3}')
+    assert [h.has_fabric for h in lab.hosts()] == [True, True, False]
+    (tmp_path / "lab.json").write_text('{"hosts')
+    assert len(lab.hosts()) == 2
+
+
+def test_an_unknown_host_names_those_that_exist(tmp_path: Path) -> None:
+    lab = settings.load({"RIGBOOK_LAB_HOME": str(tmp_path)})
+    assert lab.host("lab2").number == 2
+    with pytest.raises(settings.LabError, match=r"'lab3'.*lab1, lab2"):
+        lab.host("lab3")
+
+
+def test_reading_settings_writes_nothing(tmp_path: Path) -> None:
+    lab = settings.load({"RIGBOOK_LAB_HOME": f"{tmp_path}/h", "RIGBOOK_CACHE": f"{tmp_path}/c"})
+    assert lab.hosts()
+    assert not list(tmp_path.iterdir())
