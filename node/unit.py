@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Callable, List
 
 from node.errors import Json, NodeError
@@ -91,6 +92,8 @@ def do(
     record()
     try:
         for words in todo:
+            if words[0] in ("start", "restart"):
+                forget_failures(step["unit"])
             systemctl(*words)
     except NodeError as error:
         entry.update(state="failed", error=str(error))
@@ -99,6 +102,16 @@ def do(
     entry["state"] = "done"
     record()
     return [" ".join(words) for words in todo]
+
+
+def forget_failures(name: str) -> None:
+    """Clear the unit's start counter: a start that a person asked for is not part of a loop.
+
+    StartLimitBurst counts those as well (systemd.unit(5)); a unit that systemd has not loaded has
+    no counter, and then there is nothing to clear.
+    """
+    with contextlib.suppress(NodeError):
+        systemctl("reset-failed", name)
 
 
 def replaced(step: Json) -> bool:
@@ -133,6 +146,7 @@ def resume(name: str, pre: Json, start: bool) -> List[str]:
         ran.append(f"enable {name}")
         systemctl("enable", *runtime, name)
     if start and is_running(pre) and now["active"] not in _RUNNING:
+        forget_failures(name)
         ran.append(f"start {name}")
         systemctl("start", name)
     return ran

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
+from itertools import pairwise
 
 from pyinfra.api import State
 
@@ -27,7 +28,7 @@ def script_endpoint(script: str, address: str) -> Endpoint | None:
         words = shlex.split(script, comments=True)
     except ValueError:
         return None
-    values = dict(zip(words, words[1:]))
+    values = dict(pairwise(words))
     name = values.get("--served-model-name")
     if name is None:
         return None
@@ -47,16 +48,16 @@ def give_back(
         _stop(state, node, change)
     for node in ordered:
         _undo(state, node, change, overwrite)
-    running = [n for n, unit in unit_states(state, ordered).items() if unit and unit.active == "active"]
+    running = [
+        n for n, unit in unit_states(state, ordered).items() if unit and unit.active == "active"
+    ]
     head = plan.rig.head
     if head.name not in running:
         return f"change {change} ROLLED_BACK; no engine ran before, none runs now"
     endpoint = _restored_endpoint(state, plan)
     if endpoint is None:
         return f"change {change} ROLLED_BACK; the former engine was started (no endpoint to ask)"
-    answer = wait_for_answer(
-        state, head.name, running, endpoint, plan.recipe.expect.start_budget_s
-    )
+    answer = wait_for_answer(state, head.name, running, endpoint, plan.recipe.expect.start_budget_s)
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}"
 
 

@@ -109,7 +109,9 @@ class Run:
                 request = {"change": self.id, "status": status, "reason": reason}
                 call(self.state, self.host(node), "close", request)
             except StepFailed as error:
-                failed.append(str(error))
+                # A node on which nothing had to be changed has no such change.
+                if error.code != "no_change":
+                    failed.append(str(error))
         if failed:
             raise StepFailed("; ".join(failed))
         self.closed = True

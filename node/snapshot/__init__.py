@@ -98,6 +98,14 @@ def _sections(request: Json) -> List[Tuple[str, float, Section]]:
     ]
 
 
+def _add_docker_root(answers: Json) -> None:
+    """Add the room where docker really keeps its things, which only its answer tells."""
+    root, disks = answers["docker"].get("root"), answers["disks"]
+    if root and isinstance(disks, list) and all(row["path"] != root for row in disks):
+        found = guarded(lambda: files.disks([root]))
+        answers["disks"] = disks + found if isinstance(found, list) else found
+
+
 def collect(request: Any) -> Json:
     """Gives the snapshot. Raises NodeError for a bad request only.
 
@@ -130,6 +138,7 @@ def collect(request: Any) -> Json:
         thread.join(max(0.0, started + limit - time.monotonic()))
         late = {"unreadable": f"no answer in {limit:g} s"}
         direct[name] = answers.get(name, late)
+    _add_docker_root(direct)
     return {
         "format": 1,
         "identity": identity.read(),

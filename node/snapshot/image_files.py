@@ -52,18 +52,25 @@ def _hidden(layer: str, name: str) -> bool:
     return False
 
 
+def _through_link(layer: str, name: str) -> bool:
+    """Gives True when `name` or a folder above it is a symbolic link in the layer."""
+    parts = name.split("/")
+    return any(
+        os.path.islink(os.path.join(layer, *parts[:end])) for end in range(1, len(parts) + 1)
+    )
+
+
 def _matches(layers: List[str], pattern: str) -> Iterator[str]:
     """Gives the paths on this host of the files that a glob pattern finds inside the image."""
     seen: Dict[str, None] = {}
     for depth, layer in enumerate(layers):
         for path in sorted(glob.glob(layer + pattern)):
             name = os.path.relpath(path, layer)
-            inside = os.path.realpath(path).startswith(os.path.realpath(layer) + os.sep)
             if name in seen or any(_hidden(upper, name) for upper in layers[:depth]):
                 continue
-            # an absolute link would lead out of the image, into this host
-            if inside and os.path.isfile(path):
-                seen[name] = None
+            seen[name] = None
+            # a link could lead out of the image, into this host
+            if not _through_link(layer, name) and os.path.isfile(path):
                 yield path
 
 
