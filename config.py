@@ -21,6 +21,6 @@ config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # A rig's login user is not root; what rigbook reads and changes is root's.
 config.SUDO = True
 
-from deploys.guards import install  # noqa: E402  (needs the path above)
+from deploys.guards import install
 
 install(ctx_state.get(), sys.argv[1:])

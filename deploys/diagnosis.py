@@ -9,12 +9,13 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.support import endpoint, operator_data, say
+from deploys.support import endpoint, operator_data, remedy, say
 from facts.endpoint import ask
 from facts.observe import observe
+from gates.codes import violation
 from gates.drift import drift, engine_state
 from gates.serving import SERVING, check
-from gates.violation import Layer, Violation
+from gates.violation import Violation
 from gates.waiver import blocking
 from schema.engine import Plan
 from schema.snapshot import NodeSnapshot
@@ -40,26 +41,22 @@ def diagnose(state: State, plan: Plan) -> list[Violation]:
 
 
 def _drifted(node: str, difference: str) -> Violation:
-    return Violation(
-        code="drift",
-        layer=Layer.RECIPE,
-        severity="warn",
-        summary=f"differs from the recipe: {difference}",
+    return violation(
+        "drift",
+        node,
+        f"differs from the recipe: {difference}",
         evidence="the live process, container and files against what the recipe renders",
         remedy="pyinfra INVENTORY deploys/serve.py --dry --diff, then without --dry",
-        node=node,
     )
 
 
 def _not_running(node: str, now: str) -> Violation:
-    return Violation(
-        code="engine-down",
-        layer=Layer.UNIT,
-        severity="block",
-        summary=f"the engine is {now}",
+    return violation(
+        "engine-down",
+        node,
+        f"the engine is {now}",
         evidence="state of rigbook-engine.service and its container",
         remedy="pyinfra INVENTORY deploys/serve.py",
-        node=node,
     )
 
 
@@ -69,16 +66,14 @@ def _endpoint(plan: Plan, running: bool) -> list[Violation]:
     if answer.ok:
         return []
     return [
-        Violation(
-            code="no-answer",
-            layer=Layer.ENDPOINT,
-            severity="block",
-            summary=f"{where.model} gives no real answer at {where.base_url}",
+        violation(
+            "no-answer",
+            plan.rig.head.name,
+            f"{where.model} gives no real answer at {where.base_url}",
             evidence=answer.detail,
             remedy="mend the findings above first, then: pyinfra INVENTORY deploys/serve.py"
             if not running
             else "pyinfra INVENTORY deploys/serve.py (it restarts the nodes in order)",
-            node=plan.rig.head.name,
         )
     ]
 
@@ -86,7 +81,10 @@ def _endpoint(plan: Plan, running: bool) -> list[Violation]:
 def print_report(plan: Plan, findings: list[Violation]) -> None:
     """Prints the findings; DeployError (exit status 1) when one of them blocks serving."""
     if operator_data().as_json:
-        rows = [{**dataclasses.asdict(f), "layer": f.layer.name.lower()} for f in findings]
+        rows = [
+            {**dataclasses.asdict(f), "layer": f.layer.name.lower(), "remedy": remedy(f)}
+            for f in findings
+        ]
         print(json.dumps(rows, indent=2))
     else:
         for finding in findings:

@@ -7,6 +7,7 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from pyinfra.api import State
@@ -20,6 +21,9 @@ def install(state: State, arguments: Sequence[str]) -> None:
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")
+    for pair in _data_pairs(arguments):
+        if not pair.partition("=")[1]:
+            raise PyinfraError(f"--data {pair!r} has no value; allowed: --data key=value")
     original = state.init
 
     def init(inventory: Any, config: Any, initial_limit: Any = None) -> None:
@@ -34,3 +38,10 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 
     state.init = init  # type: ignore[method-assign]
+
+
+def _data_pairs(arguments: Sequence[str]) -> list[str]:
+    """What stands behind each --data; pyinfra splits it at `=` and fails where there is none."""
+    following = [after for flag, after in pairwise(arguments) if flag == "--data"]
+    joined = [a.removeprefix("--data=") for a in arguments if a.startswith("--data=")]
+    return following + joined

@@ -5,8 +5,8 @@ Runbook: docs/runbooks/serve.md. Data: recipe, profile, waive + reason, deep.
 
 from pyinfra import host, state
 
-from deploys.support import endpoint, gate, load
 from deploys.serving import back_again, decide, proof
+from deploys.support import endpoint, gate, load
 from gates.serving import SERVING
 from operations import engine
 from operations.run import Run

@@ -67,12 +67,22 @@ def _decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
     if not reasons:
         if answer is not None and answer.ok:
             logger.info(f"    serving as the recipe says; a real answer: {answer.detail}")
-        return Work(steps, files, reasons, needs_proof=not (answer and answer.ok), answer=answer)
+        # A step without a restart (a unit that was disabled) opens a change, which must be ended.
+        needs_proof = any(steps.values()) or not (answer and answer.ok)
+        return Work(steps, files, reasons, needs_proof=needs_proof, answer=answer)
     head = frozenset({plan.rig.head.name})
     workers = frozenset(node.name for node in plan.rig.workers)
     up = frozenset(n for n, s in snapshots.items() if _may_run(_unit(s)))
     return Work(
-        steps, files, reasons, head & up, workers & up, head, workers, needs_proof=True, answer=answer
+        steps,
+        files,
+        reasons,
+        head & up,
+        workers & up,
+        head,
+        workers,
+        needs_proof=True,
+        answer=answer,
     )
 
 
@@ -139,7 +149,7 @@ def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer)
 
 
 def proof(state: State, plan: Plan, where: Endpoint) -> str:
-    """A real answer within the recipe's start budget, as a line; StepFailed says why there is none."""
+    """A line about a real answer within the start budget; StepFailed says why there is none."""
     nodes = [node.name for node in plan.rig.nodes]
     answer = wait_for_answer(
         state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s

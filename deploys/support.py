@@ -35,7 +35,8 @@ _LOCK = RLock()
 
 def inventory_name() -> str:
     """The inventory as the operator typed it, for the commands that remedies name."""
-    return next((a for a in sys.argv[1:] if not a.startswith("-")), "INVENTORY")
+    files = (a for a in sys.argv[1:] if a.endswith(".py") and "=" not in a)
+    return next((f for f in files if Path(f).parent.name != "deploys"), "INVENTORY")
 
 
 def remember(key: str, make: Any) -> Any:
@@ -70,6 +71,9 @@ def load() -> Plan:
     """What the inventory, group_data, the catalog and --data ask for; DeployError says what not."""
 
     def make() -> Plan:
+        # Elsewhere pyinfra finds neither config.py nor group_data, and says nothing.
+        if Path.cwd().resolve() != ROOT:
+            raise DeployError(f"start pyinfra in rigbook's own folder: cd {ROOT}")
         pairs = {h.name: data_of(h) for h in state.inventory}
         try:
             return loader.plan(
@@ -105,7 +109,9 @@ def operator_data() -> HostData:
     return host_data(host.name, merged, sources)
 
 
-def gate(plan: Plan, gates: Sequence[Gate]) -> tuple[Mapping[str, NodeSnapshot], tuple[tuple[str, str], ...]]:
+def gate(
+    plan: Plan, gates: Sequence[Gate]
+) -> tuple[Mapping[str, NodeSnapshot], tuple[tuple[str, str], ...]]:
     """Whether: the rig's snapshots and the waivers used, or DeployError with every finding."""
 
     def make() -> Any:
@@ -123,7 +129,8 @@ def gate(plan: Plan, gates: Sequence[Gate]) -> tuple[Mapping[str, NodeSnapshot],
         for violation in waived:
             logger.info(f"waived {violation.code}: {violation.summary} (reason: {data.reason})")
         snapshots = {n: s for n, s in observed.items() if isinstance(s, NodeSnapshot)}
-        return snapshots, tuple((v.code, data.reason or "") for v in waived)
+        codes = dict.fromkeys(violation.code for violation in waived)
+        return snapshots, tuple((code, data.reason or "") for code in codes)
 
     snapshots, waivers = once("gate", make)
     return snapshots, waivers

@@ -66,7 +66,7 @@ class Unit(FactBase[UnitState]):
                 last_line=values.get("LastLine", ""),
             )
         except (KeyError, ValueError):
-            raise FactProcessError(f"systemctl show answered: {' '.join(output)[:200]!r}")
+            raise FactProcessError(f"systemctl show answered: {' '.join(output)[:200]!r}") from None
 
 
 class Log(FactBase[list]):

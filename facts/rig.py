@@ -42,7 +42,8 @@ def parse_snapshot(output: list[str]) -> NodeSnapshot:
     try:
         document = json.loads(output[-1])
     except (IndexError, ValueError):
-        raise FactProcessError(f"the host answered no snapshot but: {' '.join(output)[:300]!r}")
+        said = " ".join(output)[:300]
+        raise FactProcessError(f"the host answered no snapshot but: {said!r}") from None
     if document.get("ok") is False:
         raise FactProcessError(f"node snapshot failed: {document.get('error')}")
     document.pop("ok", None)
@@ -51,4 +52,6 @@ def parse_snapshot(output: list[str]) -> NodeSnapshot:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise FactProcessError(f"the host's snapshot does not fit at {where}: {first['msg']}")
+        raise FactProcessError(
+            f"the host's snapshot does not fit at {where}: {first['msg']}"
+        ) from None

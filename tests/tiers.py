@@ -59,7 +59,11 @@ TIERS = {
     "fast": Tier(
         (
             _pytest(
-                "tests/unit", "tests/node", "tests/facts", "tests/operations", "tests/deploys",
+                "tests/unit",
+                "tests/node",
+                "tests/facts",
+                "tests/operations",
+                "tests/deploys",
                 "tests/lab_unit",
             ),
         ),
@@ -75,7 +79,9 @@ def run(names: list[str]) -> int:
     """Runs the tiers by name; the exit status: 0 when all that ran passed (and, in CI, all ran)."""
     unknown = [name for name in names if name not in TIERS]
     if unknown or not names:
-        print(f"tiers: unknown {', '.join(unknown) or '(none named)'}; there are: {', '.join(TIERS)}")
+        print(
+            f"tiers: unknown {', '.join(unknown) or '(none named)'}; there are: {', '.join(TIERS)}"
+        )
         return 2
     rows = []
     for name in names:
@@ -86,7 +92,9 @@ def run(names: list[str]) -> int:
             continue
         print(f"== tier {name}: {tier.what}", flush=True)
         started = time.monotonic()
-        codes = [subprocess.run(command, cwd=ROOT, check=False).returncode for command in tier.commands]
+        codes = [
+            subprocess.run(command, cwd=ROOT, check=False).returncode for command in tier.commands
+        ]
         took = f"{time.monotonic() - started:.0f} s"
         rows.append((name, "FAILED" if any(codes) else "passed", took))
     print("== tiers")
