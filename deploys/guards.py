@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import click
 from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
 
@@ -24,6 +25,8 @@ def install(state: State, arguments: Sequence[str]) -> None:
     for pair in _data_pairs(arguments):
         if not pair.partition("=")[1]:
             raise PyinfraError(f"--data {pair!r} has no value; allowed: --data key=value")
+    typed = click.get_current_context(silent=True)
+    state.__dict__["rigbook_inventory"] = typed and typed.params.get("inventory")
     original = state.init
 
     def init(inventory: Any, config: Any, initial_limit: Any = None) -> None:

@@ -5,7 +5,7 @@ Runbook: docs/runbooks/serve.md. Data: recipe, profile, waive + reason, deep.
 
 from pyinfra import host, state
 
-from deploys.serving import back_again, decide, proof
+from deploys.serving import asked, back_again, decide, proof
 from deploys.support import endpoint, gate, load
 from gates.serving import SERVING
 from operations import engine
@@ -13,6 +13,8 @@ from operations.run import Run
 
 # Load: what we want.
 plan = load()
+
+asked(plan)
 
 # Gate: whether. Nothing has been changed on any host when a finding blocks.
 snapshots, waivers = gate(plan, SERVING)

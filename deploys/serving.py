@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import gevent
+from gevent import Greenlet
 from pyinfra import logger
 from pyinfra.api import State
 
@@ -19,6 +21,8 @@ from operations.waiting import wait_for_answer
 from schema.engine import UNIT, Plan
 from schema.snapshot import FileState, NodeSnapshot, Unit
 
+# How long an engine may take for a short answer that nobody waits for yet.
+ASK_S = 30.0
 # Differences that the files and the unit's own steps mend; they restart the engine as well.
 _BY_CONFIGURE = frozenset({"file", "unit"})
 
@@ -50,6 +54,11 @@ class Work:
         return self._run[0]
 
 
+def asked(plan: Plan) -> Greenlet[..., Answer]:
+    """A completion that is under way: asked while the hosts are looked at, waited for with get."""
+    return remember("asked", lambda: gevent.spawn(ask, endpoint(plan), ASK_S))
+
+
 def decide(state: State, plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
     """The work of this run, decided once and shown once; all hosts get the same object."""
     return remember("work", lambda: _decide(plan, snapshots))
@@ -60,7 +69,7 @@ def _decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
     steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
     states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
-    answer = ask(endpoint(plan), 30.0) if "running" in states.values() else None
+    answer = asked(plan).get() if "running" in states.values() else None
     reasons = _reasons(plan, snapshots, steps, states, differences, answer)
     for reason in reasons:
         logger.info(f"    {reason}")
@@ -72,7 +81,7 @@ def _decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
         return Work(steps, files, reasons, needs_proof=needs_proof, answer=answer)
     head = frozenset({plan.rig.head.name})
     workers = frozenset(node.name for node in plan.rig.workers)
-    up = frozenset(n for n, s in snapshots.items() if _may_run(_unit(s)))
+    up = frozenset(n for n, s in snapshots.items() if may_run(own_unit(s)))
     return Work(
         steps,
         files,
@@ -90,7 +99,8 @@ def _files(snapshot: NodeSnapshot) -> dict[str, FileState]:
     return {f.path: f for f in snapshot.files} if isinstance(snapshot.files, tuple) else {}
 
 
-def _unit(snapshot: NodeSnapshot) -> Unit | None:
+def own_unit(snapshot: NodeSnapshot) -> Unit | None:
+    """The engine's unit as systemd knows it; None when it knows none."""
     if not isinstance(snapshot.units, tuple):
         return None
     found = (unit for unit in snapshot.units if unit.name == UNIT)
@@ -98,7 +108,8 @@ def _unit(snapshot: NodeSnapshot) -> Unit | None:
     return None if unit is None or unit.load_state == "not-found" else unit
 
 
-def _may_run(unit: Unit | None) -> bool:
+def may_run(unit: Unit | None) -> bool:
+    """Whether the unit runs, or is about to."""
     return unit is not None and unit.active_state not in ("inactive", "failed")
 
 
@@ -112,7 +123,7 @@ def _steps(
     changes = engine.folder_steps(plan.specs[name], files[name], node.ssh_user)
     changes += engine.file_steps(plan.documents[name], files[name])
     changed_files = any(step["op"] == "file" for step in changes)
-    return changes + engine.unit_steps(_unit(snapshots[name]), changed_files)
+    return changes + engine.unit_steps(own_unit(snapshots[name]), changed_files)
 
 
 def _reasons(
@@ -142,7 +153,7 @@ def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer)
     if answer.final:
         return True
     head = snapshots[plan.rig.head.name]
-    unit = _unit(head)
+    unit = own_unit(head)
     if unit is None or unit.since_unix_s is None:
         return True
     return head.identity.clock_unix_s - unit.since_unix_s > plan.recipe.expect.start_budget_s

@@ -5,7 +5,6 @@ Errors become one DeployError in deploy code: pyinfra then stops all hosts befor
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,7 @@ _LOCK = RLock()
 
 def inventory_name() -> str:
     """The inventory as the operator typed it, for the commands that remedies name."""
-    files = (a for a in sys.argv[1:] if a.endswith(".py") and "=" not in a)
-    return next((f for f in files if Path(f).parent.name != "deploys"), "INVENTORY")
+    return str(ctx_state.get().__dict__.get("rigbook_inventory") or "INVENTORY")
 
 
 def remember(key: str, make: Any) -> Any:

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 
 PROMPT = "Say hello."
-MAX_TOKENS = 32
+# Few: it proves that the engine answers, not what it knows. A reasoning model thinks first.
+MAX_TOKENS = 8
+MAX_TOKENS_REASONING = 512
 # Statuses that mean "not yet" while an engine loads or is busy; 500 means broken (sparkrun).
 RETRY_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 
@@ -44,7 +46,7 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     body: dict[str, Any] = {
         "model": endpoint.model,
         "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": MAX_TOKENS if not endpoint.reasoning else 512,
+        "max_tokens": MAX_TOKENS_REASONING if endpoint.reasoning else MAX_TOKENS,
         "temperature": 0,
     }
     if endpoint.chat_template_kwargs:

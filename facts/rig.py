@@ -43,7 +43,8 @@ def parse_snapshot(output: list[str]) -> NodeSnapshot:
         document = json.loads(output[-1])
     except (IndexError, ValueError):
         said = " ".join(output)[:300]
-        raise FactProcessError(f"the host answered no snapshot but: {said!r}") from None
+        answered = f"no snapshot but: {said!r}" if said else f"nothing in {SNAPSHOT_TIMEOUT_S} s"
+        raise FactProcessError(f"the host answered {answered}") from None
     if document.get("ok") is False:
         raise FactProcessError(f"node snapshot failed: {document.get('error')}")
     document.pop("ok", None)

@@ -7,7 +7,6 @@ nothing is to do. The steps themselves are node's: journalled, and undone togeth
 from __future__ import annotations
 
 import hashlib
-import hashlib
 from collections.abc import Callable, Collection, Generator, Mapping
 
 from pyinfra import host

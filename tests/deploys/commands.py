@@ -1,0 +1,64 @@
+"""What a recorded remote command asks of a host: node's verb and request, or a systemd question."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+# The words of node/pack.py: the packed payload is one base64 word behind printf.
+_PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+) \|")
+_INSTALLS = "exec 3<&0; "
+READING = frozenset({"snapshot", "journal", "unit-state", "log"})
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One remote command: its host, its verb, node's request (empty for a shell command).
+
+    Verbs that are not node's: unit-state and log (facts/engine.py), systemctl-stop
+    (operations/giveback.py), other.
+    """
+
+    host: str
+    verb: str
+    request: dict[str, Any] = field(default_factory=dict)
+    installs: bool = False
+    raw: str = ""
+
+    @property
+    def what(self) -> str:
+        """The command in a word: `apply file+unit`, `apply start`, `close COMMITTED`, `undo` …"""
+        if self.verb == "apply":
+            steps = self.request["steps"]
+            words = [str(step.get("active") or step["op"]) for step in steps]
+            return f"apply {'+'.join(dict.fromkeys(words))}"
+        if self.verb == "close":
+            return f"close {self.request['status']}"
+        return self.verb
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change something on the host (installing node is a change)."""
+        return self.installs or self.verb not in READING
+
+
+def sent(host: str, command: str) -> Sent:
+    """Reads a command line as `host` got it; `raw` is the line without its base64 word."""
+    packed = _PACKED.search(command)
+    if packed:
+        raw = zlib.decompress(base64.b64decode(packed[1]))
+        header = json.loads(raw.partition(b"\n")[0])
+        *words, request = header[0]
+        shell = command.replace(packed[1], "PACKED")
+        return Sent(host, " ".join(words), json.loads(request), _INSTALLS in command, shell)
+    words_of = {
+        "systemctl show": "unit-state",
+        "journalctl": "log",
+        "systemctl stop": "systemctl-stop",
+    }
+    verb = next((verb for text, verb in words_of.items() if text in command), "other")
+    return Sent(host, verb, {}, False, command)
