@@ -38,14 +38,18 @@ def test_one_playbook_serves_all_nodes() -> None:
 
 
 def test_a_missed_target_is_shown_as_missed() -> None:
-    good = Figures([2.0], [3], [20.0], [1.5], [0.3], [0.3], [0.6], [0.2], [0.4], [50_000_000])
+    good = Figures(
+        [2.0], [3], [20.0], [15.0], [1.5], [0.3], [0.3], [0.6], [0.2], [0.4], [50_000_000]
+    )
     assert [row.met for row in rows(good) if row.target] == [True] * 5
-    bad = Figures([2.0], [4], [10.0], [0.5], [0.3], [0.3], [0.6], [0.2], [0.6], [70_000_000])
+    bad = Figures([2.0], [4], [10.0], [9.0], [0.5], [0.3], [0.3], [0.6], [0.2], [0.6], [70_000_000])
     assert [row.met for row in rows(bad) if row.target] == [False] * 5
 
 
 def test_the_most_commands_of_any_round_count() -> None:
-    figures = Figures([2.0] * 3, [2, 9, 2], [20.0], [1.5], [0.3], [0.3], [0.6], [0.2], [0.4], [1])
+    figures = Figures(
+        [2.0] * 3, [2, 9, 2], [20.0], [15.0], [1.5], [0.3], [0.3], [0.6], [0.2], [0.4], [1]
+    )
     measured = {row.what: row.measured for row in rows(figures)}
     assert measured["serve: remote commands a host"] == "9"
 

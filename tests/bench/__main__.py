@@ -1,0 +1,133 @@
+"""`python -m tests.bench`: how fast a rig that is as it should be is found to be so.
+
+On a lab that serves. Prints the table and writes docs/benchmarks.md; exit status 1 when a target
+is not met or something was not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from gates.drift import drift
+from gates.engine import own_container
+from schema.errors import SpecError
+from schema.snapshot import NodeSnapshot, Unit, Unreadable
+from tests.bench.ansible import AnsibleRun
+from tests.bench.measure import Bench, timed
+from tests.bench.report import Figures, document, rows, table
+from tests.infra.observe import observe
+from tests.infra.plugin import ROOT, Connections, Rig, load_rig
+
+ROUNDS = 3
+State = Mapping[str, Mapping[str, object]]
+
+
+def state_of(rig: Rig, connections: Connections) -> State:
+    """What a change would change on each node; RuntimeError when a node is not as planned."""
+    found: dict[str, dict[str, object]] = {}
+    for name, seen in observe(rig, connections).snapshots.items():
+        if isinstance(seen, Unreadable):
+            raise RuntimeError(f"{name}: {seen.unreadable}")
+        differences = [d.text for d in drift(rig.plan, rig.plan.rig.node(name), seen)]
+        container = own_container(seen)
+        if container is None or container.state != "running":
+            differences.append("the engine's container does not run")
+        if differences:
+            serve = f"pyinfra {rig.inventory} deploys/serve.py -y"
+            raise RuntimeError(f"{name}: {differences[0]}; bring it up first: {serve}")
+        found[name] = {
+            "container": container,
+            "files": seen.files,
+            "journal": seen.journal,
+            # Not the time of the start: the host computes it anew each time, to the microsecond.
+            "restarts": [unit.restarts for unit in known_units(seen)],
+        }
+    return found
+
+
+def known_units(seen: NodeSnapshot) -> tuple[Unit, ...]:
+    """The units of a snapshot; none where systemd was not read, which drift names."""
+    return seen.units if isinstance(seen.units, tuple) else ()
+
+
+def different(before: State, after: State) -> str:
+    """The first thing that is not what it was, with both values; empty when all is the same."""
+    for name, parts in before.items():
+        for part, value in parts.items():
+            if after[name][part] != value:
+                return f"{part} of {name}: {value!s:.300} became {after[name][part]!s:.300}"
+    return ""
+
+
+def measured(rig: Rig, connections: Connections, rounds: int) -> Figures:
+    """All figures, interleaved, so that a busy minute of the machine meets all of them."""
+    bench, figures = Bench(rig, connections), Figures()
+    ansible = AnsibleRun(rig, connections)
+    try:
+        for number in range(1, rounds + 1):
+            print(f"round {number} of {rounds}", flush=True)
+            seconds, commands = bench.serve()
+            figures.serve.append(seconds)
+            figures.commands.append(max(commands.values()))
+            figures.cli_start.append(bench.cli_start())
+            figures.connect.append(bench.connect())
+            figures.snapshot.append(bench.snapshot())
+            figures.ansible.append(timed(lambda: ansible.run(tuned=False)))
+            figures.tuned.append(timed(lambda: ansible.run(tuned=True)))
+            figures.script.append(bench.script())
+            figures.completion.append(bench.completion())
+            on_host, size = bench.on_host()
+            figures.host_seconds.append(on_host)
+            figures.host_bytes.append(size)
+    finally:
+        ansible.close()
+    return figures
+
+
+def machine() -> str:
+    """This machine, as the reader of the figures needs it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
+    return f"a VM of {os.cpu_count()} cores and {memory:.0f} GiB with two nspawn hosts"
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--rig", default="inventory/lab.py", metavar="INVENTORY")
+    parser.add_argument("--rig-data", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--write", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    asked = parser.parse_args(arguments)
+    try:
+        rig = load_rig(asked.rig, asked.rig_data)
+        connections = Connections(rig)
+    except SpecError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    try:
+        before = state_of(rig, connections)
+        figures = measured(rig, connections, asked.rounds)
+        changed = different(before, state_of(rig, connections))
+        if changed:
+            raise RuntimeError(f"the rig is not what it was before: {changed}")
+    except RuntimeError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    finally:
+        connections.close()
+    listed = rows(figures)
+    used = ", ".join(f"{name} {version(name)}" for name in ("pyinfra", "ansible-core"))
+    asked.write.write_text(
+        document(listed, asked.rounds, f"Python {sys.version.split()[0]}, {used}", machine())
+    )
+    print(table(listed))
+    return int(any(row.met is False for row in listed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""The figures as a table with targets, and docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MB = 10**6
+
+
+@dataclass
+class Figures:
+    """What the rounds measured: seconds, commands a node and bytes, one entry a round."""
+
+    serve: list[float] = field(default_factory=list)
+    commands: list[int] = field(default_factory=list)
+    ansible: list[float] = field(default_factory=list)
+    tuned: list[float] = field(default_factory=list)
+    cli_start: list[float] = field(default_factory=list)
+    connect: list[float] = field(default_factory=list)
+    snapshot: list[float] = field(default_factory=list)
+    script: list[float] = field(default_factory=list)
+    completion: list[float] = field(default_factory=list)
+    host_seconds: list[float] = field(default_factory=list)
+    host_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; `met` None where there is no target."""
+
+    what: str
+    measured: str
+    target: str = ""
+    met: bool | None = None
+
+
+def rows(figures: Figures) -> list[Row]:
+    """The table: medians of the rounds; the commands a node are the most of any round."""
+    serve, ansible = _median(figures.serve), _median(figures.ansible)
+    parts = [_median(figures.cli_start), _median(figures.connect), _median(figures.snapshot)]
+    whole = serve / (sum(parts) + _median(figures.completion))
+    commands = max(figures.commands)
+    faster, times = ansible / serve, serve / sum(parts)
+    seconds, size = _median(figures.host_seconds), max(figures.host_bytes) / MB
+    return [
+        Row("serve that changes nothing, wall", _seconds(figures.serve)),
+        Row("serve: remote commands a host", str(commands), "≤ 3", commands <= 3),
+        Row("Ansible, the same twenty checks, wall", _seconds(figures.ansible)),
+        Row("serve against Ansible", f"{faster:.1f} times faster", "≥ 8", faster >= 8),
+        Row("Ansible without fact gathering, wall", _seconds(figures.tuned)),
+        Row("serve against that", f"{_median(figures.tuned) / serve:.1f} times faster"),
+        Row("pyinfra's CLI start (A)", _seconds(figures.cli_start)),
+        Row("a new ssh connection to each host (B)", _seconds(figures.connect)),
+        Row("one snapshot of each host, connection open (C)", _seconds(figures.snapshot)),
+        Row("serve against A + B + C", f"{times:.2f} times", "≤ 1.3", times <= 1.3),
+        Row("serve against A + B + C + the completion", f"{whole:.2f} times"),
+        Row("one script with the checks over ssh, wall", _seconds(figures.script)),
+        Row("the completion alone (in serve, Ansible and script)", _seconds(figures.completion)),
+        Row("node snapshot on a host, wall", _seconds(figures.host_seconds),
+            "≤ 0.5 s", seconds <= 0.5),
+        Row("node snapshot on a host, largest process", f"{size:.0f} MB", "≤ 60 MB", size <= 60),
+    ]  # fmt: skip
+
+
+def table(listed: Sequence[Row]) -> str:
+    """The rows as Markdown."""
+    lines = ["| what | median (min to max) | target | |", "|---|---|---|---|"]
+    for row in listed:
+        met = "" if row.met is None else "met" if row.met else "NOT MET"
+        lines.append(f"| {row.what} | {row.measured} | {row.target} | {met} |")
+    return "\n".join(lines) + "\n"
+
+
+def document(listed: Sequence[Row], rounds: int, versions: str, machine: str) -> str:
+    """docs/benchmarks.md."""
+    return f"""# Benchmarks
+
+Measured {time.strftime("%Y-%m-%d", time.gmtime())} on {machine}, serving the `tiny` recipe
+({versions}). {rounds} rounds; every measurement once a round, one after the other. Run again on a
+lab that serves: `make bench`, which writes this file.
+
+{table(listed)}
+The hosts share their cores with the operator's side, so both hosts' work and the command line
+compete; on a real rig B and C do not cost the operator's processor.
+
+- serve: `pyinfra INVENTORY deploys/serve.py -y` on a rig that already is as the recipe says. Each
+  ssh channel that runs a command or opens SFTP is counted (tests/bench/counted.py). The run ends
+  with a real chat completion, which A + B + C does not hold.
+- Ansible: the same twenty checks as idiomatic tasks (tests/bench/checks.py), pipelining on, five
+  forks, ControlPersist on, connections cold at the start as for the others. Every task must end ok
+  and unchanged. Once as a play is by default, and once without fact gathering and with the
+  interpreter named, since no check needs either.
+- A is `pyinfra INVENTORY debug-inventory`. B and C ask both hosts at the same time, as serve does.
+- The script is one `sh` a host with the same checks, over new connections, both hosts at once.
+- node snapshot on a host: the worst host, as root there, with what serve asks for; the largest of
+  its processes by getrusage.
+- That nothing was changed is checked: containers, files and journal are compared before and after.
+"""
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return f"{_median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
