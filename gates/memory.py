@@ -52,16 +52,25 @@ def memory_enough(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
     """
     if is_up(snapshot):
         return
-    memory = known(snapshot.memory, "memory")
-    if not plan.recipe.expect.needs_nvidia:
-        yield from _system(plan, node, memory, _cpu_need(plan, node))
+    need = system_need(plan, node, snapshot)
+    if need is not None:
+        yield from _system(plan, node, known(snapshot.memory, "memory"), need)
         return
     gpus = known(snapshot.gpus, "gpus")
-    if any(gpu.unified_memory for gpu in gpus.gpus):
-        yield from _system(plan, node, memory, ceil(memory.total * utilization(plan, node)))
-        return
     for gpu in sorted(gpus.gpus, key=lambda gpu: gpu.index)[: gpus_needed(plan, node)]:
         yield from _discrete(plan, node, gpu, snapshot)
+
+
+def system_need(plan: Plan, node: Node, snapshot: NodeSnapshot) -> int | None:
+    """The bytes of system memory that the engine's start asks for; None on a discrete card.
+
+    UnknownSection when the host could not say what GPUs or memory it has.
+    """
+    if not plan.recipe.expect.needs_nvidia:
+        return _cpu_need(plan, node)
+    if any(gpu.unified_memory for gpu in known(snapshot.gpus, "gpus").gpus):
+        return ceil(known(snapshot.memory, "memory").total * utilization(plan, node))
+    return None
 
 
 def _cpu_need(plan: Plan, node: Node) -> int:

@@ -45,6 +45,22 @@ CHANGING: tuple[Gate, ...] = (
     storage.changes_closed,
     storage.journal_whole,
 )
+# Before a cold restart, which ends orphans, frees ports and memory, and takes up a restart that
+# was cut off; a change of another deploy stays in its way (storage.changes_closed).
+RESTARTING: tuple[Gate, ...] = (
+    *host.GATES,
+    *driver.GATES,
+    *fabric.GATES,
+    storage.disk_room,
+    storage.lock_free,
+    storage.changes_closed_but_restart,
+    storage.journal_whole,
+    *container.GATES,
+    *patches.GATES,
+    *unit.GATES,
+    *weights.GATES,
+    *recipe.GATES,
+)
 # Before a rollback: an open change is what it is there for.
 REACHING: tuple[Gate, ...] = (host.nodes_reachable, storage.lock_free, storage.journal_whole)
 

@@ -76,9 +76,24 @@ def lock_free(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
 @per_node
 def changes_closed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """No change is half done, none ended as neither old nor new (P4, faults.md 3 to 6)."""
-    journal = known(snapshot.journal, "journal")
+    yield from _half_done(plan, node, snapshot, known(snapshot.journal, "journal").changes)
+
+
+@per_node
+def changes_closed_but_restart(
+    plan: Plan, node: Node, snapshot: NodeSnapshot
+) -> Iterator[Violation]:
+    """As `changes_closed`, for the restart itself: it takes up a restart that was cut off."""
+    changes = known(snapshot.journal, "journal").changes
+    others = tuple(c for c in changes if (c.deploy, c.status) != ("restart", "OPEN"))
+    yield from _half_done(plan, node, snapshot, others)
+
+
+def _half_done(
+    plan: Plan, node: Node, snapshot: NodeSnapshot, changes: tuple[ChangeSummary, ...]
+) -> Iterator[Violation]:
     boot = snapshot.identity.boot_id
-    for change in journal.changes:
+    for change in changes:
         rollback = pyinfra(plan, "rollback", f"change={change.id}")
         if change.status == "OPEN":
             yield violation(
@@ -86,7 +101,9 @@ def changes_closed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
                 node.name,
                 f"change {change.id} ({change.deploy}) on {node.name} was never finished",
                 evidence=_story(change, boot),
-                remedy=f"{rollback} (at the console of {node.name}: sudo rignode undo)",
+                remedy=pyinfra(plan, "restart")
+                if change.deploy == "restart"
+                else f"{rollback} (at the console of {node.name}: sudo rignode undo)",
             )
         elif change.status == "INCONSISTENT":
             yield violation(

@@ -1,0 +1,86 @@
+"""A reboot that is proven: another boot_id, within a budget, with progress.
+
+pyinfra's server.reboot marks a healthy host failed when sshd outlives its delay, and gives up
+after 300 s (pyinfra-notes.md, "server.reboot"); big boards take longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Generator
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, Host, State, operation
+from pyinfra.api.exceptions import ConnectError
+
+from facts.host import BootId
+from facts.observe import fact_of, in_host
+from operations.node import StepFailed
+from operations.run import Run
+
+POLL_S = 2.0
+PROGRESS_S = 15.0
+
+
+@operation()
+def reboot(
+    run: Run, nodes: Collection[str], before: str, budget_s: int
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Reboot this node, when it is one of `nodes`, and wait for its next boot.
+
+    + run: the change
+    + nodes: the nodes to reboot, at the same time
+    + before: the boot_id of this node now
+    + budget_s: how long its next boot may take
+    """
+    if host.name not in nodes:
+        host.noop("this node is not rebooted")
+        return
+    run.say(host, "reboot", lambda: host.log(f"reboot, then wait up to {budget_s} s"))
+    target = run.host(host.name)
+    yield run.step("reboot", nodes, lambda: _reboot(run.state, target, before, budget_s))
+
+
+def _reboot(state: State, target: Host, before: str, budget_s: int) -> None:
+    # Detached: the ssh channel must not wait for a shell that the reboot ends.
+    command = "nohup sh -c 'sleep 1; systemctl reboot' >/dev/null 2>&1 &"
+    done, output = in_host(state, target, target.run_shell_command, command, _sudo=True)
+    if not done:
+        raise StepFailed(f"{target.name}: systemctl reboot: {output.stderr[-200:]}")
+    seconds = wait_for_boot(state, target, before, budget_s)
+    target.log(f"up again after {seconds:.0f} s, another boot_id")
+
+
+def wait_for_boot(state: State, target: Host, before: str, budget_s: int) -> float:
+    """Waits until the host answers from another boot; the seconds it took, or StepFailed."""
+    started = told = time.monotonic()
+    while True:
+        time.sleep(POLL_S)
+        now = time.monotonic()
+        boot = _boot_id(state, target)
+        if boot is not None and boot != before:
+            return now - started
+        if now - started > budget_s:
+            raise StepFailed(
+                f"{target.name} did not come back within {budget_s} s; look at its console"
+            )
+        if now - told >= PROGRESS_S:
+            told = now
+            word = "no ssh yet" if boot is None else "still in the old boot"
+            target.log(f"waiting for the next boot: {now - started:.0f} s of {budget_s} s; {word}")
+
+
+def _boot_id(state: State, target: Host) -> str | None:
+    """The host's boot_id over a fresh connection; None while there is none."""
+    try:
+        in_host(state, target, target.disconnect)
+        in_host(state, target, target.connect, show_errors=False)
+    except (ConnectError, OSError, EOFError):
+        return None
+    if not target.connected:
+        return None
+    try:
+        return fact_of(state, target, BootId)
+    except Exception:  # a connection that the shutdown cuts while it is used
+        return None
