@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lab import settings
 
@@ -84,6 +85,21 @@ class Lab:
         text = self.ssh(host, f"systemctl show -p {wanted} rigbook-engine.service")
         values = dict(line.partition("=")[::2] for line in text.splitlines())
         return [values[name] for name in names]
+
+    def snapshots(self, *options: str) -> dict[str, dict[str, Any]]:
+        """Both hosts' snapshots, without what moves by itself on a host that nobody touches."""
+        words = ("--json", *options, "inventory/lab.py", "fact", "facts.rig.Snapshot")
+        text = self.run(str(PYINFRA), *words).text
+        document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+        hosts: dict[str, dict[str, Any]] = next(iter(document.values()))
+        for snapshot in hosts.values():
+            for key in ("took_s", "memory", "disks", "gpus"):
+                snapshot.pop(key)
+            for key in ("uptime_s", "clock_unix_s"):
+                snapshot["identity"].pop(key)
+            for process in snapshot["engine_processes"]:
+                process.pop("rss")
+        return hosts
 
     def starts(self) -> dict[str, str]:
         """What tells one start of the engines from another: each unit's invocation id."""

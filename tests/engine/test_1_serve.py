@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from facts.endpoint import Endpoint, ask
-from tests.rehearsal import PYINFRA, Lab
-
-WRITE = "Write the launch script"
-PROOF = "A real chat completion"
+from tests.rehearsal import Lab
 
 
 def head(lab: Lab) -> Endpoint:
     """The endpoint of the lab's head."""
     return Endpoint(f"http://{lab.hosts['lab1'].address}:8000", "tiny")
-
-
-def looks(lab: Lab) -> dict[str, dict[str, object]]:
-    """Both hosts' snapshots, without what changes by itself from one look to the next."""
-    done = lab.run(str(PYINFRA), "--json", "inventory/lab.py", "fact", "facts.rig.Snapshot")
-    found = json.loads(done.text[done.text.index("{") :])
-    hosts = next(iter(found.values())) if "lab1" not in found else found
-    fleeting = ("took_s", "identity", "memory", "disks", "gpus", "engine_processes")
-    return {
-        name: {key: value for key, value in snapshot.items() if key not in fleeting}
-        for name, snapshot in hosts.items()
-    }
 
 
 def test_serve_brings_up_both_nodes_and_proves_it(serving: Lab) -> None:
@@ -57,13 +40,13 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(serving: Lab) -> None
 
 
 def test_a_dry_run_shows_the_changed_flags_and_changes_nothing(serving: Lab) -> None:
-    before, starts = looks(serving), serving.starts()
+    before, starts = serving.snapshots(), serving.starts()
     done = serving.pyinfra("serve", "--dry", "--diff", "--data", "profile=throughput", yes=False)
     assert done.rc == 0
     assert "-  --max-num-seqs 4" in done.text and "+  --max-num-seqs 8" in done.text
     order = [done.text.index(step) for step in ("[lab1] stop ", "[lab1] start ")]
     assert order == sorted(order)
-    assert looks(serving) == before
+    assert serving.snapshots() == before
     assert serving.starts() == starts
 
 

@@ -85,7 +85,7 @@ def test_a_killed_operator_is_rolled_back_by_one_command(
     again = serving.pyinfra("serve")
     assert again.counts("Grand total")[1:3] == ("-", "-"), "back to what was there before"
     twice = serving.pyinfra("rollback")
-    assert twice.rc == 0 and "Success" not in twice.text
+    assert twice.rc == 0 and twice.counts("Grand total")[1:3] == ("-", "-")
 
 
 def test_infra_is_red_and_names_the_worker_after_its_engine_was_killed(serving: Lab) -> None:
@@ -115,7 +115,7 @@ def test_stop_leaves_nothing_and_a_second_stop_changes_nothing(serving: Lab) -> 
     done = serving.pyinfra("stop")
     assert done.rc == 0, done.text
     for name in serving.hosts:
-        assert serving.ssh(name, "docker ps -q") == ""
+        assert serving.ssh(name, "sudo docker ps -q") == ""
         assert serving.ssh(name, "pgrep -c VLLM || true") == "0"
         ports = serving.ssh(name, "sudo ss -Hltn 'sport = :8000 or sport = :29501'")
         assert ports == ""

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.rehearsal import PYINFRA, Lab
-
-# These move by themselves between two looks at a host that nobody touches.
-FLEETING = ("took_s", "memory", "disks", "gpus")
-
-
-def look(lab: Lab, *limit: str) -> dict[str, dict[str, object]]:
-    """The hosts' snapshots without what moves by itself."""
-    done = lab.run(str(PYINFRA), "--json", *limit, "inventory/lab.py", "fact", "facts.rig.Snapshot")
-    found = json.loads(done.text[done.text.index("{") :])
-    hosts = found if "lab1" in found else next(iter(found.values()))
-    for snapshot in hosts.values():
-        for key in FLEETING:
-            snapshot.pop(key)
-        for key in ("uptime_s", "clock_unix_s"):
-            snapshot["identity"].pop(key)
-    return hosts
+from tests.rehearsal import Lab
 
 
 def test_serve_without_the_image_changes_nothing(lab: Lab) -> None:
-    before = look(lab)
+    before = lab.snapshots()
     done = lab.pyinfra(
         "serve", "--data", "recipe=absent-image", "--data", "recipes_dir=tests/lab/recipes"
     )
     assert done.rc == 1
     assert "image-missing" in done.text and "nothing was changed" in done.text
     assert "Traceback" not in done.text
-    assert look(lab) == before
+    assert lab.snapshots() == before
 
 
 @pytest.fixture
@@ -45,7 +27,7 @@ def without_lab2(lab: Lab) -> object:
 
 
 def test_one_host_off_stops_the_run_before_anything_changed(without_lab2: Lab) -> None:
-    before = look(without_lab2, "--limit", "lab1")
+    before = without_lab2.snapshots("--limit", "lab1")
     for deploy in ("serve", "stop", "rollback"):
         done = without_lab2.pyinfra(deploy)
         assert done.rc == 1
@@ -53,7 +35,7 @@ def test_one_host_off_stops_the_run_before_anything_changed(without_lab2: Lab) -
         assert "Traceback" not in done.text
     doctor = without_lab2.pyinfra("doctor")
     assert doctor.rc == 1 and "nodes-reachable" in doctor.text
-    assert look(without_lab2, "--limit", "lab1") == before
+    assert without_lab2.snapshots("--limit", "lab1") == before
 
 
 def test_half_a_rig_is_refused(lab: Lab) -> None:
