@@ -6,7 +6,8 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
 
 _OUT_OF_ORDER = ("--serial", "--no-wait")
+_NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
 
 
 def install(state: State, arguments: Sequence[str]) -> None:
@@ -25,8 +27,11 @@ def install(state: State, arguments: Sequence[str]) -> None:
     for pair in _data_pairs(arguments):
         if not pair.partition("=")[1]:
             raise PyinfraError(f"--data {pair!r} has no value; allowed: --data key=value")
-    typed = click.get_current_context(silent=True)
-    state.__dict__["rigbook_inventory"] = typed and typed.params.get("inventory")
+    context = click.get_current_context(silent=True)
+    typed = context.params if context else {}
+    _refuse_a_question_to_nobody(typed)
+    named = typed.get("inventory") or "INVENTORY"
+    state.__dict__["rigbook_inventory"] = named
     original = state.init
 
     def init(inventory: Any, config: Any, initial_limit: Any = None) -> None:
@@ -36,11 +41,21 @@ def install(state: State, arguments: Sequence[str]) -> None:
         original(inventory, config, initial_limit=initial_limit)
         names = ", ".join(sorted(host.name for host in inventory))
         if not names:
-            raise PyinfraError("the inventory has no hosts; see inventory/spark.py for the shape")
+            raise PyinfraError(
+                f"{named} is not there or has no hosts; see inventory/spark.py for the shape"
+            )
         if initial_limit is not None and not initial_limit:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 
     state.init = init  # type: ignore[method-assign]
+
+
+def _refuse_a_question_to_nobody(typed: Mapping[str, Any]) -> None:
+    """PyinfraError where pyinfra would ask for Enter and nobody can press it (EOFError there)."""
+    deploys = any(str(name).endswith(".py") for name in typed.get("operations", ()))
+    asks = not any(typed.get(flag) for flag in _NO_QUESTION)
+    if deploys and asks and not (sys.stdin and sys.stdin.isatty()):
+        raise PyinfraError("no terminal to confirm at; add -y, or --dry to look only")
 
 
 def _data_pairs(arguments: Sequence[str]) -> list[str]:

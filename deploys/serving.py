@@ -150,6 +150,8 @@ def _reasons(
 
 def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer) -> bool:
     """Whether a running engine without an answer is past its start budget (or says so itself)."""
+    if answer.alive:
+        return False
     if answer.final:
         return True
     head = snapshots[plan.rig.head.name]

@@ -5,6 +5,7 @@ Errors become one DeployError in deploy code: pyinfra then stops all hosts befor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from schema.snapshot import NodeSnapshot, Unreadable
 
 ROOT = Path(__file__).resolve().parent.parent
 _LOCK = RLock()
+_OF_ALL_HOSTS = re.compile(r"^--data: host \S+: ")
 
 
 def inventory_name() -> str:
@@ -80,7 +82,9 @@ def load() -> Plan:
                 ROOT,
             )
         except SpecError as error:
-            raise DeployError(str(error)) from None
+            # What --data says is the same for every host: one line for all of them.
+            lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
+            raise DeployError("\n".join(dict.fromkeys(lines))) from None
 
     plan: Plan = once("plan", make)
     return plan

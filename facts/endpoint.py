@@ -6,11 +6,14 @@ chat completion with content proves that a model is served.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+# The environment variable on the operator's machine that holds the endpoint's key, if it has one.
+KEY_VARIABLE = "RIGBOOK_API_KEY"
 PROMPT = "Say hello."
 # Few: it proves that the engine answers, not what it knows. A reasoning model thinks first.
 MAX_TOKENS = 8
@@ -31,11 +34,14 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. `final` is true when asking again cannot help (HTTP 4xx and 500)."""
+    """What came back. `final` is true when asking again cannot help (HTTP 4xx and 500); `alive`
+    when the engine only wants a key (401): it runs, and a restart would not change that.
+    """
 
     ok: bool
     detail: str
     final: bool = False
+    alive: bool = False
     text: str = ""
     model: str = ""
     seconds: float = 0.0
@@ -54,16 +60,27 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     url = f"{endpoint.base_url}/v1/chat/completions"
     try:
         response = httpx.post(
-            url, json=body, timeout=httpx.Timeout(timeout_s, connect=3.0), trust_env=False
+            url,
+            json=body,
+            headers=_headers(),
+            timeout=httpx.Timeout(timeout_s, connect=3.0),
+            trust_env=False,
         )
     except httpx.HTTPError as error:
         return Answer(False, f"{url}: {type(error).__name__}: {error}".rstrip(": "))
     if response.status_code == 401:
-        return Answer(False, f"{url}: 401: the engine lives and wants a key", final=True)
+        wants = f"401: the engine lives and wants a key; set {KEY_VARIABLE} to it"
+        return Answer(False, f"{url}: {wants}", final=True, alive=True)
     if response.status_code != 200:
         final = response.status_code not in RETRY_STATUSES
         return Answer(False, f"{url}: HTTP {response.status_code}: {response.text[:200]}", final)
     return _read(response, endpoint)
+
+
+def _headers() -> dict[str, str]:
+    """The operator's key for the endpoint, where there is one; never in argv or data."""
+    key = os.environ.get(KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _read(response: httpx.Response, endpoint: Endpoint) -> Answer:
@@ -73,6 +90,8 @@ def _read(response: httpx.Response, endpoint: Endpoint) -> Answer:
         text = message.get("content") or ""
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         model = str(document.get("model", ""))
+        if not isinstance(text, str) or not isinstance(reasoning, str):
+            raise TypeError("content is not text")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return Answer(False, f"HTTP 200 without a completion: {response.text[:200]!r}", final=True)
     seconds = response.elapsed.total_seconds()
@@ -80,9 +99,15 @@ def _read(response: httpx.Response, endpoint: Endpoint) -> Answer:
         return Answer(False, "the completion is empty", final=True, model=model, seconds=seconds)
     if endpoint.reasoning and not reasoning.strip():
         return Answer(
-            False, "the reasoning field is empty; the recipe expects it", True, text, model, seconds
+            False,
+            "the reasoning field is empty; the recipe expects it",
+            final=True,
+            text=text,
+            model=model,
+            seconds=seconds,
         )
-    return Answer(True, f"{len(text)} characters in {seconds:.1f} s", False, text, model, seconds)
+    said = f"{len(text)} characters in {seconds:.1f} s"
+    return Answer(True, said, text=text, model=model, seconds=seconds)
 
 
 def metric_names(endpoint: Endpoint, timeout_s: float = 10.0) -> set[str]:
@@ -90,7 +115,8 @@ def metric_names(endpoint: Endpoint, timeout_s: float = 10.0) -> set[str]:
 
     Raises httpx.HTTPError when `/metrics` cannot be read.
     """
-    response = httpx.get(f"{endpoint.base_url}/metrics", timeout=timeout_s, trust_env=False)
+    url = f"{endpoint.base_url}/metrics"
+    response = httpx.get(url, headers=_headers(), timeout=timeout_s, trust_env=False)
     response.raise_for_status()
     lines = (line for line in response.text.splitlines() if line.startswith("vllm:"))
     return {line.partition("{")[0].partition(" ")[0] for line in lines}

@@ -46,11 +46,12 @@ def give_back(
     ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
     for node in reversed(ordered):
         _stop(state, node, change)
-    for node in ordered:
-        _undo(state, node, change, overwrite)
-    running = [
-        n for n, unit in unit_states(state, ordered).items() if unit and unit.active == "active"
-    ]
+    # Every node is tried: one that cannot go back must not keep the others from it.
+    problems = [line for node in ordered if (line := _undo(state, node, change, overwrite))]
+    if problems:
+        raise StepFailed("; ".join(problems))
+    states = unit_states(state, ordered)
+    running = [n for n, unit in states.items() if unit and unit.active in ("active", "activating")]
     head = plan.rig.head
     if head.name not in running:
         return f"change {change} ROLLED_BACK; no engine ran before, none runs now"
@@ -61,14 +62,17 @@ def give_back(
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}"
 
 
-def _undo(state: State, node: str, change: str, overwrite: Collection[str]) -> None:
+def _undo(state: State, node: str, change: str, overwrite: Collection[str]) -> str | None:
+    """Undoes the change on one node; a line when it did not come back whole."""
     request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
     try:
-        call(state, state.inventory.get_host(node), "undo", request, UNDO_TIMEOUT_S)
+        answer = call(state, state.inventory.get_host(node), "undo", request, UNDO_TIMEOUT_S)
     except StepFailed as error:
         # The step that failed there may have been the first: then nothing was changed.
-        if error.code != "no_change":
-            raise
+        return None if error.code == "no_change" else str(error)
+    if answer.get("status") != "ROLLED_BACK":
+        return f"{node}: change {change} is {answer.get('status')}: {answer.get('detail')}"
+    return None
 
 
 def _stop(state: State, node: str, change: str) -> None:

@@ -44,9 +44,11 @@ def call(
     try:
         document = json.loads(output.stdout_lines[-1])
     except (IndexError, ValueError):
+        document = None
+    if not isinstance(document, dict):
         said = " ".join(output.stderr_lines + output.stdout_lines)[-300:].strip()
         said = said or f"nothing within {timeout_s} s"
-        raise StepFailed(f"{host.name}: {verb}: the host answered: {said}") from None
+        raise StepFailed(f"{host.name}: {verb}: the host answered: {said}")
     if not document.get("ok"):
         remedy = document.get("remedy")
         line = f"{host.name}: {verb}: {document.get('error')}"

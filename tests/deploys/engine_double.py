@@ -85,7 +85,9 @@ class EngineDouble:
         self._server.daemon_threads = True
         self.url = f"http://{self.address}:{self._server.server_address[1]}"
         # A short poll: shutdown waits for it, once a double.
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
 
     def __enter__(self) -> EngineDouble:
         self._thread.start()

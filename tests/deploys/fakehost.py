@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import gevent
-from node import check, journal, steps
-from node.errors import NodeError
 from pyinfra.connectors.fake import FakeConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
+from node import check, journal, steps
+from node.errors import NodeError
 from tests.deploys.commands import Sent, sent
 
 VARIABLE = "RIGBOOK_TEST_SCENARIO"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from schema.engine import Plan
 from schema.snapshot import Unreadable
-
 from tests.deploys.scenario import HEAD, WORKER, Snapshots
 from tests.unit.factories import healthy, put, serving
 from tests.unit.host_parts import change
@@ -41,6 +40,7 @@ image_missing = broken(healthy, (WORKER, "docker.images", ()))
 docker_silent = broken(healthy, (WORKER, "docker", Unreadable(unreadable="dockerd: no answer")))
 change_open = with_changes(healthy, (HEAD, "OPEN", OPEN_ID))
 locked = broken(healthy, (HEAD, "journal.lock_held", True), (HEAD, "journal.lock_holder", "pid 7"))
-short_mtu = broken(healthy, (HEAD, "network.links.0.mtu", 1500), (WORKER, "network.links.0.mtu", 1500))  # fmt: skip
+_MTU = "network.links.0.mtu"
+short_mtu = broken(healthy, (HEAD, _MTU, 1500), (WORKER, _MTU, 1500))
 unit_disabled = broken(serving, (WORKER, "units.0.enabled", "disabled"))
 one_forgotten = with_changes(healthy, (HEAD, "COMMITTED", BLESSED_ID), (WORKER, "OPEN", OPEN_ID))

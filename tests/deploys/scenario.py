@@ -17,7 +17,6 @@ from typing import Any
 from schema.engine import Plan
 from schema.load import plan
 from schema.snapshot import NodeSnapshot
-
 from tests.deploys.commands import Sent, sent
 from tests.deploys.engine_double import EngineDouble, Reply, loopback
 from tests.deploys.fakehost import DOWN, RECORD, SCENARIO, VARIABLE
@@ -37,7 +36,7 @@ def host(number: int, address: str, **changes: object) -> dict[str, object]:
     head = number == 1
     data: dict[str, object] = {
         "role": "head" if head else "worker",
-        "lan_address": address if head else f"127.0.0.{number}",
+        "lan_address": address if head else f"127.0.0.{number + 1}",
         "fabric_address": f"10.0.0.{number}",
         "fabric_device": "bond0",
         "ssh_user": "milo",
@@ -110,7 +109,9 @@ class Ran:
     @property
     def last_words(self) -> str:
         """The error that pyinfra ends with: all behind its `--> … error …: `."""
-        found = re.findall(r"^\s*--> [^\n]*error[^\n]*?: (.+?)(?=\n\n|\n-->|\Z)", self.stderr, re.M | re.S)
+        found = re.findall(
+            r"^\s*--> [^\n]*error[^\n]*?: (.+?)(?=\n\n|\n-->|\Z)", self.stderr, re.M | re.S
+        )
         return str(found[-1]).strip() if found else ""
 
     def refused(self, *parts: str) -> None:

@@ -11,31 +11,14 @@ from gates.violation import Layer
 from tests.deploys import rigs
 from tests.deploys.engine_double import Reply
 from tests.deploys.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario
-from tests.unit.factories import healthy, put, serving
+from tests.unit.factories import serving
 
 DOCTOR = ("deploys/doctor.py", "-y")
 JSON = ("--data", "json=true")
-ILL = rigs.broken(
-    rigs.image_missing,
-    (HEAD, "network.links.0.mtu", 1500),
-    (HEAD, "engine_processes", healthy),
-)
-
-
-def ill(plan: rigs.Plan) -> rigs.Snapshots:
-    """The image is missing on the worker, the head's link is short; no engine runs."""
-    seen = dict(rigs.image_missing(plan))
-    seen[HEAD] = put(seen[HEAD], "network.links.0.mtu", 1500)
-    return seen
-
-
-def drifted(plan: rigs.Plan) -> rigs.Snapshots:
-    """Serving, but the head's container restarts on its own."""
-    seen = dict(serving(plan))
-    seen[HEAD] = put(seen[HEAD], "docker.containers.0.restart_policy", "always")
-    return seen
-
-
+# The image is missing on the worker, the head's link is short; no engine runs.
+ill = rigs.broken(rigs.image_missing, (HEAD, "network.links.0.mtu", 1500))
+# Serving, but the head's container restarts on its own.
+drifted = rigs.broken(serving, (HEAD, "docker.containers.0.restart_policy", "always"))
 SCENARIOS = {
     "healthy": Scenario(DOCTOR, answers=Reply),
     "healthy json": Scenario((*DOCTOR, *JSON), answers=Reply),
@@ -67,7 +50,7 @@ def test_a_healthy_rig_is_told_so(ran: Runs) -> None:
 
 
 def test_the_lowest_layer_comes_first(ran: Runs) -> None:
-    """Fabric before container before unit before endpoint: the first line is the likeliest cause."""
+    """Fabric, container, unit, endpoint: the first line is the likeliest cause."""
     run = ran["ill"]
     found = re.findall(r"^\s+(block|warn) (\S+)(?: \[\S+\])? (\w+):", run.stderr, re.M)
     layers = [Layer[layer.upper()] for _, _, layer in found]

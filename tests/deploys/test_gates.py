@@ -6,7 +6,7 @@ import pytest
 
 from tests.deploys import rigs
 from tests.deploys.engine_double import Reply
-from tests.deploys.scenario import HEAD, INVENTORY, WORKER, Ran, Runs, Scenario
+from tests.deploys.scenario import HEAD, WORKER, Ran, Runs, Scenario
 from tests.unit.factories import healthy, serving
 
 SERVE = ("deploys/serve.py", "-y")
@@ -31,16 +31,6 @@ BLOCKED = {
         ("nodes-reachable", WORKER),
         "sh: python3: not found",
     ),
-    "refused snapshot": (
-        Scenario(SERVE, healthy, faults={f"{HEAD}:snapshot": '{"ok": false, "error": "no /proc"}'}),
-        ("nodes-reachable", HEAD),
-        "node snapshot failed: no /proc",
-    ),
-    "foreign shape": (
-        Scenario(SERVE, healthy, faults={f"{HEAD}:snapshot": '{"format": 2}'}),
-        ("nodes-reachable", HEAD),
-        "does not fit at format",
-    ),
     "line cut": (
         Scenario(SERVE, healthy, faults={f"{HEAD}:lost": "snapshot"}),
         ("nodes-reachable", HEAD),
@@ -51,7 +41,13 @@ BLOCKED = {
         ("nodes-reachable", WORKER),
         "left out by --limit or --exclude; a rig is taken whole",
     ),
-    "stop": (Scenario(("deploys/stop.py", "-y"), rigs.with_changes(serving, (HEAD, "OPEN", rigs.OPEN_ID))), ("change-open", HEAD), "by milo@forge"),  # fmt: skip
+    "stop": (
+        Scenario(
+            ("deploys/stop.py", "-y"), rigs.with_changes(serving, (HEAD, "OPEN", rigs.OPEN_ID))
+        ),
+        ("change-open", HEAD),
+        "by milo@forge",
+    ),
 }
 WAIVING = {
     "mtu": Scenario((*SERVE,), rigs.short_mtu),
@@ -128,4 +124,3 @@ def test_remedies_name_the_rig(ran: Runs) -> None:
     """The command can be pasted: it has an inventory, and no placeholder is left."""
     assert "INVENTORY" not in ran["open change"].output
     assert "pyinfra inventory/lab.py deploys/rollback.py" in ran["open change"].stderr
-    assert INVENTORY.endswith("inventory.py")

@@ -45,9 +45,14 @@ SCENARIOS = {
     "edited": Scenario(
         (ROLLBACK, "-y"),
         rigs.one_forgotten,
-        faults={f"{WORKER}:undo": {"error": "serve.sh was edited since", "code": "edited",
-                                   "remedy": "name it: --overwrite"}},
-    ),  # fmt: skip
+        faults={
+            f"{WORKER}:undo": {
+                "error": "serve.sh was edited since",
+                "code": "edited",
+                "remedy": "name it: --overwrite",
+            }
+        },
+    ),
     "locked": Scenario((ROLLBACK, "-y"), rigs.locked),
 }
 

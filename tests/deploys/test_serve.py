@@ -1,4 +1,4 @@
-"""serve on rigs that need everything, nothing, or a restart: what is shown, what is sent, in order."""
+"""serve on rigs that need everything, nothing, or a restart: what is shown and sent, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.deploys import rigs
 from tests.deploys.commands import Sent
 from tests.deploys.engine_double import Reply
 from tests.deploys.scenario import HEAD, WORKER, Runs, Scenario
-from tests.unit.factories import healthy, serving
+from tests.unit.factories import healthy
 
 SERVE = "deploys/serve.py"
 THROUGHPUT = ("--data", "profile=throughput")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.deploys.engine_double import METRICS, Reply, completion
 from tests.deploys.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario
-from tests.unit.factories import healthy, serving
+from tests.unit.factories import healthy
 
 STOP = "deploys/stop.py"
 VERIFY = ("deploys/verify.py", "-y")
@@ -103,8 +103,3 @@ def test_verify_fails_when_it_does_not_serve(ran: Runs, name: str, part: str) ->
 def test_verify_names_the_next_command(ran: Runs) -> None:
     """With the inventory that the operator typed."""
     assert f"pyinfra {INVENTORY} deploys/doctor.py -y" in ran["silent"].last_words
-
-
-def test_serving_is_what_the_factories_say() -> None:
-    """The rigs of these scenarios differ: a stop of a stopped rig would prove nothing."""
-    assert serving is not healthy
