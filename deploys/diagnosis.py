@@ -1,99 +1,106 @@
-"""What the doctor adds to the gates: drift from the recipe, and whether the engine answers."""
+"""What the doctor does with the gates: one look at the rig, its findings told, its exit status."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 
+import gevent
 from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
+from pyinfra.api.output import format_text
 
-from deploys.support import endpoint, operator_data, remedy, say
-from facts.endpoint import ask
-from facts.observe import observe
-from gates.codes import violation
-from gates.drift import drift, engine_state
-from gates.serving import SERVING, check
-from gates.violation import Violation
+from deploys.support import endpoint, operator_data, remedy
+from facts.observe import observe, real
+from facts.probe import probe
+from gates.causes import Finding
+from gates.doctor import examine
 from gates.waiver import blocking
+from gates.wellbeing import at_work
 from schema.engine import Plan
-from schema.snapshot import NodeSnapshot
+from schema.probe import Probe
+from schema.snapshot import NodeSnapshot, Unreadable
+
+# The whole look is to end in seconds, also at an endpoint that hangs.
+PROBE_S = 5.0
+# An engine that its first request kills takes a moment to die.
+DYING_S = 1.0
+_KEYS = (
+    "code", "layer", "severity", "node", "summary", "evidence", "cause", "remedy", "explains",
+    "unknown",
+)  # fmt: skip
 
 
-def diagnose(state: State, plan: Plan) -> list[Violation]:
-    """All findings about a rig, lowest layer first."""
-    observed = observe(state, plan)
-    found = check(plan, observed, SERVING)
-    running = False
-    for node in plan.rig.nodes:
-        snapshot = observed[node.name]
-        if not isinstance(snapshot, NodeSnapshot):
-            continue
-        now = engine_state(plan, node, snapshot)
-        running = running or now == "running"
-        if now == "running":
-            found += [_drifted(node.name, str(d)) for d in drift(plan, node, snapshot)]
-        else:
-            found.append(_not_running(node.name, now))
-    found += _endpoint(plan, running)
-    return sorted(found, key=lambda v: (v.layer, v.severity != "block", v.node or "", v.code))
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """The findings about a rig, with what they were made from."""
+
+    findings: Sequence[Finding]
+    observed: Mapping[str, NodeSnapshot | Unreadable]
+    probe: Probe
 
 
-def _drifted(node: str, difference: str) -> Violation:
-    return violation(
-        "drift",
-        node,
-        f"differs from the recipe: {difference}",
-        evidence="the live process, container and files against what the recipe renders",
-        remedy="pyinfra INVENTORY deploys/serve.py --dry --diff, then without --dry",
-    )
+def diagnose(state: State, plan: Plan) -> Diagnosis:
+    """One look: all hosts and the endpoint at the same time, read-only.
+
+    Only an engine that lists its model and fails at a chat is looked at twice: it may be dying.
+    """
+    state = real(state)
+    asked = gevent.spawn(probe, endpoint(plan), PROBE_S)
+    before = observe(state, plan)
+    answer = asked.get()
+    after = None
+    if answer.models == 200 and answer.failure in ("status", "disconnected"):
+        gevent.sleep(DYING_S)
+        after = observe(state, plan, fresh=True)
+    return Diagnosis(examine(plan, before, answer, after), before, answer)
 
 
-def _not_running(node: str, now: str) -> Violation:
-    return violation(
-        "engine-down",
-        node,
-        f"the engine is {now}",
-        evidence="state of rigbook-engine.service and its container",
-        remedy="pyinfra INVENTORY deploys/serve.py",
-    )
-
-
-def _endpoint(plan: Plan, running: bool) -> list[Violation]:
-    where = endpoint(plan)
-    answer = ask(where, 60.0)
-    if answer.ok:
-        return []
-    return [
-        violation(
-            "no-answer",
-            plan.rig.head.name,
-            f"{where.model} gives no real answer at {where.base_url}",
-            evidence=answer.detail,
-            remedy="mend the findings above first, then: pyinfra INVENTORY deploys/serve.py"
-            if not running
-            else "pyinfra INVENTORY deploys/serve.py (it restarts the nodes in order)",
-        )
-    ]
-
-
-def print_report(plan: Plan, findings: list[Violation]) -> None:
-    """Prints the findings; DeployError (exit status 1) when one of them blocks serving."""
+def print_report(plan: Plan, diagnosis: Diagnosis) -> None:
+    """Tells the findings; DeployError (exit status 1) when one of them blocks serving."""
+    findings = diagnosis.findings
     if operator_data().as_json:
-        rows = [
-            {**dataclasses.asdict(f), "layer": f.layer.name.lower(), "remedy": remedy(f)}
-            for f in findings
-        ]
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([as_row(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            say(finding)
+            tell(finding)
     stops = blocking(findings)
     if stops:
         raise DeployError(
-            f"{len(stops)} finding(s) block serving, the lowest layer first: {stops[0].code} "
-            f"on {stops[0].node or 'the rig'}"
+            f"{len(stops)} finding(s) block serving, the likeliest cause first: {findings[0].code} "
+            f"on {findings[0].node or 'the rig'}"
         )
+    for node in plan.rig.nodes:
+        snapshot = diagnosis.observed[node.name]
+        if isinstance(snapshot, NodeSnapshot):
+            logger.info(f"    {at_work(plan, node, snapshot)}")
     names = ", ".join(node.name for node in plan.rig.nodes)
-    logger.info(f"    {names}: {plan.recipe.name} ({plan.profile}) serves; nothing blocks")
+    logger.info(
+        f"    {names}: {plan.recipe.name} ({plan.profile}) serves; nothing blocks; "
+        f"{diagnosis.probe.detail}"
+    )
+
+
+def as_row(finding: Finding) -> dict[str, object]:
+    """A finding for a machine: the keys of docs/runbooks/doctor.md, in their order."""
+    values = {
+        **{key: getattr(finding, key) for key in _KEYS},
+        "layer": finding.layer.name.lower(),
+        "remedy": remedy(finding),
+    }
+    return {key: values[key] for key in _KEYS}
+
+
+def tell(finding: Finding) -> None:
+    """A finding for a person: code, place, summary, evidence, cause, command, what it explains."""
+    colour = "red" if finding.severity == "block" else "yellow"
+    where = f" [{finding.node}]" if finding.node else ""
+    head = format_text(f"{finding.severity} {finding.code}", colour, bold=True)
+    logger.warning(f"{head}{where} {finding.layer.name.lower()}: {finding.summary}")
+    logger.warning(f"    evidence: {finding.evidence}")
+    logger.warning(f"    cause:    {finding.cause}")
+    logger.warning(f"    mend:     {remedy(finding)}")
+    if finding.explains:
+        logger.warning(f"    because of this, ignore: {', '.join(finding.explains)}")

@@ -13,5 +13,5 @@ from deploys.support import load, once
 plan = load()
 
 # Verify: everything is read, nothing is changed; the first line is the likeliest cause.
-findings = once("findings", lambda: diagnose(state, plan))
-once("report", lambda: print_report(plan, findings))
+diagnosis = once("diagnosis", lambda: diagnose(state, plan))
+once("report", lambda: print_report(plan, diagnosis))

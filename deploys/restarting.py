@@ -65,7 +65,7 @@ def _decide(
     workers = frozenset(node.name for node in plan.rig.workers)
     up = frozenset(n for n, s in snapshots.items() if may_run(own_unit(s)))
     request = reap_request(plan)
-    found = _orphans(state, plan, request)
+    found = {name: _others(seen) for name, seen in _orphans(state, plan, request).items()}
     segments = {name: _segments(snapshot) for name, snapshot in snapshots.items()}
     return ColdWork(
         run=run,
@@ -130,6 +130,12 @@ def _orphans(state: State, plan: Plan, request: Mapping[str, Any]) -> dict[str, 
             "pyinfra's line above says why"
         )
     return found
+
+
+def _others(seen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A reap's answer without what it spares of our own engine: the restart stops that first."""
+    spared = [p for p in seen["spared"] if UNIT not in p["why"]]
+    return {**seen, "spared": spared}
 
 
 def _segments(snapshot: NodeSnapshot) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from operations.engine import Steps
 from operations.giveback import give_back
 from operations.run import Run
 from operations.waiting import wait_for_answer
-from schema.engine import UNIT, Plan
+from schema.engine import PAIR_TIMER, UNIT, Plan
 from schema.snapshot import FileState, NodeSnapshot, Unit
 
 # How long an engine may take for a short answer that nobody waits for yet.
@@ -56,7 +56,7 @@ class Work:
 
 def asked(plan: Plan) -> Greenlet[..., Answer]:
     """A completion that is under way: asked while the hosts are looked at, waited for with get."""
-    return remember("asked", lambda: gevent.spawn(ask, endpoint(plan), ASK_S))
+    return remember("asked", lambda: gevent.spawn_later(0.05, ask, endpoint(plan), ASK_S))
 
 
 def decide(state: State, plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
@@ -99,11 +99,11 @@ def _files(snapshot: NodeSnapshot) -> dict[str, FileState]:
     return {f.path: f for f in snapshot.files} if isinstance(snapshot.files, tuple) else {}
 
 
-def own_unit(snapshot: NodeSnapshot) -> Unit | None:
-    """The engine's unit as systemd knows it; None when it knows none."""
+def own_unit(snapshot: NodeSnapshot, name: str = UNIT) -> Unit | None:
+    """The engine's unit (or another of ours) as systemd knows it; None when it knows none."""
     if not isinstance(snapshot.units, tuple):
         return None
-    found = (unit for unit in snapshot.units if unit.name == UNIT)
+    found = (unit for unit in snapshot.units if unit.name == name)
     unit = next(found, None)
     return None if unit is None or unit.load_state == "not-found" else unit
 
@@ -123,7 +123,11 @@ def _steps(
     changes = engine.folder_steps(plan.specs[name], files[name], node.ssh_user)
     changes += engine.file_steps(plan.documents[name], files[name])
     changed_files = any(step["op"] == "file" for step in changes)
-    return changes + engine.unit_steps(own_unit(snapshots[name]), changed_files)
+    changes += engine.unit_steps(own_unit(snapshots[name]), changed_files)
+    if len(plan.rig.nodes) == 1:
+        return changes
+    written = [str(step["path"]) for step in changes if step["op"] == "file"]
+    return changes + engine.timer_steps(PAIR_TIMER, own_unit(snapshots[name], PAIR_TIMER), written)
 
 
 def _reasons(

@@ -80,9 +80,9 @@ def gather(
 
 
 def pyinfra(plan: Plan, deploy: str, *data: str) -> str:
-    """The command line of one of our deploys for this rig."""
+    """The command line of one of our deploys; INVENTORY is the operator's, who alone knows it."""
     options = "".join(f" --data {item}" for item in data)
-    return f"pyinfra inventory/{plan.rig.name}.py deploys/{deploy}.py{options}"
+    return f"pyinfra INVENTORY deploys/{deploy}.py{options}"
 
 
 def gib(size: float) -> str:

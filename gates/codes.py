@@ -26,6 +26,9 @@ class Code:
 CODES: dict[str, Code] = {
     "nodes-reachable": Code(Layer.FIRMWARE, waivable=False),
     "clock-skew": Code(Layer.KERNEL, "warn"),
+    "clock-jump": Code(Layer.KERNEL, "warn"),
+    "rebooted-midway": Code(Layer.KERNEL, "warn"),
+    "sysctl-differs": Code(Layer.KERNEL, "warn"),
     "sysctls-unreadable": Code(Layer.KERNEL),
     "driver-missing": Code(Layer.DRIVER),
     "driver-mismatch": Code(Layer.DRIVER),
@@ -34,10 +37,13 @@ CODES: dict[str, Code] = {
     "shm-unreadable": Code(Layer.MEMORY),
     "memory-short": Code(Layer.MEMORY),
     "page-cache": Code(Layer.MEMORY, "warn"),
+    "shm-stale": Code(Layer.MEMORY, "warn"),
     "engine-processes-unreadable": Code(Layer.PROCESSES),
     "ports-unreadable": Code(Layer.PROCESSES),
     "engine-orphan": Code(Layer.PROCESSES),
     "port-taken": Code(Layer.PROCESSES),
+    "foreign-engine": Code(Layer.PROCESSES, "warn"),
+    "connections-unreadable": Code(Layer.PROCESSES),
     "network-unreadable": Code(Layer.FABRIC),
     "fabric-down": Code(Layer.FABRIC),
     "fabric-address": Code(Layer.FABRIC),
@@ -59,10 +65,18 @@ CODES: dict[str, Code] = {
     "image-files-unreadable": Code(Layer.CONTAINER),
     "patch-missing": Code(Layer.CONTAINER),
     "patch-doubled": Code(Layer.CONTAINER),
+    "restart-policy": Code(Layer.CONTAINER, "warn"),
     "units-unreadable": Code(Layer.UNIT, waivable=False),
     "unit-ghost": Code(Layer.UNIT),
     "files-unreadable": Code(Layer.UNIT, waivable=False),
+    "drop-in-no-reset": Code(Layer.UNIT),
+    "unit-not-reloaded": Code(Layer.UNIT, "warn"),
+    "unit-disabled": Code(Layer.UNIT, "warn"),
+    "second-unit": Code(Layer.UNIT, "warn"),
+    "script-ghost": Code(Layer.UNIT),
+    "crash-loop": Code(Layer.UNIT),
     "engine-down": Code(Layer.UNIT),
+    "wedged-pair": Code(Layer.UNIT),
     "weights-unreadable": Code(Layer.ARTIFACT),
     "weights-missing": Code(Layer.ARTIFACT),
     "weights-differ": Code(Layer.ARTIFACT),
@@ -73,7 +87,11 @@ CODES: dict[str, Code] = {
     "enforce-eager": Code(Layer.RECIPE, "warn"),
     "image-latest": Code(Layer.RECIPE, "warn"),
     "privileged": Code(Layer.RECIPE, "warn"),
+    "worker-not-headless": Code(Layer.RECIPE, "warn"),
+    "json-quotes-lost": Code(Layer.RECIPE, "warn"),
     "drift": Code(Layer.RECIPE, "warn"),
+    "answer-slow": Code(Layer.ENDPOINT, "warn"),
+    "cannot-answer": Code(Layer.ENDPOINT, waivable=False),
     "no-answer": Code(Layer.ENDPOINT, waivable=False),
     "gate-error": Code(Layer.ENDPOINT, waivable=False),
 }
@@ -90,11 +108,12 @@ def violation(
     remedy: str,
     severity: Severity | None = None,
     unknown: bool = False,
+    cause: str = "",
 ) -> Violation:
     """A Violation of a known code, with that code's layer and (unless given) its severity."""
     what = CODES[code]
     return Violation(
-        code, what.layer, severity or what.severity, summary, evidence, remedy, node, unknown
+        code, what.layer, severity or what.severity, summary, evidence, remedy, node, unknown, cause
     )
 
 

@@ -13,6 +13,7 @@ from gates.container import image_of
 from gates.difference import Difference
 from gates.engine import EngineState, engine_state, own_container, own_unit, same_container
 from gates.recipe import forbidden
+from gates.written import written_argv, written_environ
 from schema.engine import ENGINE_DIR, UNIT, Document, Plan
 from schema.rig import Node
 from schema.snapshot import (
@@ -37,7 +38,7 @@ WATCHED = (
 def drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> list[Difference]:
     """Everything on the node that is not as the plan says; empty when it is as planned.
 
-    A container that is not there has no flags to differ: engine_state tells that.
+    Flags and variables are the live engine's; where none runs, those that its files would start.
     """
     return [
         *_files(plan, node, snapshot),
@@ -112,15 +113,20 @@ def _engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Differen
         yield _unknown("docker", docker)
         return
     container = own_container(snapshot)
-    if container is None:
-        return
-    server = _server(snapshot, container)
-    argv = server.argv if server else container.argv
-    # A starting container shows only its launch script, which the file comparison covers.
+    server = _server(snapshot, container) if container else None
+    live = server.argv if server else container.argv if container else ()
+    # Without a live command line the launch script tells what the next start will run.
+    argv = live if serves(live) else written_argv(snapshot)
     if serves(argv):
         for name, want, have in compare(plan.specs[node.name].argv, argv):
             yield Difference("flag", name, want, have)
-    yield from _environment(plan, node, {**container.environ, **(server.environ if server else {})})
+    environ = written_environ(snapshot)
+    if container is not None:
+        environ = {**container.environ, **(server.environ if server else {})}
+    if environ is not None:
+        yield from _environment(plan, node, environ)
+    if container is None:
+        return
     yield from _box(plan, docker, container)
     yield from _mounts(plan, node, docker, container)
 

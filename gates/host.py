@@ -19,6 +19,7 @@ SECTIONS = (
     "engine_processes",
     "network",
     "ports",
+    "connections",
     "docker",
     "units",
     "files",

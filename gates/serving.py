@@ -61,6 +61,8 @@ RESTARTING: tuple[Gate, ...] = (
     *weights.GATES,
     *recipe.GATES,
 )
+# Before a reboot: what does not come back by itself is named while there is still a way to log in.
+REBOOTING: tuple[Gate, ...] = (*CHANGING, *unit.GATES)
 # Before a rollback: an open change is what it is there for.
 REACHING: tuple[Gate, ...] = (host.nodes_reachable, storage.lock_free, storage.journal_whole)
 

@@ -31,6 +31,7 @@ class Violation:
     `code` is stable and has a section in docs/gates.md. `severity` "block" stops every deploy
     that changes something; "warn" is shown. `remedy` is a command or an action a person can take.
     `unknown` marks a finding that exists because something could not be read (it blocks, too).
+    `cause` is this finding's likely cause where it can be told better than gates/causes.py does.
     """
 
     code: str
@@ -41,3 +42,4 @@ class Violation:
     remedy: str
     node: str | None = None
     unknown: bool = False
+    cause: str = ""

@@ -7,10 +7,11 @@ import os
 import sys
 from typing import Any, List, Optional, Tuple
 
-from node import change, check, journal, lock, status, undo
+from node import change, check, journal, lock, status, undo, unitverbs
 from node.errors import Json, NodeError, io_reason
 
-VERBS = ("snapshot", "status", "journal", "apply", "file install", "close", "undo", "lock")
+VERBS = ("snapshot", "status", "journal", "apply", "file install", "close", "undo", "lock",
+         "reap", "shm", "caches", *unitverbs.VERBS)  # fmt: skip
 USAGE = f"usage: rignode VERB, one of: {', '.join(VERBS)}"
 
 
@@ -136,6 +137,13 @@ def _lock(args: List[str]) -> Json:
         raise NodeError(f"{command[0]}: {error.strerror}", "usage", "", 2) from None
 
 
+def _cleaning(verb: str) -> Any:
+    """Gives the function of a verb that cleans up; the other verbs do not pay for its imports."""
+    from node import caches, reap, shm_clean
+
+    return {"reap": reap.reap, "shm": shm_clean.shm, "caches": caches.caches}[verb]
+
+
 def dispatch(argv: List[str]) -> Optional[Json]:
     """Run one verb; gives its answer, or None when it has printed text."""
     words = list(argv)
@@ -156,6 +164,9 @@ def dispatch(argv: List[str]) -> Optional[Json]:
     if verb == "lock":
         return {"ok": True, **_lock(words)}
     changing: Any = {"apply": change.apply, "file install": change.install, "close": change.close}
+    if verb in ("reap", "shm", "caches"):
+        changing[verb] = _cleaning(verb)
+        words = ['{"dry": true}'] if words == ["--dry"] else words
     if verb not in changing:
         raise usage(f"unknown verb {verb[:60]!r}" if verb else "no verb given")
     change.catch_signals()
@@ -164,6 +175,8 @@ def dispatch(argv: List[str]) -> Optional[Json]:
 
 def main(argv: List[str]) -> int:
     """Run the command line; gives the exit status: 0, 1 (refused or failed), 2 (bad usage)."""
+    if unitverbs.name_of(argv):
+        return unitverbs.run(unitverbs.name_of(argv))
     try:
         answer = dispatch(argv)
         code = 0

@@ -57,7 +57,7 @@ def _dry(wanted: List[Json]) -> List[Json]:
     return answers
 
 
-def _open(wanted: Json) -> Json:
+def opened(wanted: Json) -> Json:
     """Gives the change to append to, new or found OPEN. Raises NodeError when it must not be."""
     changes, broken = journal.read_all()
     if broken:
@@ -93,7 +93,7 @@ def apply(request: Json) -> Json:
         return {"change": wanted, "status": None, "changed": changed, "steps": answers}
     with Lock(f"apply {body['change']['deploy']} by {body['change']['operator']}"):
         journal.sweep()
-        change = _open(body["change"])
+        change = opened(body["change"])
         steps.plan(body["steps"])
         before = len(change["steps"])
         try:
@@ -173,9 +173,9 @@ def _unfinished(change: Json) -> List[str]:
     for n, entry in enumerate(change["steps"]):
         if entry["state"] not in ("intent", "failed"):
             continue
-        key = "unit" if entry["op"] == "unit" else "path"
+        about = journal.subject(entry)
         later = change["steps"][n + 1 :]
-        if not any(row.get(key) == entry[key] and row["state"] == "done" for row in later):
+        if not any(journal.subject(row) == about and row["state"] == "done" for row in later):
             left.append(journal.describe(entry))
     return left
 
@@ -216,7 +216,11 @@ def _refuse_untrue(change: Json, wanted: str) -> None:
         todo = "; ".join(_unfinished(change))
         raise NodeError(f"not all steps are done: {todo}", "unfinished", "rignode undo")
     if wanted == "ROLLED_BACK":
-        left = [journal.describe(row) for row in change["steps"] if row["state"] != "undone"]
+        left = [
+            journal.describe(row)
+            for row in change["steps"]
+            if row["state"] != "undone" and row["op"] not in journal.LASTING
+        ]
         if left:
             raise NodeError(f"not all steps are undone: {'; '.join(left)}", "unfinished",
                             f"rignode undo {change['id']}")  # fmt: skip

@@ -10,6 +10,8 @@ from typing import List, Optional, Tuple
 from node import atomic, check, lock, proc, state
 from node.errors import Json, NodeError
 
+# steps that cannot be undone: what they ended or removed is told, and stays so
+LASTING = ("reap", "shm", "caches")
 STATUSES = ("OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT")
 _KEYS = ("id", "deploy", "operator", "status", "opened_unix_s", "closed_unix_s", "boot_id",
          "reason", "steps")  # fmt: skip
@@ -138,9 +140,15 @@ def summary(change: Json) -> Json:
     }
 
 
+def subject(step: Json) -> str:
+    """Gives what a step is about: its path, its unit, else its own name."""
+    return str(step.get("path") or step.get("unit") or step.get("op"))
+
+
 def describe(step: Json) -> str:
     """Gives a step in words: what, where, and how far it came."""
-    what = f"{step.get('op')} {step.get('path') or step.get('unit')}"
+    op = step.get("op")
+    what = str(op) if op in LASTING else f"{op} {subject(step)}"
     if step.get("op") == "unit":
         enabled = step.get("enabled")
         wants = [

@@ -18,6 +18,7 @@ class Stat(NamedTuple):
     comm: str
     state: str
     ppid: int
+    session: int
     start_ticks: int
     rss: int
 
@@ -63,6 +64,7 @@ def stat(pid: int) -> Optional[Stat]:
         comm=head.partition("(")[2],
         state=fields[0],
         ppid=int(fields[1]),
+        session=int(fields[3]),
         start_ticks=int(fields[19]),
         rss=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
     )

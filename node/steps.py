@@ -206,7 +206,7 @@ def settle(records: List[Json]) -> bool:
     """
     changed = False
     for entry in records:
-        if entry["state"] != "intent" or entry["op"] == "unit":
+        if entry["state"] != "intent" or "path" not in entry:
             continue
         try:
             with atomic.Folder(entry["path"]) as folder:

@@ -107,7 +107,11 @@ class _Undo:
         self.answers: List[Json] = []
         self.problems: List[str] = []
         self.to_start: List[str] = []
-        self.pending = [row for row in reversed(change["steps"]) if row["state"] != "undone"]
+        self.pending = [
+            row
+            for row in reversed(change["steps"])
+            if row["state"] != "undone" and row["op"] not in journal.LASTING
+        ]
 
     def _try(self, what: str, action: Callable[[], Any]) -> Any:
         """Gives the action's answer; a failure is noted and the undo goes on."""
@@ -145,6 +149,10 @@ class _Undo:
 
     def run(self) -> None:
         """Stop what is new, put the paths back, then bring back what was enabled and running."""
+        for row in self.change["steps"]:
+            if row["op"] in journal.LASTING:
+                detail = f"cannot be undone and is passed over ({row['state']})"
+                self.answers.append({"op": row["op"], "detail": detail})
         units = self._units()
         ran: Dict[str, List[str]] = {name: [] for name, _, _ in units}
         failed = set()

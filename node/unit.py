@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, List
+import time
+from typing import Callable, Dict, List
 
 from node.errors import Json, NodeError
 from node.run import TimedOut, run
 
 # a stop may take TimeoutStopSec (90 s) twice: TERM, then KILL
 TIMEOUT_S = 200.0
+# systemd takes a moment to begin; what it waits for (docker, the network) may take longer
+BEGIN_S = 20.0
+POLL_S = 0.2
 _ON = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
 _RUNNING = ("active", "reloading")
 _DOWN = ("inactive", "failed")
+_BEGINNING = "ActiveState,InvocationID,Job,Result"
 
 
 def systemctl(*words: str) -> str:
@@ -31,11 +36,15 @@ def systemctl(*words: str) -> str:
     return done.out
 
 
+def _show(name: str, properties: str) -> Dict[str, str]:
+    """Gives properties of a unit by name."""
+    out = systemctl("show", "-p", properties, "--", name)
+    return {key: value for key, _, value in (line.partition("=") for line in out.splitlines())}
+
+
 def look(name: str) -> Json:
     """Gives load state, enabled state, active state and whether systemd must reload."""
-    properties = "LoadState,UnitFileState,ActiveState,NeedDaemonReload"
-    out = systemctl("show", "-p", properties, "--", name)
-    seen = {key: value for key, _, value in (line.partition("=") for line in out.splitlines())}
+    seen = _show(name, "LoadState,UnitFileState,ActiveState,NeedDaemonReload")
     return {
         "load": seen.get("LoadState", ""),
         "enabled": seen.get("UnitFileState", ""),
@@ -55,7 +64,8 @@ def actions(step: Json, seen: Json, changed_before: bool) -> List[List[str]]:
     `changed_before`: an earlier step of the same apply changed something.
     """
     todo: List[List[str]] = []
-    if step["enabled"] is True and seen["enabled"] not in _ON:
+    # again when its file has changed: a new [Install] may ask for further links
+    if step["enabled"] is True and (changed_before or seen["enabled"] not in _ON):
         todo.append(["enable", step["unit"]])
     if step["enabled"] is False and seen["enabled"] in ("enabled", "enabled-runtime"):
         todo.append(["disable", step["unit"]])
@@ -93,8 +103,9 @@ def do(
     try:
         for words in todo:
             if words[0] in ("start", "restart"):
-                forget_failures(step["unit"])
-            systemctl(*words)
+                begin(words[0], step["unit"])
+            else:
+                systemctl(*words)
     except NodeError as error:
         entry.update(state="failed", error=str(error))
         record()
@@ -102,6 +113,42 @@ def do(
     entry["state"] = "done"
     record()
     return [" ".join(words) for words in todo]
+
+
+def begin(verb: str, name: str) -> None:
+    """Start or restart a unit and wait until it has begun, not until it is up.
+
+    An engine's start lasts until its first answer: whoever asked waits for that, with progress.
+    Raises NodeError (`unit_failed`) when the start failed or has not begun in its time; a stop
+    that a restart begins with may take as long as any stop.
+    """
+    forget_failures(name)
+    before = _show(name, _BEGINNING)
+    systemctl(verb, "--no-block", name)
+    deadline = time.monotonic() + BEGIN_S
+    limit = time.monotonic() + TIMEOUT_S
+    while True:
+        now = _show(name, _BEGINNING)
+        new = now.get("InvocationID") != before.get("InvocationID")
+        state = now.get("ActiveState", "")
+        if state == "failed":
+            raise _not_begun(verb, name, f"it failed ({now.get('Result')})")
+        if state in (*_RUNNING, "activating") and (new or verb == "start"):
+            return
+        if state == "inactive" and now.get("Job", "") in ("", "0"):
+            if new:
+                return  # a oneshot that is done already
+            raise _not_begun(verb, name, "systemd did not begin: what it requires failed")
+        stopping = state == "deactivating" or (verb == "restart" and not new)
+        if time.monotonic() > (limit if stopping else deadline):
+            raise _not_begun(verb, name, f"it is {state} and has not begun")
+        time.sleep(POLL_S)
+
+
+def _not_begun(verb: str, name: str, why: str) -> NodeError:
+    return NodeError(
+        f"systemctl {verb} {name}: {why}", "unit_failed", f"journalctl -u {name} -n 40"
+    )
 
 
 def forget_failures(name: str) -> None:
@@ -146,7 +193,6 @@ def resume(name: str, pre: Json, start: bool) -> List[str]:
         ran.append(f"enable {name}")
         systemctl("enable", *runtime, name)
     if start and is_running(pre) and now["active"] not in _RUNNING:
-        forget_failures(name)
         ran.append(f"start {name}")
-        systemctl("start", name)
+        begin("start", name)
     return ran

@@ -71,8 +71,8 @@ def clear_shm(
     if host.name not in members:
         host.noop("no stale segment in /dev/shm")
         return
-    listed = ", ".join(sorted(names[host.name]))
-    run.say(host, "shm", lambda: host.log(f"remove from /dev/shm (no process maps them): {listed}"))
+    listed = ", ".join(sorted(names[host.name])) or "what the engine leaves there"
+    run.say(host, "shm", lambda: host.log(f"remove from /dev/shm, unless it is mapped: {listed}"))
     node = host.name
     yield run.step("shm", members, lambda: _verb(run, node, "shm", {}))
 
@@ -91,7 +91,9 @@ def drop_caches(
     if host.name not in members:
         host.noop("memory is enough as it is")
         return
-    run.say(host, "caches", lambda: host.log("sync, then drop the page cache once"))
+    need = needs[host.name]["need_available_bytes"] / 2**30
+    line = f"sync and drop the page cache once, if less than {need:.1f} GiB are available by then"
+    run.say(host, "caches", lambda: host.log(line))
     node = host.name
     yield run.step("caches", members, lambda: _verb(run, node, "caches", needs[node]))
 

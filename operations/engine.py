@@ -69,7 +69,28 @@ def unit_steps(unit: Unit | None, files_change: bool) -> Steps:
     enable = unit is None or unit.enabled != "enabled"
     if not enable and not files_change and not (unit and unit.needs_reload):
         return []
-    return [_unit_step(None, enabled=True if enable else None)]
+    # Again when its file changes: `enable` adds the links that a new [Install] asks for.
+    return [_unit_step(None, enabled=True if enable or files_change else None)]
+
+
+def timer_steps(name: str, timer: Unit | None, files: Collection[str]) -> Steps:
+    """The step that enables a timer of ours and has it run as its file says.
+
+    `timer` is what systemd says of it now, `files` are the paths that this run writes.
+    """
+    changed = any(path.endswith(f"/{name}") for path in files)
+    runs = timer is not None and timer.active_state == "active"
+    if timer is not None and timer.enabled == "enabled" and runs and not changed:
+        return []
+    return [
+        {
+            "op": "unit",
+            "unit": name,
+            "enabled": True,
+            "active": "restart" if runs and changed else "start",
+            "daemon_reload": True,
+        }
+    ]
 
 
 def _unit_step(active: str | None, enabled: bool | None = None) -> dict[str, object]:

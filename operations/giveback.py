@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import pairwise
+from typing import Any
 
 from pyinfra.api import State
 
@@ -87,12 +88,17 @@ def _stop(state: State, node: str, change: str) -> None:
         if error.code != "no_change":
             raise
         return
-    if not any(step["op"] == "unit" and step.get("active") for step in steps):
+    if not any(step["op"] == "unit" and _moves_engine(step) for step in steps):
         return
     command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
     done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
     if not done:
         raise StepFailed(f"{node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
+
+
+def _moves_engine(step: Mapping[str, Any]) -> bool:
+    """Whether a unit step started or stopped the engine (a timer beside it is not the engine)."""
+    return step.get("unit") == UNIT and bool(step.get("active"))
 
 
 def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:

@@ -24,11 +24,20 @@ class StepFailed(Exception):
 
 
 def call(
-    state: State, host: Host, verb: str, request: dict[str, Any], timeout_s: int = 120
+    state: State,
+    host: Host,
+    verb: str,
+    request: dict[str, Any],
+    timeout_s: int = 120,
+    private: bool = False,
 ) -> dict[str, Any]:
     """Runs a changing verb of node on `host` (installing node by its hash first) and answers its
-    JSON document. Raises StepFailed with node's own line, or what the host said instead."""
-    command = StringCommand(bounded(pack.install_command(verb, request), timeout_s))
+    JSON document. Raises StepFailed with node's own line, or what the host said instead.
+
+    `private` sends the request through stdin: every user of a host can read its command lines.
+    """
+    line = pack.install_command(verb, None if private else request)
+    command = StringCommand(bounded(line, timeout_s))
     try:
         _, output = in_host(
             state,
@@ -38,6 +47,7 @@ def call(
             print_output=state.print_output,
             print_input=state.print_input,
             _sudo=True,
+            **({"_stdin": json.dumps(request)} if private else {}),
         )
     except Exception as error:  # any transport error: paramiko, gevent, OSError
         raise StepFailed(f"{host.name}: {verb}: the connection failed: {error}") from error

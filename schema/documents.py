@@ -7,26 +7,39 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from schema.engine import CONTAINER, ENGINE_DIR, UNIT, Document, EngineSpec
+from schema.engine import (
+    CONTAINER,
+    ENGINE_DIR,
+    PAIR_SERVICE,
+    PAIR_TIMER,
+    UNIT,
+    Document,
+    EngineSpec,
+)
 from schema.errors import SpecError
+from schema.nodefile import node_file
 from schema.quoting import shell_lines, systemd_lines
 from schema.recipe import Recipe
 from schema.rig import Node, Rig
+from schema.starting import STARTS, times
 from schema.text import single_line
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 SCRIPT_PATH = f"{ENGINE_DIR}/serve.sh"
 ENV_PATH = f"{ENGINE_DIR}/engine.env"
-UNIT_PATH = f"/etc/systemd/system/{UNIT}"
+NODE_PATH = f"{ENGINE_DIR}/node.json"
+UNITS_DIR = "/etc/systemd/system"
+UNIT_PATH = f"{UNITS_DIR}/{UNIT}"
+PAIR_SERVICE_PATH = f"{UNITS_DIR}/{PAIR_SERVICE}"
+PAIR_TIMER_PATH = f"{UNITS_DIR}/{PAIR_TIMER}"
 SCRIPT_IN_CONTAINER = "/rigbook/serve.sh"
-# The window of three starts is never shorter, in seconds, however fast the engine is.
-MIN_START_LIMIT_S = 600
 
 
 def documents(
     rig: Rig, node: Node, recipe: Recipe, profile: str, spec: EngineSpec
 ) -> tuple[Document, ...]:
-    """The launch script, the environment file and the unit of `node`'s engine.
+    """What lands on `node` for its engine, in this order: the launch script, the environment
+    file, the unit, node.json, and on rigs of several nodes the pair check and its timer.
 
     The environment file is root's alone (0600), because a recipe may carry a token. SpecError
     when a value has no form in docker's --env-file.
@@ -38,20 +51,26 @@ def documents(
         "rank": node.rank,
         "rig": rig.name,
     }
-    script = _render(SCRIPT_PATH, **names, command=shell_lines(spec.argv))
-    environment = _render(ENV_PATH, environ=_env_file(spec.environ, recipe.name))
-    unit = _render(
+    script = render(SCRIPT_PATH, **names, command=shell_lines(spec.argv))
+    environment = render(ENV_PATH, environ=_env_file(spec.environ, recipe.name))
+    unit = render(
         UNIT_PATH,
         **names,
         container=CONTAINER,
-        start_limit_s=max(recipe.expect.start_budget_s * 3, MIN_START_LIMIT_S),
+        times=times(rig, node, recipe),
+        starts=STARTS,
         docker_run=systemd_lines(docker_run(recipe, profile, spec)),
     )
-    return (
+    files = (
         Document(SCRIPT_PATH, script, "0755"),
         Document(ENV_PATH, environment, "0600"),
         Document(UNIT_PATH, unit, "0644"),
+        Document(NODE_PATH, node_file(rig, node, recipe, spec), "0644"),
     )
+    if len(rig.nodes) == 1:
+        return files
+    pair = (PAIR_SERVICE_PATH, PAIR_TIMER_PATH)
+    return files + tuple(Document(path, render(path, rig=rig.name), "0644") for path in pair)
 
 
 def docker_run(recipe: Recipe, profile: str, spec: EngineSpec) -> list[list[str]]:
@@ -103,7 +122,8 @@ def _env_file(environ: dict[str, str], recipe: str) -> dict[str, str]:
     return environ
 
 
-def _render(target: str, **values: object) -> str:
+def render(target: str, **values: object) -> str:
+    """The text of the template that stands at `target` in templates/."""
     return _templates().get_template(f"{target.lstrip('/')}.j2").render(**values)
 
 

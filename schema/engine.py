@@ -15,6 +15,9 @@ from schema.snapshot import SnapshotRequest
 UNIT = "rigbook-engine.service"
 CONTAINER = "rigbook-engine"
 ENGINE_DIR = "/etc/rigbook/engine"
+# Looks every 15 s whether the ranks are still joined; only on rigs of several nodes.
+PAIR_SERVICE = "rigbook-pair.service"
+PAIR_TIMER = "rigbook-pair.timer"
 ENGINE_FOLDERS = ("/etc/rigbook", ENGINE_DIR)
 
 

@@ -20,6 +20,10 @@ class SpecError(Exception):
         return "\n".join(self.problems)
 
 
+class HiddenValueError(ValueError):
+    """A refusal of a value that may be a secret: the error must not show it."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the closest known word, or the empty text."""
     close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
@@ -33,7 +37,9 @@ def unknown(what: str, word: str, known: Iterable[str]) -> str:
     return f"unknown {what} {shown(word)}{nearest(word, names)}; allowed: {listed}"
 
 
-def shown(value: object) -> str:
-    """A value as an error shows it: one short line, control characters escaped."""
+def shown(value: object, secret: bool = False) -> str:
+    """A value as an error shows it: one short line, control characters escaped; `***` a secret."""
+    if secret:
+        return "***"
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= 60 else text[:57] + "…"

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from schema.base import Frozen
 from schema.errors import SpecError, nearest, shown
-from schema.rig import AbsolutePath, Address, Device, Fabric, Name, Node
-from schema.text import argument, mount_path
+from schema.rig import AbsolutePath, Address, Device, Fabric, HostName, Name, Node
+from schema.text import argument, http_url, mount_path
 from schema.validate import build, known_keys
 
 # pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and `_sudo`, the one
@@ -54,6 +54,7 @@ def _listed(value: object) -> object:
 
 
 Argument = Annotated[str, AfterValidator(argument)]
+Url = Annotated[str, AfterValidator(http_url)]
 
 
 class HostData(Frozen):
@@ -62,7 +63,11 @@ class HostData(Frozen):
     `rank` None: 0 for the head, 1 for a worker. `home` None: the login user's usual home.
     `profile` None: the recipe's default. `recipes_dir`: more folders of recipes, from the
     project's root. `waive` needs `reason`. `overwrite`: files whose later edits a rollback may
-    discard. `change`: the change that a rollback undoes.
+    discard. `change`: the change that a rollback undoes. `only`: the node that a reboot takes down
+    (None: all) or that watches (None: the head), `budget`: the seconds that its next boot may
+    take. The rest is watch's: seconds between two looks, misses until it is down, whom to
+    tell (the URL, or a root-only file on the node that holds it), seconds until a notice is
+    repeated, what to ask other than the head (a gateway's base URL) and which model must answer.
     """
 
     role: Literal["head", "worker"]
@@ -83,6 +88,16 @@ class HostData(Frozen):
     as_json: bool = Field(default=False, alias="json")
     change: Name | None = None
     overwrite: Annotated[tuple[AbsolutePath, ...], BeforeValidator(_listed)] = ()
+    only: HostName | None = None
+    budget: Annotated[int, Field(ge=30, le=86400)] = 1800
+    interval: Annotated[int, Field(ge=10, le=86400)] = 60
+    misses: Annotated[int, Field(ge=1, le=1000)] = 3
+    webhook: Annotated[Url | None, Field(repr=False)] = None
+    webhook_file: AbsolutePath | None = None
+    repeat_s: Annotated[int, Field(ge=60, le=2592000)] = 3600
+    url: Url | None = None
+    model: Argument | None = None
+    remove: bool = False
 
     def node(self, name: str) -> Node:
         """This host as a node of its rig."""
@@ -134,4 +149,6 @@ def host_data(name: str, data: Mapping[str, object], sources: Mapping[str, str])
         )
     if checked.reason and not checked.waive:
         raise SpecError(f"{where('reason')}: reason: without waive; allowed: together with waive")
+    if checked.webhook and checked.webhook_file:
+        raise SpecError(f"{where('webhook')}: webhook: and webhook_file; allowed: one of them")
     return checked

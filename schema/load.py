@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from schema.documents import documents
-from schema.engine import ENGINE_FOLDERS, UNIT, Document, EngineSpec, Plan
+from schema.engine import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, EngineSpec, Plan
 from schema.errors import SpecError, shown, unknown
 from schema.hostdata import HostData, host_data
 from schema.recipe import Recipe
@@ -23,6 +23,7 @@ RECIPES_DIR = "catalog/recipes"
 # What every host of a rig must say alike: one run has one recipe, one profile, one fabric.
 PER_HOST = {"role", "rank", "lan_address", "fabric_address", "ssh_user", "home"}
 RIG_WIDE = sorted(HostData.model_fields.keys() - PER_HOST)
+SECRET = frozenset({"webhook"})
 # Settings that change how much memory a load finds or how it is placed (NUMA).
 SYSCTLS = ("kernel.numa_balancing", "vm.overcommit_memory", "vm.swappiness")
 ROOM_FOR = ("/var/lib/docker", "/etc", "/var/lib/rigbook")
@@ -86,7 +87,7 @@ def host_datas(
         values = {name: getattr(data, key) for name, data in checked.items()}
         if len(set(values.values())) > 1:
             each = ", ".join(
-                f"{name} has {'none' if value is None else shown(value)}"
+                f"{name} has {'none' if value is None else shown(value, key in SECRET)}"
                 for name, value in values.items()
             )
             problems.append(f"{key}: hosts of one rig differ: {each}; allowed: one value for all")
@@ -149,7 +150,7 @@ def _request(
     return SnapshotRequest(
         # The folders as well: serve makes those that are absent, with the right owner.
         files=(*(file.path for file in files), *ENGINE_FOLDERS, *spec.cache_folders),
-        units=(UNIT,),
+        units=(UNIT, PAIR_TIMER) if len(rig.nodes) > 1 else (UNIT,),
         images=(recipe.container.image,),
         image_files=tuple(
             ImageFileProbe(image=recipe.container.image, path=p.path, contains=p.contains)
@@ -163,6 +164,14 @@ def _request(
             str(other.fabric_address)
             for other in rig.nodes
             if other.name != node.name and other.fabric_address is not None
+        ),
+        # Ranks meet on the fabric, or on the LAN where the recipe's VLLM_HOST_IP says so.
+        connections=tuple(
+            str(address)
+            for other in rig.nodes
+            if other.name != node.name
+            for address in (other.fabric_address, other.lan_address)
+            if address is not None
         ),
         disks=(spec.weights, *ROOM_FOR),
         sysctls=SYSCTLS,

@@ -101,7 +101,8 @@ class EngineProcess(Frozen):
     """A process that looks like a vLLM engine (title, executable or command line).
 
     `environ` holds only names that rigbook watches; values of secrets never leave the host.
-    `supervisor` is the systemd unit of its cgroup, or the container, or None for an orphan's.
+    `unit` is the systemd unit of its cgroup, None in a container or a login's session.
+    `parent_comm` is the name of its parent (a shell's, for a launch by hand that still runs).
     """
 
     pid: int
@@ -116,6 +117,7 @@ class EngineProcess(Frozen):
     container_id: str | None
     environ: dict[str, str]
     rss: int
+    parent_comm: str | None = None
 
 
 class Link(Frozen):
@@ -163,6 +165,18 @@ class Port(Frozen):
     pid: int | None
     process: str | None
     unit: str | None
+    container_id: str | None
+
+
+class Connection(Frozen):
+    """An ESTABLISHED TCP connection with one of the addresses that the request named."""
+
+    local_address: str
+    local_port: int
+    peer_address: str
+    peer_port: int
+    pid: int | None
+    process: str | None
     container_id: str | None
 
 
@@ -218,8 +232,34 @@ class Docker(Frozen):
     containers: tuple[Container, ...]
 
 
+class GhostFile(Frozen):
+    """A file that a unit's `step` (ExecStart, ExecStartPre …) names and that is not there.
+
+    `container` is the container inside which it is missing (`docker exec`), None for the host.
+    """
+
+    step: str
+    path: str
+    container: str | None = None
+
+
+class Override(Frozen):
+    """What a drop-in does to ExecStart: its lines, and whether an empty one resets it first."""
+
+    path: str
+    exec_start: tuple[str, ...]
+    resets: bool
+
+
 class Unit(Frozen):
-    """A systemd unit as systemd sees it now (effective values, drop-ins applied)."""
+    """A systemd unit as systemd sees it now (effective values, drop-ins applied).
+
+    Beyond the units that the request named, the snapshot holds those whose unit files run
+    docker or vLLM. `exit_kind` is how the main process ended (exited, killed, dumped).
+    `restart_times` are the restarts that systemd scheduled by itself, oldest first, at most 20
+    of the last day; `errors` the lines of the unit's log that name one, secrets masked. Both
+    are read for a unit in trouble only.
+    """
 
     name: str
     load_state: str
@@ -238,6 +278,12 @@ class Unit(Frozen):
     since_unix_s: float | None
     needs_reload: bool
     last_log_line: str | None
+    exit_kind: str = ""
+    exec_start_pre: tuple[str, ...] = ()
+    ghosts: tuple[GhostFile, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    restart_times: tuple[float, ...] = ()
+    errors: tuple[str, ...] = ()
 
 
 class FileState(Frozen):
@@ -339,6 +385,7 @@ class NodeSnapshot(Frozen):
     engine_processes: tuple[EngineProcess, ...] | Unreadable
     network: Network | Unreadable
     ports: tuple[Port, ...] | Unreadable
+    connections: tuple[Connection, ...] | Unreadable = ()
     docker: Docker | Unreadable
     units: tuple[Unit, ...] | Unreadable
     files: tuple[FileState, ...] | Unreadable
@@ -362,5 +409,6 @@ class SnapshotRequest(Frozen):
     fabric_device: str | None = None
     fabric_mtu: int | None = None
     peers: tuple[str, ...] = ()
+    connections: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
     sysctls: tuple[str, ...] = ()

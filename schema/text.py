@@ -6,6 +6,9 @@ Each takes a value and gives it back; ValueError says what is wrong and what is 
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
+
+from schema.errors import HiddenValueError
 
 # systemd and docker's --env-file stop reading a line far later; no honest value is longer.
 MAX_LINE = 8192
@@ -114,4 +117,24 @@ def host_name(value: str) -> str:
         raise ValueError(
             "is not a host name; allowed: letters, digits and . _ -, or @connector/name"
         )
+    return value
+
+
+def http_url(value: str) -> str:
+    """An http or https URL of printable ASCII without blanks and without a user's name.
+
+    A webhook's URL is its password: a refusal does not quote it.
+    """
+    wrong = HiddenValueError(
+        "is not a URL; allowed: http:// or https://, no blanks, no user name or password before @"
+    )
+    if len(value) > 4096 or any(not 32 < ord(char) < 127 for char in value):
+        raise wrong
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise wrong
     return value

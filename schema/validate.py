@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from schema.errors import SpecError, shown, unknown
+from schema.errors import HiddenValueError, SpecError, shown, unknown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -98,7 +98,8 @@ def _line(
     if kind == "missing":
         text = "is missing; it has no default"
     elif kind == "value_error":
-        text = _with_value(value, str(context["error"]))
+        hidden = isinstance(context["error"], HiddenValueError)
+        text = str(context["error"]) if hidden else _with_value(value, str(context["error"]))
     elif kind == "literal_error":
         text = f"is {shown(value)}; allowed: {context['expected']}"
     elif kind in ("greater_than_equal", "greater_than", "less_than_equal"):

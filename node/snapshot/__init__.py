@@ -35,6 +35,7 @@ def checked(request: Any) -> Json:
         "images": check.image,
         "weights": check.path,
         "peers": check.address,
+        "connections": check.address,
         "disks": _any_path,
         "sysctls": check.sysctl,
     }
@@ -131,6 +132,7 @@ def collect(request: Any) -> Json:
         "shm": guarded(lambda: shm.read(open_files)),
         "engine_processes": guarded(processes.read),
         "ports": guarded(lambda: ports.read(open_files)),
+        "connections": guarded(lambda: ports.connections(open_files, wanted["connections"])),
         "sysctls": guarded(lambda: memory.sysctls(wanted["sysctls"])),
         "journal": guarded(journal.view),
     }

@@ -23,22 +23,22 @@ _CONFIG = (
 )  # fmt: skip
 
 
-class _Connection(http.client.HTTPConnection):
+class Connection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
+    def __init__(self, path: str, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
 
 
 def get(path: str, absent_ok: bool = False) -> Any:
     """Gives the JSON of one GET, or None for a 404 when `absent_ok`. Raises CannotRead."""
-    connection = _Connection(SOCKET)
+    connection = Connection(SOCKET)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

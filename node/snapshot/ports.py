@@ -1,16 +1,21 @@
-"""The listening TCP ports and who holds them."""
+"""The listening TCP ports, the connections with the peers, and who holds them."""
 
 from __future__ import annotations
 
 import re
 import socket
 import sys
-from typing import Dict, List, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from node import proc
 from node.errors import Json
 
-_LISTEN = "0A"  # TCP_LISTEN of include/net/tcp_states.h
+# TCP states of include/net/tcp_states.h
+_ESTABLISHED = "01"
+_LISTEN = "0A"
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_V4_IN_V6 = "::ffff:"
+MAX_CONNECTIONS = 500
 _SOCKET = re.compile(r"^socket:\[(\d+)\]$")
 
 
@@ -22,39 +27,89 @@ def address(hexadecimal: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
 
 
-def listening(text: str) -> List[Tuple[str, int, int]]:
-    """Gives (address, port, socket inode) of the rows of /proc/net/tcp{,6} that listen."""
-    rows: List[Tuple[str, int, int]] = []
+class Row(NamedTuple):
+    """A row of /proc/net/tcp{,6}: the state as the kernel writes it, both ends, socket inode."""
+
+    state: str
+    host: str
+    port: int
+    peer: str
+    peer_port: int
+    inode: int
+
+
+def rows(text: str) -> List[Row]:
+    """Gives the rows of /proc/net/tcp{,6}; an IPv4 peer of an IPv6 socket as IPv4."""
+    found: List[Row] = []
     for line in text.splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 9 and fields[3] == _LISTEN:
-            host, _, port = fields[1].partition(":")
-            rows.append((address(host), int(port, 16), int(fields[9])))
-    return rows
+        if len(fields) > 9 and fields[3] in (_ESTABLISHED, _LISTEN):
+            ends: List[Tuple[str, int]] = []
+            for field in fields[1:3]:
+                host, _, port = field.partition(":")
+                ends.append((_plain(address(host)), int(port, 16)))
+            found.append(Row(fields[3], *ends[0], *ends[1], int(fields[9])))
+    return found
 
 
-def read(open_files: List[proc.Fd]) -> List[Json]:
-    """Gives the listening ports, by port; where several processes share one, the lowest pid."""
+def _plain(host: str) -> str:
+    """Gives the IPv4 address that an IPv6 socket writes as ::ffff:a.b.c.d."""
+    return host[len(_V4_IN_V6) :] if host.startswith(_V4_IN_V6) and "." in host else host
+
+
+def listening(text: str) -> List[Tuple[str, int, int]]:
+    """Gives (address, port, socket inode) of the rows of /proc/net/tcp{,6} that listen."""
+    return [(row.host, row.port, row.inode) for row in rows(text) if row.state == _LISTEN]
+
+
+def _owners(open_files: Sequence[proc.Fd]) -> Dict[int, int]:
+    """Gives the pid of each socket inode; where several processes share one, the lowest."""
     owners: Dict[int, int] = {}
     for pid, _, target in open_files:
         match = _SOCKET.match(target)
         if match:
             inode = int(match.group(1))
             owners[inode] = min(pid, owners.get(inode, pid))
+    return owners
+
+
+def _who(owner: Optional[int]) -> Json:
+    """Gives pid, process and cgroup's owner of a socket's holder."""
+    cgroup = proc.cgroup(owner) if owner else ""
+    stat = proc.stat(owner) if owner else None
+    return {
+        "pid": owner,
+        "process": stat.comm if stat else None,
+        "unit": proc.unit_of(cgroup),
+        "container_id": proc.container_of(cgroup),
+    }
+
+
+def read(open_files: List[proc.Fd]) -> List[Json]:
+    """Gives the listening ports, by port; where several processes share one, the lowest pid."""
+    owners = _owners(open_files)
     found: List[Json] = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for table in _TABLES:
         for host, port, inode in listening(proc.read_text(table)):
-            owner = owners.get(inode)
-            cgroup = proc.cgroup(owner) if owner else ""
-            stat = proc.stat(owner) if owner else None
+            found.append({"address": host, "port": port, **_who(owners.get(inode))})
+    return sorted(found, key=lambda row: (row["port"], row["address"], row["pid"] or 0))
+
+
+def connections(open_files: List[proc.Fd], peers: Sequence[str]) -> List[Json]:
+    """Gives the established connections with the peers' addresses, at most MAX_CONNECTIONS."""
+    owners, wanted = _owners(open_files), set(peers)
+    found: List[Json] = []
+    for row in [row for table in _TABLES for row in rows(proc.read_text(table))]:
+        if row.state == _ESTABLISHED and row.peer in wanted and len(found) < MAX_CONNECTIONS:
+            who = _who(owners.get(row.inode))
+            del who["unit"]
             found.append(
                 {
-                    "address": host,
-                    "port": port,
-                    "pid": owner,
-                    "process": stat.comm if stat else None,
-                    "unit": proc.unit_of(cgroup),
-                    "container_id": proc.container_of(cgroup),
+                    "local_address": row.host,
+                    "local_port": row.port,
+                    "peer_address": row.peer,
+                    "peer_port": row.peer_port,
+                    **who,
                 }
             )
-    return sorted(found, key=lambda row: (row["port"], row["address"], row["pid"] or 0))
+    return sorted(found, key=lambda c: (c["local_port"], c["peer_port"], c["peer_address"]))

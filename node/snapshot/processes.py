@@ -59,6 +59,7 @@ def read() -> List[Json]:
             continue
         if before.start_ticks != after.start_ticks or after.state in "ZX":
             continue
+        parent = proc.stat(after.ppid)
         found.append(
             {
                 "pid": pid,
@@ -73,6 +74,7 @@ def read() -> List[Json]:
                 "container_id": proc.container_of(cgroup),
                 "environ": secrets.watched_environ(environ),
                 "rss": after.rss,
+                "parent_comm": parent.comm if parent else None,
             }
         )
     return found

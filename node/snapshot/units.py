@@ -1,93 +1,100 @@
-"""The systemd units that the request names, as systemd sees them now."""
+"""The systemd units that the request names, as systemd sees them now, and those that run docker
+or vLLM: a second supervisor of the same engine shows only there."""
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Set
 
+from node import proc
 from node.errors import CannotRead, Json
 from node.run import TimedOut, run
+from node.snapshot import execs, unit_log
 
 TIMEOUT_S = 8.0
+MAX_OTHERS = 20
+FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
+           "/usr/lib/systemd/system", "/lib/systemd/system")  # fmt: skip
+_RUNS_ENGINE = re.compile(
+    r"^Exec\w+=.*(?:vllm|/docker\s+(?:exec|run|start|compose)\b)", re.MULTILINE | re.IGNORECASE
+)
+_EXIT_KINDS = {"1": "exited", "2": "killed", "3": "dumped"}
 PROPERTIES = (
     "Id", "Names", "LoadState", "ActiveState", "SubState", "UnitFileState", "FragmentPath",
-    "DropInPaths", "ExecStart", "Restart", "NRestarts", "Result", "ExecMainStatus", "MainPID",
+    "DropInPaths", "ExecStart", "ExecStartPre", "ExecStartPost", "Restart", "NRestarts", "Result",
+    "ExecMainStatus", "ExecMainCode", "MainPID",
     "ActiveEnterTimestampMonotonic", "StateChangeTimestampMonotonic", "NeedDaemonReload",
 )  # fmt: skip
 
 
-def blocks(text: str) -> List[Dict[str, str]]:
-    """Gives the blocks of `systemctl show`, one a unit; of a repeated property the last."""
-    found: List[Dict[str, str]] = []
+def blocks(text: str) -> List[Dict[str, List[str]]]:
+    """Gives the blocks of `systemctl show`, one a unit: the values of each property, in order."""
+    found: List[Dict[str, List[str]]] = []
     for block in text.split("\n\n"):
-        pairs = [line.partition("=") for line in block.splitlines() if "=" in line]
-        if pairs:
-            found.append({name: value for name, _, value in pairs})
+        values: Dict[str, List[str]] = {}
+        for line in block.splitlines():
+            name, equals, value = line.partition("=")
+            if equals:
+                values.setdefault(name, []).append(value)
+        if values:
+            found.append(values)
     return found
 
 
-def exec_start(value: str) -> Tuple[Optional[str], Tuple[str, ...]]:
-    """Gives (program, argv) of an ExecStart property.
-
-    systemd prints argv joined by blanks, so an argument that holds a blank comes apart.
-    """
-    if "argv[]=" not in value:
-        return None, ()
-    path = value.partition("path=")[2].partition(" ;")[0].strip()
-    words = value.partition("argv[]=")[2].partition(" ; ignore_errors=")[0]
-    return path, tuple(words.split())
+def _last(block: Dict[str, List[str]], name: str) -> str:
+    """Gives the last value of a property, or ""."""
+    return (block.get(name) or [""])[-1]
 
 
-def _since(block: Dict[str, str]) -> Optional[float]:
+def _since(block: Dict[str, List[str]]) -> Optional[float]:
     """Gives when the unit entered its present state, in Unix seconds."""
-    active = block.get("ActiveState") in ("active", "reloading")
+    active = _last(block, "ActiveState") in ("active", "reloading")
     name = "ActiveEnter" if active else "StateChange"
-    usec = int(block.get(f"{name}TimestampMonotonic") or 0)
+    usec = int(_last(block, f"{name}TimestampMonotonic") or 0)
     if not usec:
         return None
     return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - usec / 1e6)
 
 
-def _last_log_line(unit: str) -> Optional[str]:
-    """Gives the last line the unit's own processes logged, else systemd's last about it."""
-    for match in (["_SYSTEMD_UNIT=" + unit], ["-u", unit]):
-        try:
-            done = run(["journalctl", *match, "-n", "1", "-o", "cat", "-q", "--no-pager"], 4.0)
-        except (FileNotFoundError, TimedOut):
-            return None
-        if done.rc == 0 and done.out.strip():
-            return done.out.strip().splitlines()[-1][:500]
-    return None
-
-
-def unit(name: str, block: Dict[str, str]) -> Json:
-    """Gives one unit of its `systemctl show` block, without the log line."""
-    path, argv = exec_start(block.get("ExecStart", ""))
-    main_pid = int(block.get("MainPID") or 0)
+def unit(name: str, block: Dict[str, List[str]]) -> Json:
+    """Gives one unit of its `systemctl show` block, without what its log tells."""
+    found = [c for step in execs.STEPS for c in execs.commands(step, block.get(step) or [])]
+    # of several ExecStart= the last; a oneshot unit may have more
+    main = [command for command in found if command.step == "ExecStart"][-1:]
+    drop_ins = _last(block, "DropInPaths").split()
+    overrides = [execs.override(path, proc.read_text(path)) for path in drop_ins]
     return {
         "name": name,
-        "load_state": block.get("LoadState", ""),
-        "active_state": block.get("ActiveState", ""),
-        "sub_state": block.get("SubState", ""),
-        "enabled": block.get("UnitFileState", ""),
-        "fragment": block.get("FragmentPath") or None,
-        "drop_ins": block.get("DropInPaths", "").split(),
-        "exec_start": list(argv),
-        "exec_start_exists": None if path is None else os.access(path, os.X_OK),
-        "restart": block.get("Restart", ""),
-        "restarts": int(block.get("NRestarts") or 0),
-        "result": block.get("Result", ""),
-        "exit_status": int(block.get("ExecMainStatus") or 0),
-        "main_pid": main_pid or None,
+        "load_state": _last(block, "LoadState"),
+        "active_state": _last(block, "ActiveState"),
+        "sub_state": _last(block, "SubState"),
+        "enabled": _last(block, "UnitFileState"),
+        "fragment": _last(block, "FragmentPath") or None,
+        "drop_ins": drop_ins,
+        "exec_start": list(main[0].words) if main else [],
+        "exec_start_exists": os.access(main[0].path, os.X_OK) if main else None,
+        "restart": _last(block, "Restart"),
+        "restarts": int(_last(block, "NRestarts") or 0),
+        "result": _last(block, "Result"),
+        "exit_status": int(_last(block, "ExecMainStatus") or 0),
+        "exit_kind": _EXIT_KINDS.get(_last(block, "ExecMainCode"), ""),
+        "main_pid": int(_last(block, "MainPID") or 0) or None,
         "since_unix_s": _since(block),
-        "needs_reload": block.get("NeedDaemonReload") == "yes",
+        "needs_reload": _last(block, "NeedDaemonReload") == "yes",
+        "exec_start_pre": [" ".join(c.words) for c in found if c.step == "ExecStartPre"],
+        "ghosts": execs.ghosts(found),
+        "overrides": [found for found in overrides if found],
         "last_log_line": None,
+        "restart_times": [],
+        "errors": [],
     }
 
 
-def show(names: List[str]) -> List[Dict[str, str]]:
+def show(names: List[str]) -> List[Dict[str, List[str]]]:
     """Gives one block of properties for each named unit. Raises CannotRead."""
     try:
         done = run(["systemctl", "show", "-p", ",".join(PROPERTIES), "--", *names], TIMEOUT_S)
@@ -101,18 +108,41 @@ def show(names: List[str]) -> List[Dict[str, str]]:
     return found
 
 
+def others(named: List[str]) -> List[str]:
+    """Gives the service units, not named ones, whose files or drop-ins run docker or vLLM."""
+    found: Set[str] = set()
+    for folder in FOLDERS:
+        for pattern in ("*.service", "*.service.d/*.conf"):
+            for path in glob.glob(f"{folder}/{pattern}"):
+                holder = path if pattern == "*.service" else os.path.dirname(path)[: -len(".d")]
+                name = os.path.basename(holder)
+                # a template is no unit, and a link is another name of one
+                if name in named or "@." in name or os.path.islink(path):
+                    continue
+                if _RUNS_ENGINE.search(proc.read_text(path).replace("\\\n", " ")):
+                    found.add(name)
+    return sorted(found)[:MAX_OTHERS]
+
+
+def _in_trouble(row: Json) -> bool:
+    """Gives True for a unit whose log says what is wrong with it."""
+    state = (row["active_state"], row["sub_state"])
+    return state[0] in ("failed", "activating") or state[1] == "auto-restart" or row["restarts"]
+
+
 def read(names: List[str]) -> List[Json]:
-    """Gives the named units, in their order; one that is not there has load_state not-found."""
-    if not names:
+    """Gives the named units, in their order, then the others that run docker or vLLM.
+
+    A named one that is not there has load_state not-found.
+    """
+    extra = others(names)
+    wanted = [*names, *extra]
+    if not wanted:
         return []
-    units = list(map(unit, names, show(names)))
-    troubled = [
-        row
-        for row in units
-        if row["active_state"] in ("failed", "activating") or row["sub_state"] == "auto-restart"
-    ]
+    rows = list(map(unit, wanted, show(wanted)))
+    troubled = [row for row in rows if _in_trouble(row)]
     with ThreadPoolExecutor(4) as pool:
-        lines = list(pool.map(lambda row: _last_log_line(str(row["name"])), troubled))
-    for n, row in enumerate(troubled):
-        row["last_log_line"] = lines[n]
-    return units
+        told = list(pool.map(lambda row: unit_log.trouble(str(row["name"])), troubled))
+    for row, (line, restarts, errors) in zip(troubled, told):
+        row.update(last_log_line=line, restart_times=restarts, errors=errors)
+    return rows

@@ -71,6 +71,8 @@ def measured(rig: Rig, connections: Connections, rounds: int) -> Figures:
     try:
         for number in range(1, rounds + 1):
             print(f"round {number} of {rounds}", flush=True)
+            # Before each: serve would mend what somebody changed meanwhile.
+            state_of(rig, connections)
             seconds, commands = bench.serve()
             figures.serve.append(seconds)
             figures.commands.append(max(commands.values()))
@@ -92,7 +94,9 @@ def measured(rig: Rig, connections: Connections, rounds: int) -> Figures:
 def machine() -> str:
     """This machine, as the reader of the figures needs it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
-    return f"a VM of {os.cpu_count()} cores and {memory:.0f} GiB with two nspawn hosts"
+    host = f"a VM of {os.cpu_count()} cores and {memory:.0f} GiB with two nspawn hosts"
+    # Other work on those cores stretches what runs next to it; the reader has to know.
+    return f"{host}, load average {os.getloadavg()[0]:.1f} before"
 
 
 def main(arguments: list[str]) -> int:
@@ -109,6 +113,7 @@ def main(arguments: list[str]) -> int:
     except SpecError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
+    where = machine()
     try:
         before = state_of(rig, connections)
         figures = measured(rig, connections, asked.rounds)
@@ -123,7 +128,7 @@ def main(arguments: list[str]) -> int:
     listed = rows(figures)
     used = ", ".join(f"{name} {version(name)}" for name in ("pyinfra", "ansible-core"))
     asked.write.write_text(
-        document(listed, asked.rounds, f"Python {sys.version.split()[0]}, {used}", machine())
+        document(listed, asked.rounds, f"Python {sys.version.split()[0]}, {used}", where)
     )
     print(table(listed))
     return int(any(row.met is False for row in listed))

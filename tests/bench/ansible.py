@@ -69,6 +69,7 @@ class AnsibleRun:
             "ANSIBLE_FORKS": "5",
             "ANSIBLE_GATHERING": "explicit" if tuned else "implicit",
             "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=60s",
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets),
             "ANSIBLE_SSH_CONTROL_PATH": f"{sockets}/%%C",
             "ANSIBLE_NOCOLOR": "1",
         }

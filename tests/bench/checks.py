@@ -6,10 +6,15 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deploys.support import endpoint
+from facts.endpoint import MAX_TOKENS, PROMPT
 from gates.fabric import PING_OVERHEAD
+from schema.documents import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 from schema.engine import CONTAINER, UNIT, Plan
 from schema.rig import Node
 
+# What starts the engine; serve looks at its other files as well.
+ENGINE_FILES = (SCRIPT_PATH, ENV_PATH, UNIT_PATH)
 STATE_DIR = "/var/lib/rigbook"
 DOCKER_DIR = "/var/lib/docker"
 MIN_AVAILABLE_KIB = 512 * 1024
@@ -56,6 +61,8 @@ def _peer(plan: Plan, node: Node) -> str:
 def _files(plan: Plan, node: Node) -> list[Check]:
     found = []
     for document in plan.documents[node.name]:
+        if document.path not in ENGINE_FILES:
+            continue
         name = document.path.rpartition("/")[2]
         copy = {
             "src": f"{{{{ inventory_hostname }}}}/{name}",
@@ -70,7 +77,9 @@ def _files(plan: Plan, node: Node) -> list[Check]:
             f"printf %s {wanted} | cmp -s - {document.path} && "
             f'test "$(stat -c "%a %U %G" {document.path})" = "{attributes}"'
         )
-        found.append(Check(f"file {name}", {"ansible.builtin.copy": copy}, shell))
+        # check_mode: where the file differs, the task says so and the host stays as it is.
+        task = {"ansible.builtin.copy": copy, "check_mode": True}
+        found.append(Check(f"file {name}", task, shell))
     return found
 
 
@@ -78,9 +87,8 @@ def _supervision(plan: Plan) -> list[Check]:
     image = plan.recipe.container.image
 
     def service(name: str) -> dict[str, object]:
-        return {
-            "ansible.builtin.systemd_service": {"name": name, "enabled": True, "state": "started"}
-        }
+        wanted = {"name": name, "enabled": True, "state": "started"}
+        return {"ansible.builtin.systemd_service": wanted, "check_mode": True}
 
     running = "(seen.stdout | from_json)[0].State.Running"
     policy = "(seen.stdout | from_json)[0].HostConfig.RestartPolicy.Name"
@@ -225,25 +233,17 @@ def _stat(path: str) -> dict[str, object]:
 
 
 def _completion(plan: Plan) -> Check:
-    recipe = plan.recipe
+    """The same question as serve's, so that both wait for the same number of tokens."""
+    where = endpoint(plan)
+    message = {"role": "user", "content": PROMPT}
     uri = {
-        "url": f"http://{plan.rig.head.lan_address}:{recipe.port}/v1/chat/completions",
+        "url": f"{where.base_url}/v1/chat/completions",
         "method": "POST",
         "body_format": "json",
-        "body": {
-            "model": recipe.served_model_name,
-            "messages": [{"role": "user", "content": "Say hello."}],
-            "max_tokens": 32,
-            "temperature": 0,
-        },
+        "body": {"model": where.model, "messages": [message], "max_tokens": MAX_TOKENS},
         "timeout": 60,
     }
-    task = {
-        "ansible.builtin.uri": uri,
-        "register": "seen",
-        "failed_when": "not seen.json.choices[0].message.content",
-        "delegate_to": "localhost",
-        "become": False,
-        "run_once": True,
-    }
+    failed = "not seen.json.choices[0].message.content"
+    here = {"delegate_to": "localhost", "become": False, "run_once": True}
+    task = {"ansible.builtin.uri": uri, "register": "seen", "failed_when": failed, **here}
     return Check("a real completion", task, "")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import json
 import re
-import zlib
 from dataclasses import dataclass, field
 from typing import Any
+
+from schema.engine import UNIT
 
 # The words of node/pack.py: the packed payload is one base64 word behind printf.
 _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+) \|")
@@ -33,8 +35,7 @@ class Sent:
     def what(self) -> str:
         """The command in a word: `apply file+unit`, `apply start`, `close COMMITTED`, `undo` …"""
         if self.verb == "apply":
-            steps = self.request["steps"]
-            words = [str(step.get("active") or step["op"]) for step in steps]
+            words = [_word(step) for step in self.request["steps"]]
             return f"apply {'+'.join(dict.fromkeys(words))}"
         if self.verb == "close":
             return f"close {self.request['status']}"
@@ -46,11 +47,17 @@ class Sent:
         return self.installs or self.verb not in READING
 
 
+def _word(step: dict[str, Any]) -> str:
+    """`start` or `stop` for a step that moves the engine, else the step's kind."""
+    moves = step.get("active") if step.get("unit") == UNIT else None
+    return str(moves or step["op"])
+
+
 def sent(host: str, command: str) -> Sent:
     """Reads a command line as `host` got it; `raw` is the line without its base64 word."""
     packed = _PACKED.search(command)
     if packed:
-        raw = zlib.decompress(base64.b64decode(packed[1]))
+        raw = bz2.decompress(base64.b64decode(packed[1]))
         header = json.loads(raw.partition(b"\n")[0])
         *words, request = header[0]
         shell = command.replace(packed[1], "PACKED")

@@ -19,6 +19,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from node import check, journal, steps
 from node.errors import NodeError
+from schema.engine import UNIT
 from tests.deploys.commands import Sent, sent
 
 VARIABLE = "RIGBOOK_TEST_SCENARIO"
@@ -114,7 +115,7 @@ class FakeNode:
     def _known(self) -> dict[str, Json]:
         """This run's changes, and those that the snapshot's journal had before."""
         old = self.now.get("journal", {}).get("changes", ())
-        unit = {"op": "unit", "unit": "rigbook-engine.service", "active": "start"}
+        unit = {"op": "unit", "unit": UNIT, "active": "start"}
         return {c["id"]: {"id": c["id"], "steps": [unit]} for c in old} | self.changes
 
     def _apply(self, request: Json) -> Json:
@@ -127,7 +128,7 @@ class FakeNode:
             change["steps"].append(step)
             if step["op"] == "file":
                 self._write(step)
-            elif step["op"] == "unit" and step["active"]:
+            elif step.get("unit") == UNIT and step["active"]:
                 self._set_active(step["active"])
         return {"change": header["id"], "status": "OPEN", "changed": True, "steps": []}
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from schema.engine import Plan
 from schema.snapshot import Unreadable
-from tests.deploys.scenario import HEAD, WORKER, Snapshots
-from tests.unit.factories import healthy, put, serving
+from tests.deploys.scenario import HEAD, WORKER, Snapshots, serving
+from tests.unit.factories import healthy, put
 from tests.unit.host_parts import change
 
 Seen = Callable[[Plan], Snapshots]

@@ -20,7 +20,8 @@ from schema.snapshot import NodeSnapshot
 from tests.deploys.commands import Sent, sent
 from tests.deploys.engine_double import EngineDouble, Reply, loopback
 from tests.deploys.fakehost import DOWN, RECORD, SCENARIO, VARIABLE
-from tests.unit.factories import serving
+from tests.unit import factories
+from tests.unit.host_parts import unit
 
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = "tests/deploys/inventory.py"
@@ -51,6 +52,16 @@ def tiny_plan(address: str = "127.0.0.2", **changes: object) -> Plan:
     """The plan of the two stand-in hosts with the same changes on both."""
     hosts = {HEAD: host(1, address, **changes), WORKER: host(2, address, **changes)}
     return plan(hosts, None, ROOT)
+
+
+def serving(plan: Plan) -> Snapshots:
+    """Both nodes as serve leaves them: the engine's unit, and each other unit that it set up."""
+    seen = dict(factories.serving(plan))
+    for name, snapshot in seen.items():
+        there = {found.name for found in snapshot.units}
+        others = tuple(unit(name=n) for n in plan.requests[name].units if n not in there)
+        seen[name] = factories.put(snapshot, "units", (*snapshot.units, *others))
+    return seen
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import pytest
 from gates.violation import Layer
 from tests.deploys import rigs
 from tests.deploys.engine_double import Reply
-from tests.deploys.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario
-from tests.unit.factories import serving
+from tests.deploys.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario, serving
 
 DOCTOR = ("deploys/doctor.py", "-y")
 JSON = ("--data", "json=true")
@@ -95,7 +94,7 @@ def test_drift_is_a_warning(ran: Runs) -> None:
     """A rig that serves is not called broken; the difference is named."""
     run = ran["drifted"]
     assert run.status == 0, run.output
-    assert "warn drift" in run.stderr and "restart policy" in run.stderr
+    assert "warn restart-policy" in run.stderr and "docker update --restart=no" in run.stderr
 
 
 def test_a_lost_host_is_the_first_finding(ran: Runs) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.deploys import rigs
 from tests.deploys.engine_double import Reply
-from tests.deploys.scenario import HEAD, WORKER, Ran, Runs, Scenario
-from tests.unit.factories import healthy, serving
+from tests.deploys.scenario import HEAD, WORKER, Ran, Runs, Scenario, serving
+from tests.unit.factories import healthy
 
 SERVE = ("deploys/serve.py", "-y")
 WAIVE = ("--data", "waive=fabric-mtu")

@@ -26,8 +26,12 @@ for last; do :; done
 read_state() { cat "$here/$1" 2>/dev/null || echo "$2"; }
 case $verb in
 show) echo "LoadState=loaded"; echo "UnitFileState=$(read_state "$last.enabled" disabled)"
-      echo "ActiveState=$(read_state "$last.active" inactive)"; echo "NeedDaemonReload=no";;
-start|restart) echo active > "$here/$last.active";;
+      echo "ActiveState=$(read_state "$last.active" inactive)"; echo "NeedDaemonReload=no"
+      echo "InvocationID=$(read_state "$last.starts" "")"; echo "Result=exit-code";;
+start|restart) echo "$verb" >> "$here/$last.count"
+      wc -l < "$here/$last.count" > "$here/$last.starts"
+      read_state "$last.becomes" active > "$here/$last.active";;
+reset-failed) ;;
 stop) echo inactive > "$here/$last.active";;
 enable) echo enabled > "$here/$last.enabled";;
 disable) echo disabled > "$here/$last.enabled";;

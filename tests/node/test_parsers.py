@@ -59,6 +59,9 @@ def test_an_unknown_line_is_unreadable(text: str) -> None:
         gpus.parse_gpus(text)
 
 
+GHOST = "{ path=/no/such ; argv[]=/no/such ; ignore_errors=no }"
+
+
 def test_systemctl_show() -> None:
     text = (
         "Id=a.service\nLoadState=loaded\nActiveState=active\nMainPID=7\nNRestarts=2\n"
@@ -73,8 +76,9 @@ def test_systemctl_show() -> None:
     assert row["drop_ins"] == ["/a.conf", "/b.conf"] and row["needs_reload"] is True
     other = units.unit("b.service", second)
     assert (other["load_state"], other["exec_start_exists"]) == ("not-found", None)
-    ghost = units.unit("g", {"ExecStart": "{ path=/no/such ; argv[]=/no/such ; ignore_errors=no }"})
+    ghost = units.unit("g", {"ExecStart": [GHOST]})
     assert ghost["exec_start_exists"] is False
+    assert ghost["ghosts"] == [{"step": "ExecStart", "path": "/no/such", "container": None}]
 
 
 def test_bond_slaves() -> None:

@@ -20,7 +20,8 @@ from schema.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
 from tests.node.support import Host
 
 LISTS = {"gpus", "memory", "shm", "engine_processes", "network", "ports", "docker", "units",
-         "files", "weights", "image_files", "disks", "sysctls", "journal"}  # fmt: skip
+         "files", "weights", "image_files", "disks", "sysctls", "journal",
+         "connections"}  # fmt: skip
 
 
 def take(**request: object) -> NodeSnapshot:

@@ -112,7 +112,7 @@ def test_units_go_back_in_order(host: Host) -> None:
     host.call("undo")
     ran = [line for line in (units / "log").read_text().splitlines() if line[:4] != "show"]
     assert ran == ["stop engine.service", "disable engine.service", "daemon-reload ",
-                   "start engine.service"]  # fmt: skip
+                   "reset-failed engine.service", "start --no-block engine.service"]  # fmt: skip
     assert (units / "engine.service.active").read_text() == "active\n"
     assert (units / "engine.service.enabled").read_text() == "disabled\n"
 

@@ -11,13 +11,15 @@ from facts.endpoint import Answer, Endpoint
 from operations import giveback
 from operations.giveback import give_back, script_endpoint
 from operations.node import StepFailed
+from schema.engine import UNIT
 from tests.deploys.scenario import HEAD, WORKER, tiny_plan
 from tests.operations.doubles import FakeState, Node, failing
 from tests.unit.factories import healthy, serving
 
 PLAN = tiny_plan()
 CHANGE = "20260530T065800Z-serve-1a2b"
-ACTIVE = {"change": {"steps": [{"op": "unit", "active": "stop"}]}, "ok": True}
+STOPPED = {"op": "unit", "unit": UNIT, "active": "stop"}
+ACTIVE = {"change": {"steps": [STOPPED]}, "ok": True}
 
 
 def answer(host: str, verb: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,8 @@ def test_only_nodes_that_have_the_change(rig: FakeState) -> None:
 
 def test_an_engine_that_the_change_did_not_touch_keeps_running(rig: FakeState) -> None:
     """A change that only came to the files is undone without a stop."""
-    rig.node.answer = lambda *_: {"ok": True, "status": "ROLLED_BACK", "change": {"steps": [{"op": "file"}]}}  # type: ignore[attr-defined]
+    document = {"ok": True, "status": "ROLLED_BACK", "change": {"steps": [{"op": "file"}]}}
+    rig.node.answer = lambda *_: document  # type: ignore[attr-defined]
     give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert calls(rig) == [(WORKER, "undo"), (HEAD, "undo")]
 

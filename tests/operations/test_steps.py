@@ -64,7 +64,7 @@ def test_a_step_expects_what_the_diff_showed() -> None:
     assert step["expect_sha256"] == "0" * 64
     for nothing in ({}, {d.path: absent_file(d.path) for d in DOCUMENTS}):
         steps = file_steps(DOCUMENTS, nothing)
-        assert [step["expect_sha256"] for step in steps] == ["absent"] * 3
+        assert [step["expect_sha256"] for step in steps] == ["absent"] * len(DOCUMENTS)
 
 
 def test_only_a_script_is_checked_by_bash() -> None:
@@ -105,7 +105,7 @@ def test_folders_that_are_there_or_unknown_are_left_alone() -> None:
         (absent_unit(), False, True),
         (unit(enabled="disabled"), False, True),
         (unit(enabled="masked"), True, True),
-        (unit(), True, None),
+        (unit(), True, True),
         (unit(needs_reload=True), False, None),
     ],
 )
@@ -127,6 +127,6 @@ def test_node_accepts_every_step() -> None:
     spec = dataclasses.replace(PLAN.specs[HEAD], cache_folders=("/home/milo/.cache",))
     absent = {p: absent_file(p) for p in ("/etc/rigbook", ENGINE_DIR, *spec.cache_folders)}
     steps = folder_steps(spec, absent, "root") + file_steps(DOCUMENTS, {}) + unit_steps(None, True)
-    assert len(steps) == 7
+    assert len(steps) == 3 + len(DOCUMENTS) + 1
     for number, step in enumerate(steps):
         node_steps.checked(step, f"steps[{number}]")

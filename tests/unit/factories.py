@@ -28,7 +28,9 @@ from tests.unit.host_parts import (
     SLAVES,
     absent_unit,
     gb10,
+    joined,
     link,
+    pair_timer,
     port,
     process,
     unit,
@@ -108,6 +110,7 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
             ),
         ),
         ports=(port(22),),
+        connections=(),
         docker=s.Docker(
             version="28.3.3",
             storage_driver="overlay2",
@@ -152,8 +155,9 @@ def _running(plan: Plan, node: Node) -> s.NodeSnapshot:
     seen = _node(plan, node)
     seen = put(seen, "engine_processes", processes)
     seen = put(seen, "ports", tuple(ports))
+    seen = put(seen, "connections", joined(plan, node))
     seen = put(seen, "docker.containers", (container(plan, node),))
-    seen = put(seen, "units", (unit(),))
+    seen = put(seen, "units", (unit(), pair_timer()))
     seen = put(seen, "files", tuple(written_file(d) for d in plan.documents[node.name]))
     return put(seen, "memory.available", 9 * GIB)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schema import snapshot as s
-from schema.engine import CONTAINER, UNIT
+from schema.engine import CONTAINER, PAIR_TIMER, UNIT, Plan
 from schema.rig import Node
 
 NOW = 1_780_000_000.0
@@ -61,6 +61,34 @@ def port(number: int, **changes: Any) -> s.Port:
     return s.Port(port=number, **{**values, **changes})
 
 
+def joined(plan: Plan, node: Node) -> tuple[s.Connection, ...]:
+    """The connections of a node's rank with the others: the rendezvous, and one for data."""
+    master = plan.recipe.multi_node.master_port if plan.recipe.multi_node else 0
+    others = [other for other in plan.rig.nodes if node.role != other.role]
+    return tuple(
+        connection(
+            str(node.fabric_address),
+            local if node.role == "head" else 40000 + local % 1000,
+            str(other.fabric_address),
+            40000 + local % 1000 if node.role == "head" else local,
+        )
+        for other in others
+        for local in (master, 45200)
+    )
+
+
+def connection(local: str, port: int, peer: str, peer_port: int, **changes: Any) -> s.Connection:
+    """An established connection of our container's."""
+    values: dict[str, Any] = {"pid": 990, "process": "VLLM::Worker_TP", "container_id": OURS}
+    return s.Connection(
+        local_address=local,
+        local_port=port,
+        peer_address=peer,
+        peer_port=peer_port,
+        **{**values, **changes},
+    )
+
+
 def unit(**changes: Any) -> s.Unit:
     """Our unit, installed, enabled and active."""
     values: dict[str, Any] = {
@@ -83,6 +111,20 @@ def unit(**changes: Any) -> s.Unit:
         "last_log_line": None,
     }
     return s.Unit(**{**values, **changes})
+
+
+def pair_timer(**changes: Any) -> s.Unit:
+    """The timer of the pair check, enabled and waiting."""
+    values: dict[str, Any] = {
+        "name": PAIR_TIMER,
+        "sub_state": "waiting",
+        "fragment": f"/etc/systemd/system/{PAIR_TIMER}",
+        "exec_start": (),
+        "exec_start_exists": None,
+        "restart": "no",
+        "main_pid": None,
+    }
+    return unit(**{**values, **changes})
 
 
 def absent_unit() -> s.Unit:

@@ -37,6 +37,16 @@ def test_one_playbook_serves_all_nodes() -> None:
     assert host_vars(plan, head)["peer"] == str(worker.fabric_address)
 
 
+def test_no_task_can_change_a_host() -> None:
+    """A rig that is not as planned must make the playbook fail, never be mended by it."""
+    plan = _plan()
+    reads = {"command", "slurp", "stat", "find", "wait_for", "uri"}
+    for check in checks(plan, plan.rig.head):
+        module = next(key for key in check.task if key.startswith("ansible.builtin."))
+        assert check.task.get("check_mode") is True or module.split(".")[-1] in reads, check.name
+        assert "command" not in module or check.task["changed_when"] is False, check.name
+
+
 def test_a_missed_target_is_shown_as_missed() -> None:
     good = Figures(
         [2.0], [3], [20.0], [15.0], [1.5], [0.3], [0.3], [0.6], [0.2], [0.4], [50_000_000]

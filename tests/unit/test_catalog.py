@@ -20,7 +20,7 @@ def test_every_profile_of_every_recipe_renders(file: Path) -> None:
     for profile in loaded.profiles:
         made = spark_plan(recipe=file.stem, profile=profile)
         assert made.profile == profile
-        assert all(len(documents) == 3 for documents in made.documents.values())
+        assert all(len(documents) == 6 for documents in made.documents.values())
 
 
 def test_catalog_is_not_empty() -> None:

@@ -190,7 +190,7 @@ def test_an_unreadable_section_is_a_difference(section: str) -> None:
 def test_a_node_without_an_engine_lacks_files_and_unit_only() -> None:
     found = drift(PLAN, HEAD, f.healthy(PLAN)[HEAD.name])
     assert {d.kind for d in found} == {"file", "unit"}
-    assert len(found) == 4
+    assert len(found) == 7
 
 
 def test_a_starting_container_shows_no_command_line_yet() -> None:

@@ -42,7 +42,7 @@ def test_forbidden_env_live_warns_and_serve_mends_it(plan: Plan) -> None:
     (found,) = f.beyond_usual(plan, seen, f.serving(plan))
     assert (found.code, found.node, found.severity) == ("forbidden-env", WORKER, "warn")
     assert "910" in found.evidence
-    assert found.remedy == "pyinfra inventory/spark.py deploys/serve.py"
+    assert found.remedy == "pyinfra INVENTORY deploys/serve.py"
 
 
 @pytest.mark.parametrize(

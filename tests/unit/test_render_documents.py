@@ -70,9 +70,10 @@ def test_unit_runs_docker_with_exactly_the_groups() -> None:
 def test_unit_supervises_alone() -> None:
     unit = dict(unit_lines(spark_plan().documents["spark1"][2]))
     assert unit["Restart"] == "always"
-    assert unit["StartLimitIntervalSec"] == "2700"
     assert unit["StartLimitBurst"] == "3"
-    assert unit["WantedBy"] == "multi-user.target"
+    assert unit["WantedBy"] == "multi-user.target docker.service"
+    assert unit["Requires"] == "docker.service"
+    assert unit["After"] == "docker.service network-online.target"
     assert " --restart no " in unit["ExecStart"]
     assert " --init " in unit["ExecStart"]
     assert " --pull never " in unit["ExecStart"]
@@ -127,9 +128,10 @@ def test_systemd_has_no_form_for_a_newline() -> None:
 
 def verified(unit: Document, folder: Path) -> str:
     """What `systemd-analyze verify` says about a unit (empty: nothing wrong)."""
-    path = folder / "rigbook-engine.service"
-    # docker need not be on this machine: its units and program get stand-ins.
+    path = folder / Path(unit.path).name
+    # docker and rignode need not be on this machine: units and programs get stand-ins.
     text = unit.content.replace("/usr/bin/docker", "/bin/true")
+    text = text.replace("/usr/local/bin/rignode", "/bin/true")
     path.write_text(text.replace("docker.service", "basic.target"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(path)],
@@ -138,14 +140,18 @@ def verified(unit: Document, folder: Path) -> str:
         timeout=30,
         check=False,
     )
-    said = [line for line in done.stderr.splitlines() if "rigbook-engine" in line]
+    said = [line for line in done.stderr.splitlines() if path.name in line]
     return "\n".join(said)
 
 
 if shutil.which("systemd-analyze"):
 
-    def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-        assert verified(spark_plan().documents["spark2"][2], tmp_path) == ""
+    @pytest.mark.parametrize("node", ["spark1", "spark2"])
+    def test_systemd_accepts_the_units(tmp_path: Path, node: str) -> None:
+        files = {Path(document.path).name: document for document in spark_plan().documents[node]}
+        assert verified(files["rigbook-engine.service"], tmp_path) == ""
+        assert verified(files["rigbook-pair.service"], tmp_path) == ""
+        assert verified(files["rigbook-pair.timer"], tmp_path) == ""
 
     def test_systemd_check_finds_a_broken_unit(tmp_path: Path) -> None:
         unit = spark_plan().documents["spark2"][2]

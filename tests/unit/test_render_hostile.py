@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from node.engineconf import checked
 from schema.documents import docker_run
 from schema.engine import Plan
 from schema.errors import SpecError
@@ -61,6 +63,11 @@ RECIPE_FIELDS: list[tuple[str | int, ...]] = [
     ("forbidden_env", 0, "value"),
     ("forbidden_env", 0, "reason"),
 ]
+BARE_PAIR = {
+    key
+    for document in spark_plan(recipe="tiny").documents["spark1"][4:]
+    for key, _ in unit_lines(document)
+}
 BARE = {key for key, _ in unit_lines(spark_plan(recipe="tiny").documents["spark1"][2])}
 
 
@@ -73,7 +80,7 @@ def harmless_or_refused(make: Callable[[], Plan], folder: Path) -> None:
         return
     work = folder / "work"
     work.mkdir()
-    for name, (script, environment, unit) in made.documents.items():
+    for name, (script, environment, unit, node_file, *pair) in made.documents.items():
         spec = made.specs[name]
         assert argv_of_script(script, work) == list(spec.argv)
         groups = docker_run(made.recipe, made.profile, spec)
@@ -81,6 +88,9 @@ def harmless_or_refused(make: Callable[[], Plan], folder: Path) -> None:
         assert {key for key, _ in unit_lines(unit)} <= BARE
         lines = [f"{key}={value}" for key, value in spec.environ.items()]
         assert environment.content.split("\n") == [*lines, ""]
+        assert checked(json.loads(node_file.content)).node == name
+        for document in pair:
+            assert {key for key, _ in unit_lines(document)} <= BARE_PAIR
     assert sorted(path.name for path in work.iterdir()) == ["bin", "serve.sh"]
 
 

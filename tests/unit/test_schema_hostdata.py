@@ -71,6 +71,12 @@ def error_of(**changes: object) -> str:
         ({"overwrite": "/etc/x,y"}, "overwrite[1]: 'y' is not an absolute path"),
         ({"json": "x"}, "json: is the text 'x'; allowed: true or false"),
         ({"as_json": True}, "unknown key 'as_json'"),
+        ({"interval": 5}, "interval: is 5; allowed: 10 or more"),
+        ({"misses": 0}, "misses: is 0; allowed: 1 or more"),
+        ({"repeat_s": 1}, "repeat_s: is 1; allowed: 60 or more"),
+        ({"webhook_file": "hook"}, "webhook_file: 'hook' is not an absolute path"),
+        ({"webhook": "ftp://h/x"}, "webhook: is not a URL; allowed: http:// or https://"),
+        ({"webhook": "https://h/x", "webhook_file": "/x"}, "webhook: and webhook_file; allowed: o"),
     ],
 )
 def test_wrong_data(changes: dict[str, object], said: str) -> None:
@@ -144,6 +150,19 @@ def test_pyinfras_own_keys_are_its_own() -> None:
     assert host_data("spark1", {**host(1), **data}, {}).ssh_user == "milo"
 
 
+@pytest.mark.parametrize(
+    "url", ["ftp://h/S3CRET", "https://u:S3CRET@h/", "https://h/S3CRET x", "https:///S3CRET",
+            "https://h/S3CRET\n", "https://h:port/S3CRET", "S3CRET"]
+)  # fmt: skip
+def test_a_webhook_is_a_secret_in_every_error(url: str) -> None:
+    assert "S3CRET" not in error_of(webhook=url)
+    with pytest.raises(SpecError, match=r"webhook: hosts of one rig differ") as caught:
+        both = {"spark1": host(1, webhook="https://h/S3CRET"), "spark2": host(2)}
+        plan(both, None, ROOT)
+    assert "S3CRET" not in str(caught.value)
+    assert "S3CRET" not in repr(host_data("x", host(1, webhook="https://h/S3CRET"), {}))
+
+
 def test_lists_and_homes_are_read_as_meant() -> None:
     data = host_data("x", host(1, waive="A, B", reason="ok", overwrite=["/a", "/b"], json=True), {})
     assert (data.waive, data.overwrite, data.as_json) == (("A", "B"), ("/a", "/b"), True)
@@ -159,6 +178,6 @@ def test_request_asks_for_what_the_plan_needs() -> None:
     assert (request.fabric_device, request.fabric_mtu, request.deep) == ("bond0", 9000, True)
     assert request.weights == ("/home/milo/models/DeepSeek-V4-Flash",)
     assert request.images == ("ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest",)
-    assert request.units == ("rigbook-engine.service",)
+    assert request.units == ("rigbook-engine.service", "rigbook-pair.timer")
     assert {"/var/lib/docker", "/etc", "/var/lib/rigbook"} < set(request.disks)
     assert {document.path for document in made.documents["spark2"]} < set(request.files)

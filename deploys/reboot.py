@@ -1,0 +1,43 @@
+"""reboot: reboot the nodes of the rig on purpose, and prove that it serves again by itself.
+
+Runbook: docs/runbooks/reboot.md. Data: only=NODE for one node, budget=SECONDS for its next boot.
+"""
+
+from pyinfra import host, state
+
+from deploys.rebooting import decide
+from deploys.serving import proof
+from deploys.support import endpoint, gate, load, operator_data
+from gates.serving import REBOOTING
+from operations import engine
+from operations.reboot import reboot
+from operations.run import Run
+
+# Load: what we want.
+plan = load()
+data = operator_data()
+
+# Gate: the journal is clean, and every unit will come back by itself.
+snapshots, waivers = gate(plan, REBOOTING)
+work = decide(plan, snapshots, data.only, lambda: Run(state, "reboot", plan, waivers))
+
+# Act: the engine goes down as a pair; the nodes reboot at the same time.
+engine.stop(name="Stop the head", run=work.run, nodes=work.head_up)
+engine.stop(name="Stop the workers", run=work.run, nodes=work.workers_up)
+reboot(
+    name="Reboot, and wait for another boot_id",
+    run=work.run,
+    nodes=work.nodes,
+    before=work.boots[host.name],
+    budget_s=data.budget,
+)
+engine.start(name="Start the engine on nodes that stayed up", run=work.run, nodes=work.to_start)
+
+# Verify: nobody starts the rebooted nodes' engines; the answer proves that they come back.
+if host.name == plan.rig.head.name:
+    engine.prove(
+        name="A real chat completion",
+        run=work.run,
+        needed=True,
+        check=lambda: proof(state, plan, endpoint(plan)),
+    )

@@ -1,0 +1,32 @@
+"""watch: ask the rig for a real completion, again and again, and tell somebody when none comes.
+
+Runbook: docs/runbooks/watch.md. Data: webhook_file or webhook, interval, misses, repeat_s,
+only=NODE (default: the head), url and model to ask a gateway, remove=true to end it.
+"""
+
+from pyinfra import host, state
+
+from deploys.support import gate, load, once, operator_data
+from deploys.watching import decide, proof, watched
+from gates.serving import CHANGING
+from operations import engine, watch
+
+# Load: what we want, and on which node.
+data = operator_data()
+plan, node, documents = once("watched", lambda: watched(load(), data))
+
+# Gate: whether this rig may be changed now.
+snapshots, waivers = gate(plan, CHANGING)
+work = decide(state, plan, node, documents, data, waivers)
+
+# Act: the configuration, the service and its timer, as one journalled change.
+watch.change(name="Watch the rig", run=work.run, steps=work.steps, node=node)
+
+# Verify: it has looked once, and its timer runs.
+if host.name == node:
+    engine.prove(
+        name="The watch looks",
+        run=work.run,
+        needed=bool(work.steps),
+        check=lambda: proof(state, work, data),
+    )

@@ -1,0 +1,35 @@
+"""Everything that the doctor asks beyond the serving gates: what serve mends does not block it."""
+
+from __future__ import annotations
+
+from gates import clocks, drifted, launch, leftovers, pair, standing, supervision
+from gates.answers import answered
+from gates.base import Gate, Observed
+from gates.causes import Finding, explain
+from gates.serving import SERVING, check
+from schema.engine import Plan
+from schema.probe import Probe
+
+DOCTOR: tuple[Gate, ...] = (
+    *clocks.GATES,
+    *leftovers.GATES,
+    *supervision.GATES,
+    *launch.GATES,
+    *standing.GATES,
+    *pair.GATES,
+    *drifted.GATES,
+)
+
+
+def examine(
+    plan: Plan, observed: Observed, probe: Probe | None = None, after: Observed | None = None
+) -> list[Finding]:
+    """All findings about a rig, the likeliest cause first.
+
+    `probe` None: the endpoint was not asked. `after`: the nodes after a probe that failed.
+    """
+    found = check(plan, observed, (*SERVING, *DOCTOR))
+    if probe is not None:
+        found += answered(plan, probe, observed, after or observed)
+    ranks = {node.name: node.rank for node in plan.rig.nodes}
+    return explain(found, ranks)

@@ -1,0 +1,48 @@
+"""What prelaunch clears away: the work of the verbs reap, shm and caches, without a change.
+
+Nothing is held: it runs inside the start of the very unit, and takes no lock, for which another
+verb may wait that has asked for this start.
+"""
+
+from __future__ import annotations
+
+from typing import List
+
+from node.caches import caches
+from node.engineconf import Engine
+from node.errors import NodeError
+from node.reap import reap
+from node.shm_clean import shm
+
+MIB = 1 << 20
+
+
+def orphans(engine: Engine) -> List[str]:
+    """Ends engine processes that nobody owns and removes unmapped segments; gives what was done.
+
+    Raises NodeError (`orphans`) when the way is not free: a port that somebody else holds, or
+    memory that only a reboot frees.
+    """
+    answer = reap(
+        {
+            "unit": engine.unit,
+            "container": engine.container,
+            "ports": list(engine.ports),
+            "hold": False,
+        }
+    )
+    lines = [f"ended pid {row['pid']} {row['argv0']} ({row['how']}): {row['why']}"
+             for row in answer["ended"]]  # fmt: skip
+    if answer["verdict"] not in ("clean", "nothing"):
+        raise NodeError(f"{answer['verdict']}: {answer['evidence']}", "orphans", "rignode reap")
+    cleared = shm({})
+    if cleared["removed"]:
+        names = ", ".join(row["name"] for row in cleared["removed"])
+        lines.append(f"removed from /dev/shm ({cleared['freed_bytes'] // MIB} MiB): {names}")
+    return lines
+
+
+def drop_caches(container: str, need: int) -> str:
+    """Drops the page cache once when less than `need` bytes are free; gives what came of it."""
+    answer = caches({"need_free_bytes": need, "unless_running": container})
+    return f"page cache: {answer['verdict']}: {answer['why']}"

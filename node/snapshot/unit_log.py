@@ -1,0 +1,83 @@
+"""What systemd and a unit in trouble logged: restarts of its own, and lines that name an error."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import List, Optional, Tuple
+
+from node.run import TimedOut, run
+
+TIMEOUT_S = 4.0
+# systemd's catalog: "Scheduled restart job"
+_RESTART_ID = "5eb03494b6584870a536b337290809b3"
+MAX_RESTARTS = 20
+MAX_ERRORS = 8
+_LOOKED_AT = "400"
+_ERROR = re.compile(
+    r"error|exception|not found|no such file|is a directory|permission denied|traceback"
+    r"|out of memory|oom|less than desired|address already in use|killed|cannot|failed",
+    re.IGNORECASE,
+)
+# the launcher's and systemd's own words about a dead child name no cause
+_NOISE = re.compile(r"^\S*File \"|resource_tracker|Main process exited|Failed with result|^\s*\^")
+_SECRET = re.compile(
+    r"((?:api[-_]?key|token|secret|password)s?['\"]?\s*[:=,]?\s*\[?)['\"]?[^\s'\",\]]+",
+    re.IGNORECASE,
+)
+
+
+def _journal(*words: str) -> List[str]:
+    """Gives the lines of one journalctl call; none when it fails or takes too long."""
+    try:
+        done = run(["journalctl", "-q", "--no-pager", *words], TIMEOUT_S)
+    except (FileNotFoundError, TimedOut):
+        return []
+    return done.out.splitlines() if done.rc == 0 else []
+
+
+def last_line(unit: str) -> Optional[str]:
+    """Gives the last line the unit's own processes logged, else systemd's last about it."""
+    for match in (["_SYSTEMD_UNIT=" + unit], ["-u", unit]):
+        lines = [line for line in _journal(*match, "-n", "1", "-o", "cat") if line.strip()]
+        if lines:
+            return masked(lines[-1].strip())[:500]
+    return None
+
+
+def restarts(unit: str) -> List[float]:
+    """Gives when systemd restarted the unit by itself in the last day, oldest first, Unix time."""
+    found: List[float] = []
+    lines = _journal(
+        "UNIT=" + unit, "MESSAGE_ID=" + _RESTART_ID, "--since", "-1day",
+        "-n", str(MAX_RESTARTS), "-o", "json", "--output-fields=N_RESTARTS",
+    )  # fmt: skip
+    for line in lines:
+        try:
+            found.append(int(json.loads(line)["__REALTIME_TIMESTAMP"]) / 1e6)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return sorted(found)
+
+
+def masked(line: str) -> str:
+    """Gives a log line with what stands behind a secret's name masked."""
+    return _SECRET.sub(r"\1***", line)
+
+
+def error_lines(lines: List[str]) -> List[str]:
+    """Gives the last distinct lines that name an error, masked, each cut to 300 characters."""
+    kept: List[str] = []
+    for line in reversed(lines):
+        text = masked(line.strip())[:300]
+        if _ERROR.search(text) and not _NOISE.search(text) and text not in kept:
+            kept.append(text)
+        if len(kept) == MAX_ERRORS:
+            break
+    return kept[::-1]
+
+
+def trouble(unit: str) -> Tuple[Optional[str], List[float], List[str]]:
+    """Gives a unit's last log line, its restarts and its errors."""
+    lines = _journal("-u", unit, "-n", _LOOKED_AT, "-o", "cat", "--since", "-1day")
+    return last_line(unit), restarts(unit), error_lines(lines)

@@ -1,0 +1,80 @@
+"""The memory that a start needs: on unified memory, on cards, and without GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from node import cleanup, memneed, prelaunch
+from node.engineconf import Engine
+from node.snapshot import gpus, memory
+from tests.node.enginefile import engine
+
+GIB = 1 << 30
+
+
+def system(monkeypatch: pytest.MonkeyPatch, available: float, free: float = 1) -> None:
+    """A host with this much memory, of 120 GiB."""
+    seen = {"total": 120 * GIB, "available": int(available * GIB), "free": int(free * GIB),
+            "page_cache": 0, "shmem": 0}  # fmt: skip
+    monkeypatch.setattr(memory, "read", lambda: seen)
+
+
+def cards(monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, int | None, int | None]) -> None:
+    """GPUs: name, total and free MiB."""
+    found = [
+        {"index": n, "uuid": f"GPU-{n}", "name": name, "memory_total_mib": total,
+         "memory_free_mib": free}
+        for n, (name, total, free) in enumerate(rows)
+    ]  # fmt: skip
+    holder = {"gpu_uuid": "GPU-0", "pid": 7, "process_name": "python3", "used_mib": 15000}
+    monkeypatch.setattr(gpus, "read", lambda: {"gpus": found, "processes": [holder]})
+
+
+def gpu_engine(count: int) -> Engine:
+    need = {"gpu_memory_utilization": 0.9, "gpus": count, "cpu_bytes": 0}
+    return engine(needs_nvidia=True, memory=need)
+
+
+def test_memory_of_a_gb10_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards(monkeypatch, ("NVIDIA GB10", None, None))
+    system(monkeypatch, available=109)
+    assert memneed.short(gpu_engine(1)) is None
+    system(monkeypatch, available=107.9)
+    short = memneed.short(gpu_engine(1))
+    assert short and "107.90 GiB available, 108.00 GiB needed" in short.evidence
+
+
+def test_memory_of_a_card_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    system(monkeypatch, available=0)
+    cards(monkeypatch, ("RTX", 16000, 14400), ("RTX", 16000, 14399))
+    assert memneed.short(gpu_engine(1)) is None
+    short = memneed.short(gpu_engine(2))
+    assert short and "GPU 1 (RTX): 14399 of 16000 MiB free, 14400 MiB needed" in short.evidence
+    assert "no listed process" in short.evidence
+    cards(monkeypatch, ("RTX", 16000, 100))
+    short = memneed.short(gpu_engine(1))
+    assert short and "held by: pid 7 python3 15000 MiB" in short.evidence
+    cards(monkeypatch, ("RTX", None, None))
+    assert memneed.short(gpu_engine(1)) and memneed.short(gpu_engine(2))
+
+
+def test_memory_of_a_rig_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = {"gpu_memory_utilization": 0.9, "gpus": 0, "cpu_bytes": 3 * GIB}
+    system(monkeypatch, available=3)
+    assert memneed.short(engine(memory=need)) is None
+    system(monkeypatch, available=2.9)
+    assert memneed.short(engine(memory=need))
+
+
+@pytest.mark.parametrize(("free", "dropped"), [(107, True), (109, False)])
+def test_the_cache_is_dropped_where_it_is_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, free: float, dropped: bool
+) -> None:
+    cards(monkeypatch, ("NVIDIA GB10", None, None))
+    system(monkeypatch, available=115, free=free)
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        cleanup, "drop_caches", lambda name, need: asked.append((name, need)) or "page cache"
+    )
+    prelaunch.make_room(gpu_engine(1))
+    assert asked == ([("rigbook-engine", 108 * GIB)] if dropped else [])
