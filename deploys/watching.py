@@ -118,7 +118,10 @@ def proof(state: State, work: WatchWork, data: HostData) -> str:
             break
         time.sleep(POLL_S)
     if look.result != "success" or look.active != "inactive":
-        raise StepFailed(f"{work.node}: the first look failed ({look.result}): {look.last_line}")
+        lines = fact_of(state, host, engine_facts.Log, WATCH_SERVICE, 10, look.invocation) or []
+        # Our own line, not systemd's about it.
+        said = [line for line in lines if line.startswith("watch: ")] or [look.last_line]
+        raise StepFailed(f"{work.node}: the first look failed: {said[-1]}")
     timer = fact_of(state, host, engine_facts.Unit, WATCH_TIMER)
     if timer is None or timer.active != "active":
         raise StepFailed(f"{work.node}: {WATCH_TIMER} is {timer.active if timer else 'unknown'}")

@@ -90,7 +90,8 @@ def _stop_if_dead(
 
 
 def _phase(now: Mapping[str, UnitState | None], head: str) -> str:
-    waiting = [n for n, unit in now.items() if unit is None or unit.active != "active"]
+    up = ("active", "activating")
+    waiting = [n for n, unit in now.items() if unit is None or unit.active not in up]
     if waiting:
         return f"waiting for the unit on {', '.join(sorted(waiting))}"
     return "engine is loading"

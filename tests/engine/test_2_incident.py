@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-
-import pytest
-
 from facts.endpoint import Endpoint, ask
-from tests.rehearsal import PYINFRA, ROOT, Lab
-
-
-def infra(lab: Lab) -> tuple[int, str]:
-    """tests/infra against the lab: exit status and what it printed."""
-    done = lab.run(sys.executable, "-m", "pytest", "-q", "tests/infra", "--rig", "inventory/lab.py")
-    return done.rc, done.text
-
-
-def wait_until(what: str, budget_s: float, true: object) -> None:
-    """Polls until `true()` holds; fails naming `what` after `budget_s` seconds."""
-    deadline = time.monotonic() + budget_s
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"{what}: not within {budget_s:.0f} s"
-        time.sleep(1)
+from tests.engine.steps import infra, killed_operator, wait_until
+from tests.rehearsal import Lab
 
 
 def test_infra_is_green_while_it_serves(serving: Lab) -> None:
@@ -44,44 +23,20 @@ def test_doctor_and_verify_say_that_it_serves(serving: Lab) -> None:
     assert verify.rc == 0 and "answers at" in verify.text
 
 
-@pytest.fixture
-def killed_operator(serving: Lab) -> str:
-    """The id of a change whose operator was killed while the engines started."""
-    process = subprocess.Popen(
-        [str(PYINFRA), "inventory/lab.py", "deploys/serve.py", "--data", "profile=latency", "-y"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-    def started() -> bool:
-        newest = serving.changes("lab1")[0]
-        return newest["status"] == "OPEN" and any(
-            step["op"] == "unit" and step["active"] == "start" for step in newest["steps"]
-        )
-
-    wait_until("serve starts the head", 120, started)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    return str(serving.changes("lab1")[0]["id"])
-
-
-def test_a_killed_operator_is_rolled_back_by_one_command(
-    serving: Lab, killed_operator: str
-) -> None:
+def test_a_killed_operator_is_rolled_back_by_one_command(serving: Lab) -> None:
+    change = killed_operator(serving, "serve", "--data", "profile=latency")
     refused = serving.pyinfra("serve")
     assert refused.rc == 1
     assert "change-open" in refused.text and "deploys/rollback.py" in refused.text
     plan = serving.pyinfra("rollback", "--dry", yes=False)
-    assert plan.rc == 0 and killed_operator in plan.text
+    assert plan.rc == 0 and change in plan.text
     assert serving.changes("lab1")[0]["status"] == "OPEN", "a dry run undoes nothing"
     done = serving.pyinfra("rollback")
     assert done.rc == 0, done.text
     assert "serves again" in done.text
     for name in serving.hosts:
         newest = serving.changes(name)[0]
-        assert (newest["id"], newest["status"]) == (killed_operator, "ROLLED_BACK")
+        assert (newest["id"], newest["status"]) == (change, "ROLLED_BACK")
     again = serving.pyinfra("serve")
     assert again.counts("Grand total")[1:3] == ("-", "-"), "back to what was there before"
     twice = serving.pyinfra("rollback")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from node import pack
+from tests.node.reap_world import World
 from tests.node.support import Host
 
 
@@ -26,3 +28,14 @@ def host(tmp_path: Path, pyz: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     (root / "bin").mkdir(parents=True)
     monkeypatch.setenv("RIGBOOK_STATE", str(root / "state"))
     return Host(root, pyz)
+
+
+@pytest.fixture
+def world(tmp_path: Path, pyz: Path) -> Iterator[World]:
+    """A world of its own for real processes: nothing is in it but its init."""
+    root = tmp_path / "world"
+    (root / "bin").mkdir(parents=True)
+    made = World(root, pyz)
+    made.open()
+    yield made
+    made.close()

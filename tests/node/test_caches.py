@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,23 +12,11 @@ from tests.node.support import change
 NEVER = 1 << 49
 
 
-@pytest.fixture
-def world(tmp_path: Path, pyz: Path) -> Iterator[World]:
-    """A world with a switch of its own."""
-    root = tmp_path / "world"
-    (root / "bin").mkdir(parents=True)
-    made = World(root, pyz)
-    made.open()
-    made.file("drop_caches", "")
-    yield made
-    made.close()
-
-
 CODE = """
 import json, sys
 from node import caches
 from node.errors import NodeError
-caches.DROP = sys.argv[1] if len(sys.argv) > 1 else "SWITCH"  # a double: this machine's stay
+caches.DROP = "SWITCH"  # a double: this machine's stay
 try:
     print(json.dumps(caches.caches(json.load(sys.stdin))))
 except NodeError as error:
@@ -40,6 +26,7 @@ except NodeError as error:
 
 def call(world: World, **more: object) -> dict[str, object]:
     """The verb's answer, with the world's switch."""
+    world.file("drop_caches", "")
     code = CODE.replace("SWITCH", str(world.root / "drop_caches"))
     return world.code(code, {"change": change(), **more})
 
@@ -88,6 +75,7 @@ def test_refused_while_the_unit_starts_or_runs(world: World, state: str) -> None
 
 
 def test_where_the_kernel_does_not_let_us_the_error_is_clear(world: World) -> None:
+    world.file("drop_caches", "")
     world.sh(f"mount --bind -o ro {world.root} {world.root}; mount -o remount,ro,bind {world.root}")
     code = CODE.replace("SWITCH", str(world.root / "drop_caches"))
     answer = world.code(code, {"need_available_bytes": NEVER})

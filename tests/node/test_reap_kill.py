@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.node import strace
 from tests.node.reap_world import PORT, UNIT, World, reap_request
 from tests.node.support import change
 
 HOLD = f"/run/systemd/system/{UNIT}.d/99-rigbook-hold.conf"
-
-
-@pytest.fixture
-def world(tmp_path: Path, pyz: Path) -> Iterator[World]:
-    """A world with a unit that runs."""
-    root = tmp_path / "world"
-    (root / "bin").mkdir(parents=True)
-    made = World(root, pyz)
-    made.open()
-    yield made
-    made.close()
 
 
 def reset(world: World) -> int:

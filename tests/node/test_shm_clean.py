@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.node.reap_world import World
 from tests.node.support import change
-
-
-@pytest.fixture
-def world(tmp_path: Path, pyz: Path) -> Iterator[World]:
-    """A world with a /dev/shm of its own."""
-    root = tmp_path / "world"
-    (root / "bin").mkdir(parents=True)
-    made = World(root, pyz)
-    made.open()
-    yield made
-    made.close()
 
 
 def request(**more: object) -> dict[str, object]:
