@@ -6,7 +6,7 @@ import pytest
 
 from tests.deploys import rigs
 from tests.deploys.engine_double import Reply
-from tests.deploys.scenario import HEAD, WORKER, Ran, Runs, Scenario, serving
+from tests.deploys.scenario import HEAD, INVENTORY, WORKER, Ran, Runs, Scenario, serving
 from tests.unit.factories import healthy
 
 SERVE = ("deploys/serve.py", "-y")
@@ -123,4 +123,4 @@ def test_some_codes_are_never_waived(ran: Runs) -> None:
 def test_remedies_name_the_rig(ran: Runs) -> None:
     """The command can be pasted: it has an inventory, and no placeholder is left."""
     assert "INVENTORY" not in ran["open change"].output
-    assert "pyinfra inventory/lab.py deploys/rollback.py" in ran["open change"].stderr
+    assert f"pyinfra {INVENTORY} deploys/rollback.py" in ran["open change"].stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 
@@ -24,7 +25,9 @@ ORPHAN = (
 def findings(lab: Lab) -> list[dict[str, object]]:
     """The doctor's findings as data, without the warnings that every lab has."""
     done = lab.pyinfra("doctor", "--data", "json=true")
-    rows = json.JSONDecoder().raw_decode(done.text[done.text.index("[\n") :])[0]
+    begin = re.search(r"^\[$|^\[\]$", done.text, re.MULTILINE)
+    assert begin is not None, done.text
+    rows = json.JSONDecoder().raw_decode(done.text[begin.start() :])[0]
     print(f"REPLAY doctor took {done.seconds:.1f} s: {[row['code'] for row in rows]}")
     return [row for row in rows if row["code"] != "driver-stand-in"]
 
@@ -45,7 +48,8 @@ def test_the_evening_of_may_30(serving: Lab) -> None:
     """C13, C12, C10 stacked: a ghost ExecStart, stale segments, an orphan on 29501."""
     assert serving.pyinfra("stop").rc == 0
     orphan(serving, "lab1")
-    serving.ssh("lab1", "sudo dd if=/dev/zero of=/dev/shm/psm_0badcafe bs=1M count=4 status=none")
+    segment = "/dev/shm/psm_0badcafe"
+    serving.ssh("lab1", f"sudo truncate -s 4M {segment} && sudo touch -d -10min {segment}")
     ghost = "[Service]\nExecStart=\nExecStart=/workspace/vllm-head-090.sh\n"
     serving.ssh("lab2", f"sudo mkdir -p {DROP_IN.rpartition('/')[0]}")
     serving.ssh("lab2", f"printf %s {shlex.quote(ghost)} | sudo tee {DROP_IN}")

@@ -60,6 +60,16 @@ def test_a_short_gap_is_forgiven() -> None:
     assert look(times=2) is None
 
 
+def test_two_looks_are_too_few_however_far_apart() -> None:
+    """A busy host runs its timers late."""
+    look = Looks()
+    look(OLD, times=2)
+    look()
+    look.now += 120
+    assert look() is None
+    assert look() is not None
+
+
 def test_a_peer_that_died_and_came_back_is_not_the_one_that_was_joined() -> None:
     """Its new connection has another port: the head still waits for the old one."""
     look = Looks()

@@ -61,7 +61,8 @@ def test_what_counts_as_begun(
     monkeypatch: pytest.MonkeyPatch, verb: str, states: tuple[str, ...]
 ) -> None:
     """Also: one that starts already, a restart after its stop, a oneshot that is done."""
-    begin(monkeypatch, verb, *states)
+    systemd = begin(monkeypatch, verb, *states)
+    assert systemd.states == [states[-1]]
 
 
 @pytest.mark.parametrize(

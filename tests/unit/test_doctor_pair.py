@@ -85,3 +85,8 @@ def test_a_worker_that_is_down_under_a_head_that_serves() -> None:
 def test_a_head_that_still_loads_is_not_wedged() -> None:
     gone = [(node, "connections", ()) for node in (HEAD, WORKER)]
     assert wedged(*gone, (HEAD, "ports", ())) == []
+
+
+def test_a_worker_that_is_younger_and_joined_is_whole() -> None:
+    """After a power cut of both nodes the head may well start first, and wait."""
+    assert wedged((WORKER, "units.0.since_unix_s", h.NOW - 20)) == []
