@@ -12,8 +12,9 @@ from gates.serving import CHANGING
 from operations import engine, watch
 
 # Load: what we want, and on which node.
+rig = load()
 data = operator_data()
-plan, node, documents = once("watched", lambda: watched(load(), data))
+plan, node, documents = once("watched", lambda: watched(rig, data))
 
 # Gate: whether this rig may be changed now.
 snapshots, waivers = gate(plan, CHANGING)

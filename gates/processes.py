@@ -61,8 +61,8 @@ def engine_orphan(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
                 f"pid {process.pid} on {node.name} is an engine process that nobody supervises",
                 evidence=f"{why}; {title!r}, parent {process.ppid}, uid {process.uid}, "
                 f"{process.rss // 1024**2} MiB resident",
-                remedy=f"on {node.name}: ps -o pid,ppid,lstart,args -p {process.pid}; if it is "
-                f"nobody's, sudo kill -TERM {process.pid}",
+                remedy=f"{pyinfra(plan, 'restart')} --dry names what it would end and spare, and "
+                "why; then without --dry",
             )
 
 

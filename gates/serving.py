@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gates import (
     container,
@@ -14,6 +15,7 @@ from gates import (
     processes,
     recipe,
     storage,
+    supervision,
     unit,
     weights,
 )
@@ -23,6 +25,13 @@ from gates.violation import Violation
 from schema.engine import Plan
 
 __all__ = ["SERVING", "Gate", "Observed", "check"]
+
+
+def comes_back(plan: Plan, observed: Observed) -> list[Violation]:
+    """A unit that is not enabled stays down after the boot: here that blocks (C13, C16)."""
+    found = supervision.unit_state(plan, observed)
+    return [replace(v, severity="block") for v in found if v.code == "unit-disabled"]
+
 
 SERVING: tuple[Gate, ...] = (
     *host.GATES,
@@ -62,7 +71,7 @@ RESTARTING: tuple[Gate, ...] = (
     *recipe.GATES,
 )
 # Before a reboot: what does not come back by itself is named while there is still a way to log in.
-REBOOTING: tuple[Gate, ...] = (*CHANGING, *unit.GATES)
+REBOOTING: tuple[Gate, ...] = (*CHANGING, *unit.GATES, comes_back)
 # Before a rollback: an open change is what it is there for.
 REACHING: tuple[Gate, ...] = (host.nodes_reachable, storage.lock_free, storage.journal_whole)
 

@@ -5,7 +5,9 @@ systemd then calls the unit started only once it serves, and restarts it when it
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from typing import Optional
 
@@ -18,6 +20,11 @@ POLL_S = 2.0
 PROGRESS_S = 10.0
 # a busy host takes its time between `docker run` and the container
 APPEAR_S = 120.0
+GRACE_S = 10
+
+
+class _Ended(Exception):
+    """systemd ends the start: somebody stops the unit, or its time is over."""
 
 
 class _Alive:
@@ -88,6 +95,22 @@ def _failed(engine: Engine, reply: Reply, passed: float) -> NodeError:
     return NodeError(text, "no_answer", _look(engine))
 
 
+def _on_term(_number: int, _frame: object) -> None:
+    raise _Ended
+
+
 def run() -> None:
-    """The verb: reads this host's engine, waits, and says what answered."""
-    log.say(answer(engineconf.load()))
+    """The verb: reads this host's engine, waits, and says what answered.
+
+    A stop during the start skips ExecStop (systemd.service(5)), and an engine that loads does not
+    heed docker's TERM [ran: 60 s, then KILL]: so the container is ended from here.
+    """
+    engine = engineconf.load()
+    signal.signal(signal.SIGTERM, _on_term)
+    try:
+        log.say(answer(engine))
+    except _Ended:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with contextlib.suppress(CannotRead):
+            dockerctl.stop(engine.container, GRACE_S)
+        raise NodeError("systemd ended the start before an answer", "no_answer") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Set
+from typing import Callable, Dict, List, NamedTuple, Optional
 
 from node import atomic, engineconf, fabric, journal, lock, log, pairview, unit
 from node.engineconf import Engine
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     sub: str
     invocation: str
     since_s: Optional[float]
-    peers: Dict[str, Set[str]]
+    joined: pairview.Joined
 
     def runs(self) -> bool:
         """Gives True while the engine's program runs: serving, or loading before its answer."""
@@ -52,27 +52,28 @@ def fresh(invocation: str) -> Json:
 def judge(state: Json, seen: Seen, now: float, budget_s: float, head: bool) -> Verdict:
     """Gives the verdict of one look. Pure; `now` is a monotonic time in seconds.
 
-    A peer is joined when one of its connections was there at two looks in a row; it is lost when
-    those are gone, or when, after the head has answered, a further connection of it stays (its
-    engine was started anew while the old connection hangs half-open).
+    A peer is joined by the connections that a look finds; it is lost when those are gone, or when,
+    after the head has answered, a further connection of it stays (its engine was started anew
+    while the old connection hangs half-open).
     """
     if state.get("invocation") != seen.invocation:
         state = fresh(seen.invocation)
-    joined: Dict[str, List[str]] = dict(state["joined"])
-    for peer, held in seen.peers.items():
-        stable = held & set(state["last"].get(peer, []))
-        if peer not in joined and stable:
-            joined[peer] = sorted(stable)
-    last = {peer: sorted(held) for peer, held in seen.peers.items()}
     settled = state["settled"]
-    if head and settled is None and seen.active == "active" and len(joined) == len(seen.peers):
-        settled = last
-    state = {**state, "joined": joined, "last": last, "settled": settled}
+    joined: Dict[str, List[str]] = dict(state["joined"])
+    for peer, held in seen.joined.held.items():
+        last = set(state["last"].get(peer, []))
+        # while it starts, an engine may open a connection more, or change one for another
+        starting = settled is None and (last & set(joined.get(peer, [])) or peer not in joined)
+        if held and starting:
+            joined[peer] = sorted(held)
+    now_held = {peer: sorted(held) for peer, held in seen.joined.held.items()}
+    if head and settled is None and seen.active == "active" and len(joined) == len(now_held):
+        settled = now_held
+    state = {**state, "joined": joined, "last": now_held, "settled": settled}
     reason = _lost(seen, joined, settled)
     if reason is None:
         state.update(misses=0, since=None)
-        never = _never(seen, joined, budget_s)
-        return Verdict(state, never)
+        return Verdict(state, _never(seen, joined, budget_s))
     since = now if state["since"] is None else state["since"]
     state.update(misses=state["misses"] + 1, since=since)
     broken = state["misses"] >= MISSES and now - since >= BROKEN_S
@@ -81,9 +82,9 @@ def judge(state: Json, seen: Seen, now: float, budget_s: float, head: bool) -> V
 
 def _lost(seen: Seen, joined: Dict[str, List[str]], settled: Optional[Json]) -> Optional[str]:
     """Gives which peer is no longer joined as it was, or None."""
-    for peer, names in joined.items():
-        held = seen.peers.get(peer, set())
-        if not held & set(names):
+    for peer, held in seen.joined.held.items():
+        gone = peer in joined and not held & set(joined[peer])
+        if gone or (not held and peer in seen.joined.half_open):
             return f"the connection with {peer} is gone"
         if settled is not None and held - set(settled.get(peer, [])):
             return f"{peer} has joined anew beside a connection that hangs"
@@ -93,7 +94,7 @@ def _lost(seen: Seen, joined: Dict[str, List[str]], settled: Optional[Json]) -> 
 def _never(seen: Seen, joined: Dict[str, List[str]], budget_s: float) -> Optional[str]:
     """Gives which peer did not join in its time, or None."""
     limit = budget_s + MARGIN_S
-    late = [peer for peer in seen.peers if peer not in joined]
+    late = [peer for peer in seen.joined.held if peer not in joined]
     if late and seen.since_s is not None and seen.since_s > limit:
         return f"{', '.join(late)} never joined in {seen.since_s:.0f} s (allowed: {limit:.0f} s)"
     return None
@@ -171,7 +172,7 @@ def check(engine: Engine, restart: Callable[[str], object]) -> None:
     if verdict.restart is None:
         save_state({**verdict.state, "told": "" if not verdict.state["misses"] else state["told"]})
         return
-    why_not = hindrance(engine, list(seen.peers))
+    why_not = hindrance(engine, list(seen.joined.held))
     if why_not:
         _tell({**verdict.state, "told": state["told"]}, f"{verdict.restart}; {why_not}")
         return

@@ -7,14 +7,22 @@ ports, so a peer that died and came back is not mistaken for one that stayed.
 
 from __future__ import annotations
 
-from typing import Dict, List, Set, Tuple
+from typing import Dict, List, NamedTuple, Set, Tuple
 
 from node import proc
 from node.engineconf import Engine
 from node.snapshot.ports import address
 
-_ESTABLISHED = "01"  # include/net/tcp_states.h
+# include/net/tcp_states.h; CLOSE_WAIT: the other end is gone and ours has not noticed
+_ESTABLISHED, _CLOSE_WAIT = "01", "08"
 Connection = Tuple[str, int, str, int]
+
+
+class Joined(NamedTuple):
+    """By peer: the connections that stand, and whether one is left whose other end has gone."""
+
+    held: Dict[str, Set[str]]
+    half_open: Set[str]
 
 
 def _end(text: str) -> Tuple[str, int]:
@@ -23,12 +31,12 @@ def _end(text: str) -> Tuple[str, int]:
     return address(host).replace("::ffff:", "", 1), int(port, 16)
 
 
-def established(text: str) -> List[Connection]:
+def connections(text: str, state: str = _ESTABLISHED) -> List[Connection]:
     """Gives (local address, port, remote address, port) of the rows of /proc/net/tcp{,6}."""
     found: List[Connection] = []
     for line in text.splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 9 and fields[3] == _ESTABLISHED:
+        if len(fields) > 9 and fields[3] == state:
             found.append((*_end(fields[1]), *_end(fields[2])))
     return found
 
@@ -51,9 +59,13 @@ def by_peer(engine: Engine, rows: List[Connection]) -> Dict[str, Set[str]]:
     return {engine.master.address: held}
 
 
-def read(engine: Engine) -> Dict[str, Set[str]]:
-    """Gives `by_peer` of this host now."""
-    rows: List[Connection] = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        rows += established(proc.read_text(table))
-    return by_peer(engine, rows)
+def read(engine: Engine) -> Joined:
+    """Gives how this host is joined with its peers now.
+
+    A worker whose head died keeps the dead connection for as long as it lives [ran]: that tells
+    of one that nobody has seen while it stood.
+    """
+    tables = [proc.read_text(table) for table in ("/proc/net/tcp", "/proc/net/tcp6")]
+    held = by_peer(engine, [row for text in tables for row in connections(text)])
+    left = by_peer(engine, [row for text in tables for row in connections(text, _CLOSE_WAIT)])
+    return Joined(held, {peer for peer, names in left.items() if names})

@@ -99,7 +99,7 @@ def no_findings(
 ) -> None:
     """Fails with each finding of the gates on `node`, with its warnings only if `warn`."""
     lines = [
-        _line(finding)
+        _line(rig, finding)
         for finding in check(rig.plan, observation.snapshots, gates)
         if finding.node in (node.name, None) and (warn or finding.severity == "block")
     ]
@@ -107,10 +107,10 @@ def no_findings(
         pytest.fail("\n".join(lines), pytrace=False)
 
 
-def _line(finding: Violation) -> str:
+def _line(rig: Rig, finding: Violation) -> str:
     return (
         f"{finding.node or 'rig'}: {finding.summary} ({finding.code}: {finding.evidence}); "
-        f"mend it with: {finding.remedy}"
+        f"mend it with: {finding.remedy.replace('INVENTORY', rig.inventory)}"
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -110,6 +112,23 @@ def test_it_gives_up_when_docker_run_has_ended(
     with pytest.raises(NodeError, match="docker run ended"):
         wait(endpoint, start_budget_s=60)
     main.wait()
+
+
+def test_a_stop_during_the_start_ends_the_container(
+    host: Host, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd sends TERM to this program and to `docker run`, and runs no ExecStop."""
+    stopped: list[tuple[str, int]] = []
+    monkeypatch.setenv("RIGBOOK_ENGINE", str(engine_file(host, url=endpoint.url)))
+    monkeypatch.setattr(dockerctl, "stop", lambda name, grace: stopped.append((name, grace)))
+    endpoint.reply = lambda body: (os.kill(os.getpid(), signal.SIGTERM), LOADING)[1]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(NodeError, match="systemd ended the start"):
+            answer.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped == [("rigbook-engine", answer.GRACE_S)]
 
 
 def test_a_key_is_an_answer(endpoint: Server) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from node import pair, pairview
 from node.pair import Seen, Verdict
+from node.pairview import Joined
 from tests.node.enginefile import engine
 
 PEER = "10.99.0.2"
@@ -24,6 +25,7 @@ class Looks:
         self.invocation = "first"
         self.started = 0.0
         self.active = ("active", "running")
+        self.half_open = False
 
     def __call__(self, *held: str, times: int = 1) -> str | None:
         """The reason to restart after `times` looks that see these connections, or None."""
@@ -31,7 +33,8 @@ class Looks:
         for _ in range(times):
             self.now += STEP_S
             since = self.now - self.started if self.started else 20.0
-            seen = Seen(*self.active, self.invocation, since, {PEER: set(held)})
+            joined = Joined({PEER: set(held)}, {PEER} if self.half_open else set())
+            seen = Seen(*self.active, self.invocation, since, joined)
             verdict = pair.judge(self.state, seen, self.now, BUDGET, self.head)
             self.state = verdict.state
         return verdict.restart
@@ -98,10 +101,34 @@ def test_connections_of_the_start_are_no_newcomers() -> None:
     assert look(OLD, NEW, times=10) is None
 
 
-def test_a_connection_of_one_look_is_not_joined() -> None:
+def test_while_it_starts_a_connection_may_be_changed_for_another() -> None:
     look = Looks()
-    assert look(OLD) is None
-    assert look(times=8) is None and look.state["joined"] == {}
+    look.active = ("activating", "start-post")
+    look(OLD)
+    look(NEW, times=2)
+    look.active = ("active", "running")
+    assert look(NEW, times=5) is None
+    assert look(times=2) is None
+    assert "is gone" in str(look())
+
+
+def test_a_peer_that_dies_right_after_it_joined_is_seen() -> None:
+    """Between two looks: a worker keeps the dead end of a connection that no look has found."""
+    look = Looks(head=False)
+    assert look(times=3) is None
+    look.half_open = True
+    assert look(times=2) is None
+    assert "is gone" in str(look())
+    look = Looks()
+    look(OLD)
+    assert look(times=2) is None
+    assert "is gone" in str(look())
+
+
+def test_a_dead_end_beside_a_live_connection_is_nothing() -> None:
+    look = Looks()
+    look.half_open = True
+    assert look(OLD, times=10) is None
 
 
 def test_a_peer_that_never_joins_is_a_stale_rendezvous() -> None:
@@ -124,7 +151,7 @@ def test_of_several_peers_one_is_enough() -> None:
     state = pair.fresh("x")
     for n in range(6):
         held = {"a": {"a:1"}, "b": {"b:1"} if n < 2 else set()}
-        seen = Seen("active", "running", "x", 20.0, held)
+        seen = Seen("active", "running", "x", 20.0, Joined(held, set()))
         verdict = pair.judge(state, seen, n * STEP_S, BUDGET, True)
         state = verdict.state
     assert "the connection with b is gone" in str(verdict.restart)
@@ -136,7 +163,7 @@ TABLE = """\
    0: 0100630A:733D 0200630A:95B4 01 00000000:00000000 00:0 0 0 0 1
    1: 0100630A:733D 00000000:0000 0A 00000000:00000000 00:0 0 0 0 2
    2: 0100630A:733D 0300630A:95B5 01 00000000:00000000 00:0 0 0 0 3
-   3: 0100630A:733D 0200630A:95B6 06 00000000:00000000 00:0 0 0 0 0 3 0 20 4 30
+   3: 0100630A:733D 0200630A:95B6 08 00000000:00000000 00:0 0 0 0 0 3 0 20 4 30
    4: 0100630A:0016 0200630A:95B7 01 00000000:00000000 00:0 0 0 0 5
 """
 TABLE_6 = TABLE.replace("0100630A", "0000000000000000FFFF00000100630A").replace(
@@ -146,12 +173,14 @@ TABLE_6 = TABLE.replace("0100630A", "0000000000000000FFFF00000100630A").replace(
 
 @pytest.mark.parametrize("table", [TABLE, TABLE_6])
 def test_the_kernels_table_is_read(table: str) -> None:
-    """One row counts: not the listener, a stranger, a closing one, or another port (ssh)."""
+    """One row counts: not the listener, a stranger, a dead end, or another port (ssh)."""
     fabric = {"device": "bond0", "address": "10.99.0.1", "mtu": 9000, "wait_s": 1}
     master = {"address": "10.99.0.1", "port": 29501}
     head = engine(fabric=fabric, master=master, peers=[PEER])
-    rows = pairview.established(table)
+    rows = pairview.connections(table)
     assert pairview.by_peer(head, rows) == {PEER: {f"{PEER}:38324"}}
+    dead = pairview.by_peer(head, pairview.connections(table, "08"))
+    assert dead == {PEER: {f"{PEER}:38326"}}
     turned = [(*row[2:], *row[:2]) for row in rows]
     worker = engine(fabric={**fabric, "address": PEER}, master=master, peers=["10.99.0.1"],
                     role="worker", rank=1, endpoint=None)  # fmt: skip

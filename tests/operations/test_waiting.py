@@ -110,8 +110,7 @@ def test_a_host_that_cannot_be_asked_is_waited_for(monkeypatch: pytest.MonkeyPat
 def test_progress_has_phase_time_budget_and_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the head, now and then."""
     monkeypatch.setattr(waiting, "PROGRESS_S", 0.0)
-    starting = state_of(active="activating")
-    engine = Engine(monkeypatch, [LOADING, LOADING, GOOD], [state_of(), starting, state_of()])
+    engine = Engine(monkeypatch, [LOADING, LOADING, GOOD], [state_of(), None, state_of()])
     engine.wait()
     first, second = engine.state.hosts[HEAD].lines
     assert first == f"waiting for the unit on {WORKER}: 0 s of 5 s; {HEAD}: loading shard 3"

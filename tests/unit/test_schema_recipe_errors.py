@@ -162,7 +162,7 @@ def test_missing_recipe_lists_those_that_exist() -> None:
 
 def test_recipe_from_a_further_folder() -> None:
     assert recipe("broken", ROOT, ["tests/lab/recipes"]).name == "broken"
-    with pytest.raises(SpecError, match="allowed: broken, deepseek-v4-flash, tiny"):
+    with pytest.raises(SpecError, match="allowed: absent-image, broken, deepseek-v4-flash, tiny"):
         recipe("nope", ROOT, ["tests/lab/recipes"])
     with pytest.raises(SpecError, match="recipes_dir: nowhere: is not a folder"):
         recipe("tiny", ROOT, ["nowhere"])
