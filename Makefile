@@ -47,6 +47,8 @@ $(VENV)/.installed: requirements/test.txt
 	@echo "setup: a virtual environment in $(VENV) with the pinned packages of requirements/test.txt"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --require-hashes -r requirements/test.txt
+	@# Started in another folder, pyinfra then says so instead of failing to import rigbook.
+	@$(PY) -c "import pathlib, site; pathlib.Path(site.getsitepackages()[0], 'rigbook.pth').write_text('$(CURDIR)\n')"
 	@touch $@
 
 tools:
