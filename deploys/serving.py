@@ -18,12 +18,15 @@ from operations.engine import Steps
 from operations.giveback import give_back
 from operations.run import Run
 from operations.waiting import wait_for_answer
+from schema.documents import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 from schema.engine import PAIR_TIMER, UNIT, Plan
 from schema.snapshot import FileState, NodeSnapshot, Unit
 
 # How long an engine may take for a short answer that nobody waits for yet.
 ASK_S = 30.0
-# Differences that the files and the unit's own steps mend; they restart the engine as well.
+# Files that the engine reads at its start; the others are read when they are needed.
+_RESTARTS = frozenset({SCRIPT_PATH, ENV_PATH, UNIT_PATH})
+# Differences that the files' and the unit's own steps mend.
 _BY_CONFIGURE = frozenset({"file", "unit"})
 
 
@@ -142,7 +145,7 @@ def _reasons(
     reasons = []
     for node in plan.rig.nodes:
         name = node.name
-        if any(step["op"] == "file" for step in steps[name]):
+        if any(step.get("path") in _RESTARTS for step in steps[name]):
             reasons.append(f"{name}: its files change")
         if states[name] in ("absent", "stopped", "failed"):
             reasons.append(f"{name}: the engine is {states[name]}")

@@ -22,6 +22,8 @@ from schema.engine import UNIT
 POLL_S = 2.0
 PROGRESS_S = 10.0
 LOG_LINES = 40
+# How long the unit's own question may lag behind ours.
+STARTED_S = 15.0
 
 
 def unit_states(state: State, nodes: Collection[str]) -> dict[str, UnitState | None]:
@@ -74,7 +76,18 @@ def wait_for_answer(
             f"no good answer after {seconds:.0f} s (budget {budget_s} s): {answer.detail}\n"
             + log_tail(state, head)
         )
+    _until_started(state, head)
     return answer
+
+
+def _until_started(state: State, head: str) -> None:
+    """Waits until systemd, too, has seen an answer: its own question ends a moment after ours."""
+    deadline = time.monotonic() + STARTED_S
+    while time.monotonic() < deadline:
+        unit = unit_states(state, [head])[head]
+        if unit is None or unit.active != "activating":
+            return
+        time.sleep(POLL_S / 2)
 
 
 def _stop_if_dead(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from tests.engine.steps import infra, wait_for_completion, wait_until
 from tests.rehearsal import Lab
 
@@ -19,6 +21,13 @@ def both(lab: Lab, verb: str) -> None:
         job.start()
     for job in jobs:
         job.join()
+
+
+@pytest.fixture(autouse=True)
+def whole_start_limit(serving: Lab) -> None:
+    """Each test breaks the engine once; a rig in use is not broken five times in an hour."""
+    for name in serving.hosts:
+        serving.ssh(name, "sudo systemctl reset-failed rigbook-engine.service", check=False)
 
 
 def boots(lab: Lab) -> list[str]:
