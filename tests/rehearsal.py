@@ -99,6 +99,8 @@ class Lab:
                 snapshot["identity"].pop(key)
             for process in snapshot["engine_processes"]:
                 process.pop("rss")
+            for unit in snapshot["units"]:
+                unit.pop("last_log_line")
         return hosts
 
     def starts(self) -> dict[str, str]:

@@ -57,7 +57,8 @@ def _since(block: Dict[str, List[str]]) -> Optional[float]:
     usec = int(_last(block, f"{name}TimestampMonotonic") or 0)
     if not usec:
         return None
-    return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - usec / 1e6)
+    # To a tenth: the two clocks are read one after the other, and two looks must agree.
+    return round(time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - usec / 1e6), 1)
 
 
 def unit(name: str, block: Dict[str, List[str]]) -> Json:
