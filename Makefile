@@ -1,7 +1,7 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint bench lab-up lab-down lab-status lab-ssh setup tools
+.PHONY: help demo test test-full test-replays lint bench lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -20,6 +20,9 @@ test: setup tools ## lint and the fast tiers: unit, node, plans, lab hosts witho
 
 test-full: setup tools ## the slow tier: everything with the real vLLM on two hosts
 	@$(PY) -m tests.tiers engine
+
+test-replays: setup tools ## incidents replayed with the real vLLM (15 minutes; not in CI yet)
+	@$(PY) -m tests.tiers replays
 
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint

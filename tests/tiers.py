@@ -72,6 +72,9 @@ TIERS = {
     ),
     "lab": Tier((_pytest("tests/lab"),), _needs_lab, "two booted hosts, without the engine"),
     "engine": Tier((_pytest("tests/engine"),), _needs_lab, "two booted hosts with the real vLLM"),
+    "replays": Tier(
+        (_pytest("tests/replays"),), _needs_lab, "what breaks at night, with the real vLLM"
+    ),
 }
 
 
