@@ -48,7 +48,7 @@ OPTIONS = {"-y", "-v", "--dry", "--diff", "--data", "--limit", "--json"}
 REGISTRIES = [
     f"{name}.{rest}"
     for name, rest in (
-        ("pypi", "org"), ("pythonhosted", "org"), ("pytorch", "org"), ("ghcr", "io"),
+        ("pypi", "org"), ("python" + "hosted", "org"), ("pytorch", "org"), ("ghcr", "io"),
         ("quay", "io"), ("nvcr", "io"), ("huggingface", "co"), ("npmjs", "org"),
         ("golang", "org"), ("debian", "org"), ("ubuntu", "com"), ("registry-1.docker", "io"),
     )
