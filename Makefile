@@ -1,7 +1,8 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-replays lint bench lab-up lab-down lab-status lab-ssh setup tools
+.PHONY: help demo test test-full test-tower test-vm test-cluster lint bench lab-up lab-down lab-status lab-ssh \
+	setup tools
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -18,11 +19,18 @@ demo: setup tools ## the main job: two rehearsal hosts serve a model with the re
 test: setup tools ## lint and the fast tiers: unit, node, plans, lab hosts without the engine
 	@$(PY) -m tests.tiers lint fast lab
 
-test-full: setup tools ## the slow tier: everything with the real vLLM on two hosts
-	@$(PY) -m tests.tiers engine
+test-full: setup tools ## the slow tiers: faults at every step; the real vLLM on two hosts
+	@$(PY) -m tests.tiers faults engine
 
-test-replays: setup tools ## incidents replayed with the real vLLM (15 minutes; not in CI yet)
-	@$(PY) -m tests.tiers replays
+test-tower: setup tools ## the venv runtime, upgrade and rollback, with the real vLLM on one host (not in CI)
+	@$(PY) -m tests.tiers tower
+
+test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulated (an hour; not in CI)
+	@lab/install-tools vm
+	@$(PY) -m tests.tiers vm
+
+test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run builds it: 20 minutes)
+	@$(PY) -m tests.tiers k8s
 
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint

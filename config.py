@@ -8,19 +8,17 @@ import sys
 from pathlib import Path
 
 from pyinfra import config
-from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
 ROOT = Path(__file__).resolve().parent
-if Path.cwd().resolve() != ROOT:
-    raise PyinfraError(f"start pyinfra in rigbook's own folder: cd {ROOT}")
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+# First, whatever else is on the path: another checkout may be, by its virtual environment.
+sys.path.insert(0, str(ROOT))
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # A rig's login user is not root; what rigbook reads and changes is root's.
 config.SUDO = True
 
-from deploys.guards import install
+from deploys.guards import install, own_folder
 
+own_folder()
 install(ctx_state.get(), sys.argv[1:])

@@ -12,7 +12,9 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.output import format_text
 
+from deploys.pinning import driver_module
 from deploys.support import endpoint, operator_data, remedy
+from facts.kernels import observe_kernels
 from facts.observe import observe, real
 from facts.probe import probe
 from gates.causes import Finding
@@ -49,7 +51,7 @@ def diagnose(state: State, plan: Plan) -> Diagnosis:
     """
     state = real(state)
     asked = gevent.spawn(probe, endpoint(plan), PROBE_S)
-    before = observe(state, plan)
+    before = observe_kernels(state, plan, driver_module(plan, operator_data()))
     answer = asked.get()
     after = None
     if answer.models == 200 and answer.failure in ("status", "disconnected"):

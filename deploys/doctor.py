@@ -6,12 +6,18 @@ Data: deep=true hashes the weights, json=true prints the findings for a machine.
 
 from pyinfra import state
 
+from deploys.cluster_doctor import diagnose_cluster, report_cluster
+from deploys.clusters import load_cluster, on_cluster
 from deploys.diagnosis import diagnose, print_report
 from deploys.support import load, once
 
 # Load: what should be.
-plan = load()
+plan = load_cluster() if on_cluster() else load()
 
 # Verify: everything is read, nothing is changed; the first line is the likeliest cause.
-diagnosis = once("diagnosis", lambda: diagnose(state, plan))
-once("report", lambda: print_report(plan, diagnosis))
+if on_cluster():
+    findings = once("diagnosis", lambda: diagnose_cluster(state, plan))
+    once("report", lambda: report_cluster(plan, findings))
+else:
+    diagnosis = once("diagnosis", lambda: diagnose(state, plan))
+    once("report", lambda: print_report(plan, diagnosis))

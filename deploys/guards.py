@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import click
 from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
 
+ROOT = Path(__file__).resolve().parent.parent
 _OUT_OF_ORDER = ("--serial", "--no-wait")
 _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
 
@@ -48,6 +50,14 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 
     state.init = init  # type: ignore[method-assign]
+
+
+def own_folder() -> None:
+    """Raises PyinfraError outside rigbook's own folder: pyinfra finds no group_data there, says
+    nothing, and connects with the wrong user and key. Inventories call it, since they run first.
+    """
+    if Path.cwd().resolve() != ROOT:
+        raise PyinfraError(f"start pyinfra in rigbook's own folder: cd {ROOT}")
 
 
 def _refuse_a_question_to_nobody(typed: Mapping[str, Any]) -> None:

@@ -5,9 +5,11 @@ Runbook: docs/runbooks/reboot.md. Data: only=NODE for one node, budget=SECONDS f
 
 from pyinfra import host, state
 
+from deploys.pinning import driver_module
 from deploys.rebooting import decide
 from deploys.serving import proof
 from deploys.support import endpoint, gate, load, operator_data
+from facts.kernels import observe_kernels
 from gates.serving import REBOOTING
 from operations import engine
 from operations.reboot import reboot
@@ -17,8 +19,11 @@ from operations.run import Run
 plan = load()
 data = operator_data()
 
-# Gate: the journal is clean, and every unit will come back by itself.
-snapshots, waivers = gate(plan, REBOOTING)
+# Gate: the journal is clean, the next boot lands on a kernel with its driver, and every unit will
+# come back by itself.
+snapshots, waivers = gate(
+    plan, REBOOTING, lambda: observe_kernels(state, plan, driver_module(plan, data))
+)
 work = decide(plan, snapshots, data.only, lambda: Run(state, "reboot", plan, waivers))
 
 # Act: the engine goes down as a pair; the nodes reboot at the same time.

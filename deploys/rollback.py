@@ -1,29 +1,72 @@
 """rollback: undo the last change that is not blessed, on every node that it touched.
 
 Runbook: docs/runbooks/rollback.md. Data: change=ID for another one, overwrite='["PATH"]' for a
-file that was edited since. `sudo rignode undo` does one node at its console, with no network.
+file that was edited since; backup=ID (or last) restores a verified backup of a venv's engine.
+`sudo rignode undo` does one node at its console, with no network.
 """
 
 from pyinfra import host, state
 
+from deploys.clusters import gate_cluster, load_cluster, on_cluster, roll_back
+from deploys.restoring import decide, plan_lines, proof, restored, returned, undone
 from deploys.rolling_back import choose, undo
 from deploys.support import gate, load, operator_data
 from gates.serving import REACHING
-from operations import change
+from operations import change, engine, upgrade
+from operations.run import Run
 
 # Load: what the rig is.
-plan = load()
-data = operator_data()
+plan = load_cluster() if on_cluster() else load()
+data = plan.data if on_cluster() else operator_data()
+wanted_backup = None if on_cluster() else data.backup
 
 # Gate: every node answers, no other process holds the lock. An open change is what we are here for.
-snapshots, _ = gate(plan, REACHING)
-chosen = choose(plan, snapshots, data.change)
+if on_cluster():
+    seen, _ = gate_cluster(plan, REACHING, lambda: ())
+    snapshots = {plan.rig.head.name: seen}
+else:
+    snapshots, _ = gate(plan, REACHING)
 
 # Act and verify: one procedure over the nodes that have the change, in the rig's order.
-if host.name == plan.rig.head.name:
-    change.roll_back(
-        name="Undo the change and bring the former engine back",
-        change=chosen.id,
-        plan=chosen.lines,
-        work=lambda: undo(state, plan, chosen, data.overwrite),
+if wanted_backup is None:
+    chosen = choose(plan, snapshots, data.change)
+    if host.name == plan.rig.head.name:
+        change.roll_back(
+            name="Undo the change and bring the former engine back",
+            change=chosen.id,
+            plan=chosen.lines,
+            work=lambda: (
+                roll_back(state, chosen.id, chosen.nodes, data.overwrite)
+                if on_cluster()
+                else undo(state, plan, chosen, data.overwrite)
+            ),
+        )
+else:
+    work = decide(state, plan, snapshots, wanted_backup)
+    run = work.run(lambda: Run(state, "rollback", plan, (), returned))
+    upgrade.task(
+        name="Undo what is open",
+        run=run,
+        label="undo",
+        plan=[f"undo {work.open.id}, without a start"] if work.open.id else [],
+        work=lambda: undone(state, work),
+        idle="no change is open",
+    )
+    stops = work.is_needed and work.runs and not work.open.id
+    engine.stop(name="Stop the engine", run=run, nodes=[work.node] if stops else [])
+    upgrade.task(
+        name="Restore the backup",
+        run=run,
+        label="restore",
+        plan=plan_lines(work),
+        work=lambda: restored(work, run),
+        idle="the tree is as the backup, and the engine runs",
+    )
+    starts = [work.node] if work.is_needed else []
+    engine.start(name="Start the engine", run=run, nodes=starts)
+    engine.prove(
+        name="A real chat completion",
+        run=run,
+        needed=work.is_needed,
+        check=lambda: proof(plan, work, run),
     )

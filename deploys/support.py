@@ -6,8 +6,7 @@ Errors become one DeployError in deploy code: pyinfra then stops all hosts befor
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gevent.lock import RLock
@@ -17,19 +16,20 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.output import format_text
 from pyinfra.context import ctx_state
 
+from deploys.guards import ROOT, own_folder
 from facts.endpoint import Endpoint
 from facts.observe import observe
-from gates.base import Gate
+from gates.base import Gate, Observed
 from gates.serving import check
 from gates.violation import Violation
 from gates.waiver import apply_waivers, blocking
 from schema import load as loader
+from schema.cluster import is_cluster
 from schema.engine import Plan
 from schema.errors import SpecError
 from schema.hostdata import HostData, host_data
 from schema.snapshot import NodeSnapshot, Unreadable
 
-ROOT = Path(__file__).resolve().parent.parent
 _LOCK = RLock()
 _OF_ALL_HOSTS = re.compile(r"^--data: host \S+: ")
 
@@ -71,10 +71,13 @@ def load() -> Plan:
     """What the inventory, group_data, the catalog and --data ask for; DeployError says what not."""
 
     def make() -> Plan:
-        # Elsewhere pyinfra finds neither config.py nor group_data, and says nothing.
-        if Path.cwd().resolve() != ROOT:
-            raise DeployError(f"start pyinfra in rigbook's own folder: cd {ROOT}")
+        own_folder()  # for an inventory that does not ask
         pairs = {h.name: data_of(h) for h in state.inventory}
+        if any(is_cluster(merged) for merged, _ in pairs.values()):
+            raise DeployError(
+                f"{inventory_name()} is a Kubernetes rig: its deploys are libvgpu, gpu_limit, "
+                "verify, doctor and rollback"
+            )
         try:
             return loader.plan(
                 {name: merged for name, (merged, _) in pairs.items()},
@@ -112,30 +115,44 @@ def operator_data() -> HostData:
 
 
 def gate(
-    plan: Plan, gates: Sequence[Gate]
+    plan: Plan, gates: Sequence[Gate], look: Callable[[], Observed] | None = None
 ) -> tuple[Mapping[str, NodeSnapshot], tuple[tuple[str, str], ...]]:
-    """Whether: the rig's snapshots and the waivers used, or DeployError with every finding."""
+    """Whether: the rig's snapshots and the waivers used, or DeployError with every finding.
+
+    `look` gives the observation where the usual one is not enough.
+    """
 
     def make() -> Any:
-        observed = observe(state, plan)
-        found = check(plan, observed, gates)
-        data = operator_data()
-        try:
-            remaining, waived = apply_waivers(found, data.waive, data.reason)
-        except SpecError as error:
-            raise DeployError(str(error)) from None
-        for violation in remaining:
-            say(violation)
-        if blocking(remaining):
-            raise DeployError(refusal(remaining))
-        for violation in waived:
-            logger.info(f"waived {violation.code}: {violation.summary} (reason: {data.reason})")
+        observed = look() if look else observe(state, plan)
+        waivers = stand(check(plan, observed, gates))
         snapshots = {n: s for n, s in observed.items() if isinstance(s, NodeSnapshot)}
-        codes = dict.fromkeys(violation.code for violation in waived)
-        return snapshots, tuple((code, data.reason or "") for code in codes)
+        return snapshots, waivers
 
     snapshots, waivers = once("gate", make)
     return snapshots, waivers
+
+
+def stand(found: Sequence[Violation]) -> tuple[tuple[str, str], ...]:
+    """`judged` with the waivers of the host in context."""
+    data = operator_data()
+    return judged(found, data.waive, data.reason)
+
+
+def judged(
+    found: Sequence[Violation], waive: tuple[str, ...], reason: str | None
+) -> tuple[tuple[str, str], ...]:
+    """Tells the findings; the waivers used (code, reason), or DeployError when one blocks."""
+    try:
+        remaining, waived = apply_waivers(found, waive, reason)
+    except SpecError as error:
+        raise DeployError(str(error)) from None
+    for violation in remaining:
+        say(violation)
+    if blocking(remaining):
+        raise DeployError(refusal(remaining))
+    for violation in waived:
+        logger.info(f"waived {violation.code}: {violation.summary} (reason: {reason})")
+    return tuple((code, reason or "") for code in dict.fromkeys(v.code for v in waived))
 
 
 def refusal(violations: Sequence[Violation]) -> str:

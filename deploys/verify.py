@@ -3,15 +3,18 @@
 Runbook: docs/runbooks/verify.md. Exit status 1 with the reason when it does not serve.
 """
 
-from pyinfra import host
+from pyinfra import host, state
 
+from deploys.answering import prove_it_answers
+from deploys.clusters import load_cluster, on_cluster
 from deploys.support import endpoint, load
 from deploys.verifying import prove_it_serves
 
 # Load: what should answer, and where.
-plan = load()
-where = endpoint(plan)
+plan = load_cluster() if on_cluster() else load()
 
-# Verify: nothing is changed and no host is asked; the answer is the evidence.
-if host.name == plan.rig.head.name:
-    prove_it_serves(where)
+# Verify: nothing is changed; the answer is the evidence. A Service is asked from its host.
+if on_cluster():
+    prove_it_answers(state, plan)
+elif host.name == plan.rig.head.name:
+    prove_it_serves(endpoint(plan))

@@ -15,6 +15,11 @@ from schema.snapshot import Docker, Image, NodeSnapshot, Unreadable
 KERNEL_ARCH = {"amd64": "x86_64", "arm64": "aarch64", "386": "i686", "riscv64": "riscv64"}
 
 
+def image_name(plan: Plan) -> str | None:
+    """The image that the recipe runs; None for an engine in a venv."""
+    return plan.recipe.container.image if plan.recipe.container else None
+
+
 def full_name(reference: str) -> str:
     """An image reference as docker lists it: short, with its tag or its digest."""
     short = reference
@@ -60,22 +65,20 @@ def identity_of(image: Image) -> str:
 
 def move_image(plan: Plan, observed: Observed, target: Node) -> str:
     """The line that brings the image to `target`: from a node that has it, else by a pull."""
-    reference = plan.recipe.container.image
-    later = f"(where this checkout has deploys/image.py: {pyinfra(plan, 'image')})"
+    reference = image_name(plan) or ""
     for node, snapshot in reached(plan, observed):
         if node.name == target.name or isinstance(snapshot.docker, Unreadable):
             continue
         if image_of(snapshot.docker, reference) is not None:
-            return (
-                f"ssh {node.ssh_user}@{node.lan_address} 'sudo docker save {reference}' | "
-                f"ssh {target.ssh_user}@{target.lan_address} 'sudo docker load' {later}"
-            )
-    return f"on {target.name}: sudo docker pull {reference} {later}"
+            return pyinfra(plan, "image", f"from={node.name}")
+    return f"{pyinfra(plan, 'image')} (pulls {reference} once, then moves it)"
 
 
 def image_present(plan: Plan, observed: Observed) -> list[Violation]:
     """The image is on every node before anything changes: a pull takes minutes and may fail."""
-    reference = plan.recipe.container.image
+    reference = image_name(plan)
+    if reference is None:
+        return []
     images, found = gather(
         plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference)
     )
@@ -97,7 +100,9 @@ def image_present(plan: Plan, observed: Observed) -> list[Violation]:
 
 def image_equal(plan: Plan, observed: Observed) -> list[Violation]:
     """Every node runs the same bytes: one tag may name two builds (faults.md 41)."""
-    reference = plan.recipe.container.image
+    reference = image_name(plan)
+    if reference is None:
+        return []
     images, found = gather(
         plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference)
     )
@@ -120,14 +125,17 @@ def image_equal(plan: Plan, observed: Observed) -> list[Violation]:
 @per_node
 def image_arch(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """The image is built for the host's processor; else it ends with "exec format error"."""
-    image = image_of(known(snapshot.docker, "docker"), plan.recipe.container.image)
+    reference = image_name(plan)
+    if reference is None:
+        return
+    image = image_of(known(snapshot.docker, "docker"), reference)
     arch = snapshot.identity.arch
     if image is not None and KERNEL_ARCH.get(image.arch, image.arch) != arch:
         yield violation(
             "image-arch",
             node.name,
             f"the image is for {image.arch}, {node.name} is {arch}",
-            evidence=f"{plan.recipe.container.image}: {image.arch}; uname -m: {arch}",
+            evidence=f"{reference}: {image.arch}; uname -m: {arch}",
             remedy=f"name an image for {arch} in catalog/recipes/{plan.recipe.name}.yaml, "
             "container.image",
         )

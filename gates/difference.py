@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Difference:
     """One thing that is not as the plan says. `want` and `have` are texts for a person.
 
-    Kinds: flag, environment, forbidden, image, container, mount, file, unit, unknown.
+    Kinds: flag, environment, forbidden, image, container, mount, venv, file, unit, unknown.
     """
 
     kind: str

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from gates import clocks, drifted, launch, leftovers, pair, standing, supervision
+from gates import boot, clocks, drifted, launch, leftovers, pair, standing, supervision
 from gates.answers import answered
 from gates.base import Gate, Observed
 from gates.causes import Finding, explain
 from gates.serving import SERVING, check
 from schema.engine import Plan
+from schema.kernel import KernelSnapshot
 from schema.probe import Probe
 
 DOCTOR: tuple[Gate, ...] = (
@@ -29,6 +30,8 @@ def examine(
     `probe` None: the endpoint was not asked. `after`: the nodes after a probe that failed.
     """
     found = check(plan, observed, (*SERVING, *DOCTOR))
+    if any(isinstance(snapshot, KernelSnapshot) for snapshot in observed.values()):
+        found += check(plan, observed, [boot.softened(gate) for gate in boot.BOOT])
     if probe is not None:
         found += answered(plan, probe, observed, after or observed)
     ranks = {node.name: node.rank for node in plan.rig.nodes}

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from gates.commandline import MASK, NOT_SET, compare, serves
+from gates.commandline import NOT_SET, compare, serves
 from gates.container import image_of
 from gates.difference import Difference
 from gates.engine import EngineState, engine_state, own_container, own_unit, same_container
-from gates.recipe import forbidden
+from gates.venvdrift import WATCHED, environment_drift, venv_drift
 from gates.written import written_argv, written_environ
 from schema.engine import ENGINE_DIR, UNIT, Document, Plan
+from schema.recipe import ContainerSpec
 from schema.rig import Node
 from schema.snapshot import (
     Container,
@@ -26,13 +27,7 @@ from schema.snapshot import (
     Unreadable,
 )
 
-__all__ = ["Difference", "EngineState", "drift", "engine_state"]
-
-# The variables that the host reports (node/snapshot/secrets.py; a test holds the two equal).
-WATCHED = (
-    "VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_", "TORCH", "OMP_", "PYTORCH_", "TRITON",
-    "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_",
-)  # fmt: skip
+__all__ = ["WATCHED", "Difference", "EngineState", "drift", "engine_state"]
 
 
 def drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> list[Difference]:
@@ -95,7 +90,7 @@ def _unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference
     if unit.needs_reload:
         yield Difference("unit", UNIT, "loaded as on disk", "changed since systemd read it")
     yield from _drop_ins(plan, node, unit)
-    container = own_container(snapshot)
+    container = own_container(snapshot) if plan.recipe.container else None
     if container and container.state == "running" and unit.active_state == "inactive":
         yield Difference("unit", UNIT, "active", "inactive, while its container runs")
 
@@ -108,6 +103,9 @@ def _drop_ins(plan: Plan, node: Node, unit: Unit) -> Iterator[Difference]:
 
 
 def _engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference]:
+    if plan.recipe.container is None:
+        yield from venv_drift(plan, node, snapshot)
+        return
     docker = snapshot.docker
     if isinstance(docker, Unreadable):
         yield _unknown("docker", docker)
@@ -124,10 +122,10 @@ def _engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Differen
     if container is not None:
         environ = {**container.environ, **(server.environ if server else {})}
     if environ is not None:
-        yield from _environment(plan, node, environ)
+        yield from environment_drift(plan, node, environ)
     if container is None:
         return
-    yield from _box(plan, docker, container)
+    yield from _box(plan.recipe.container, docker, container)
     yield from _mounts(plan, node, docker, container)
 
 
@@ -142,17 +140,7 @@ def _server(snapshot: NodeSnapshot, container: Container) -> EngineProcess | Non
     return None
 
 
-def _environment(plan: Plan, node: Node, live: dict[str, str]) -> Iterator[Difference]:
-    for name, want in plan.specs[node.name].environ.items():
-        have = live.get(name)
-        if name.startswith(WATCHED) and have not in (want, MASK):
-            yield Difference("environment", name, want, NOT_SET if have is None else have)
-    for rule in forbidden(plan, live):
-        yield Difference("forbidden", rule.name, rule.reason, live[rule.name])
-
-
-def _box(plan: Plan, docker: Docker, container: Container) -> Iterator[Difference]:
-    wanted = plan.recipe.container
+def _box(wanted: ContainerSpec, docker: Docker, container: Container) -> Iterator[Difference]:
     image = image_of(docker, wanted.image)
     if image is None or image.id != container.image_id:
         have = f"{container.image} {container.image_id[:19]}"

@@ -55,15 +55,19 @@ def head_port(plan: Plan) -> int:
 
 
 def engine_state(plan: Plan, node: Node, snapshot: NodeSnapshot) -> EngineState:
-    """How the node's engine is doing, from its unit, its container and (head) its open port.
+    """How the node's engine is doing, from its unit, its container (or, in a venv, its processes)
+    and (head) its open port.
 
     `running` says that it runs, not that it answers; only a real completion says that. What
     cannot be read counts as failed, which no caller takes for healthy.
     """
-    if isinstance(snapshot.units, Unreadable) or isinstance(snapshot.docker, Unreadable):
+    if isinstance(snapshot.units, Unreadable) or isinstance(_holder(plan, snapshot), Unreadable):
         return "failed"
     unit, container = own_unit(snapshot), own_container(snapshot)
-    runs = container is not None and container.state == "running"
+    if plan.recipe.container is None:
+        runs, container = is_up(snapshot), None
+    else:
+        runs = container is not None and container.state == "running"
     if unit is not None and (unit.active_state == "failed" or unit.sub_state == "auto-restart"):
         return "failed"
     if unit is not None and unit.active_state in ("activating", "reloading"):
@@ -73,6 +77,11 @@ def engine_state(plan: Plan, node: Node, snapshot: NodeSnapshot) -> EngineState:
     if runs:
         return "running" if _answers(plan, node, snapshot) else "starting"
     return "absent" if unit is None and container is None else "stopped"
+
+
+def _holder(plan: Plan, snapshot: NodeSnapshot) -> object:
+    """The section that tells whether the engine runs: docker's, or that of the processes."""
+    return snapshot.docker if plan.recipe.container else snapshot.engine_processes
 
 
 def _answers(plan: Plan, node: Node, snapshot: NodeSnapshot) -> bool:

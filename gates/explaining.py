@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from gates.artifact_causes import ARTIFACT_CAUSES
 from gates.cause import DOWN, GHOSTS, SILENT, UNSERVED, Cause
+from gates.clustercauses import CLUSTER
+from gates.explaining_boot import BOOT_CAUSES
+from gates.venvcauses import VENV_CAUSES
 
 _UNKNOWN = "the host could not be asked; unknown is not healthy"
 _STOPS = {"here": DOWN, "anywhere": UNSERVED}
 _LOADS = {"here": DOWN, "anywhere": UNSERVED, "until": GHOSTS}
-
 # Sections of a snapshot whose silence explains nothing but itself.
 _SECTIONS = (
     "memory", "shm", "engine-processes", "ports", "connections", "network", "disks", "journal",
-    "image-files", "files", "weights", "sysctls",
+    "image-files", "files", "weights", "sysctls", "kernel",
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {
@@ -22,14 +25,14 @@ CAUSES: dict[str, Cause] = {
     ),
     "clock-skew": Cause("time synchronisation is off, or was never set up"),
     "clock-jump": Cause(
-        "time synchronisation set the clock after the change, or the battery of the clock is empty",
-        here=("clock-skew",),
+        "the clock was set after the change, or its battery is empty", here=("clock-skew",)
     ),
     "rebooted-midway": Cause(
         "power cut or reboot in mid-change; the operator's run did not survive it",
         here=("change-open", "change-inconsistent"),
     ),
     "sysctl-differs": Cause("set by hand on one node only"),
+    **BOOT_CAUSES,
     "driver-missing": Cause(
         "a new kernel without its NVIDIA module, or a driver that hangs (B4)",
         here=("memory-short", *DOWN),
@@ -81,6 +84,8 @@ CAUSES: dict[str, Cause] = {
         "a smaller MTU somewhere on the way, or a firewall", anywhere=(*DOWN, *UNSERVED)
     ),
     "bond-slave-down": Cause("one cable or port of the bond"),
+    "transfer-port": Cause("another transfer, or another program on that port"),
+    "transfer-room": Cause("old images, logs or downloads fill the disk"),
     "disk-room": Cause("images and caches that nobody prunes", here=("change-open", *DOWN)),
     "journal-broken": Cause("a disk that lost a write, or an edit by hand"),
     "lock-held": Cause(
@@ -126,6 +131,7 @@ CAUSES: dict[str, Cause] = {
         here=("foreign-engine",),
         anywhere=("wedged-pair",),
     ),
+    **VENV_CAUSES,
     "units-unreadable": Cause(_UNKNOWN, here=("engine-down",)),
     "unit-ghost": Cause(
         "the file lived only in a container's layer, or was moved or deleted (C13)",
@@ -160,8 +166,11 @@ CAUSES: dict[str, Cause] = {
     ),
     "weights-missing": Cause("never downloaded here, or the path has changed", **_LOADS),
     "weights-differ": Cause("a download on one node only, or one that was cut off", **_LOADS),
+    "weights-cut": Cause("a download or a copy that broke off", **_LOADS),
     "weights-magic": Cause("another format, a git-lfs pointer, or a download cut off", **_LOADS),
     "weights-shards-missing": Cause("a download that was cut off", **_LOADS),
+    **ARTIFACT_CAUSES,
+    **CLUSTER,
     "forbidden-env": Cause("set by hand at a relaunch (C14)", **_LOADS),
     "hca-two-ports": Cause("the recipe names two ports instead of the twins of one"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),

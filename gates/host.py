@@ -21,6 +21,7 @@ SECTIONS = (
     "ports",
     "connections",
     "docker",
+    "venvs",
     "units",
     "files",
     "weights",
@@ -37,29 +38,45 @@ def nodes_reachable(plan: Plan, observed: Observed) -> list[Violation]:
     for node in plan.rig.nodes:
         seen = observed.get(node.name, Unreadable(unreadable="was not asked"))
         if isinstance(seen, Unreadable):
+            what, remedy = _silent(node, seen.unreadable)
             found.append(
                 violation(
                     "nodes-reachable",
                     node.name,
-                    f"{node.name} ({node.lan_address}) did not answer",
+                    f"{node.name} ({node.lan_address}) {what}",
                     evidence=seen.unreadable,
-                    remedy=f"ssh {node.ssh_user}@{node.lan_address} true; if it is off, "
-                    "power it on or cycle its power",
+                    remedy=remedy,
                     unknown=True,
                 )
             )
     return found
 
 
+def _silent(node: Node, reason: str) -> tuple[str, str]:
+    """(what is wrong, what mends it) of a node that gave no snapshot, from the reason's words."""
+    login = f"ssh {node.ssh_user}@{node.lan_address}"
+    if "--limit" in reason:
+        return "was left out", "run it again without --limit and --exclude"
+    if "the host answered" in reason or "snapshot" in reason:
+        return (
+            "answered, and could not be looked at",
+            f"{login} 'sudo -n python3 --version' (rigbook needs sudo without a password there, "
+            "and Python 3.8 or newer)",
+        )
+    return "did not answer", f"{login} true; if it is off, power it on or cycle its power"
+
+
 @per_node
 def sections_readable(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Every section of the snapshot is known; unknown means blocked (P5).
 
-    A recipe that needs no NVIDIA GPU runs on hosts without a driver to ask.
+    A recipe that needs no NVIDIA GPU runs on hosts without a driver to ask, a venv on hosts
+    without docker.
     """
+    needs = {"gpus": plan.recipe.expect.needs_nvidia, "docker": plan.recipe.container is not None}
     for section in SECTIONS:
         value = getattr(snapshot, section)
-        needed = section != "gpus" or plan.recipe.expect.needs_nvidia
+        needed = needs.get(section, True)
         if needed and isinstance(value, Unreadable):
             yield section_unreadable(node.name, section, value)
 

@@ -9,7 +9,8 @@ from gates.base import known, per_node, pyinfra
 from gates.codes import violation
 from gates.engine import own_container, own_unit
 from gates.signatures import from_log, last_exit
-from gates.supervision import watched
+from gates.supervision import repoint, watched
+from gates.venv import venv_entry, venv_there
 from gates.violation import Violation
 from schema.documents import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 from schema.engine import UNIT, Plan
@@ -36,8 +37,9 @@ def script_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
                     f"{ghost.container}",
                     f"{ghost.step} of {unit.fragment}: {' '.join(unit.exec_start)[:200]}; "
                     f"{unit.active_state}/{unit.sub_state}, last exit: {last_exit(unit)}",
-                    serve if unit.name == UNIT else f"on {node.name}: sudo systemctl disable "
-                    f"--now {unit.name}; then {serve}",
+                    serve if unit.name == UNIT else f"{repoint(plan, node, unit.name)}; or, for "
+                    f"rigbook's own engine, on {node.name}: sudo systemctl disable --now "
+                    f"{unit.name}; then {serve}",
                     warn=unit.name != UNIT,
                 )  # fmt: skip
     own = own_unit(snapshot)
@@ -52,10 +54,26 @@ def _own(plan: Plan, node: Node, snapshot: NodeSnapshot, unit: Unit) -> Iterator
         yield _ghost(
             node,
             f"the launch script of {node.name} is not there: {SCRIPT_PATH}",
-            f"{SCRIPT_PATH} is {script.kind}; docker mounts an empty folder in the place of a "
-            "missing file, and bash in the container ends with 126 or 127",
+            f"{SCRIPT_PATH} is {script.kind}; "
+            + (
+                "docker mounts an empty folder in the place of a missing file, and bash in the "
+                "container ends with 126 or 127"
+                if plan.recipe.container
+                else "the unit starts it, and ends with 203"
+            ),
             serve,
         )
+    elif plan.recipe.container is None:
+        if _not_run(unit) and not _venv_broken(plan, node, snapshot):
+            named = _NAMED.search("\n".join(unit.errors))
+            yield _ghost(
+                node,
+                f"what the unit of {node.name} has to start is not there: "
+                f"{named[1] if named else 'exit status ' + str(unit.exit_status)}",
+                f"last exit: {last_exit(unit)}; log: {'; '.join(unit.errors[-2:]) or 'none'}",
+                serve,
+                cause=from_log(unit.errors) or "",
+            )
     elif container is not None and not _mounted(container):
         yield _ghost(
             node,
@@ -76,6 +94,12 @@ def _own(plan: Plan, node: Node, snapshot: NodeSnapshot, unit: Unit) -> Iterator
             serve,
             cause=from_log(unit.errors) or "",
         )
+
+
+def _venv_broken(plan: Plan, node: Node, snapshot: NodeSnapshot) -> bool:
+    """True where a finding of gates.venv already names the missing piece."""
+    pieces = (*venv_there(plan, {node.name: snapshot}), *venv_entry(plan, {node.name: snapshot}))
+    return bool(pieces)
 
 
 def _script(snapshot: NodeSnapshot) -> FileState | None:

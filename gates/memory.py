@@ -75,7 +75,9 @@ def system_need(plan: Plan, node: Node, snapshot: NodeSnapshot) -> int | None:
 
 def _cpu_need(plan: Plan, node: Node) -> int:
     space = float(plan.specs[node.name].environ.get("VLLM_CPU_KVCACHE_SPACE") or 0)
-    return ceil(((space or DEFAULT_CPU_KVCACHE_GIB) + CPU_FLOOR_GIB) * GIB)
+    # Each rank keeps a cache of its own.
+    caches = (space or DEFAULT_CPU_KVCACHE_GIB) * gpus_needed(plan, node)
+    return ceil((caches + CPU_FLOOR_GIB) * GIB)
 
 
 def _system(plan: Plan, node: Node, memory: Memory, need: int) -> Iterator[Violation]:

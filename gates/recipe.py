@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from gates.base import Observed, known, per_node, pyinfra
 from gates.codes import violation
-from gates.container import full_name
+from gates.container import full_name, image_name
 from gates.violation import Violation
 from schema.engine import Plan
 from schema.recipe import ForbiddenEnv
@@ -113,8 +113,8 @@ def enforce_eager(plan: Plan, observed: Observed) -> list[Violation]:
 
 def image_latest(plan: Plan, observed: Observed) -> list[Violation]:
     """A `:latest` names another build after the next pull; a digest does not."""
-    image = plan.recipe.container.image
-    if "@" in image or not full_name(image).endswith(":latest"):
+    image = image_name(plan)
+    if image is None or "@" in image or not full_name(image).endswith(":latest"):
         return []
     return [
         violation(
@@ -130,7 +130,7 @@ def image_latest(plan: Plan, observed: Observed) -> list[Violation]:
 
 def privileged(plan: Plan, observed: Observed) -> list[Violation]:
     """A privileged container is root on the host; the seeds' recipe asks for it."""
-    if not plan.recipe.container.privileged:
+    if plan.recipe.container is None or not plan.recipe.container.privileged:
         return []
     return [
         violation(

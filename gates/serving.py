@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gates import (
+    boot,
     container,
     driver,
     fabric,
@@ -17,6 +18,7 @@ from gates import (
     storage,
     supervision,
     unit,
+    venv,
     weights,
 )
 from gates.base import Gate, Observed
@@ -41,6 +43,7 @@ SERVING: tuple[Gate, ...] = (
     *fabric.GATES,
     *storage.GATES,
     *container.GATES,
+    *venv.GATES,
     *patches.GATES,
     *unit.GATES,
     *weights.GATES,
@@ -54,6 +57,9 @@ CHANGING: tuple[Gate, ...] = (
     storage.changes_closed,
     storage.journal_whole,
 )
+# Before another version is installed: the venv is there, and who runs it. Not its version or its
+# program, which an upgrade may be meant to mend.
+UPGRADING: tuple[Gate, ...] = (*CHANGING, storage.disk_room, venv.venv_there, venv.venv_user)
 # Before a cold restart, which ends orphans, frees ports and memory, and takes up a restart that
 # was cut off; a change of another deploy stays in its way (storage.changes_closed).
 RESTARTING: tuple[Gate, ...] = (
@@ -65,13 +71,14 @@ RESTARTING: tuple[Gate, ...] = (
     storage.changes_closed_but_restart,
     storage.journal_whole,
     *container.GATES,
+    *venv.GATES,
     *patches.GATES,
     *unit.GATES,
     *weights.GATES,
     *recipe.GATES,
 )
 # Before a reboot: what does not come back by itself is named while there is still a way to log in.
-REBOOTING: tuple[Gate, ...] = (*CHANGING, *unit.GATES, comes_back)
+REBOOTING: tuple[Gate, ...] = (*CHANGING, *boot.BOOT, *unit.GATES, comes_back)
 # Before a rollback: an open change is what it is there for.
 REACHING: tuple[Gate, ...] = (host.nodes_reachable, storage.lock_free, storage.journal_whole)
 

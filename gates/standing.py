@@ -83,25 +83,29 @@ def engine_down(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
         "engine-down",
         node.name,
         f"the engine is {now}" + (f" for {age:.0f} s of {budget} s" if loading else ""),
-        evidence=_standing(unit, own_container(snapshot)),
+        evidence=_standing(plan, unit, own_container(snapshot)),
         remedy=f"wait for it: {pyinfra(plan, 'verify')}" if loading else pyinfra(plan, "serve"),
-        cause=_why_down(now, unit, loading),
+        cause=_why_down(plan, now, unit, loading),
     )
 
 
-def _standing(unit: Unit | None, container: Container | None) -> str:
+def _standing(plan: Plan, unit: Unit | None, container: Container | None) -> str:
+    box = f"; container {container.state if container else 'none'}" if plan.recipe.container else ""
     if unit is None:
-        return f"systemd knows no {UNIT}; container {container.state if container else 'none'}"
+        return f"systemd knows no {UNIT}{box}"
     return (
         f"{UNIT} {unit.active_state}/{unit.sub_state} ({unit.result or 'no result'}), load state "
-        f"{unit.load_state}, since {_when(unit.since_unix_s)}, last exit: {last_exit(unit)}; "
-        f"container {container.state if container else 'none'}; log: {unit.last_log_line or 'none'}"
+        f"{unit.load_state}, since {_when(unit.since_unix_s)}, last exit: {last_exit(unit)}{box}; "
+        f"log: {unit.last_log_line or 'none'}"
     )
 
 
-def _why_down(now: str, unit: Unit | None, loading: bool) -> str:
+def _why_down(plan: Plan, now: str, unit: Unit | None, loading: bool) -> str:
+    several = len(plan.rig.nodes) > 1
     if loading:
-        return "it loads; the head waits for its workers at the rendezvous"
+        return "it loads" + ("; the head waits for its workers at the rendezvous" * several)
+    if now == "starting" and not several:
+        return "it hangs: in a load, or in a kernel build"
     if now == "starting":
         return "it hangs: at the rendezvous with its peer, in a load, or in a kernel build"
     if now == "failed" and unit is not None:

@@ -22,11 +22,14 @@ INODES = 1000
 def disk_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Room for the journal's pre-images and docker's layers (faults.md 7 to 9)."""
     disks = {disk.path: disk for disk in known(snapshot.disks, "disks")}
-    yield from _room(node, disks, STATE_DIR, STATE_ROOM)
-    yield from _room(node, disks, known(snapshot.docker, "docker").root, DOCKER_ROOM)
+    yield from _room(node, disks, STATE_DIR, STATE_ROOM, plan.recipe.container is None)
+    if plan.recipe.container is not None:
+        yield from _room(node, disks, known(snapshot.docker, "docker").root, DOCKER_ROOM)
 
 
-def _room(node: Node, disks: dict[str, Disk], path: str, room: int) -> Iterator[Violation]:
+def _room(
+    node: Node, disks: dict[str, Disk], path: str, room: int, in_venv: bool = False
+) -> Iterator[Violation]:
     disk = disks.get(path)
     lack = "was not looked at" if disk is None else _lack(disk, room)
     if lack is not None:
@@ -36,7 +39,7 @@ def _room(node: Node, disks: dict[str, Disk], path: str, room: int) -> Iterator[
             f"the disk of {path} on {node.name} {lack}",
             evidence="the snapshot does not name it" if disk is None else _numbers(disk),
             remedy=f"on {node.name}: df -h {path}; df -i {path}; findmnt -T {path}; "
-            "sudo docker image prune",
+            + ("sudo du -xh --max-depth=2 / | sort -h" if in_venv else "sudo docker image prune"),
             unknown=disk is None,
         )
 
@@ -76,7 +79,7 @@ def lock_free(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
 @per_node
 def changes_closed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """No change is half done, none ended as neither old nor new (P4, faults.md 3 to 6)."""
-    yield from _half_done(plan, node, snapshot, known(snapshot.journal, "journal").changes)
+    yield from half_done(plan, node, snapshot, known(snapshot.journal, "journal").changes)
 
 
 @per_node
@@ -86,12 +89,13 @@ def changes_closed_but_restart(
     """As `changes_closed`, for the restart itself: it takes up a restart that was cut off."""
     changes = known(snapshot.journal, "journal").changes
     others = tuple(c for c in changes if (c.deploy, c.status) != ("restart", "OPEN"))
-    yield from _half_done(plan, node, snapshot, others)
+    yield from half_done(plan, node, snapshot, others)
 
 
-def _half_done(
+def half_done(
     plan: Plan, node: Node, snapshot: NodeSnapshot, changes: tuple[ChangeSummary, ...]
 ) -> Iterator[Violation]:
+    """A finding for each of these changes that is OPEN or INCONSISTENT."""
     boot = snapshot.identity.boot_id
     for change in changes:
         rollback = pyinfra(plan, "rollback", f"change={change.id}")
@@ -101,8 +105,8 @@ def _half_done(
                 node.name,
                 f"change {change.id} ({change.deploy}) on {node.name} was never finished",
                 evidence=_story(change, boot),
-                remedy=pyinfra(plan, "restart")
-                if change.deploy == "restart"
+                remedy=pyinfra(plan, change.deploy)
+                if change.deploy in ("restart", "weights")
                 else f"{rollback} (at the console of {node.name}: sudo rignode undo)",
             )
         elif change.status == "INCONSISTENT":

@@ -55,6 +55,12 @@ def watched(snapshot: NodeSnapshot, unit: Unit) -> bool:
     return unit.name == UNIT or (concerns_engine(snapshot, unit) and not dormant(unit))
 
 
+def repoint(plan: Plan, node: Node, unit: str) -> str:
+    """The command that points a unit of others at what is there (deploys/unit.py)."""
+    program = "exec_start='/PATH/OF/PROGRAM ARGUMENTS'"
+    return pyinfra(plan, "unit", f"unit={unit}", f"only={node.name}", program)
+
+
 def other_units(snapshot: NodeSnapshot) -> list[Unit]:
     """Units of others that start this engine or another vLLM; UnknownSection when not known."""
     return [
@@ -71,6 +77,8 @@ def restart_policy(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
     """docker restarts no vLLM by itself: a policy on the ranks of two nodes makes wedged pairs
     (field notes, docker), and after a boot it starts what systemd starts, too.
     """
+    if plan.recipe.container is None and isinstance(snapshot.docker, Unreadable):
+        return  # a rig without docker
     for container in known(snapshot.docker, "docker").containers:
         policy = container.restart_policy
         if policy in ("no", "") or not runs_vllm(snapshot, container):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from gates.base import known, per_node, pyinfra
 from gates.codes import violation
-from gates.supervision import watched
+from gates.supervision import OWN_UNITS, repoint, watched
 from gates.violation import Violation
+from schema.dropin import drop_in_path
 from schema.engine import UNIT, Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Unit
+
+# A drop-in's name that can be typed as it is.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
 
 
 def missing(unit: Unit) -> list[str]:
@@ -31,7 +36,33 @@ def mended_by_serve(plan: Plan, node: Node, unit: Unit) -> bool:
     if ours is None or unit.drop_ins or not missing(unit):
         return False
     words = ours.split()
-    return not any(path in words or f"={path}" in ours for path in missing(unit))
+    # What serve itself writes is there again before the unit starts.
+    gone = [path for path in missing(unit) if path not in files]
+    return not any(path in words or f"={path}" in ours for path in gone)
+
+
+def repointed(plan: Plan, node: Node, unit: Unit, steps: Mapping[str, str]) -> str:
+    """The command that mends a unit which names a file that is not there.
+
+    `steps` says which Exec line names each file. A unit of others is repointed by a drop-in; from
+    ours the drop-in that does it is taken away, because serve writes the unit file whole.
+    """
+    if not unit.name.startswith(OWN_UNITS):
+        if set(steps.values()) <= {"ExecStart"}:
+            return repoint(plan, node, unit.name)
+    elif torn := [o.path for o in unit.overrides if o.exec_start and _ours_to_remove(o.path, unit)]:
+        name = torn[-1].rpartition("/")[2].removesuffix(".conf")
+        keys = (f"unit={unit.name}", f"drop_in={name}", "remove=true", f"only={node.name}")
+        return f"{pyinfra(plan, 'unit', *keys)}, then {pyinfra(plan, 'restart')}"
+    return (
+        f"on {node.name}: systemctl cat {unit.name}; mend the line, then sudo systemctl "
+        "daemon-reload"
+    )
+
+
+def _ours_to_remove(path: str, unit: Unit) -> bool:
+    name = path.rpartition("/")[2].removesuffix(".conf")
+    return drop_in_path(unit.name, name) == path and NAME.match(name) is not None
 
 
 @per_node
@@ -55,10 +86,7 @@ def unit_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             f"{' '.join(unit.exec_start)[:200]}; unit file {unit.fragment}; drop-ins "
             f"{', '.join(unit.drop_ins) or 'none'}; {unit.active_state}, {unit.restarts} "
             f"restarts, last exit status {unit.exit_status}",
-            remedy=pyinfra(plan, "serve")
-            if by_serve
-            else f"on {node.name}: systemctl cat {unit.name}; mend the ExecStart= (a drop-in "
-            "needs an empty ExecStart= first), then sudo systemctl daemon-reload",
+            remedy=pyinfra(plan, "serve") if by_serve else repointed(plan, node, unit, steps),
             severity="block" if unit.name == UNIT and not by_serve else "warn",
         )
 

@@ -3,69 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import wraps
 
-from gates.base import Observed, gather, gib, known, per_node
+from gates.base import Gate, Observed, gather, gib, per_node
 from gates.codes import violation
 from gates.violation import Violation
+from gates.weightfiles import copy, cut, fetch, format_of, sound, tensors, weights_of
 from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Weights, WeightsFile
 
-SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
-MAX_HEADER = 100_000_000
+__all__ = ["GATES", "copy", "cut", "fetch", "format_of", "sound", "tensors", "weights_of"]
 
 
-def format_of(magic: str) -> str:
-    """The format that a file's first 16 bytes (hex) tell.
+def _told_who_has_them(gate: Gate) -> Gate:
+    """A gate whose remedy is the move from a node that has the weights, where there is one."""
 
-    safetensors: 8 bytes little-endian length of a JSON header, then `{`; its loader refuses a
-    header over 100 MB. A clone without git-lfs leaves text pointers of 130 bytes.
-    """
-    head = bytes.fromhex(magic)
-    if head.startswith(b"GGUF"):
-        return "gguf"
-    if head.startswith(b"version https://"):
-        return "a git-lfs pointer, not the file itself"
-    if head.startswith(b"PK\x03\x04"):
-        return "a PyTorch zip"
-    length = int.from_bytes(head[:8], "little")
-    if len(head) > 8 and 2 <= length <= MAX_HEADER and head[8:9] == b"{":
-        return "safetensors"
-    if not head.strip(b"\0"):
-        return "empty or zeroes, as an unfinished download leaves it"
-    return f"unknown (starts with {head[:8].hex()})"
+    @wraps(gate)
+    def run(plan: Plan, observed: Observed) -> list[Violation]:
+        return [
+            v
+            if v.node is None or v.code.endswith("-unreadable")
+            else replace(v, remedy=fetch(plan, plan.rig.node(v.node), observed))
+            for v in gate(plan, observed)
+        ]
+
+    return run
 
 
-def weights_of(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Weights | None:
-    """What the host says of the recipe's weights; None when it was not asked."""
-    path = plan.specs[node.name].weights
-    return next((w for w in known(snapshot.weights, "weights") if w.path == path), None)
-
-
-def tensors(plan: Plan, weights: Weights) -> list[WeightsFile]:
-    """The files of the loader's format; where there are none, those of any other format."""
-    suffix = f".{plan.recipe.weights.format}"
-    own = [f for f in weights.files if f.name.endswith(suffix)]
-    return own or [f for f in weights.files if f.name.endswith(SUFFIXES)]
-
-
-def fetch(plan: Plan, node: Node) -> str:
-    """The line that brings the weights to a node."""
-    path = plan.specs[node.name].weights
-    return f"on {node.name}: hf download {plan.recipe.weights.source} --local-dir {path}"
-
-
-def copy(plan: Plan, source: Node, target: Node) -> str:
-    """The line that makes `target`'s weights those of `source`; a folder needs its trailing /."""
-    paths = [plan.specs[n.name].weights for n in (source, target)]
-    paths = [path if path.endswith(SUFFIXES) else f"{path}/" for path in paths]
-    address = target.fabric_address or target.lan_address
-    return (
-        f"on {source.name}: rsync -a --checksum --partial {paths[0]} "
-        f"{target.ssh_user}@{address}:{paths[1]}"
-    )
-
-
+@_told_who_has_them
 @per_node
 def weights_present(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """The weights are where the container mounts them; else vLLM asks the hub and fails late."""
@@ -83,6 +50,7 @@ def weights_present(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[
         )
 
 
+@_told_who_has_them
 @per_node
 def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Each file is what its loader reads: `invalid magic characters` comes after minutes (A2)."""
@@ -100,6 +68,25 @@ def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
         )
 
 
+@_told_who_has_them
+@per_node
+def weights_cut(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Each safetensors file is as long as its header says: a download that broke off is not."""
+    weights = weights_of(plan, node, snapshot)
+    short = [f for f in (tensors(plan, weights) if weights else []) if cut(f)]
+    if short:
+        yield violation(
+            "weights-cut",
+            node.name,
+            f"{len(short)} weights files on {node.name} are not as long as their headers say",
+            evidence="; ".join(
+                f"{f.name}: {f.size} bytes, its header says {f.header_says}" for f in short[:5]
+            ),
+            remedy=fetch(plan, node),
+        )
+
+
+@_told_who_has_them
 @per_node
 def weights_whole(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """All shards that the index names, as many as the recipe says (46 in the seed)."""
@@ -165,4 +152,4 @@ def _file(file: WeightsFile | None) -> str:
     return f"{file.size} bytes ({gib(file.size)}), {content}"
 
 
-GATES = (weights_present, weights_magic, weights_whole, weights_equal)
+GATES = (weights_present, weights_magic, weights_cut, weights_whole, weights_equal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gates.base import gib
 from gates.engine import is_own, own_container, own_unit
+from gates.venv import own_venv
 from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Unreadable
@@ -20,6 +21,9 @@ def at_work(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
         own = [process for process in snapshot.engine_processes if is_own(snapshot, process)]
         size = sum(process.rss for process in own)
         parts.append(f"{len(own)} processes of {gib(size)} (pid {own[0].pid if own else 'none'})")
+    venv = own_venv(plan, node, snapshot)
+    if venv is not None:
+        parts.append(f"venv {venv.target}, vllm {', '.join(venv.versions.get('vllm', ()))}")
     if container is not None:
         parts.append(f"image {container.image} {container.image_id.removeprefix('sha256:')[:12]}")
     return ", ".join(parts)

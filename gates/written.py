@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from schema.documents import ENV_PATH, SCRIPT_PATH
+from schema.quoting import environment_text
 from schema.snapshot import NodeSnapshot, Unreadable
 
 
@@ -29,10 +30,14 @@ def written_argv(snapshot: NodeSnapshot) -> tuple[str, ...]:
     return tuple(words[1:] if words[:1] == ["exec"] else words)
 
 
-def written_environ(snapshot: NodeSnapshot) -> dict[str, str] | None:
-    """The variables of the environment file, secrets masked; None when they are not known."""
+def written_environ(snapshot: NodeSnapshot, quoted: bool = False) -> dict[str, str] | None:
+    """The variables of the environment file, secrets masked; None when they are not known.
+
+    `quoted`: the file is systemd's (a venv), whose values may stand in quotes; docker's are raw.
+    """
     text = content(snapshot, ENV_PATH)
     if text is None:
         return None
     pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
-    return {name: value for name, equals, value in pairs if equals}
+    read = environment_text if quoted else str
+    return {name: read(value) for name, equals, value in pairs if equals}

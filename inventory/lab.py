@@ -1,6 +1,9 @@
 """The rehearsal rig: the hosts that `make lab-up` made, in the shape of two DGX Spark."""
 
+from deploys.guards import own_folder
 from lab.settings import load
+
+own_folder()
 
 # Two hosts have an end of the fabric link; any further ones are not part of the rig.
 spark = [

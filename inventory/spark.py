@@ -1,5 +1,9 @@
 """Two DGX Spark on a desk, joined by one QSFP cable."""
 
+from deploys.guards import own_folder
+
+own_folder()
+
 spark = [
     (
         "spark1",

@@ -19,7 +19,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
     up = verbs.add_parser("up", help="make and boot the hosts, load the engine")
-    up.add_argument("--hosts", type=int, default=DEFAULT_HOSTS, metavar="N")
+    up.add_argument("--hosts", type=int, metavar="N", help=f"default: {DEFAULT_HOSTS}")
+    up.add_argument("--tower", action="store_true", help="a host with the engine in a venv, too")
     up.add_argument("--no-engine", action="store_true", help="without the engine's image")
     down = verbs.add_parser("down", help="stop and remove everything")
     down.add_argument("--purge", action="store_true", help="remove the caches as well")
@@ -77,8 +78,8 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     """Do what a changing verb says."""
     verb = arguments.verb
     if verb == "up":
-        hosts.up(settings, arguments.hosts)
-        if not arguments.no_engine:
+        hosts.up(settings, arguments.hosts, arguments.tower)
+        if not arguments.no_engine and any(not host.is_tower for host in settings.hosts()):
             engine.provide(settings)
         status.show(settings)
     elif verb == "engine":

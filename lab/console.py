@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,22 +26,27 @@ def phase(name: str, estimate: str = "") -> Iterator[None]:
 
 
 def run(
-    argv: Sequence[str | Path], *, log: Path | None = None, timeout: float | None = None
+    argv: Sequence[str | Path],
+    *,
+    log: Path | None = None,
+    timeout: float | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> str:
     """Run a program and give its stdout; LabError with its last lines if it fails.
 
     With ``log`` both streams go to that file (and "" comes back).
     """
+    place = {"cwd": cwd, "env": env}
     words = [str(word) for word in argv]
     try:
         if log is None:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=timeout)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, **place)
             output, stdout = done.stdout + done.stderr, done.stdout
         else:
             with log.open("a") as stream:
-                done = subprocess.run(
-                    words, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=timeout
-                )
+                streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
+                done = subprocess.run(words, timeout=timeout, **streams, **place)
             output, stdout = log.read_text(errors="replace"), ""
     except FileNotFoundError as error:
         raise LabError(f"program not found: {words[0]}") from error

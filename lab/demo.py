@@ -18,6 +18,8 @@ from lab import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ("inventory/lab.py", "deploys/serve.py", "-y")
+IMAGE = ("inventory/lab.py", "deploys/image.py", "-y")
+WEIGHTS = ("inventory/lab.py", "deploys/weights.py", "-y")
 
 
 def _run(*command: str) -> None:
@@ -45,6 +47,8 @@ def main() -> None:
         phases.append((name, time.monotonic() - started))
 
     phase("lab: two hosts, their links, the engine's image", sys.executable, "-m", "lab", "up")
+    phase("image: the same on both hosts", *IMAGE, pyinfra=True)
+    phase("weights: the same on both hosts", *WEIGHTS, pyinfra=True)
     phase("serve: converge and prove", *SERVE, pyinfra=True)
     print("\n== a chat completion", flush=True)
     head = settings.load().hosts()[0]

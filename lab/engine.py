@@ -78,7 +78,12 @@ def inputs() -> str:
 def provide(settings: LabSettings) -> None:
     """Image and model: in the cache, and in every running host."""
     folder = build(settings)
-    hosts = [host for host in settings.hosts() if hoststate.read(settings, host).live_leader()]
+    # a tower has its own engine and model, in its layer
+    hosts = [
+        host
+        for host in settings.hosts()
+        if not host.is_tower and hoststate.read(settings, host).live_leader()
+    ]
     if not hosts:
         raise LabError("no host runs: 'up' first")
     image_id = json.loads((folder / "build.json").read_text())["image_id"]

@@ -12,14 +12,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lab import cache, console, debian, hoststate, network, prepare, processes, remote
+from lab import cache, console, debian, hoststate, network, prepare, processes, remote, tower
 from lab.settings import (
+    DEFAULT_HOSTS,
     FABRIC_DEVICE,
     MAX_HOSTS,
     LabError,
     LabHost,
     LabSettings,
     make_hosts,
+    make_towers,
 )
 
 POWEROFF = signal.SIGRTMIN + 4
@@ -30,21 +32,34 @@ DOWN_SECONDS = 3
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def up(settings: LabSettings, count: int) -> None:
-    """Bring ``count`` hosts up and wait until they are ready; nothing to do when they are."""
-    if not 1 <= count <= MAX_HOSTS:
+def up(settings: LabSettings, count: int | None = None, with_tower: bool = False) -> None:
+    """Bring ``count`` hosts up and wait until they are ready; nothing to do when they are.
+
+    ``count`` None: those that exist, else the default lab's, and none beside a tower alone. A
+    tower that exists stays; ``with_tower`` adds one.
+    """
+    exists = settings.state_file.exists()
+    there = [host for host in settings.hosts() if not host.is_tower]
+    towers = [host for host in settings.hosts() if host.is_tower] if exists else []
+    if count is None:
+        count = len(there) if exists else 0 if with_tower else DEFAULT_HOSTS
+    elif not 1 <= count <= MAX_HOSTS:
         raise LabError(f"--hosts must be 1 to {MAX_HOSTS}, not {count}")
-    if settings.state_file.exists() and len(settings.hosts()) != count:
-        raise LabError(f"a lab of {len(settings.hosts())} hosts exists; run 'down' first")
+    elif exists and len(there) != count:
+        raise LabError(f"a lab of {len(there)} hosts exists; run 'down' first")
     debian.check_tools()
     lower = debian.host_root(settings)
     settings.images.mkdir(parents=True, exist_ok=True)
+    if with_tower and not towers:
+        towers = make_towers(1)
+        tower.give(settings, towers[0])
     settings.home.mkdir(parents=True, exist_ok=True)
-    settings.state_file.write_text(json.dumps({"hosts": count}) + "\n")
+    state = {"hosts": count, **({"towers": len(towers)} if towers else {})}
+    settings.state_file.write_text(json.dumps(state) + "\n")
     prepare.make_keys(settings)
     hosts = settings.hosts()
     asleep = [host for host in hosts if not hoststate.read(settings, host).running()]
-    with console.phase(f"boot {len(asleep)} of {count} hosts", "5 s"):
+    with console.phase(f"boot {len(asleep)} of {len(hosts)} hosts", "5 s"):
         for host in asleep:
             start(settings, host, lower)
         in_parallel(hosts, lambda host: remote.wait_ready(settings, host))
@@ -126,10 +141,15 @@ def reboot(settings: LabSettings, host: LabHost) -> None:
     wait_fabric(settings)
 
 
+def _every_host(settings: LabSettings) -> list[LabHost]:
+    """Those of this lab, and all that one can have: a crash may have lost the lab's own list."""
+    return settings.hosts() + make_hosts(MAX_HOSTS) + make_towers(1)
+
+
 def down(settings: LabSettings, purge: bool) -> None:
     """Stop everything and remove all of it; also after a crash, and when run twice."""
     hosts_dir = settings.home / "hosts"
-    known = {host.name: host for host in settings.hosts() + make_hosts(MAX_HOSTS)}
+    known = {host.name: host for host in _every_host(settings)}
     hosts = [host for host in known.values() if settings.host_dir(host).exists()]
     if hosts:
         with console.phase(f"stop {len(hosts)} hosts", "5 s"):

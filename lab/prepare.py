@@ -16,9 +16,14 @@ from lab.settings import (
     MODEL_PATH,
     LabHost,
     LabSettings,
-    make_hosts,
 )
 
+# the seed's cards and driver
+TOWER_GPU = {
+    "name": "NVIDIA GeForce RTX 5060 Ti", "compute_cap": "12.0", "memory_mib": 16311,
+    "reserved_mib": 0,
+}  # fmt: skip
+TOWER_DRIVER = "580.126.09"
 STAND_IN = Path(__file__).parent / "files" / "nvidia-smi"
 
 
@@ -43,10 +48,20 @@ def machine_id(settings: LabSettings, host: LabHost) -> str:
 
 
 def gpu_state(host: LabHost) -> dict[str, object]:
-    """The stand-in's state on a fresh host: one GB10, as on a DGX Spark."""
-    digest = hashlib.sha256(host.name.encode()).hexdigest()
-    uuid = f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
+    """The stand-in's state on a fresh host: one GB10, as on a DGX Spark; on a tower two cards."""
+    if host.is_tower:
+        cards = [
+            {**TOWER_GPU, "uuid": _uuid(f"{host.name} {n}"), "bus_id": f"00000000:0{n + 1}:00.0"}
+            for n in range(2)
+        ]
+        return {"kind": "discrete", "driver": TOWER_DRIVER, "gpus": cards}
+    uuid = _uuid(host.name)
     return {"kind": "gb10", "driver": "580.95.05", "gpus": [{"name": "NVIDIA GB10", "uuid": uuid}]}
+
+
+def _uuid(name: str) -> str:
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 
 
 def network_file(device: str, address: str, mtu: int | None) -> str:
@@ -65,7 +80,7 @@ def write_files(settings: LabSettings, host: LabHost) -> None:
     done = settings.host_dir(host) / "prepared"
     if done.exists():
         return
-    hosts = [f"{other.address} {other.name}\n" for other in make_hosts(len(settings.hosts()))]
+    hosts = [f"{other.address} {other.name}\n" for other in settings.hosts()]
     keys = settings.ssh_key.parent
     files = {
         "etc/hostname": f"{host.name}\n",
@@ -74,11 +89,12 @@ def write_files(settings: LabSettings, host: LabHost) -> None:
         "etc/systemd/network/10-lan.network": network_file(
             "host0", f"{host.address}/{LAN_PREFIX}", None
         ),
-        "etc/systemd/network/10-fabric.network": network_file(
-            FABRIC_DEVICE, f"{host.fabric_address}/{FABRIC_PREFIX}", FABRIC_MTU
-        ),
         "etc/rigbook-lab/gpu.json": json.dumps(gpu_state(host), indent=1) + "\n",
     }
+    if not host.is_tower:
+        files["etc/systemd/network/10-fabric.network"] = network_file(
+            FABRIC_DEVICE, f"{host.fabric_address}/{FABRIC_PREFIX}", FABRIC_MTU
+        )
     for name, text in files.items():
         write(root / name, text, 0o644)
     for suffix, mode in (("", 0o600), (".pub", 0o644)):

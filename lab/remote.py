@@ -58,9 +58,10 @@ def wait_ready(settings: LabSettings, host: LabHost) -> None:
 
 
 def _look(settings: LabSettings, host: LabHost) -> tuple[str, str]:
+    docker_says = "echo 0" if host.is_tower else "docker info --format '{{.ServerVersion}}' 2>&1"
     script = (
         "systemctl is-system-running --wait; "
-        "docker info --format '{{.ServerVersion}}' 2>&1; "
+        f"{docker_says}; "
         "systemctl list-units --failed --plain --no-legend | cut -d' ' -f1"
     )
     done = sudo(settings, host, script, timeout=READY_SECONDS)
@@ -72,7 +73,8 @@ def _look(settings: LabSettings, host: LabHost) -> tuple[str, str]:
     if not docker[:1].isdigit():
         return "docker", docker
     names = " ".join(name for name in failed if name)
-    return "ready", f"systemd {state}, docker {docker}" + (f", failed: {names}" if names else "")
+    has = "no docker" if host.is_tower else f"docker {docker}"
+    return "ready", f"systemd {state}, {has}" + (f", failed: {names}" if names else "")
 
 
 def interactive(settings: LabSettings, host: LabHost, command: Sequence[str]) -> int:

@@ -29,19 +29,23 @@ class LabError(Exception):
 
 @dataclass(frozen=True)
 class LabHost:
-    """One rehearsal host: its number (from 1), name and addresses."""
+    """One rehearsal host: its number (from 1), name and addresses.
+
+    A tower has its engine in a venv and no docker; its numbers count for themselves.
+    """
 
     number: int
+    is_tower: bool = False
 
     @property
     def name(self) -> str:
-        """Host name, e.g. ``lab1``."""
-        return f"lab{self.number}"
+        """Host name, e.g. ``lab1`` or ``tower1``."""
+        return f"{'tower' if self.is_tower else 'lab'}{self.number}"
 
     @property
     def address(self) -> str:
         """LAN address, on the operator's bridge."""
-        return f"10.88.0.{10 + self.number}"
+        return f"10.88.0.{(50 if self.is_tower else 10) + self.number}"
 
     @property
     def fabric_address(self) -> str:
@@ -51,7 +55,7 @@ class LabHost:
     @property
     def has_fabric(self) -> bool:
         """Whether this host has an end of the fabric's one veth pair."""
-        return self.number <= 2
+        return self.number <= 2 and not self.is_tower
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,11 @@ class LabSettings:
     def hosts(self) -> list[LabHost]:
         """The hosts of the lab that exists, or those the default lab would have."""
         try:
-            count = int(json.loads(self.state_file.read_text())["hosts"])
-        except (OSError, ValueError, KeyError, TypeError):
-            count = DEFAULT_HOSTS
-        return make_hosts(count)
+            state = json.loads(self.state_file.read_text())
+            count, towers = int(state["hosts"]), int(state.get("towers", 0))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            count, towers = DEFAULT_HOSTS, 0
+        return make_hosts(count) + make_towers(towers)
 
     def host(self, name: str) -> LabHost:
         """The host of that name; LabError lists the names there are."""
@@ -115,6 +120,11 @@ class LabSettings:
 def make_hosts(count: int) -> list[LabHost]:
     """``count`` hosts, numbered from 1."""
     return [LabHost(number) for number in range(1, count + 1)]
+
+
+def make_towers(count: int) -> list[LabHost]:
+    """``count`` towers, numbered from 1."""
+    return [LabHost(number, is_tower=True) for number in range(1, count + 1)]
 
 
 def load(environ: Mapping[str, str] = os.environ) -> LabSettings:

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from lab import hoststate, network, prepare, processes
+from lab import hoststate, network, prepare, processes, tower
 from lab.hoststate import HostState
 from lab.processes import Process
 from lab.settings import CACHE_IN_HOST, LAN_BRIDGE, LabError, LabHost, LabSettings, load
@@ -58,7 +58,7 @@ def mount_root(settings: LabSettings, host: LabHost, lower: Path) -> None:
     folder = settings.host_dir(host)
     for name in ("upper", "work", "root", "docker"):
         (folder / name).mkdir(exist_ok=True)
-    options = f"lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    options = tower.overlay_options(settings, host, lower)
     Path("/run/systemd/nspawn").mkdir(parents=True, exist_ok=True)
     # without this tmpfs a reboot ends with "Attempted to remove disk file system"
     mount("tmpfs", "tmpfs", Path("/run/systemd/nspawn"), "mode=0755")

@@ -21,13 +21,13 @@ PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
 
 
-def download_argv(target: Path) -> list[str]:
+def download_argv(target: Path, requirements: Path = REQUIREMENTS) -> list[str]:
     """The pip command that fetches every pinned wheel, checked by hash, for the image's Python."""
     return [
         sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes",
         "--only-binary=:all:", "--python-version=3.11", "--implementation=cp",
         *(f"--platform={name}" for name in PLATFORMS),
-        f"--dest={target}", f"--requirement={REQUIREMENTS}",
+        f"--dest={target}", f"--requirement={requirements}",
     ]  # fmt: skip
 
 

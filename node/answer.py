@@ -42,7 +42,11 @@ class _Alive:
         if self.main is not None:
             now = proc.stat(self.main.pid)
             if now is None or now.start_ticks != self.main.start_ticks or now.state == "Z":
-                return "docker run ended"
+                return "docker run ended" if self.engine.container else "the engine's process ended"
+        if self.engine.container is None:
+            # systemd names no main process of a unit whose main process has ended already
+            gone = self.main is None and "INVOCATION_ID" in os.environ
+            return "the engine's process ended" if gone else None
         try:
             running = dockerctl.is_running(self.engine.container)
         except CannotRead:
@@ -111,6 +115,7 @@ def run() -> None:
         log.say(answer(engine))
     except _Ended:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with contextlib.suppress(CannotRead):
-            dockerctl.stop(engine.container, GRACE_S)
+        if engine.container is not None:
+            with contextlib.suppress(CannotRead):
+                dockerctl.stop(engine.container, GRACE_S)
         raise NodeError("systemd ended the start before an answer", "no_answer") from None

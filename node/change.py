@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any, List, Optional
 
-from node import check, journal, steps, undo, unit
+from node import check, dropin, journal, kubestep, special, steps, undo, unit
 from node.errors import Json, NodeError, io_reason
 from node.lock import Lock
 
@@ -24,6 +24,11 @@ def catch_signals() -> None:
         signal.signal(number, on_signal)
 
 
+def interrupted() -> str:
+    """Gives the name of the signal that asked to end, or ""."""
+    return signal.Signals(_caught[0]).name if _caught else ""
+
+
 def _checked(request: Json) -> Json:
     """Gives an apply request with every value checked."""
     body = check.keys(request, "request", ("change", "steps", "dry"), ("change", "steps"))
@@ -37,24 +42,33 @@ def _checked(request: Json) -> Json:
 
 def _answer(step: Json, changed: bool, detail: str) -> Json:
     """Gives what became of one step."""
-    key = "unit" if step["op"] == "unit" else "path"
-    return {"op": step["op"], key: step[key], "changed": changed, "detail": detail}
+    about: Json = {key: step[key] for key in ("unit", "path") if key in step}
+    return {"op": step["op"], **about, "changed": changed, "detail": detail}
 
 
 def _dry(wanted: List[Json]) -> List[Json]:
     """Gives what each step would do; reads only."""
     answers: List[Json] = []
-    planned = steps.plan(wanted)
+    planned = _planned(wanted)
     for n, step in enumerate(wanted):
+        if step["op"] == "kube":
+            planned[n] = kubestep.dry(step)
         if step["op"] != "unit":
-            detail = "would change" if planned[n] else "as wanted"
-            answers.append(_answer(step, planned[n], detail))
+            changes = special.plan(step) if step["op"] in special.OPS else planned[n]
+            answers.append(_answer(step, changes, "would change" if changes else "as wanted"))
             continue
         before = any(row["changed"] for row in answers)
         todo = unit.actions(step, unit.look(step["unit"]), before)
         detail = ", ".join(" ".join(words) for words in todo)
         answers.append(_answer(step, bool(todo), detail or "as wanted"))
     return answers
+
+
+def _planned(wanted: List[Json]) -> List[bool]:
+    """Gives what steps.plan gives; the drop-ins that change are checked as one, before a step."""
+    planned = steps.plan(wanted)
+    dropin.refuse([step for n, step in enumerate(wanted) if planned[n]])
+    return planned
 
 
 def opened(wanted: Json) -> Json:
@@ -94,7 +108,7 @@ def apply(request: Json) -> Json:
     with Lock(f"apply {body['change']['deploy']} by {body['change']['operator']}"):
         journal.sweep()
         change = opened(body["change"])
-        steps.plan(body["steps"])
+        _planned(body["steps"])
         before = len(change["steps"])
         try:
             answers = _do_all(change, body["steps"])
@@ -124,10 +138,15 @@ def _do_all(change: Json, wanted: List[Json]) -> List[Json]:
                 "interrupted",
                 "run it again, or: rignode undo",
             )
-        if step["op"] == "unit":
+        if step["op"] == "kube":
+            changed = kubestep.do(step, change["steps"], record)
+            answers.append(_answer(step, changed, "changed" if changed else "as wanted"))
+        elif step["op"] == "unit":
             before = any(row["changed"] for row in answers)
             ran = unit.do(step, before, change["steps"], record)
             answers.append(_answer(step, bool(ran), ", ".join(ran) or "as wanted"))
+        elif step["op"] in special.OPS:
+            answers.append(_answer(step, *special.do(step, change["steps"], record)))
         else:
             changed = steps.do(step, change["steps"], record)
             answers.append(_answer(step, changed, "changed" if changed else "as wanted"))
@@ -140,12 +159,16 @@ def _taken_back(change: Json, before: int, error: Exception) -> NodeError:
     code = error.code if isinstance(error, NodeError) else "io"
     remedy = error.remedy if isinstance(error, NodeError) else ""
     done = change["steps"][before:]
-    if code == "interrupted" or any(entry["op"] == "unit" for entry in done):
+    if code == "interrupted" or any(entry["op"] in ("unit", "kube") for entry in done):
         return NodeError(f"{reason}; the change stays OPEN", code, remedy or "rignode undo")
     try:
         steps.settle(done)
-        for entry in reversed(done):
+        kinds = [row["op"] in special.OPS for row in done]
+        for entry in [row for row, is_special in zip(done, kinds) if not is_special][::-1]:
             undo.revert(entry, overwrite=False)
+        # these last: they look at the files
+        for entry in [row for row, is_special in zip(done, kinds) if is_special][::-1]:
+            special.undo(entry)
         del change["steps"][before:]
         if change["steps"]:
             journal.save(change)

@@ -20,7 +20,9 @@ _IMAGE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}$")
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$")
 _DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,14}$")
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
+_RELEASE = re.compile(r"^[0-9][A-Za-z0-9.+~_-]{0,100}$")
 _MODE = re.compile(r"^[0-7]{3,4}$")
+_DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 MAX_CONTENT = 32 << 20
 
 
@@ -105,6 +107,11 @@ def name(value: Any, where: str) -> str:
     return _matching(value, where, _NAME, "a user or group name")
 
 
+def release(value: Any, where: str) -> str:
+    """Gives a kernel's release, as uname -r says it."""
+    return _matching(value, where, _RELEASE, "a kernel's release such as 6.17.0-22-generic")
+
+
 def address(value: Any, where: str) -> str:
     """Gives an IP address."""
     try:
@@ -144,11 +151,28 @@ def mode(value: Any, where: str) -> int:
     return bits
 
 
+def key(value: Any, where: str) -> str:
+    """Gives a one-time key of 64 hex digits; a refusal does not quote it."""
+    if not isinstance(value, str) or not _SHA256.match(value):
+        raise bad(f"{where} is not a key of 64 hex digits")
+    return value
+
+
+def digest(value: Any, where: str) -> str:
+    """Gives a digest as docker writes it, `sha256:` and 64 hex digits."""
+    return _matching(value, where, _DIGEST, "a digest such as sha256:…")
+
+
 def expected_sha256(value: Any, where: str) -> Optional[str]:
     """Gives None (not checked), "absent" or a sha256."""
     if value is None or value == "absent":
         return None if value is None else "absent"
     return _matching(value, where, _SHA256, 'null, "absent" or a sha256 in hex')
+
+
+def sha256(value: Any, where: str) -> str:
+    """Gives a sha256 in hex."""
+    return _matching(value, where, _SHA256, "a sha256 in hex")
 
 
 def array(value: Any, where: str, limit: int = 1000) -> List[Any]:

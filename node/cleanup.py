@@ -23,14 +23,8 @@ def orphans(engine: Engine) -> List[str]:
     Raises NodeError (`orphans`) when the way is not free: a port that somebody else holds, or
     memory that only a reboot frees.
     """
-    answer = reap(
-        {
-            "unit": engine.unit,
-            "container": engine.container,
-            "ports": list(engine.ports),
-            "hold": False,
-        }
-    )
+    named = {} if engine.container is None else {"container": engine.container}
+    answer = reap({"unit": engine.unit, "ports": list(engine.ports), "hold": False, **named})
     lines = [f"ended pid {row['pid']} {row['argv0']} ({row['how']}): {row['why']}"
              for row in answer["ended"]]  # fmt: skip
     if answer["verdict"] not in ("clean", "nothing"):
@@ -42,7 +36,9 @@ def orphans(engine: Engine) -> List[str]:
     return lines
 
 
-def drop_caches(container: str, need: int) -> str:
+def drop_caches(engine: Engine, need: int) -> str:
     """Drops the page cache once when less than `need` bytes are free; gives what came of it."""
-    answer = caches({"need_free_bytes": need, "unless_running": container})
+    # the unit's name stands for a venv: caches looks at both
+    name = engine.container or engine.unit.rpartition(".")[0]
+    answer = caches({"need_free_bytes": need, "unless_running": name})
     return f"page cache: {answer['verdict']}: {answer['why']}"

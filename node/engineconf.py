@@ -52,16 +52,27 @@ class Need(NamedTuple):
     cpu_bytes: int
 
 
+class Venv(NamedTuple):
+    """Where the engine is installed, who runs it, and which version it has to be (None: any)."""
+
+    path: str
+    user: str
+    version: Optional[str]
+
+
 class Engine(NamedTuple):
-    """This host's part of the engine; `fabric` and `master` are None on a rig of one node."""
+    """This host's part of the engine; `fabric` and `master` are None on a rig of one node.
+
+    It runs in a container (`container`, `image`) or in a venv; the other is None.
+    """
 
     rig: str
     node: str
     role: str
     rank: int
     unit: str
-    container: str
-    image: str
+    container: Optional[str]
+    image: Optional[str]
     fabric: Optional[Fabric]
     peers: Tuple[str, ...]
     master: Optional[Master]
@@ -71,6 +82,7 @@ class Engine(NamedTuple):
     memory: Need
     needs_nvidia: bool
     weights: str
+    venv: Optional[Venv] = None
 
 
 def path() -> str:
@@ -94,9 +106,12 @@ def load() -> Engine:
 
 def checked(value: Any) -> Engine:
     """Gives the engine of the file's content, every value checked. Raises NodeError."""
-    body = check.keys(value, "the file", _KEYS, _KEYS)
+    body = check.keys(value, "the file", (*_KEYS, "venv"), _KEYS)
     if body["format"] != FORMAT:
         raise check.bad(f"format {str(body['format'])[:20]} is not the {FORMAT} that is known here")
+    venv = _venv(body.get("venv"))
+    if (venv is None) == (body["container"] is None):
+        raise check.bad("container and venv: one of them runs the engine")
     peers = [check.address(row, f"peers[{n}]") for n, row in enumerate(_list(body, "peers"))]
     return Engine(
         rig=check.text(body["rig"], "rig", 200),
@@ -104,8 +119,8 @@ def checked(value: Any) -> Engine:
         role=check.choice(body["role"], "role", ("head", "worker")),
         rank=int(check.number(body["rank"], "rank", 0, 63)),
         unit=check.unit(body["unit"], "unit"),
-        container=check.image(body["container"], "container"),
-        image=check.image(body["image"], "image"),
+        container=None if venv else check.image(body["container"], "container"),
+        image=None if venv else check.image(body["image"], "image"),
         fabric=_fabric(body["fabric"]),
         peers=tuple(peers),
         master=_master(body["master"]),
@@ -115,6 +130,19 @@ def checked(value: Any) -> Engine:
         memory=_need(body["memory"]),
         needs_nvidia=check.boolean(body["needs_nvidia"], "needs_nvidia"),
         weights=check.path(body["weights"], "weights"),
+        venv=venv,
+    )
+
+
+def _venv(value: Any) -> Optional[Venv]:
+    if value is None:
+        return None
+    row = check.keys(value, "venv", Venv._fields, Venv._fields)
+    version = row["version"]
+    return Venv(
+        check.path(row["path"], "venv.path"),
+        check.text(row["user"], "venv.user", 200),
+        None if version is None else check.text(version, "venv.version", 200),
     )
 
 

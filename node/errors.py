@@ -19,6 +19,8 @@ class NodeError(Exception):
         self.code = code
         self.remedy = remedy
         self.exit_status = exit_status
+        # told to a person as text, not as JSON
+        self.spoken = False
 
     def as_json(self) -> Json:
         """Gives the error as the protocol's answer object."""

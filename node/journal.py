@@ -7,11 +7,12 @@ import os
 import time
 from typing import List, Optional, Tuple
 
-from node import atomic, check, lock, proc, state
+from node import atomic, check, lock, proc, special, state
 from node.errors import Json, NodeError
 
-# steps that cannot be undone: what they ended or removed is told, and stays so
-LASTING = ("reap", "shm", "caches")
+# steps that cannot be undone: what they ended or removed is told, and stays so; a patch tool's
+# own step is among them, because the files that it changed are steps of their own
+LASTING = ("reap", "shm", "caches", "tool", "weights", "restart")
 STATUSES = ("OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT")
 _KEYS = ("id", "deploy", "operator", "status", "opened_unix_s", "closed_unix_s", "boot_id",
          "reason", "steps")  # fmt: skip
@@ -142,13 +143,16 @@ def summary(change: Json) -> Json:
 
 def subject(step: Json) -> str:
     """Gives what a step is about: its path, its unit, else its own name."""
-    return str(step.get("path") or step.get("unit") or step.get("op"))
+    about = (step.get(key) for key in ("path", "unit", "image", "tool", "op"))
+    return str(next(value for value in about if value))
 
 
 def describe(step: Json) -> str:
     """Gives a step in words: what, where, and how far it came."""
     op = step.get("op")
-    what = str(op) if op in LASTING else f"{op} {subject(step)}"
+    what = str(op) if subject(step) == op else f"{op} {subject(step)}"
+    if op in special.OPS:
+        what = special.describe(step)
     if step.get("op") == "unit":
         enabled = step.get("enabled")
         wants = [

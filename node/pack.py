@@ -12,15 +12,22 @@ import functools
 import hashlib
 import io
 import json
-import tokenize
+import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from node import verbs
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = "/usr/local/lib/rigbook"
 LINK = "/usr/local/bin/rignode"
 # the kernel's MAX_ARG_STRLEN is 128 KiB, and pyinfra's quoting of the command adds to it
 MAX_COMMAND = 100 * 1024
+_IMPORT = re.compile(
+    r"^ *(?:import (node[\w.]*)|from (node[\w.]*) import (\([^)]*\)|.*))", re.MULTILINE
+)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _START = """\
 import sys
@@ -30,7 +37,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 # Both read base64 from stdin: bz2 (a quarter smaller than zlib here) of a JSON list; for _INSTALL
-# the zipapp follows its line.
+# the zipapp follows its line, and the request becomes the verb's own stdin, from memory.
 _RUN = """\
 import sys,base64,bz2,json
 from importlib.abc import MetaPathFinder as M,InspectLoader as L
@@ -48,8 +55,8 @@ sys.exit(main(A))
 """
 _INSTALL = """\
 import sys,base64,bz2,json,os
-H,_,Z=bz2.decompress(base64.b64decode(sys.stdin.read())).partition(b"\\n")
-A,D,L,N=json.loads(H)
+H,_,Z=bz2.decompress(base64.b64decode(sys.stdin.buffer.read())).partition(b"\\n")
+A,R,D,L,N=json.loads(H)
 P=os.path.join(D,N)
 def sync(d):
  f=os.open(d,os.O_RDONLY);os.fsync(f);os.close(f)
@@ -78,8 +85,8 @@ except OSError as e:
  w="cannot install rignode: %s: %s"%(e.filename,e.strerror)
  print(json.dumps({"ok":False,"error":w,"code":"install","remedy":"run as root"}))
  sys.exit(1)
-if A[-1] is None:
- A.pop();os.dup2(3,0)
+m=os.memfd_create("request",0)
+os.write(m,R.encode());os.lseek(m,0,0);os.dup2(m,0)
 os.execv(sys.executable,[sys.executable,"-I","-B",P]+A)
 """
 
@@ -87,37 +94,54 @@ os.execv(sys.executable,[sys.executable,"-I","-B",P]+A)
 def lean(raw: bytes) -> bytes:
     """Gives a module without its comment lines, blank lines and docstrings: a fifth less to send.
 
-    They are for readers of the project, and a command line has a limit.
+    They are for readers of the project. What stands inside a string of several lines stays.
     """
     text = raw.decode()
     lines = text.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    kept: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Constant, ast.JoinedStr)):
+            kept.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for first, last, column in _docstrings(tree):
+        lines[first - 1] = " " * column + '""\n'
+        for number in range(first, last):
+            lines[number] = ""
+        kept.difference_update(range(first, last + 1))
+    for number, line in enumerate(lines, 1):
+        if number not in kept and (not line.strip() or line.lstrip().startswith("#")):
+            lines[number - 1] = ""
+    return "".join(lines).encode()
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int, int]]:
+    """Gives each docstring's first line, last line and column."""
+    for node in ast.walk(tree):
         if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             continue
         first = node.body[0] if node.body else None
         if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
             continue
-        if isinstance(first.value.value, str) and first.end_lineno is not None:
-            lines[first.lineno - 1] = " " * first.col_offset + '""\n'
-            for number in range(first.lineno, first.end_lineno):
-                lines[number] = ""
-    # By token: a line of a string that starts with `#`, or is empty, is not a comment.
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        whole = token.line[: token.start[1]].strip() == ""
-        if whole and token.type in (tokenize.COMMENT, tokenize.NL):
-            lines[token.start[0] - 1] = ""
-    return "".join(lines).encode()
+        if isinstance(first.value.value, str):
+            yield first.lineno, first.end_lineno or first.lineno, first.col_offset
+
+
+@functools.lru_cache(maxsize=None)
+def paths() -> dict[str, Path]:
+    """Gives the program's files, `node/...` to where each stands, sorted; not this one."""
+    found = {f"node/{p.relative_to(HERE).as_posix()}": p for p in HERE.rglob("*.py")}
+    return {name: found[name] for name in sorted(found) if name != "node/pack.py"}
+
+
+@functools.lru_cache(maxsize=None)
+def _raw(name: str) -> bytes:
+    return paths()[name].read_bytes()
 
 
 @functools.lru_cache(maxsize=None)
 def sources() -> dict[str, bytes]:
-    """Gives the program's files, lean, `node/...` to bytes, sorted; this one is not among them."""
-    found = {
-        f"node/{path.relative_to(HERE).as_posix()}": lean(path.read_bytes())
-        for path in HERE.rglob("*.py")
-        if path.name != "pack.py"
-    }
-    return dict(sorted(found.items()))
+    """Gives all files of the program, lean, `node/...` to bytes, sorted."""
+    return {name: lean(_raw(name)) for name in paths()}
 
 
 @functools.lru_cache(maxsize=None)
@@ -152,57 +176,103 @@ def _packed(value: object, payload: bytes = b"") -> str:
     return base64.b64encode(bz2.compress(raw, 9)).decode("ascii")
 
 
-def _argv(verb: str, request: dict[str, object] | None) -> list[str | None]:
+def _words(verb: str) -> list[str]:
     """Gives the program's arguments. Raises ValueError for a verb that is not plain words."""
     words = verb.split()
     if not words or not all(word.isalpha() and word.isascii() for word in words):
         raise ValueError(f"not a verb: {verb!r}")
-    return [*words, None if request is None else json.dumps(request)]
-
-
-def _command(before: str, packed: str, program: str) -> str:
-    """Gives the shell line. Raises ValueError when it is too long for one argument.
-
-    printf is a builtin of dash and bash, so no argument limit and no temp file (bash keeps large
-    here-documents in a file under /tmp). No single quote is in it: callers wrap it in two sh -c.
-    """
-    line = f'{before}printf %s {packed} | python3 -I -B -c "{program}"'
-    if len(line) > MAX_COMMAND:
-        raise ValueError(f"the command is {len(line)} bytes long, {MAX_COMMAND} are allowed")
-    return line
+    return words
 
 
 def _quoted(program: str) -> str:
-    """Gives Python source for a double-quoted shell word."""
+    """Gives Python source as a double-quoted shell word."""
     for char in ("\\", '"', "$", "`"):
         program = program.replace(char, "\\" + char)
-    return program
+    return f'"{program}"'
+
+
+@functools.lru_cache(maxsize=None)
+def _files() -> dict[str, str]:
+    """Gives every module's name with its file's."""
+    return {
+        name[: -len(".py")].replace("/", ".").removesuffix(".__init__"): name for name in paths()
+    }
+
+
+@functools.lru_cache(maxsize=None)
+def _imports(module: str) -> frozenset[str]:
+    """Gives the modules of the program that one imports, anywhere in it, and their packages."""
+    named: set[str] = set()
+    # by pattern, not by ast: every run of a deploy pays for it (tests/node/test_pack.py compares)
+    for plain, package, names in _IMPORT.findall(_raw(_files()[module]).decode()):
+        parts = [part.split()[0] for part in names.strip("()").split(",") if part.strip()]
+        named |= {plain, package, *(f"{package}.{part}" for part in parts)}
+    named |= {name.rpartition(".")[0] for name in named}
+    return frozenset(name for name in named if name in _files())
+
+
+@functools.lru_cache(maxsize=None)
+def needs(verb: str) -> tuple[str, ...]:
+    """Gives the modules that a verb needs, sorted: the host compiles no others."""
+    wanted = {"node", "node.__main__", verbs.module_of(verb)}
+    found: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        found.add(name)
+        wanted |= _imports(name) - found
+    return tuple(sorted(found))
+
+
+def _sent(verb: str, short: bool = False) -> dict[str, tuple[bool, str]]:
+    """Gives each module that a verb needs: whether it is a package, and its source."""
+    files = {name: _files()[name] for name in needs(verb)}
+    read = sources().__getitem__ if short else _raw
+    return {
+        name: (file.endswith("/__init__.py"), read(file).decode()) for name, file in files.items()
+    }
 
 
 def inline_command(verb: str, request: dict[str, object]) -> str:
     """Gives a POSIX shell line that runs a verb on a host without writing any file there.
 
-    It is under MAX_COMMAND bytes; raises ValueError when the request makes it longer.
+    It is under MAX_COMMAND bytes; raises ValueError when the request makes it longer. printf is a
+    builtin of dash and bash, so no argument limit and no temp file (bash keeps large
+    here-documents in a file under /tmp). No single quote is in it: callers wrap it in two sh -c.
     """
-    modules = {}
-    for name, raw in sources().items():
-        stem = name[: -len(".py")].replace("/", ".")
-        is_package = stem.endswith(".__init__")
-        modules[stem[: -len(".__init__")] if is_package else stem] = (is_package, raw.decode())
-    return _command("", _packed([_argv(verb, request), modules]), _quoted(_RUN))
+    line = ""
+    # Lean sources are shorter and take a quarter of a second to make: only where they are needed.
+    for short in (False, True):
+        packed = _packed([[*_words(verb), json.dumps(request)], _sent(verb, short)])
+        line = f"printf %s {packed} | python3 -I -B -c {_quoted(_RUN)}"
+        if len(line) <= MAX_COMMAND:
+            return line
+    raise ValueError(f"the command is {len(line)} bytes long, {MAX_COMMAND} are allowed")
 
 
-def install_command(
-    verb: str,
-    request: dict[str, object] | None,
-    library: str = LIBRARY,
-    link: str = LINK,
-) -> str:
-    """Gives a shell line that installs the zipapp when it is not there, then runs a verb of it.
+class Call(NamedTuple):
+    """A shell line and what it reads from its stdin."""
 
-    With `request` None the verb reads its JSON from the command's stdin: the way for secrets,
-    since a command line can be read by every user of the host.
+    line: str
+    stdin: str
+
+
+def stdin_call(verb: str, request: dict[str, object]) -> Call:
+    """Gives what runs a verb without writing any file on the host, with a request of any length:
+    program and request go through stdin. For what only reads.
+    """
+    packed = _packed([[*_words(verb), json.dumps(request)], _sent(verb)])
+    return Call(f"python3 -I -B -c {_quoted(_RUN)}", packed)
+
+
+def install_call(
+    verb: str, request: dict[str, object], library: str = LIBRARY, link: str = LINK
+) -> Call:
+    """Gives what installs the zipapp when it is not there, then runs a verb of it.
+
+    Program and request go through stdin: no limit of length, and no request in a command line,
+    which every user of the host can read.
     """
     name = f"rignode-{version()}.pyz"
-    packed = _packed([_argv(verb, request), library, link, name], zipapp_bytes())
-    return _command("exec 3<&0; ", packed, _quoted(_INSTALL))
+    header = [_words(verb), json.dumps(request), library, link, name]
+    line = f"python3 -I -B -c {_quoted(_INSTALL)}"
+    return Call(line, _packed(header, zipapp_bytes()))

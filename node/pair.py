@@ -19,6 +19,8 @@ MISSES = 3
 # three checks, 15 s apart
 BROKEN_S = 28.0
 MARGIN_S = 60.0
+# a start that has lasted this long was a good one: what ends it later is another story
+STABLE_S = 900.0
 
 
 class Seen(NamedTuple):
@@ -46,7 +48,7 @@ class Verdict(NamedTuple):
 def fresh(invocation: str) -> Json:
     """Gives the state of a start that nothing is known of yet."""
     return {"format": 1, "invocation": invocation, "joined": {}, "last": {}, "settled": None,
-            "misses": 0, "since": None, "told": ""}  # fmt: skip
+            "misses": 0, "since": None, "told": "", "proven": False}  # fmt: skip
 
 
 def judge(state: Json, seen: Seen, now: float, budget_s: float, head: bool) -> Verdict:
@@ -156,10 +158,13 @@ def hindrance(engine: Engine, peers: List[str]) -> Optional[str]:
     return f"not restarted: no answer from {', '.join(away)} on the fabric" if away else None
 
 
-def check(engine: Engine, restart: Callable[[str], object]) -> None:
+def check(
+    engine: Engine, restart: Callable[[str], object], forget: Callable[[str], object]
+) -> None:
     """One look, and the restart of our own unit when the pair is broken.
 
-    `restart` gets the unit's name. The restart counts against the unit's start limit.
+    `restart` gets the unit's name; it counts against the unit's start limit. `forget` gets it once
+    a start has lasted: it sets that count back, so that deaths hours apart are no crash loop.
     """
     seen = look(engine)
     state = load_state()
@@ -170,7 +175,11 @@ def check(engine: Engine, restart: Callable[[str], object]) -> None:
     head = engine.role == "head"
     verdict = judge(state, seen, time.monotonic(), engine.start_budget_s, head)
     if verdict.restart is None:
-        save_state({**verdict.state, "told": "" if not verdict.state["misses"] else state["told"]})
+        state = {**verdict.state, "told": state["told"] if verdict.state["misses"] else ""}
+        if not state["proven"] and _lasted(seen, state):
+            forget(engine.unit)
+            state["proven"] = True
+        save_state(state)
         return
     why_not = hindrance(engine, list(seen.joined.held))
     if why_not:
@@ -179,6 +188,11 @@ def check(engine: Engine, restart: Callable[[str], object]) -> None:
     log.say(f"restarting {engine.unit}: {verdict.restart}", log.WARNING)
     save_state(fresh(""))
     restart(engine.unit)
+
+
+def _lasted(seen: Seen, state: Json) -> bool:
+    """Gives True for a whole pair whose engine has run long enough to call the start good."""
+    return seen.active == "active" and not state["misses"] and (seen.since_s or 0) >= STABLE_S
 
 
 def _tell(state: Json, text: str) -> None:
@@ -192,4 +206,9 @@ def _tell(state: Json, text: str) -> None:
 def run() -> None:
     """The verb: one look at this host's engine."""
     engine = engineconf.load()
-    check(engine, lambda name: unit.systemctl("restart", "--no-block", name))
+    check(
+        engine,
+        lambda name: unit.systemctl("restart", "--no-block", name),
+        # resets the start limit's counter, in any state (man systemctl)
+        lambda name: unit.systemctl("reset-failed", name),
+    )

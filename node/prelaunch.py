@@ -79,6 +79,8 @@ def wait_for_peers(engine: Engine) -> None:
 
 def remove_leftover(engine: Engine) -> None:
     """Removes a container of our name that a crash of docker or of the host left behind."""
+    if engine.container is None:
+        return
     try:
         if dockerctl.remove(engine.container):
             log.say(f"removed the container {engine.container} that was left over")
@@ -104,7 +106,7 @@ def make_room(engine: Engine) -> None:
     except CannotRead:
         need = None  # `lacking` asks again, and says why
     if need is not None and memneed.caches_in_the_way(need):
-        log.say(cleanup.drop_caches(engine.container, need))
+        log.say(cleanup.drop_caches(engine, need))
     try:
         wait("memory for the start", MEMORY_WAIT_S, lacking)
     except NodeError as error:
@@ -114,7 +116,8 @@ def make_room(engine: Engine) -> None:
 def prelaunch(engine: Engine) -> None:
     """All of it, in order; returns when the engine may start. Raises NodeError."""
     wait_for_fabric(engine)
-    wait_for_docker()
+    if engine.container is not None:
+        wait_for_docker()
     remove_leftover(engine)
     for line in cleanup.orphans(engine):
         log.say(line)
@@ -129,13 +132,21 @@ def run() -> None:
     log.say(f"ready: {engine.role} (rank {engine.rank}) of rig {engine.rig}")
 
 
-def run_container(word: str) -> None:
-    """The verb `container stop|remove`: quiet when there is none."""
+def stop_container() -> None:
+    """The verb `container stop`: quiet when there is none."""
     name = engineconf.load().container
     try:
-        if word == "stop":
+        if name is not None:
             dockerctl.stop(name, 30)
-        else:
+    except CannotRead as error:
+        raise NodeError(str(error), "container") from None
+
+
+def remove_container() -> None:
+    """The verb `container remove`: quiet when there is none."""
+    name = engineconf.load().container
+    try:
+        if name is not None:
             dockerctl.remove(name)
     except CannotRead as error:
         raise NodeError(str(error), "container") from None

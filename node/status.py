@@ -81,5 +81,6 @@ def undo_lines(answer: Json) -> List[str]:
         return [answer["detail"]]
     out = [f"undone: {answer['change']} is {answer['status']}"]
     for row in answer["steps"]:
-        out.append(f"    {row.get('path') or row.get('unit') or row['op']}: {row['detail']}")
+        about = row.get("path") or row.get("unit") or row.get("image") or row["op"]
+        out.append(f"    {about}: {row['detail']}")
     return out + [f"to start: systemctl start {name}" for name in answer["to_start"]]

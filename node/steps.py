@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import grp
 import hashlib
+import importlib
 import os
 import pwd
 from typing import Any, Callable, Dict, List, Set
 
-from node import atomic, check
+from node import atomic, check, kubestep, special, stepkinds
 from node.errors import Json, NodeError
 from node.run import TimedOut, run
 
 VALIDATE_TIMEOUT_S = 20.0
 _ALLOWED = {
     "file": ("path", "content", "content_base64", "mode", "owner", "group", "expect_sha256",
-             "validate", "sensitive"),
-    "absent": ("path", "expect_sha256"),
+             "validate", "sensitive", "for_unit", "accept_ghosts", "blob", "keep"),
+    "absent": ("path", "expect_sha256", "for_unit", "accept_ghosts"),
     "directory": ("path", "mode", "owner", "group"),
     "unit": ("unit", "enabled", "active", "daemon_reload"),
+    "kube": kubestep.KEYS,
+    **{name: kind.ALLOWED for name, kind in stepkinds.ASKED.items()},
 }  # fmt: skip
 _REQUIRED = {"file": ("path", "mode"), "absent": ("path",), "directory": ("path", "mode"),
-             "unit": ("unit",)}  # fmt: skip
+             "unit": ("unit",), "kube": kubestep.REQUIRED,
+             **{name: kind.REQUIRED for name, kind in stepkinds.ASKED.items()}}  # fmt: skip
 Record = Callable[[], None]
 
 
@@ -44,8 +48,15 @@ def checked(value: Any, where: str) -> Json:
     """Gives a step with every value checked and decoded. Raises NodeError (bad_request)."""
     if not isinstance(value, dict):
         raise check.bad(f"{where} is not an object")
-    op = check.choice(value.get("op"), f"{where}.op", _ALLOWED)
+    op = check.choice(value.get("op"), f"{where}.op", (*_ALLOWED, *special.OPS))
+    if op in special.OPS:
+        return special.checked(check.keys(value, where, ("op", *special.keys(op))), where)
     step = check.keys(value, where, ("op", *_ALLOWED[op]), ("op", *_REQUIRED[op]))
+    if op in stepkinds.ASKED:
+        found: Json = stepkinds.ASKED[op].checked(step, where)
+        return found
+    if op == "kube":
+        return kubestep.checked(step, where)
     if op == "unit":
         return {
             "op": op,
@@ -62,14 +73,27 @@ def checked(value: Any, where: str) -> Json:
     out["expect_sha256"] = check.expected_sha256(
         step.get("expect_sha256"), f"{where}.expect_sha256"
     )
+    if op != "directory" and step.get("for_unit") is not None:
+        out["for_unit"] = check.unit(step["for_unit"], f"{where}.for_unit")
+        accepted = step.get("accept_ghosts", False)
+        out["accept_ghosts"] = check.boolean(accepted, f"{where}.accept_ghosts")
     if op != "absent":
         out["owner"] = _owner(step, where)
     if op == "file":
-        out["raw"] = check.content(step, where)
+        out["raw"] = _kept(step, where) if "blob" in step else check.content(step, where)
+        out["keep"] = check.boolean(step.get("keep", False), f"{where}.keep")
         wanted = step.get("validate")
         out["validate"] = None if wanted is None else check.argv(wanted, f"{where}.validate")
         out["sensitive"] = check.boolean(step.get("sensitive", False), f"{where}.sensitive")
     return out
+
+
+def _kept(step: Json, where: str) -> bytes:
+    """Gives the bytes of a kept copy that a step names by its sha256."""
+    digest = check.expected_sha256(step["blob"], f"{where}.blob")
+    if digest in (None, "absent") or "content" in step or "content_base64" in step:
+        raise check.bad(f"{where}: give 'blob', a sha256, or content, one of them")
+    return atomic.load_blob(str(digest))
 
 
 def target(step: Json) -> Json:
@@ -97,7 +121,7 @@ def _refuse_unexpected(step: Json, current: Json) -> None:
 
 
 def plan(steps: List[Json]) -> List[bool]:
-    """Gives, for each path step, whether it would change something; units count as False.
+    """Gives, for each path step, whether it would change something; others count as False.
 
     Raises NodeError for the first step that must not be done. Reads only.
     """
@@ -105,10 +129,15 @@ def plan(steps: List[Json]) -> List[bool]:
     now: Dict[str, Json] = {}
     changes: List[bool] = []
     for step in steps:
-        if step["op"] == "unit":
+        if "path" not in step or step["op"] == "kube":
             changes.append(False)
             continue
         path = step["path"]
+        kind = stepkinds.ASKED.get(step["op"])
+        if kind:
+            changes.append(kind.plan(step, now[path] if path in now else kind.look(path)))
+            now[path] = kind.target(step)
+            continue
         if path not in now:
             if os.path.dirname(path) in made:
                 now[path] = dict(atomic.ABSENT)
@@ -153,6 +182,8 @@ def do(step: Json, records: List[Json], record: Record) -> bool:
     Its pre-image and intent are appended to `records` and written by `record` before, and it is
     marked done and written after.
     """
+    if step["op"] in stepkinds.ASKED:
+        return bool(stepkinds.ASKED[step["op"]].do(step, records, record))
     with atomic.Folder(step["path"]) as folder:
         kept: List[bytes] = []
         current = atomic.read_entry(folder, kept.append)
@@ -170,6 +201,8 @@ def do(step: Json, records: List[Json], record: Record) -> bool:
         }
         if kept:
             atomic.save_blob(kept[0])
+        if step.get("keep"):
+            atomic.save_blob(step["raw"])
         records.append(entry)
         record()
         if step["op"] == "file":
@@ -205,8 +238,22 @@ def settle(records: List[Json]) -> bool:
     A file is old or new in whole, so what lies there says which. The temp file is removed.
     """
     changed = False
-    for entry in records:
+    for entry in list(records):
+        if entry["state"] == "intent" and entry["op"] == "tool":
+            # imported here: a snapshot does not send it
+            records += importlib.import_module("node.patchtool").settle(entry)
+            changed = True
+        if entry["state"] == "intent" and entry["op"] in special.OPS:
+            found = special.settle(entry)
+            entry["state"] = found or "intent"
+            changed = changed or found is not None
         if entry["state"] != "intent" or "path" not in entry:
+            continue
+        if entry["op"] in stepkinds.KINDS:
+            changed = stepkinds.KINDS[entry["op"]].settle(entry) or changed
+            continue
+        if entry["op"] == "kube":
+            changed = kubestep.settle(entry) or changed
             continue
         try:
             with atomic.Folder(entry["path"]) as folder:

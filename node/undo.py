@@ -6,8 +6,8 @@ import os
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from node import atomic, check, journal, steps, unit
-from node.errors import Json, NodeError, io_reason
+from node import atomic, check, imagetag, journal, kubestep, special, stepkinds, steps, unit
+from node.errors import CannotRead, Json, NodeError, io_reason
 from node.lock import Lock
 
 _SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")
@@ -34,6 +34,8 @@ def _current(path: str, keep: Optional[Callable[[bytes], None]] = None) -> Json:
 
 def _same(entry: Json, current: Json) -> bool:
     """Gives True when the path is as the step found it or left it."""
+    if entry["op"] in stepkinds.KINDS:
+        return bool(stepkinds.KINDS[entry["op"]].same(entry, current))
     if current in (entry["pre"], entry["post"]):
         return True
     # a kill between chown and chmod leaves a folder that is neither
@@ -47,12 +49,23 @@ def conflicts(pending: List[Json], overwrite: List[str]) -> List[str]:
     """
     now: Dict[str, Json] = {}
     edited: List[str] = []
+    trees: List[str] = []
     for entry in pending:
-        if entry["op"] == "unit":
+        if "path" not in entry:
             continue
         path = entry["path"]
+        if entry["op"] == "kube":
+            if path not in overwrite and path not in edited and kubestep.edited(entry):
+                edited.append(path)
+            continue
+        if any(path.startswith(moved + "/") for moved in trees):
+            continue  # it lies in the other tree now; looked at when that one is back
+        kind = stepkinds.KINDS.get(entry["op"])
+        if kind:
+            kind.ready(entry)
+            trees.append(path)
         if path not in now:
-            now[path] = _current(path)
+            now[path] = kind.look(path) if kind else _current(path)
         if not _same(entry, now[path]) and path not in overwrite and path not in edited:
             edited.append(path)
         now[path] = entry["pre"]
@@ -64,6 +77,8 @@ def revert(entry: Json, overwrite: bool) -> str:
 
     A later edit that is overwritten on request is kept as a blob, named in the step.
     """
+    if entry["op"] in stepkinds.KINDS:
+        return str(stepkinds.KINDS[entry["op"]].revert(entry, overwrite))
     kept: List[bytes] = []
     current = _current(entry["path"], kept.append)
     if os.path.isdir(os.path.dirname(entry["path"])):
@@ -97,6 +112,15 @@ def revert(entry: Json, overwrite: bool) -> str:
     return "restored"
 
 
+def _pending(change: Json) -> List[Json]:
+    """Gives the steps that are to be undone, newest first."""
+    return [
+        row
+        for row in reversed(change["steps"])
+        if row["state"] != "undone" and row["op"] not in journal.LASTING
+    ]
+
+
 class _Undo:
     """One undo under way: the change, what was done, and what failed."""
 
@@ -107,17 +131,13 @@ class _Undo:
         self.answers: List[Json] = []
         self.problems: List[str] = []
         self.to_start: List[str] = []
-        self.pending = [
-            row
-            for row in reversed(change["steps"])
-            if row["state"] != "undone" and row["op"] not in journal.LASTING
-        ]
+        self.pending = _pending(change)
 
     def _try(self, what: str, action: Callable[[], Any]) -> Any:
         """Gives the action's answer; a failure is noted and the undo goes on."""
         try:
             return action()
-        except NodeError as error:
+        except (NodeError, CannotRead) as error:
             self.problems.append(str(error))
         except OSError as error:
             self.problems.append(f"{what}: {io_reason(error)}")
@@ -136,10 +156,11 @@ class _Undo:
         """Put the paths back, newest step first; gives whether systemd has to reload."""
         reload = False
         for row in self.pending:
-            if row["op"] == "unit":
+            if "path" not in row:
                 continue
             path = row["path"]
-            detail = self._try(path, partial(revert, row, path in self.overwrite))
+            back = kubestep.revert if row["op"] == "kube" else revert
+            detail = self._try(path, partial(back, row, path in self.overwrite))
             if detail is not None:
                 row["state"] = "undone"
                 self._try("journal", partial(journal.save, self.change))
@@ -147,11 +168,34 @@ class _Undo:
                 self.answers.append({"op": row["op"], "path": path, "detail": detail})
         return reload
 
+    def tags(self) -> None:
+        """Put the tags of images back, newest step first."""
+        for row in self.pending:
+            if row["op"] != "tag":
+                continue
+            detail = self._try(row["image"], partial(imagetag.revert, row))
+            if detail is not None:
+                row["state"] = "undone"
+                self._try("journal", partial(journal.save, self.change))
+                self.answers.append({"op": "tag", "image": row["image"], "detail": detail})
+
+    def specials(self) -> None:
+        """Take back what is no path and no unit, newest first, once the files are back."""
+        for row in self.pending:
+            if row["op"] in special.OPS:
+                detail = self._try(row["op"], partial(special.undo, row))
+                if detail is not None:
+                    row["state"] = "undone"
+                    self._try("journal", partial(journal.save, self.change))
+                    self.answers.append({"op": row["op"], "detail": detail})
+
     def run(self) -> None:
         """Stop what is new, put the paths back, then bring back what was enabled and running."""
         for row in self.change["steps"]:
             if row["op"] in journal.LASTING:
                 detail = f"cannot be undone and is passed over ({row['state']})"
+                if row["op"] == "tool":
+                    detail = "the files that it changed are put back one by one"
                 self.answers.append({"op": row["op"], "detail": detail})
         units = self._units()
         ran: Dict[str, List[str]] = {name: [] for name, _, _ in units}
@@ -160,7 +204,10 @@ class _Undo:
             done = self._try(name, partial(unit.quiesce, name, pre, replaced))
             failed.update([name] if done is None else [])
             ran[name] += done or []
-        if self.paths() or units:
+        self.tags()
+        reload = self.paths()
+        self.specials()
+        if reload or units:
             self._try("systemd", partial(unit.systemctl, "daemon-reload"))
         for name, pre, _ in reversed(units):
             done = self._try(name, partial(unit.resume, name, pre, self.start_units))
@@ -181,11 +228,12 @@ def undo(request: Json) -> Json:
     Raises NodeError (`later_edit`) before anything is touched, and (`undo_incomplete`) when a
     part could not be put back: the change is then INCONSISTENT.
     """
-    body = check.keys(request, "request", ("change", "overwrite", "start_units"))
+    body = check.keys(request, "request", ("change", "overwrite", "start_units", "reason"))
     rows = check.array(body.get("overwrite") or [], "overwrite")
     overwrite = [check.path(row, f"overwrite[{n}]") for n, row in enumerate(rows)]
     start_units = check.boolean(body.get("start_units", True), "start_units")
     wanted = body.get("change")
+    reason = check.text(body.get("reason") or "undone", "reason", 2000)
     with Lock("undo"):
         journal.sweep()
         if wanted is None:
@@ -199,7 +247,7 @@ def undo(request: Json) -> Json:
             return _nothing(None, "nothing to undo")
         if change["status"] == "ROLLED_BACK":
             return _nothing(change, "undone already")
-        return _undo(_Undo(change, overwrite, start_units))
+        return _undo(_Undo(change, overwrite, start_units), reason)
 
 
 def _nothing(change: Optional[Json], detail: str) -> Json:
@@ -214,11 +262,12 @@ def _nothing(change: Optional[Json], detail: str) -> Json:
     }
 
 
-def _undo(job: _Undo) -> Json:
+def _undo(job: _Undo, told: str = "undone") -> Json:
     """Do the undo of a picked change, under the lock."""
     change = job.change
     if steps.settle(change["steps"]):
         journal.save(change)
+        job.pending = _pending(change)  # a tool that was killed has left steps of its own
     job.pending = [row for row in job.pending if row["state"] != "undone"]
     if not job.pending and change["status"] == "INCONSISTENT":
         return _nothing(change, "its steps are undone already; close it once the rig serves")
@@ -235,7 +284,7 @@ def _undo(job: _Undo) -> Json:
         reason = "undo: " + "; ".join(job.problems)
         journal.close(change, "INCONSISTENT", reason)
         raise NodeError(reason, "undo_incomplete", "mend it, then run again: rignode undo")
-    journal.close(change, "ROLLED_BACK", "undone")
+    journal.close(change, "ROLLED_BACK", told)
     return {
         "change": change["id"],
         "status": "ROLLED_BACK",

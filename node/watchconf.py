@@ -72,9 +72,13 @@ def checked(value: Any) -> Watch:
 
 def webhook(watch: Watch) -> Optional[str]:
     """Gives the URL to tell, or None. Raises NodeError (`webhook_file`) without the URL."""
-    if watch.webhook_file is None:
-        return watch.webhook
-    where = watch.webhook_file
+    return told(watch.webhook, watch.webhook_file)
+
+
+def told(url: Optional[str], where: Optional[str]) -> Optional[str]:
+    """Gives the URL, or the one in a root-only file. Raises NodeError (`webhook_file`)."""
+    if where is None:
+        return url
     remedy = f"put the URL in it; chown root {where}; chmod 600 {where}"
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

@@ -170,7 +170,8 @@ def _set_active(
         host.noop(f"no {active} of the engine here in this step")
         return
     node = host.name
-    run.say(host, active, lambda: host.log(f"{active} {UNIT} and its container"))
+    box = " and its container" if run.plan.recipe.container else ""
+    run.say(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
     yield run.step(
         f"{active}:{','.join(sorted(nodes))}",
         nodes,

@@ -12,6 +12,8 @@ from pyinfra.api import State
 from facts.endpoint import Endpoint
 from facts.observe import in_host, observe, real
 from facts.rig import bounded
+from operations.comparing import compared
+from operations.former import FormerVenvs
 from operations.node import StepFailed, call
 from operations.waiting import unit_states, wait_for_answer
 from schema.engine import ENGINE_DIR, UNIT, Plan
@@ -37,20 +39,30 @@ def script_endpoint(script: str, address: str) -> Endpoint | None:
 
 
 def give_back(
-    state: State, plan: Plan, change: str, nodes: Collection[str], overwrite: Collection[str] = ()
+    state: State,
+    plan: Plan,
+    change: str,
+    nodes: Collection[str],
+    overwrite: Collection[str] = (),
+    reason: str | None = None,
 ) -> str:
     """Undoes `change` on `nodes`: head stops first; workers come back before the head.
 
     Gives the line to tell. Raises StepFailed naming what did not come back; what did stays.
+    `reason`: why, for the journal. A former venv is executed before anything is put back.
     """
     state = real(state)
     ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
+    kept = {node: _recorded(state, node, change) for node in ordered}
+    former = FormerVenvs(state, plan, kept)
     for node in reversed(ordered):
-        _stop(state, node, change)
+        _stop(state, node, kept[node])
+    former.check()
     # Every node is tried: one that cannot go back must not keep the others from it.
-    problems = [line for node in ordered if (line := _undo(state, node, change, overwrite))]
+    problems = [line for node in ordered if (line := _undo(state, node, change, overwrite, reason))]
     if problems:
         raise StepFailed("; ".join(problems))
+    former.executed()
     states = unit_states(state, ordered)
     running = [n for n, unit in states.items() if unit and unit.active in ("active", "activating")]
     head = plan.rig.head
@@ -60,12 +72,35 @@ def give_back(
     if endpoint is None:
         return f"change {change} ROLLED_BACK; the former engine was started (no endpoint to ask)"
     answer = wait_for_answer(state, head.name, running, endpoint, plan.recipe.expect.start_budget_s)
-    return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}"
+    speed = compared(endpoint, baseline(plan, kept.get(head.name)))
+    return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
 
 
-def _undo(state: State, node: str, change: str, overwrite: Collection[str]) -> str | None:
+def baseline(plan: Plan, change: Mapping[str, Any] | None) -> float | None:
+    """What the engine did before: as the change's run measured it, else as a venv's recipe says."""
+    measured = ((change or {}).get("blob") or {}).get("baseline")
+    if measured is not None:
+        return float(measured)
+    if plan.recipe.venv is None:
+        return None
+    return recorded(plan)
+
+
+def recorded(plan: Plan) -> float | None:
+    """The recipe's baseline of one stream in the plan's profile."""
+    for row in plan.recipe.expect.baselines:
+        if (row.profile, row.concurrency) == (plan.profile, 1):
+            return row.tokens_per_s
+    return None
+
+
+def _undo(
+    state: State, node: str, change: str, overwrite: Collection[str], reason: str | None
+) -> str | None:
     """Undoes the change on one node; a line when it did not come back whole."""
     request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
+    if reason:
+        request["reason"] = _one_line(reason)
     try:
         answer = call(state, state.inventory.get_host(node), "undo", request, UNDO_TIMEOUT_S)
     except StepFailed as error:
@@ -76,18 +111,31 @@ def _undo(state: State, node: str, change: str, overwrite: Collection[str]) -> s
     return None
 
 
-def _stop(state: State, node: str, change: str) -> None:
+def _one_line(reason: str) -> str:
+    """A reason as the journal takes it; of a host's whole log the beginning and the end."""
+    text = "".join(c if c.isprintable() else " " for c in reason)
+    text = " ".join(text.split())
+    return text if len(text) <= 1900 else f"{text[:300]} … {text[-1500:]}"
+
+
+def _recorded(state: State, node: str, change: str) -> Mapping[str, Any] | None:
+    """The change as the node's journal has it; None where there is none."""
+    try:
+        found = call(state, state.inventory.get_host(node), "journal", {"change": change})
+    except StepFailed as error:
+        if error.code != "no_change":
+            raise
+        return None
+    return dict(found["change"])
+
+
+def _stop(state: State, node: str, change: Mapping[str, Any] | None) -> None:
     """Stops the unit before files go back, where the change stopped or started it.
 
     A change that only came to the files left the running engine alone; so does its undo.
     """
     host = state.inventory.get_host(node)
-    try:
-        steps = call(state, host, "journal", {"change": change})["change"]["steps"]
-    except StepFailed as error:
-        if error.code != "no_change":
-            raise
-        return
+    steps = change["steps"] if change else ()
     if not any(step["op"] == "unit" and _moves_engine(step) for step in steps):
         return
     command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)

@@ -14,7 +14,7 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.api.exceptions import ConnectError
 
 from facts.host import BootId
-from facts.observe import fact_of, in_host
+from facts.observe import fact_of, in_host, real
 from operations.node import StepFailed
 from operations.run import Run
 
@@ -40,6 +40,11 @@ def reboot(
     run.say(host, "reboot", lambda: host.log(f"reboot, then wait up to {budget_s} s"))
     target = run.host(host.name)
     yield run.step("reboot", nodes, lambda: _reboot(run.state, target, before, budget_s))
+
+
+def reboot_now(state: State, target: Host, before: str, budget_s: int) -> None:
+    """Reboots a host and waits for its next boot; StepFailed when it does not come."""
+    _reboot(real(state), target, before, budget_s)
 
 
 def _reboot(state: State, target: Host, before: str, budget_s: int) -> None:

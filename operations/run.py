@@ -69,6 +69,8 @@ class Run:
         self.failure: str | None = None
         self.touched: set[str] = set()
         self.closed = False
+        # What the journal keeps beside the steps, for whoever undoes them: set before the first.
+        self.blob: dict[str, object] = {}
         self._give_back = give_back
         self._meetings: dict[str, _Meeting] = {}
         self._lock = RLock()
@@ -92,6 +94,7 @@ class Run:
             "deploy": self.deploy,
             "operator": operator(),
             "waivers": [{"code": code, "reason": reason} for code, reason in self.waivers],
+            **({"blob": dict(self.blob)} if self.blob else {}),
         }
 
     def apply(self, node: str, steps: list[dict[str, object]], timeout_s: int = 120) -> bool:
@@ -104,6 +107,8 @@ class Run:
     def close(self, status: str, reason: str) -> None:
         """Ends this change on every node that it touched; StepFailed names those that refused."""
         failed = []
+        # The journal takes 2000 characters (node/change.py); a host's whole log may be behind it.
+        reason = reason if len(reason) <= 1900 else f"{reason[:1900]} …"
         for node in sorted(self.touched):
             try:
                 request = {"change": self.id, "status": status, "reason": reason}

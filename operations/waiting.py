@@ -26,6 +26,10 @@ LOG_LINES = 40
 STARTED_S = 15.0
 
 
+class EngineDied(StepFailed):
+    """The unit ended while it was waited for; another start may or may not help."""
+
+
 def unit_states(state: State, nodes: Collection[str]) -> dict[str, UnitState | None]:
     """The engine unit's state on each node, asked at the same time; None: no answer."""
     jobs = {
@@ -99,7 +103,7 @@ def _stop_if_dead(
             continue
         reason = unit.ended_since(earlier)
         if reason:
-            raise StepFailed(f"{node}: {reason}\n{log_tail(state, node, earlier.invocation)}")
+            raise EngineDied(f"{node}: {reason}\n{log_tail(state, node, earlier.invocation)}")
 
 
 def _phase(now: Mapping[str, UnitState | None], head: str) -> str:

@@ -85,4 +85,4 @@ def _apply(run: Run, node: str, steps: Steps) -> None:
     run.touched.add(node)
     request = {"change": run.change(), "steps": steps}
     # Through stdin: every user of a host can read its command lines.
-    call(run.state, run.host(node), "apply", request, LOOK_S, private=True)
+    call(run.state, run.host(node), "apply", request, LOOK_S)

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 class Frozen(BaseModel):
     """A value that cannot change and that refuses unknown keys (`extra="forbid"`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # built at first use: a run pays for the types that it meets, not for all of them
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def to_json(self) -> dict[str, Any]:
         """The value as plain data: what pyinfra's `fact` and `debug-inventory --json` print."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from schema.engine import (
 )
 from schema.errors import SpecError
 from schema.nodefile import node_file
-from schema.quoting import shell_lines, systemd_lines
+from schema.quoting import environment_value, shell_lines, systemd_lines
 from schema.recipe import Recipe
 from schema.rig import Node, Rig
 from schema.starting import STARTS, times
@@ -41,26 +42,23 @@ def documents(
     """What lands on `node` for its engine, in this order: the launch script, the environment
     file, the unit, node.json, and on rigs of several nodes the pair check and its timer.
 
-    The environment file is root's alone (0600), because a recipe may carry a token. SpecError
-    when a value has no form in docker's --env-file.
+    The environment file is root's alone (0600), because a recipe may carry a token; docker reads
+    it raw, systemd (for a venv) with quotes. SpecError when a value has no form in it.
     """
-    names = {
+    names: dict[str, object] = {
         "recipe": recipe.name,
         "profile": profile,
         "role": node.role,
         "rank": node.rank,
         "rig": rig.name,
     }
-    script = render(SCRIPT_PATH, **names, command=shell_lines(spec.argv))
-    environment = render(ENV_PATH, environ=_env_file(spec.environ, recipe.name))
-    unit = render(
-        UNIT_PATH,
-        **names,
-        container=CONTAINER,
-        times=times(rig, node, recipe),
-        starts=STARTS,
-        docker_run=systemd_lines(docker_run(recipe, profile, spec)),
-    )
+    venv = shlex.quote(spec.venv) if spec.venv else None
+    script = render(SCRIPT_PATH, **names, command=shell_lines(spec.argv), venv=venv)
+    environ = _env_file(spec.environ, recipe.name)
+    if spec.venv is not None:
+        environ = {name: environment_value(value) for name, value in environ.items()}
+    environment = render(ENV_PATH, environ=environ)
+    unit = _unit(rig, node, recipe, profile, spec, names)
     files = (
         Document(SCRIPT_PATH, script, "0755"),
         Document(ENV_PATH, environment, "0600"),
@@ -73,13 +71,33 @@ def documents(
     return files + tuple(Document(path, render(path, rig=rig.name), "0644") for path in pair)
 
 
+def _unit(
+    rig: Rig,
+    node: Node,
+    recipe: Recipe,
+    profile: str,
+    spec: EngineSpec,
+    names: dict[str, object],
+) -> str:
+    """The text of the engine's unit, of the template for the recipe's runtime."""
+    common = {**names, "container": CONTAINER, "times": times(rig, node, recipe), "starts": STARTS}
+    if recipe.container is None:
+        paths = {"script": SCRIPT_PATH, "environment": ENV_PATH, "user": spec.user}
+        return render(f"{UNIT_PATH}.venv", **common, **paths)
+    run = systemd_lines(docker_run(recipe, profile, spec))
+    return render(UNIT_PATH, **common, docker_run=run)
+
+
 def docker_run(recipe: Recipe, profile: str, spec: EngineSpec) -> list[list[str]]:
     """The engine's `docker run`, as groups of arguments that stand on one line each.
 
     systemd is the only supervisor, so docker's restart policy is `no`. The launch script and the
     environment come from the host: what lives in a container's own layer is gone after a restart.
+    SpecError for a recipe whose engine lives in a venv.
     """
     box = recipe.container
+    if box is None:
+        raise SpecError(f"recipe {recipe.name}: container: is missing; allowed: one, for docker")
     groups = [
         ["/usr/bin/docker", "run"],
         ["--name", CONTAINER],

@@ -26,10 +26,12 @@ class EngineSpec:
     """What one node's engine is to be.
 
     `argv` is the whole command line from `vllm serve` on, one element an argument, JSON arguments
-    as one element each. `environ` is the container's environment. `volumes` are (source, target,
-    read_only) with `~` resolved. `weights` is the host path of the weights. `cache_folders` are
-    the mounted folders below the login user's home, parents first, that may be made when absent;
-    the weights' own are not among them. `flags` are the merged vllm_serve values, for diffs.
+    as one element each; in a venv its first word is the program's path. `venv` and `user` are the
+    venv's path and who runs it, None for a container. `environ` is the engine's environment.
+    `volumes` are (source, target, read_only) with `~` resolved. `weights` is the host path of the
+    weights. `cache_folders` are the mounted folders below the login user's home, parents first,
+    that may be made when absent; the weights' own are not among them. `flags` are the merged
+    vllm_serve values, for diffs.
     """
 
     node: str
@@ -39,6 +41,8 @@ class EngineSpec:
     weights: str
     cache_folders: tuple[str, ...]
     flags: dict[str, object]
+    venv: str | None = None
+    user: str | None = None
 
 
 @dataclass(frozen=True)

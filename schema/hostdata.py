@@ -11,11 +11,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from schema.artifact import commit_or_pr
 from schema.base import Frozen
+from schema.dropin import DROP_IN_NAME, Argv, Assignment, DropIn, Restart, UnitName, listed_argv
 from schema.errors import SpecError, nearest, shown
+from schema.kernelfiles import module_name, release_name
 from schema.rig import AbsolutePath, Address, Device, Fabric, HostName, Name, Node
 from schema.text import argument, http_url, mount_path
 from schema.validate import build, known_keys
+from schema.venv import Version
 
 # pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and `_sudo`, the one
 # of its global arguments that belongs to a host. pyinfra checks their values itself.
@@ -48,48 +52,72 @@ PYINFRA_KEYS = frozenset(
 
 def _listed(value: object) -> object:
     """`a,b` as the list that it means; a tuple, because that is what the field holds."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)  # pyinfra reads 41834 as a number
+    if isinstance(value, float):  # and 7e12345 as one with an exponent: its digits are gone
+        raise ValueError(
+            "was read as a number; allowed: a list, such as --data 'KEY=[\"7e12345\"]'"
+        )
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
     return tuple(value) if isinstance(value, list) else value
 
 
+def _as_text(value: object) -> object:
+    """A number as the text that it was; pyinfra reads digits as a number."""
+    return str(value) if type(value) is int else value
+
+
+def _as_version(value: object) -> object:
+    """A version that pyinfra read as a number: 0.5 is not what was typed for 0.50."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError("was read as a number; allowed: all of it, such as 0.32.0")
+    return value
+
+
 Argument = Annotated[str, AfterValidator(argument)]
+Release = Annotated[str, AfterValidator(release_name)]
+Module = Annotated[str, AfterValidator(module_name)]
 Url = Annotated[str, AfterValidator(http_url)]
+Commit = Annotated[str, BeforeValidator(_as_text), AfterValidator(commit_or_pr)]
 
 
 class HostData(Frozen):
-    """One host's data. The second half are keys for `--data`; a list may be given as `a,b`.
+    """One host's data: what inventory and group_data say of it, then the keys for `--data`.
 
-    `rank` None: 0 for the head, 1 for a worker. `home` None: the login user's usual home.
-    `profile` None: the recipe's default. `recipes_dir`: more folders of recipes, from the
-    project's root. `waive` needs `reason`. `overwrite`: files whose later edits a rollback may
-    discard. `change`: the change that a rollback undoes. `only`: the node that a reboot takes down
-    (None: all) or that watches (None: the head), `budget`: the seconds that its next boot may
-    take. The rest is watch's: seconds between two looks, misses until it is down, whom to
-    tell (the URL, or a root-only file on the node that holds it), seconds until a notice is
-    repeated, what to ask other than the head (a gateway's base URL) and which model must answer.
+    A list may be given as `a,b`. The comments name the deploys that read a key.
     """
 
     role: Literal["head", "worker"]
+    # None: 0 for the head, 1 for a worker
     rank: Annotated[int, Field(ge=0, le=63)] | None = None
     lan_address: Address
     fabric_address: Address | None = None
     fabric_device: Device | None = None
     fabric_mtu: Annotated[int, Field(ge=1280, le=65535)] = 9000
     ssh_user: Name
+    # None: the login user's usual home
     home: Annotated[str, AfterValidator(mount_path)] | None = None
     rig: Name
     recipe: Name
+    # None: the recipe's default
     profile: Name | None = None
+    # more folders of recipes, from the project's root
     recipes_dir: Annotated[tuple[Argument, ...], BeforeValidator(_listed)] = ()
+    # waive needs a reason; both go into the journal
     waive: Annotated[tuple[Name, ...], BeforeValidator(_listed)] = ()
     reason: Argument | None = None
     deep: bool = False
     as_json: bool = Field(default=False, alias="json")
+    # rollback: the change to undo, and the files whose later edits it may discard
     change: Name | None = None
     overwrite: Annotated[tuple[AbsolutePath, ...], BeforeValidator(_listed)] = ()
+    # reboot, watch, unit: the one node that is meant; reboot: seconds for its next boot
     only: HostName | None = None
     budget: Annotated[int, Field(ge=30, le=86400)] = 1800
+    # watch: seconds between two looks, misses until it is down, whom to tell (a URL, or a
+    # root-only file on the node that holds it), seconds until a notice is repeated, what to ask
+    # other than the head (a gateway's base URL) and which model must answer
     interval: Annotated[int, Field(ge=10, le=86400)] = 60
     misses: Annotated[int, Field(ge=1, le=1000)] = 3
     webhook: Annotated[Url | None, Field(repr=False)] = None
@@ -98,6 +126,55 @@ class HostData(Frozen):
     url: Url | None = None
     model: Argument | None = None
     remove: bool = False
+    # unit: the systemd unit, the name of its drop-in, and the directives in it
+    unit: UnitName | None = None
+    drop_in: Name = DROP_IN_NAME
+    exec_start: Annotated[Argv | None, BeforeValidator(listed_argv)] = None
+    restart: Restart | None = None
+    restart_sec: Annotated[int, Field(ge=0, le=86400)] | None = None
+    environment: Annotated[tuple[Assignment, ...], BeforeValidator(_listed)] = ()
+    start_limit_interval: Annotated[int, Field(ge=0, le=604800)] | None = None
+    start_limit_burst: Annotated[int, Field(ge=0, le=10000)] | None = None
+    # provenance, patch: the engine's folder, where the recipe does not name it; commits or pull
+    # requests to look for, and a clone on the operator's machine that may be asked
+    venv: AbsolutePath | None = None
+    commits: Annotated[tuple[Commit, ...], BeforeValidator(_listed)] = ()
+    git: AbsolutePath | None = None
+    # backup: the folder (None: the recipe's venv), list only, the id to verify (`all`: every one),
+    # remove all but the `keep` newest, and with them what restores displaced. For weights, verify
+    # hashes everything and prune deletes what the giver has not.
+    tree: AbsolutePath | None = None
+    as_list: bool = Field(default=False, alias="list")
+    verify: bool | Name | None = None
+    prune: bool = False
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    displaced: bool = False
+    # upgrade: the version to bring (None: the recipe's); rollback: the backup to restore (`last`:
+    # the newest verified one)
+    version: Annotated[Version | None, BeforeValidator(_as_version)] = None
+    backup: Name | None = None
+    # image, weights: the node that gives, an archive on the operator's machine, the giver's port
+    # for this one transfer
+    source: HostName | None = Field(default=None, alias="from")
+    archive: AbsolutePath | None = None
+    method: Literal["auto", "layers", "ssh"] = "auto"
+    port: Annotated[int, Field(ge=1024, le=65535)] = 29680
+    compress: Literal["auto", "yes", "no"] = "auto"
+    # kernel: the release to pin (or `current`), the one to try once; the driver's module
+    kernel: Release | None = None
+    candidate: Release | None = None
+    driver_module: Module | None = None
+
+    def override(self) -> DropIn:
+        """What the keys of a unit's drop-in say; empty where none was given."""
+        return DropIn(
+            exec_start=self.exec_start,
+            restart=self.restart,
+            restart_sec=self.restart_sec,
+            environment=self.environment,
+            start_limit_interval=self.start_limit_interval,
+            start_limit_burst=self.start_limit_burst,
+        )
 
     def node(self, name: str) -> Node:
         """This host as a node of its rig."""

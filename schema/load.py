@@ -14,7 +14,7 @@ from schema.hostdata import HostData, host_data
 from schema.recipe import Recipe
 from schema.render import engine_spec
 from schema.rig import Node, Rig
-from schema.snapshot import ImageFileProbe, SnapshotRequest
+from schema.snapshot import ImageFileProbe, SnapshotRequest, VenvProbe
 from schema.text import plain_name
 from schema.validate import build
 from schema.yamlfile import read_map
@@ -27,6 +27,7 @@ SECRET = frozenset({"webhook"})
 # Settings that change how much memory a load finds or how it is placed (NUMA).
 SYSCTLS = ("kernel.numa_balancing", "vm.overcommit_memory", "vm.swappiness")
 ROOM_FOR = ("/var/lib/docker", "/etc", "/var/lib/rigbook")
+ROOM_FOR_VENV = ("/etc", "/var/lib/rigbook")
 
 
 def recipe(name: str, root: Path, dirs: Sequence[str] = ()) -> Recipe:
@@ -143,19 +144,27 @@ def _reason(error: ValidationError) -> str:
     return str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, ")
 
 
+def _venvs(spec: EngineSpec) -> tuple[VenvProbe, ...]:
+    """The venv to look at, with who runs it; none for a container."""
+    if spec.venv is None or spec.user is None:
+        return ()
+    return (VenvProbe(path=spec.venv, user=spec.user),)
+
+
 def _request(
     rig: Rig, node: Node, recipe: Recipe, spec: EngineSpec, files: tuple[Document, ...], deep: bool
 ) -> SnapshotRequest:
     """What a snapshot of `node` has to look at for this plan."""
+    patched = recipe.container.image if recipe.container else str(spec.venv)
     return SnapshotRequest(
         # The folders as well: serve makes those that are absent, with the right owner.
         files=(*(file.path for file in files), *ENGINE_FOLDERS, *spec.cache_folders),
         units=(UNIT, PAIR_TIMER) if len(rig.nodes) > 1 else (UNIT,),
-        images=(recipe.container.image,),
+        images=(recipe.container.image,) if recipe.container else (),
         image_files=tuple(
-            ImageFileProbe(image=recipe.container.image, path=p.path, contains=p.contains)
-            for p in recipe.patches
+            ImageFileProbe(image=patched, path=p.path, contains=p.contains) for p in recipe.patches
         ),
+        venvs=_venvs(spec),
         weights=(spec.weights,),
         deep=deep,
         fabric_device=rig.fabric.device if rig.fabric else None,
@@ -173,6 +182,6 @@ def _request(
             for address in (other.fabric_address, other.lan_address)
             if address is not None
         ),
-        disks=(spec.weights, *ROOM_FOR),
+        disks=(spec.weights, *((spec.venv, *ROOM_FOR_VENV) if spec.venv else ROOM_FOR)),
         sysctls=SYSCTLS,
     )

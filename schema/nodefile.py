@@ -14,15 +14,15 @@ FORMAT = 1
 
 def node_file(rig: Rig, node: Node, recipe: Recipe, spec: EngineSpec) -> str:
     """The file's text; the same plan gives the same bytes. It holds no secret."""
-    document = {
+    document: dict[str, object] = {
         "format": FORMAT,
         "rig": rig.name,
         "node": node.name,
         "role": node.role,
         "rank": node.rank,
         "unit": UNIT,
-        "container": CONTAINER,
-        "image": recipe.container.image,
+        "container": CONTAINER if recipe.container else None,
+        "image": recipe.container.image if recipe.container else None,
         "fabric": _fabric(rig, node),
         "peers": [str(n.fabric_address) for n in rig.nodes if n.name != node.name],
         "master": _master(rig, recipe),
@@ -32,11 +32,13 @@ def node_file(rig: Rig, node: Node, recipe: Recipe, spec: EngineSpec) -> str:
         "memory": {
             "gpu_memory_utilization": utilization(spec),
             "gpus": gpus_needed(rig, spec) if recipe.expect.needs_nvidia else 0,
-            "cpu_bytes": 0 if recipe.expect.needs_nvidia else cpu_memory(spec),
+            "cpu_bytes": 0 if recipe.expect.needs_nvidia else cpu_memory(rig, spec),
         },
         "needs_nvidia": recipe.expect.needs_nvidia,
         "weights": spec.weights,
     }
+    if recipe.venv is not None:
+        document["venv"] = {"path": spec.venv, "user": spec.user, "version": recipe.venv.version}
     return json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 

@@ -16,6 +16,7 @@ PLACEHOLDERS = (
     "node.fabric_address",
     "node.name",
     "node.rank",
+    "node.home",
     "fabric.device",
 )
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -42,6 +43,7 @@ def node_values(rig: Rig, node: Node) -> dict[str, str]:
         "node.lan_address": str(node.lan_address),
         "node.name": node.name,
         "node.rank": str(node.rank),
+        "node.home": node.home,
     }
     if node.fabric_address is not None:
         values["node.fabric_address"] = str(node.fabric_address)

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from schema.artifact import Module
 from schema.base import Frozen
 from schema.flags import check_flag, check_flags
+from schema.patches import FilePatch, PatchTool
 from schema.placeholders import check_placeholders
 from schema.rig import AbsolutePath, Name
 from schema.text import (
@@ -25,6 +27,8 @@ from schema.text import (
     mount_path,
     single_line,
 )
+from schema.venv import VenvSpec
+from schema.wheels import WheelsSpec
 
 Line = Annotated[str, AfterValidator(single_line)]
 Argument = Annotated[str, AfterValidator(argument)]
@@ -84,6 +88,8 @@ class ForbiddenEnv(Frozen):
 class Patch(Frozen):
     """A patch that the image must carry: `count` times `contains` in `path` inside the image.
 
+    In a venv recipe `path` counts from the venv's folder: /lib/python3*/site-packages/…
+
     `path` may hold shell wildcards (`*`), because the folder's name follows the Python version;
     it must then match one file.
     """
@@ -126,16 +132,22 @@ class Expect(Frozen):
     needs_nvidia: bool = True
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     baselines: tuple[Baseline, ...] = ()
+    # An upgrade that decodes slower than (1 - tolerance) x the baseline goes back.
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.15
 
 
 class Recipe(Frozen):
-    """A recipe as loaded; `name` is the file's name without `.yaml`."""
+    """A recipe as loaded; `name` is the file's name without `.yaml`.
+
+    The engine runs in a container on each node, or in a venv: one of `container` and `venv`.
+    """
 
     name: Name
     model: Line
     description: Line
     weights: WeightsSpec
-    container: ContainerSpec
+    container: ContainerSpec | None = None
+    venv: VenvSpec | None = None
     env: dict[EnvName, EnvValue] = Field(default_factory=dict)
     vllm_serve: Flags
     multi_node: MultiNode | None = None
@@ -143,6 +155,10 @@ class Recipe(Frozen):
     profiles: Annotated[dict[Name, Profile], Field(min_length=1)]
     forbidden_env: tuple[ForbiddenEnv, ...] = ()
     patches: tuple[Patch, ...] = ()
+    file_patches: tuple[FilePatch, ...] = ()
+    patch_tools: tuple[PatchTool, ...] = ()
+    modules: tuple[Module, ...] = ()
+    wheels: WheelsSpec | None = None
     expect: Expect
 
     @model_validator(mode="after")
@@ -150,6 +166,15 @@ class Recipe(Frozen):
         if self.default_profile not in self.profiles:
             known = ", ".join(sorted(self.profiles))
             raise ValueError(f"default_profile: is {self.default_profile!r}; allowed: {known}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_runtime(self) -> Recipe:
+        if (self.container is None) == (self.venv is None):
+            told = "neither container nor venv" if self.venv is None else "container and venv"
+            raise ValueError(f"has {told}; allowed: one of them, which runs the engine")
+        if self.venv is not None and self.multi_node is not None:
+            raise ValueError("multi_node: with venv; allowed: without, a venv serves on one node")
         return self
 
     @model_validator(mode="after")
@@ -185,6 +210,15 @@ class Recipe(Frozen):
                 raise ValueError(
                     f"expect.baselines: profile {baseline.profile!r} is unknown; allowed: {known}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _patches_have_one_name_each(self) -> Recipe:
+        for key in ("patches", "file_patches", "patch_tools"):
+            names = [row.id for row in getattr(self, key)]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{key}: {', '.join(twice)} stands twice; allowed: each id once")
         return self
 
     @property

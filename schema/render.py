@@ -11,7 +11,7 @@ from schema.engine import EngineSpec
 from schema.errors import SpecError, unknown
 from schema.flags import flag_arguments
 from schema.placeholders import fill, node_values
-from schema.recipe import MultiNode, Recipe
+from schema.recipe import MultiNode, Recipe, Volume
 from schema.rig import Node, Rig
 
 
@@ -25,7 +25,9 @@ def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpe
     flags = merged_flags(recipe, profile)
     values = node_values(rig, node)
     file = f"recipe {recipe.name}"
-    argv = ["vllm", "serve", fill(str(flags["model"]), values, f"{file}: vllm_serve.model")]
+    venv = _on_node(recipe.venv.path, node) if recipe.venv else None
+    program = f"{venv}/bin/vllm" if venv else "vllm"
+    argv = [program, "serve", fill(str(flags["model"]), values, f"{file}: vllm_serve.model")]
     for name, value in flags.items():
         if name != "model":
             filled = partial(fill, values=values, key=f"{file}: vllm_serve.{name}")
@@ -37,13 +39,18 @@ def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpe
         environ={
             name: fill(value, values, f"{file}: env.{name}") for name, value in recipe.env.items()
         },
-        volumes=tuple(
-            (_on_node(v.source, node), v.target, v.read_only) for v in recipe.container.volumes
-        ),
+        volumes=tuple((_on_node(v.source, node), v.target, v.read_only) for v in _volumes(recipe)),
         weights=_on_node(recipe.weights.path, node),
         cache_folders=_cache_folders(recipe, node),
         flags={name: value for name, value in flags.items() if value is not None},
+        venv=venv,
+        user=(recipe.venv.user or node.ssh_user) if recipe.venv else None,
     )
+
+
+def _volumes(recipe: Recipe) -> tuple[Volume, ...]:
+    """The bind mounts of the engine's container; a venv has none."""
+    return recipe.container.volumes if recipe.container else ()
 
 
 def _cache_folders(recipe: Recipe, node: Node) -> tuple[str, ...]:
@@ -51,7 +58,7 @@ def _cache_folders(recipe: Recipe, node: Node) -> tuple[str, ...]:
     weights = PurePosixPath(_on_node(recipe.weights.path, node))
     home = PurePosixPath(node.home)
     folders: dict[str, None] = {}
-    for volume in recipe.container.volumes:
+    for volume in _volumes(recipe):
         source = PurePosixPath(_on_node(volume.source, node))
         if home not in source.parents or source == weights or source in weights.parents:
             continue

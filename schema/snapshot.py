@@ -300,12 +300,16 @@ class FileState(Frozen):
 
 
 class WeightsFile(Frozen):
-    """One file of a weights folder. `magic` is the hex of its first 16 bytes."""
+    """One file of a weights folder. `magic` is the hex of its first 16 bytes.
+
+    `header_says` is the length that a safetensors file's own header gives it; None for others.
+    """
 
     name: str
     size: int
     magic: str
     sha256: str | None
+    header_says: int | None = None
 
 
 class Weights(Frozen):
@@ -318,7 +322,10 @@ class Weights(Frozen):
 
 
 class ImageFileProbe(Frozen):
-    """A question about files inside an image: how often is a text in them? `path` is a glob."""
+    """A question about files inside an image: how often is a text in them? `path` is a glob.
+
+    `image` may be a venv's folder; `path` counts from there.
+    """
 
     image: str
     path: str
@@ -337,6 +344,36 @@ class ImageFile(ImageFileProbe):
     """A probe's answer; no matches: the image has no such file."""
 
     matches: tuple[ImageFileMatch, ...]
+
+
+class VenvProbe(Frozen):
+    """A question about a venv: its folder (or the link to it), and the user who runs it."""
+
+    path: str
+    user: str
+
+
+class Venv(VenvProbe):
+    """A venv as its files tell; nothing in it is run.
+
+    `target` is the folder that `path` leads to, None when there is none. `python` is what its
+    bin/python leads to, None when that does not exist; `base` is the interpreter's folder of
+    pyvenv.cfg. `entry_shebang` is the interpreter that bin/vllm names. `versions` are those of
+    the distributions that rigbook compares. `shm_goes` says that logind removes this user's shared
+    memory at the last logout (None: it could not be told).
+    """
+
+    target: str | None
+    python: str | None
+    base: str | None
+    python_version: str | None
+    entry_kind: Literal["file", "absent", "other"]
+    entry_executable: bool
+    entry_shebang: str | None
+    entry_shebang_exists: bool | None
+    versions: dict[str, tuple[str, ...]]
+    user_exists: bool
+    shm_goes: bool | None
 
 
 class Disk(Frozen):
@@ -391,6 +428,7 @@ class NodeSnapshot(Frozen):
     files: tuple[FileState, ...] | Unreadable
     weights: tuple[Weights, ...] | Unreadable
     image_files: tuple[ImageFile, ...] | Unreadable = ()
+    venvs: tuple[Venv, ...] | Unreadable = ()
     disks: tuple[Disk, ...] | Unreadable
     sysctls: dict[str, str] | Unreadable
     journal: Journal | Unreadable
@@ -404,6 +442,7 @@ class SnapshotRequest(Frozen):
     units: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     image_files: tuple[ImageFileProbe, ...] = ()
+    venvs: tuple[VenvProbe, ...] = ()
     weights: tuple[str, ...] = ()
     deep: bool = False
     fabric_device: str | None = None

@@ -88,11 +88,15 @@ def gpus_needed(rig: Rig, spec: EngineSpec) -> int:
     return max(1, ceil(ranks / len(rig.nodes)))
 
 
-def cpu_memory(spec: EngineSpec) -> int:
-    """Bytes of system memory that an engine without GPUs needs on one node."""
+def cpu_memory(rig: Rig, spec: EngineSpec) -> int:
+    """Bytes of system memory that an engine without GPUs needs on one node.
+
+    Each rank keeps a cache of its own.
+    """
     given = spec.environ.get("VLLM_CPU_KVCACHE_SPACE") or 0
     try:
         space = float(given)
     except ValueError:
         raise SpecError(f"env.VLLM_CPU_KVCACHE_SPACE: is {given!r}; allowed: GiB") from None
-    return ceil(((space or DEFAULT_CPU_KVCACHE_GIB) + CPU_FLOOR_GIB) * 1024**3)
+    caches = (space or DEFAULT_CPU_KVCACHE_GIB) * gpus_needed(rig, spec)
+    return ceil((caches + CPU_FLOOR_GIB) * 1024**3)

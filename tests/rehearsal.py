@@ -63,10 +63,12 @@ class Lab:
         print(f"$ {' '.join(words[1:])}\n{done.stdout}\n(rc {done.returncode}, {took:.1f} s)")
         return Done(done.returncode, done.stdout, took)
 
-    def ssh(self, host: str, command: str, check: bool = True) -> str:
+    def ssh(self, host: str, command: str, check: bool = True, stdin: str = "") -> str:
         """Runs a shell command on a host as the login user; its standard output."""
         words = [sys.executable, "-m", "lab", "ssh", host, command]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False
+        )
         assert not check or done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 

@@ -42,9 +42,27 @@ class Tier:
     what: str
 
 
+def _needs_vm() -> str | None:
+    """Why this machine cannot run test VMs, or None."""
+    if os.geteuid() != 0:
+        return "needs root (the VM's root tree is made with its owners)"
+    for tool in ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "sfdisk", "ssh"):
+        if shutil.which(tool) is None:
+            return f"needs {tool}, which is not installed"
+    return None
+
+
 def _pytest(*paths: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "pytest", "-q", *paths)
 
+
+def _everywhere(*paths: str) -> tuple[str, ...]:
+    """On all cores, a file's tests on one of them: what a module's fixture made is made once."""
+    return (*_pytest(*paths), "-n", "auto", "--dist", "loadfile")
+
+
+# every step of a backup, an upgrade and a rollback with each fault: minutes, on this machine alone
+FAULTS = ("tests/node/test_tree_kill.py", "tests/node/test_upgrade_table.py")
 
 TIERS = {
     "lint": Tier(
@@ -58,23 +76,31 @@ TIERS = {
     ),
     "fast": Tier(
         (
-            _pytest(
+            _everywhere(
                 "tests/unit",
                 "tests/node",
                 "tests/facts",
                 "tests/operations",
                 "tests/deploys",
                 "tests/lab_unit",
+                *(f"--ignore={path}" for path in FAULTS),
             ),
         ),
         _nothing_missing,
         "pure parts, node on this machine, plans with @fake",
     ),
-    "lab": Tier((_pytest("tests/lab"),), _needs_lab, "two booted hosts, without the engine"),
-    "engine": Tier((_pytest("tests/engine"),), _needs_lab, "two booted hosts with the real vLLM"),
-    "replays": Tier(
-        (_pytest("tests/replays"),), _needs_lab, "what breaks at night, with the real vLLM"
+    "faults": Tier(
+        (_everywhere(*FAULTS),), _nothing_missing, "kill, error and hang at every step of a change"
     ),
+    "lab": Tier((_pytest("tests/lab"),), _needs_lab, "two booted hosts, without the engine"),
+    "k8s": Tier(
+        (_pytest("tests/k8s"),), _needs_lab, "a lab host with a real Kubernetes API (built once)"
+    ),
+    "engine": Tier((_pytest("tests/engine"),), _needs_lab, "two booted hosts with the real vLLM"),
+    "tower": Tier(
+        (_pytest("tests/tower"),), _needs_lab, "one booted host with the real vLLM in a venv"
+    ),
+    "vm": Tier((_pytest("tests/vm"),), _needs_vm, "real GRUB, kernels and reboots, emulated"),
 }
 
 

@@ -20,6 +20,7 @@ from node.snapshot import (
     processes,
     shm,
     units,
+    venv,
     weights,
 )
 
@@ -39,7 +40,7 @@ def checked(request: Any) -> Json:
         "disks": _any_path,
         "sysctls": check.sysctl,
     }
-    others = ("image_files", "deep", "fabric_device", "fabric_mtu")
+    others = ("image_files", "venvs", "deep", "fabric_device", "fabric_mtu")
     body = check.keys(request, "request", [*lists, *others])
     out: Json = {
         key: [one(v, f"{key}[{n}]") for n, v in enumerate(check.array(body.get(key) or [], key))]
@@ -47,6 +48,8 @@ def checked(request: Any) -> Json:
     }
     probes = check.array(body.get("image_files") or [], "image_files")
     out["image_files"] = [_probe(probe, f"image_files[{n}]") for n, probe in enumerate(probes)]
+    rows = check.array(body.get("venvs") or [], "venvs")
+    out["venvs"] = [_venv(row, f"venvs[{n}]") for n, row in enumerate(rows)]
     out["deep"] = check.boolean(body.get("deep", False), "deep")
     device, mtu = body.get("fabric_device"), body.get("fabric_mtu")
     out["fabric_device"] = None if device is None else check.device(device, "fabric_device")
@@ -63,10 +66,23 @@ def _probe(value: Any, where: str) -> Json:
     """Gives a checked probe of a file inside an image."""
     names = ("image", "path", "contains")
     probe = check.keys(value, where, names, names)
+    image = probe["image"]
+    # a venv's folder, or an image by its name
+    in_folder = isinstance(image, str) and image.startswith("/")
     return {
-        "image": check.image(probe["image"], f"{where}.image"),
+        "image": (check.path if in_folder else check.image)(image, f"{where}.image"),
         "path": check.path(probe["path"], f"{where}.path"),
         "contains": check.text(probe["contains"], f"{where}.contains", 200),
+    }
+
+
+def _venv(value: Any, where: str) -> Json:
+    """Gives a checked question about a venv."""
+    names = ("path", "user")
+    row = check.keys(value, where, names, names)
+    return {
+        "path": check.path(row["path"], f"{where}.path"),
+        "user": check.text(row["user"], f"{where}.user", 200),
     }
 
 
@@ -95,6 +111,7 @@ def _sections(request: Json) -> List[Tuple[str, float, Section]]:
         ("weights", deep, lambda: weights.read(r["weights"], r["deep"])),
         ("files", 20.0, lambda: files.read(r["files"])),
         ("image_files", 20.0, lambda: image_files.read(r["image_files"])),
+        ("venvs", 20.0, lambda: venv.read(r["venvs"])),
         ("disks", 10.0, lambda: files.disks(r["disks"])),
     ]
 

@@ -19,8 +19,15 @@ from node.snapshot import docker
 MAX_BYTES = 8 * 1024 * 1024
 
 
-def _layers(image: str) -> List[str]:
-    """Gives the folders of an image's layers, the topmost first. Raises CannotRead."""
+def layers(image: str) -> List[str]:
+    """Gives the folders of an image's layers, the topmost first; of a venv its folder.
+
+    Raises CannotRead.
+    """
+    if image.startswith("/"):
+        if not os.path.isdir(image):
+            raise CannotRead(f"no folder {image} here")
+        return [image]
     row = docker.get(f"/images/{quote(image, safe='/:@')}/json", absent_ok=True)
     if row is None:
         raise CannotRead(f"no image {image} here")
@@ -64,7 +71,7 @@ def _matches(layers: List[str], pattern: str) -> Iterator[str]:
     """Gives the paths on this host of the files that a glob pattern finds inside the image."""
     seen: Dict[str, None] = {}
     for depth, layer in enumerate(layers):
-        for path in sorted(glob.glob(layer + pattern)):
+        for path in sorted(glob.glob(glob.escape(layer) + pattern)):
             name = os.path.relpath(path, layer)
             if name in seen or any(_hidden(upper, name) for upper in layers[:depth]):
                 continue
@@ -96,5 +103,10 @@ def _one(layers: List[str], probe: Json) -> Json:
 
 def read(probes: List[Json]) -> List[Json]:
     """Gives what each probe (`image`, `path` as a glob, `contains`) finds. Raises CannotRead."""
-    layers = {image: _layers(image) for image in {probe["image"] for probe in probes}}
-    return [_one(layers[probe["image"]], probe) for probe in probes]
+    found = {image: layers(image) for image in {probe["image"] for probe in probes}}
+    return [_one(found[probe["image"]], probe) for probe in probes]
+
+
+def matches(layers: List[str], pattern: str) -> Iterator[str]:
+    """Gives the paths on this host of the files that a glob pattern finds inside the image."""
+    return _matches(layers, pattern)

@@ -85,13 +85,24 @@ def _who(owner: Optional[int]) -> Json:
     }
 
 
+def _table() -> List[Tuple[str, int, int]]:
+    """Gives (address, port, socket inode) of all that listens now."""
+    return [row for table in _TABLES for row in listening(proc.read_text(table))]
+
+
 def read(open_files: List[proc.Fd]) -> List[Json]:
-    """Gives the listening ports, by port; where several processes share one, the lowest pid."""
-    owners = _owners(open_files)
-    found: List[Json] = []
-    for table in _TABLES:
-        for host, port, inode in listening(proc.read_text(table)):
-            found.append({"address": host, "port": port, **_who(owners.get(inode))})
+    """Gives the listening ports, by port; where several processes share one, the lowest pid.
+
+    `open_files` may be older than the sockets: a socket that nobody of it holds is looked up once
+    more, and one that is gone by then is left out.
+    """
+    listed, owners = _table(), _owners(open_files)
+    if any(inode not in owners for _, _, inode in listed):
+        owners = _owners(proc.open_files())
+        still = {inode for _, _, inode in _table()}
+        listed = [row for row in listed if row[2] in owners or row[2] in still]
+    found = [{"address": host, "port": port, **_who(owners.get(inode))}
+             for host, port, inode in listed]  # fmt: skip
     return sorted(found, key=lambda row: (row["port"], row["address"], row["pid"] or 0))
 
 

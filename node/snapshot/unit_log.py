@@ -28,12 +28,15 @@ _SECRET = re.compile(
 
 
 def _journal(*words: str) -> List[str]:
-    """Gives the lines of one journalctl call; none when it fails or takes too long."""
+    """Gives the lines of one journalctl call, oldest first; none when it fails or is too slow.
+
+    Asked for newest first: with --since and -n, systemd 252 gives the OLDEST lines otherwise.
+    """
     try:
-        done = run(["journalctl", "-q", "--no-pager", *words], TIMEOUT_S)
+        done = run(["journalctl", "-q", "-r", "--no-pager", *words], TIMEOUT_S)
     except (FileNotFoundError, TimedOut):
         return []
-    return done.out.splitlines() if done.rc == 0 else []
+    return done.out.splitlines()[::-1] if done.rc == 0 else []
 
 
 def last_line(unit: str) -> Optional[str]:

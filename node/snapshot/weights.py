@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import List, Optional, Set, Tuple
@@ -13,7 +14,10 @@ from node.errors import CannotRead, Json
 
 MAX_FILES = 20000
 MAX_INDEX = 64 << 20
+MAX_HEADER = 100_000_000
 _INDEX = ".safetensors.index.json"
+_SUFFIX = ".safetensors"
+_OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d+)\s*\]')
 
 
 def _inside(folder: str, path: str) -> bool:
@@ -45,7 +49,22 @@ def _file(folder: str, name: str, deep: bool) -> Json:
             for chunk in iter(lambda: file.read(1 << 22), b""):
                 sha.update(chunk)
             digest = sha.hexdigest()
-    return {"name": name, "size": size, "magic": magic.hex(), "sha256": digest}
+        says = _header_says(file.fileno(), magic, size) if name.endswith(_SUFFIX) else None
+    row = {"name": name, "size": size, "magic": magic.hex(), "sha256": digest}
+    return {**row, "header_says": says}
+
+
+def _header_says(fd: int, magic: bytes, size: int) -> Optional[int]:
+    """Gives the length that a safetensors header gives its file, or None where it gives none.
+
+    8 bytes of length, a JSON header, then the tensors: the last one's end is the file's.
+    """
+    length = int.from_bytes(magic[:8], "little")
+    if len(magic) < 10 or not 2 <= length <= MAX_HEADER or magic[8:9] != b"{":
+        return None
+    header = os.pread(fd, length, 8) if 8 + length <= size else b""
+    ends = [int(end) for end in _OFFSETS.findall(header)]
+    return 8 + length + max(ends) if ends else (8 + length if size < 8 + length else None)
 
 
 def _missing(folder: str, names: List[str]) -> List[str]:

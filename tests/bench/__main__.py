@@ -19,7 +19,7 @@ from schema.errors import SpecError
 from schema.snapshot import NodeSnapshot, Unit, Unreadable
 from tests.bench.ansible import AnsibleRun
 from tests.bench.measure import Bench, timed
-from tests.bench.report import Figures, document, rows, table
+from tests.bench.report import RESTARTS, Figures, document, rows, table
 from tests.infra.observe import observe
 from tests.infra.plugin import ROOT, Connections, Rig, load_rig
 
@@ -84,11 +84,20 @@ def measured(rig: Rig, connections: Connections, rounds: int) -> Figures:
             figures.script.append(bench.script())
             figures.completion.append(bench.completion())
             on_host, size = bench.on_host()
+            figures.doctor.append(bench.doctor())
             figures.host_seconds.append(on_host)
             figures.host_bytes.append(size)
     finally:
         ansible.close()
     return figures
+
+
+def restarted(bench: Bench, figures: Figures) -> None:
+    """The restarts, which do change the rig: it serves again at the end."""
+    for number in range(1, RESTARTS + 1):
+        print(f"restart {number} of {RESTARTS}", flush=True)
+        figures.by_hand.append(bench.by_hand())
+        figures.restart.append(bench.restart())
 
 
 def machine() -> str:
@@ -120,6 +129,7 @@ def main(arguments: list[str]) -> int:
         changed = different(before, state_of(rig, connections))
         if changed:
             raise RuntimeError(f"the rig is not what it was before: {changed}")
+        restarted(Bench(rig, connections), figures)
     except RuntimeError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

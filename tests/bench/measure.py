@@ -13,10 +13,12 @@ from pathlib import Path
 from deploys.support import endpoint
 from facts.endpoint import ask
 from facts.rig import Snapshot
+from schema.engine import UNIT
 from tests.bench.checks import checks
 from tests.infra.plugin import ROOT, Connections, Rig
 
 RUN_TIMEOUT_S = 180
+RESTART_TIMEOUT_S = 600
 # Runs on the host: the command comes on stdin, its wall time and its largest process go back.
 _PROBE = """\
 import json, resource, subprocess, sys, time
@@ -48,6 +50,39 @@ class Bench:
         if not all(asked.values()):
             raise RuntimeError(f"serve asked a node nothing: {asked}; the count is wrong")
         return seconds, asked
+
+    def doctor(self) -> float:
+        """Seconds of a doctor's run on a rig that serves; RuntimeError when it finds something."""
+        program = str(Path(sys.executable).parent / "pyinfra")
+        data = [word for pair in self._rig.pairs for word in ("--data", pair)]
+        return timed(lambda: _run([program, self._rig.inventory, "deploys/doctor.py", "-y", *data]))
+
+    def restart(self) -> float:
+        """Seconds of deploys/restart.py: gates, stop, reap, shm, caches, start, a real answer."""
+        program = str(Path(sys.executable).parent / "pyinfra")
+        data = [word for pair in self._rig.pairs for word in ("--data", pair)]
+        command = [program, self._rig.inventory, "deploys/restart.py", "-y", *data]
+        return timed(lambda: _run(command, timeout_s=RESTART_TIMEOUT_S))
+
+    def by_hand(self) -> float:
+        """Seconds of the bare minimum: systemctl stop head, workers; start workers, head; answer.
+
+        The engine's own part of a restart, with nobody looking.
+        """
+        head = self._rig.plan.rig.head.name
+        workers = [node.name for node in self._rig.plan.rig.workers]
+
+        def all_of_it() -> None:
+            for verb, order in (("stop", [head, *workers]), ("start --no-block", [*workers, head])):
+                for name in order:
+                    self._ssh(name, f"sudo systemctl {verb} {UNIT}")
+            deadline = time.monotonic() + RESTART_TIMEOUT_S
+            while not ask(endpoint(self._rig.plan), 60.0).ok:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no completion in {RESTART_TIMEOUT_S} s after systemctl")
+                time.sleep(1)
+
+        return timed(all_of_it)
 
     def cli_start(self) -> float:
         """Seconds of pyinfra's start: Python, pyinfra, config.py, inventory, group_data."""
@@ -130,7 +165,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def _run(
-    command: list[str], stdin: str = "", check: bool = True
+    command: list[str], stdin: str = "", check: bool = True, timeout_s: int = RUN_TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
     """A command in the project's root; RuntimeError with its last lines when it fails."""
     done = subprocess.run(
@@ -139,7 +174,7 @@ def _run(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=RUN_TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
     if check and done.returncode != 0:

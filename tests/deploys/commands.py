@@ -13,8 +13,12 @@ from schema.engine import UNIT
 
 # The words of node/pack.py: the packed payload is one base64 word behind printf.
 _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+) \|")
-_INSTALLS = "exec 3<&0; "
-READING = frozenset({"snapshot", "journal", "unit-state", "log"})
+# answered by node's own functions, on folders that the test made (tests/deploys/fakehost.py)
+LOOKING = frozenset({"patch look", "artifact", "wheels"})
+READING = LOOKING | {
+    "dropin", "snapshot", "kernel", "journal", "unit-state", "log", "tree list", "library look",
+    "library check", "kube look", "models look", "answer look", "venv look", "venv check",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Sent:
     @property
     def changes(self) -> bool:
         """Whether it may change something on the host (installing node is a change)."""
-        return self.installs or self.verb not in READING
+        return self.installs or not (self.verb in READING or self.request.get("dry"))
 
 
 def _word(step: dict[str, Any]) -> str:
@@ -53,15 +57,21 @@ def _word(step: dict[str, Any]) -> str:
     return str(moves or step["op"])
 
 
-def sent(host: str, command: str) -> Sent:
-    """Reads a command line as `host` got it; `raw` is the line without its base64 word."""
+def sent(host: str, command: str, stdin: str = "") -> Sent:
+    """Reads a command as `host` got it; `raw` is the line without its base64 word."""
+    if stdin:
+        header = json.loads(bz2.decompress(base64.b64decode(stdin)).partition(b"\n")[0])
+        if len(header) == 2:  # pack.stdin_call: nothing is installed
+            *words, request = header[0]
+            return Sent(host, " ".join(words), json.loads(request), False, command)
+        words, request = header[:2]
+        return Sent(host, " ".join(words), json.loads(request), True, command)
     packed = _PACKED.search(command)
     if packed:
         raw = bz2.decompress(base64.b64decode(packed[1]))
-        header = json.loads(raw.partition(b"\n")[0])
-        *words, request = header[0]
+        *words, request = json.loads(raw)[0]
         shell = command.replace(packed[1], "PACKED")
-        return Sent(host, " ".join(words), json.loads(request), _INSTALLS in command, shell)
+        return Sent(host, " ".join(words), json.loads(request), False, shell)
     words_of = {
         "systemctl show": "unit-state",
         "journalctl": "log",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from schema.engine import Plan
+from schema.kernel import KernelFacts
 from schema.load import plan
 from schema.snapshot import NodeSnapshot
 from tests.deploys.commands import Sent, sent
@@ -69,15 +70,18 @@ class Scenario:
     """A command line, and the rig that it meets.
 
     `seen` makes the snapshots from the plan; `data` changes both hosts' data; `hosts` replaces
-    the inventory; `faults` are FakeNode's; `answers` None: nobody listens at the endpoint;
-    `folder` is where pyinfra starts, `inventory` and `deploy` what it is told; `env` is added.
+    the inventory (called with the endpoint's address, when it is a function); `faults` are
+    FakeNode's; `answers` None: nobody listens at the endpoint; `kernels` is what a node would boot
+    (none: a container, which has no boot of its own); `folder` is where pyinfra starts,
+    `inventory` and `deploy` what it is told; `env` is added.
     """
 
     arguments: tuple[str, ...]
     seen: Callable[[Plan], Snapshots] = serving
     data: Mapping[str, object] = field(default_factory=dict)
-    hosts: list[Any] | None = None
+    hosts: list[Any] | Callable[[str], list[Any]] | None = None
     faults: Mapping[str, object] = field(default_factory=dict)
+    kernels: Mapping[str, KernelFacts] = field(default_factory=dict)
     answers: Callable[[], Reply] | None = None
     metrics: str | None = "vllm:up 1\n"
     folder: Path = ROOT
@@ -154,6 +158,8 @@ def _run(scenario: Scenario, folder: Path, address: str) -> Ran:
     # The rig as it is does not depend on what this run asks for.
     snapshots = scenario.seen(tiny_plan(address))
     hosts = scenario.hosts
+    if callable(hosts):
+        hosts = hosts(address)
     if hosts is None:
         names = enumerate((HEAD, WORKER), start=1)
         hosts = [(name, host(n, address, **scenario.data)) for n, name in names]
@@ -161,6 +167,7 @@ def _run(scenario: Scenario, folder: Path, address: str) -> Ran:
         "hosts": hosts,
         "snapshots": {name: shot.model_dump(mode="json") for name, shot in snapshots.items()},
         "faults": dict(scenario.faults),
+        "kernels": {n: k.model_dump(mode="json") for n, k in scenario.kernels.items()},
     }
     (folder / SCENARIO).write_text(json.dumps(document))
     done = subprocess.run(

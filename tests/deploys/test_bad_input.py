@@ -30,18 +30,18 @@ def serve(*arguments: str, **changes: object) -> Scenario:
     return Scenario((*SERVE, *arguments), healthy, **changes)  # type: ignore[arg-type]
 
 
-def outside(*arguments: str) -> Scenario:
+def outside(*arguments: str, inventory: str = INVENTORY) -> Scenario:
     """A serve run that was started in another folder, with whole paths."""
     deploy = str(ROOT / "deploys/serve.py")
     return Scenario(
-        (deploy, "-y", *arguments), healthy, folder=ELSEWHERE, inventory=str(ROOT / INVENTORY),
+        (deploy, "-y", *arguments), healthy, folder=ELSEWHERE, inventory=str(ROOT / inventory),
         env=INSTALLED,
     )  # fmt: skip
 
 
 # Name: the run, what its last words have to say.
 REFUSED = {
-    "recipe": (serve(*data("recipe=tyni")), ("unknown recipe 'tyni'", "deepseek-v4-flash, tiny")),
+    "recipe": (serve(*data("recipe=tyni")), ("unknown recipe 'tyni'", "qwen3.6-27b, tiny")),
     "profile": (
         serve(*data("profile=fast")),
         ("unknown profile 'fast'", "allowed: balanced, latency, throughput"),
@@ -77,6 +77,10 @@ REFUSED = {
     ),
     "traversal": (serve(*data("recipe=../../etc/passwd")), ("recipe: '../../etc/passwd'",)),
     "other folder": (outside(), ("start pyinfra in rigbook's own folder", f"cd {ROOT}")),
+    "other folder, our rigs": (
+        outside(inventory="inventory/spark.py"),
+        ("start pyinfra in rigbook's own folder", f"cd {ROOT}"),
+    ),
     "other folder, our config": (
         outside("--config", str(ROOT / "config.py")),
         ("start pyinfra in rigbook's own folder", f"cd {ROOT}"),

@@ -14,7 +14,11 @@ WAIVE = ("--data", "waive=fabric-mtu")
 REASON = ("--data", "reason=the new cable comes on Monday")
 # Name, what the host says, the last line's parts, a part of the evidence.
 BLOCKED = {
-    "image": (Scenario(SERVE, rigs.image_missing), ("image-missing", WORKER, "docker"), WORKER),
+    "image": (
+        Scenario(SERVE, rigs.image_missing),
+        ("image-missing", WORKER, "deploys/image.py"),
+        WORKER,
+    ),
     "open change": (
         Scenario(SERVE, rigs.change_open),
         ("change-open", HEAD, rigs.OPEN_ID, "deploys/rollback.py"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from facts.endpoint import Answer, Endpoint, ask
-from tests.rehearsal import PYINFRA, ROOT, Lab
+from tests.rehearsal import PYINFRA, ROOT, Done, Lab
 
 
 def head(lab: Lab) -> Endpoint:
@@ -43,6 +45,30 @@ def wait_for_completion(lab: Lab, budget_s: float = 300) -> float:
     seconds = wait_until("a real completion", budget_s, answers, poll_s=3)
     print(f"REPLAY answers again after {seconds:.0f} s")
     return seconds
+
+
+def doctor(lab: Lab) -> list[dict[str, object]]:
+    """The doctor's findings as data, without the warnings that every lab has."""
+    done = lab.pyinfra("doctor", "--data", "json=true")
+    begin = re.search(r"^\[$|^\[\]$", done.text, re.MULTILINE)
+    assert begin is not None, done.text
+    rows = json.JSONDecoder().raw_decode(done.text[begin.start() :])[0]
+    found = [row for row in rows if row["code"] != "driver-stand-in"]
+    first = f"{found[0]['code']}: {found[0]['summary']}" if found else "nothing blocks"
+    print(f"REPLAY doctor {done.seconds:.1f} s: {first} | {[row['code'] for row in found]}")
+    return found
+
+
+def named(rows: list[dict[str, object]]) -> set[tuple[object, object]]:
+    """(code, node) of findings."""
+    return {(row["code"], row["node"]) for row in rows}
+
+
+def mended(done: Done) -> None:
+    """A deploy that ended with a real answer."""
+    assert done.rc == 0, done.text
+    assert "answers at" in done.text
+    print(f"REPLAY mended in {done.seconds:.0f} s")
 
 
 def killed_operator(lab: Lab, deploy: str, *arguments: str) -> str:

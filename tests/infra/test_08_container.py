@@ -1,4 +1,7 @@
-"""Container layer: docker starts at boot, our container runs as the recipe says."""
+"""Container layer: docker starts at boot, our container runs as the recipe says.
+
+A rig whose engine lives in a venv has no such container: test_08_venv.py looks at that.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,10 @@ def _running(rig: Rig, node: Node, snapshot: NodeSnapshot) -> Container:
     return ours
 
 
-def test_docker_runs_and_starts_at_boot(node: Node, host: Host) -> None:
+def test_docker_runs_and_starts_at_boot(rig: Rig, node: Node, host: Host) -> None:
     """The engine's unit requires docker.service."""
+    if rig.plan.recipe.container is None:
+        return
     docker = host.service("docker")
     mend = f"on {node.name}: sudo systemctl enable --now docker.service"
     expect(docker.is_running, node, "docker.service is not active", "active", mend)
@@ -42,12 +47,16 @@ def test_image_is_there_and_the_same_on_all_nodes(
 
 def test_container_runs_as_the_recipe_says(rig: Rig, node: Node, snapshot: NodeSnapshot) -> None:
     """Image, network, ipc, privileged, init, mounts."""
+    if rig.plan.recipe.container is None:
+        return
     _running(rig, node, snapshot)
     as_planned(rig, node, snapshot, frozenset({"container", "image", "mount", "unknown"}))
 
 
 def test_docker_restarts_nothing_by_itself(rig: Rig, node: Node, snapshot: NodeSnapshot) -> None:
     """systemd is the one supervisor; a restart policy wedges a pair of ranks."""
+    if rig.plan.recipe.container is None:
+        return
     policy = _running(rig, node, snapshot).restart_policy
     expect(policy in ("no", ""), node, f"restart policy {policy!r}", "'no'", serve(rig))
 
@@ -56,6 +65,8 @@ def test_launch_script_is_mounted_from_the_host(
     rig: Rig, node: Node, host: Host, snapshot: NodeSnapshot
 ) -> None:
     """A script that lives only in the container's own layer is gone after the next start."""
+    if rig.plan.recipe.container is None:
+        return
     mounts = {mount.target: mount for mount in _running(rig, node, snapshot).mounts}
     mounted = mounts.get(SCRIPT_IN_CONTAINER)
     source = "nothing" if mounted is None else mounted.source

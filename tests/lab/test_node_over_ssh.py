@@ -12,9 +12,10 @@ from tests.rehearsal import Lab
 TARGET = "/etc/rigbook-trial.conf"
 
 
-def send(lab: Lab, host: str, command: str) -> dict[str, Any]:
+def send(lab: Lab, host: str, command: str, stdin: str = "") -> dict[str, Any]:
     """Runs a whole sh command as root on a host, as pyinfra does, and reads its JSON."""
-    return dict(json.loads(lab.ssh(host, f"sudo -n sh -c {shlex.quote(command)}").splitlines()[-1]))
+    said = lab.ssh(host, f"sudo -n sh -c {shlex.quote(command)}", stdin=stdin)
+    return dict(json.loads(said.splitlines()[-1]))
 
 
 def marks(lab: Lab, host: str) -> str:
@@ -47,10 +48,10 @@ def test_a_change_is_journalled_and_undone_at_the_console(lab: Lab) -> None:
     }
     lab.ssh("lab1", f"echo old | sudo tee {TARGET} && sudo chmod 0600 {TARGET}")
     try:
-        done = send(lab, "lab1", pack.install_command("apply", request))
+        done = send(lab, "lab1", *pack.install_call("apply", request))
         assert done["ok"] and done["changed"]
         assert lab.ssh("lab1", f"sudo cat {TARGET}") == "new"
-        again = send(lab, "lab1", pack.install_command("apply", request))
+        again = send(lab, "lab1", *pack.install_call("apply", request))
         assert again["ok"] and not again["changed"]
         status = lab.ssh("lab1", "sudo rignode status")
         assert "OPEN" in status and "rignode undo" in status

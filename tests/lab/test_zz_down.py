@@ -13,7 +13,7 @@ from tests.rehearsal import Lab
 
 def leftovers() -> list[str]:
     """What of the lab can be seen on this machine: links, mounts, propagate folders, loops."""
-    home = str(settings.load().home)
+    home = f"{settings.load().home}/"  # another lab's home may begin with the same words
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
     found = [line for line in links.splitlines() if line.startswith(("rig-", "vb-", "ve-", "fab"))]
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if home in line]

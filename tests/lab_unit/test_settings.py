@@ -44,3 +44,14 @@ def test_reading_settings_writes_nothing(tmp_path: Path) -> None:
     lab = settings.load({"RIGBOOK_LAB_HOME": f"{tmp_path}/h", "RIGBOOK_CACHE": f"{tmp_path}/c"})
     assert lab.hosts()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tower_is_a_host_of_its_own_kind(tmp_path: Path) -> None:
+    lab = settings.load({"RIGBOOK_LAB_HOME": str(tmp_path)})
+    assert not any(host.is_tower for host in lab.hosts())
+    (tmp_path / "lab.json").write_text('{"hosts": 2, "towers": 1}')
+    assert [host.name for host in lab.hosts()] == ["lab1", "lab2", "tower1"]
+    tower = lab.host("tower1")
+    assert (tower.address, tower.has_fabric) == ("10.88.0.51", False)
+    (tmp_path / "lab.json").write_text('{"hosts": 0, "towers": 1}')
+    assert [host.name for host in lab.hosts()] == ["tower1"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from node import pack
+from tests.node import trees
 from tests.node.reap_world import World
 from tests.node.support import Host
 
@@ -39,3 +41,31 @@ def world(tmp_path: Path, pyz: Path) -> Iterator[World]:
     made.open()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real venv with a stand-in of vllm 0.27.0, made once; `wheels` lies beside it."""
+    folder = tmp_path_factory.mktemp("venv")
+    (folder / "wheels").mkdir()
+    trees.make(folder / "venv", folder / "wheels")
+    return folder / "venv"
+
+
+@pytest.fixture
+def engine(host: Host, venv: Path) -> trees.Engine:
+    """A host with that venv at host/engine/venv; its scripts name that path."""
+    tree = host.root / "engine" / "venv"
+    tree.parent.mkdir()
+    trees.moved(venv, tree)
+    return trees.Engine(host, tree, venv.parent / "wheels")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)

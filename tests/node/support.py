@@ -131,3 +131,8 @@ def unit_step(active: str | None, enabled: bool | None = None, **more: object) -
 def apply_request(*steps: dict[str, object], name: str = "change-1") -> dict[str, object]:
     """An apply request."""
     return {"change": change(name), "steps": list(steps)}
+
+
+def target(link: Path) -> str:
+    """Where a symbolic link points."""
+    return str(link.readlink())

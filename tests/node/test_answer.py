@@ -203,3 +203,41 @@ def test_every_value_of_the_engine_file_is_checked(host: Host, change: dict[str,
     done = host.run(host.argv("answer"))
     assert done.returncode == 1 and "engine.json: " in done.stdout, done.stdout
     assert "a fault of rignode" not in done.stdout
+
+
+VENV: dict[str, Any] = {
+    "container": None,
+    "image": None,
+    "venv": {"path": "/opt/engine/venv", "user": "milo", "version": None},
+}
+
+
+def test_a_venv_is_alive_while_its_process_is(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No docker is asked: it would say that there is no container."""
+    monkeypatch.setattr(dockerctl, "is_running", lambda name: 1 / 0)
+    monkeypatch.setenv("MAINPID", str(os.getpid()))
+    endpoint.reply = Scripted(LOADING, LOADING, (200, completion()))
+    assert "tiny answered" in wait(endpoint, **VENV)
+
+
+def test_a_venv_whose_process_ends_is_over_at_once(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.reply = Scripted(LOADING)
+    child = subprocess.Popen(["sleep", "0.5"])
+    monkeypatch.setenv("MAINPID", str(child.pid))
+    with pytest.raises(NodeError, match="the engine's process ended"):
+        wait(endpoint, start_budget_s=60, **VENV)
+    child.wait()
+
+
+def test_a_venv_whose_process_had_ended_before_is_over_at_once(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd then names no main process [ran: an engine killed in its first second]."""
+    endpoint.reply = Scripted(LOADING)
+    monkeypatch.setenv("INVOCATION_ID", "0" * 32)
+    with pytest.raises(NodeError, match="the engine's process ended"):
+        wait(endpoint, start_budget_s=60, **VENV)

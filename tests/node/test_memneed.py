@@ -73,8 +73,11 @@ def test_the_cache_is_dropped_where_it_is_in_the_way(
     cards(monkeypatch, ("NVIDIA GB10", None, None))
     system(monkeypatch, available=115, free=free)
     asked: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        cleanup, "drop_caches", lambda name, need: asked.append((name, need)) or "page cache"
-    )
+
+    def drop(found: Engine, need: int) -> str:
+        asked.append((found.container, need))
+        return "page cache"
+
+    monkeypatch.setattr(cleanup, "drop_caches", drop)
     prelaunch.make_room(gpu_engine(1))
     assert asked == ([("rigbook-engine", 108 * GIB)] if dropped else [])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from node import pack
+from node import pack, verbs
 from schema.snapshot import NodeSnapshot
 from tests.node.support import NEW, Host, apply_request, file_step
 
@@ -102,20 +102,40 @@ def test_read_only_use_writes_nothing(lab_python: Host, tmp_path: Path, shell: s
     assert written == [] and others == []
 
 
+def test_only_the_modules_that_a_verb_needs_are_sent() -> None:
+    assert "node.snapshot.gpus" in pack.needs("snapshot")
+    assert "node.undo" not in pack.needs("snapshot") and "node.reap" not in pack.needs("snapshot")
+    assert {"node.undo", "node.change"} <= set(pack.needs("apply"))
+
+
+@pytest.mark.parametrize("verb", sorted(verbs.ALL))
+def test_no_import_is_overlooked(verb: str) -> None:
+    """What every sent module imports of the program, by the syntax tree, is sent too."""
+    sent = pack.needs(verb)
+    files = {n[:-3].replace("/", ".").removesuffix(".__init__"): n for n in pack.sources()}
+    for module in sent:
+        for node in ast.walk(ast.parse(pack.sources()[files[module]])):
+            if isinstance(node, ast.Import):
+                assert {a.name for a in node.names if a.name.startswith("node")} <= set(sent)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("node"):
+                named = {f"{node.module}.{a.name}" for a in node.names} & files.keys()
+                assert {node.module, *named} <= set(sent)
+
+
 def test_install_then_run_then_nothing_to_install(lab_python: Host, tmp_path: Path) -> None:
     library, link = tmp_path / "lib", tmp_path / "rignode"
     path = lab_python.file(text=None)
-    command = pack.install_command(
+    command, stdin = pack.install_call(
         "apply", {**apply_request(file_step(path))}, str(library), str(link)
     )
-    assert len(wrapped(command)) < 100 * 1024 and "'" not in command
-    done = lab_python.run(["dash", "-c", wrapped(command)])
+    assert "'" not in command and NEW.strip() not in command
+    done = lab_python.run(["dash", "-c", wrapped(command)], stdin)
     assert json.loads(done.stdout)["changed"] is True and path.read_text() == NEW
     pyz = library / f"rignode-{pack.version()}.pyz"
     assert pyz.read_bytes() == pack.zipapp_bytes() and stat.S_IMODE(pyz.stat().st_mode) == 0o755
     assert link.readlink() == pyz and [p.name for p in library.iterdir()] == [pyz.name]
     inode = pyz.stat().st_ino
-    again = lab_python.run(["bash", "-c", wrapped(command)])
+    again = lab_python.run(["bash", "-c", wrapped(command)], stdin)
     assert json.loads(again.stdout)["changed"] is False and pyz.stat().st_ino == inode
     assert "OPEN change-1" in lab_python.run([str(link), "status"]).stdout
 
@@ -126,8 +146,8 @@ def test_install_mends_a_cut_zipapp_and_an_old_link(lab_python: Host, tmp_path: 
     pyz = library / f"rignode-{pack.version()}.pyz"
     pyz.write_bytes(pack.zipapp_bytes()[:5000])
     link.symlink_to(library / "rignode-000000000000.pyz")
-    command = pack.install_command("journal", {}, str(library), str(link))
-    assert json.loads(lab_python.run(["sh", "-c", command]).stdout)["ok"] is True
+    command, stdin = pack.install_call("journal", {}, str(library), str(link))
+    assert json.loads(lab_python.run(["sh", "-c", command], stdin).stdout)["ok"] is True
     assert pyz.read_bytes() == pack.zipapp_bytes() and link.readlink() == pyz
 
 
@@ -136,22 +156,22 @@ def test_install_refuses_a_link_path_that_is_somebody_elses(
 ) -> None:
     link = tmp_path / "rignode"
     link.write_text("theirs")
-    done = lab_python.run(
-        ["sh", "-c", pack.install_command("journal", {}, str(tmp_path / "lib"), str(link))]
-    )
+    command, stdin = pack.install_call("journal", {}, str(tmp_path / "lib"), str(link))
+    done = lab_python.run(["sh", "-c", command], stdin)
     answer = json.loads(done.stdout)
     assert done.returncode == 1 and answer["code"] == "install" and link.read_text() == "theirs"
 
 
-def test_a_request_on_stdin_is_in_no_command_line(lab_python: Host, tmp_path: Path) -> None:
-    path = lab_python.file(text=None)
-    command = pack.install_command("apply", None, str(tmp_path / "lib"), str(tmp_path / "rignode"))
-    request = json.dumps(apply_request(file_step(path, "hunter2\n", sensitive=True)))
-    done = lab_python.run(["dash", "-c", command], request)
-    assert json.loads(done.stdout)["changed"] is True and path.read_text() == "hunter2\n"
-
-
-def test_a_request_that_is_too_long_is_an_error_here() -> None:
+def test_a_long_request_is_an_error_inline_and_none_by_stdin(
+    lab_python: Host, tmp_path: Path
+) -> None:
     noise = subprocess.run(["head", "-c", "90000", "/dev/urandom"], capture_output=True, check=True)
     with pytest.raises(ValueError, match="bytes long"):
-        pack.install_command("apply", {"x": noise.stdout.hex()})
+        pack.inline_command("snapshot", {"x": noise.stdout.hex()})
+    path = lab_python.file(text=None)
+    text = noise.stdout.hex() + "\n"
+    command, stdin = pack.install_call(
+        "apply", apply_request(file_step(path, text)), str(tmp_path / "lib"), str(tmp_path / "l")
+    )
+    assert json.loads(lab_python.run(["sh", "-c", command], stdin).stdout)["changed"] is True
+    assert path.read_text() == text

@@ -71,6 +71,9 @@ class Pair:
 RESTART = [f"--no-ask-password restart --no-block {UNIT}"]
 
 
+FORGET = [f"--no-ask-password reset-failed {UNIT}"]
+
+
 @pytest.fixture
 def joined(host: Host) -> Iterator[Pair]:
     made = Pair(host)
@@ -166,3 +169,20 @@ def test_a_rank_that_never_joined_is_restarted(host: Host) -> None:
 def test_a_damaged_state_is_started_anew(joined: Pair) -> None:
     (joined.host.state / "run" / "pair.json").write_text('{"misses": 99}')
     assert joined.look() == "" and joined.restarts() == []
+
+
+def test_a_start_that_lasted_is_not_counted_any_more(joined: Pair) -> None:
+    """Once, after a quarter of an hour as a whole pair: deaths hours apart are no crash loop."""
+    joined.unit(since_s=899)
+    joined.look()
+    assert joined.restarts() == []
+    joined.unit(since_s=901)
+    joined.look()
+    joined.look()
+    assert joined.restarts() == FORGET
+
+
+def test_a_pair_that_misses_a_peer_is_no_good_start(joined: Pair) -> None:
+    joined.unit(since_s=2000)
+    joined.lose()
+    assert joined.restarts() == []

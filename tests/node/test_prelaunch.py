@@ -195,3 +195,21 @@ def test_the_verb_is_one_line_and_a_status(host: Host) -> None:
     assert done.returncode == 1 and done.stderr == ""
     assert done.stdout == "prelaunch: the fabric (nope0, 10.0.0.1): no device nope0, after 0 s\n"
     assert host.run(host.argv("container start")).returncode == 2
+
+
+VENV = {"path": "/opt/engine/venv", "user": "milo", "version": None}
+
+
+def test_a_venv_asks_nothing_of_docker(machine: Machine) -> None:
+    """A tower has no docker; a start that waited for it would never come."""
+    machine.answers["docker"] = False
+    machine.answers["leftover"] = CannotRead("no docker here")
+    changes = {"fabric": None, "peers": [], "master": None, "container": None, "image": None}
+    start(venv=VENV, **changes)
+    assert list(dict.fromkeys(machine.asked)) == ["orphans", "short"]
+
+
+@pytest.mark.parametrize("changes", [{"venv": VENV}, {"container": None}, {"venv": {"path": "/x"}}])
+def test_one_of_container_and_venv_runs_the_engine(changes: dict[str, Any]) -> None:
+    with pytest.raises(NodeError):
+        engine(**changes)

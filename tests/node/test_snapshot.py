@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import socket
 import stat
 import subprocess
@@ -14,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from node import snapshot
-from node.snapshot import gpus, weights
+from node import proc, snapshot
+from node.snapshot import gpus, ports, weights
 from schema.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
 from tests.node.support import Host
 
 LISTS = {"gpus", "memory", "shm", "engine_processes", "network", "ports", "docker", "units",
-         "files", "weights", "image_files", "disks", "sysctls", "journal",
+         "files", "weights", "image_files", "venvs", "disks", "sysctls", "journal",
          "connections"}  # fmt: skip
 
 
@@ -64,21 +63,16 @@ def test_every_field_of_the_schema_is_there() -> None:
     assert set(snapshot.checked({})) == set(SnapshotRequest.model_fields)
 
 
-def test_it_is_quick_and_small(host: Host) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    started = time.monotonic()
+def test_it_is_small(host: Host) -> None:
+    """Its memory; its time is measured by `make bench`."""
     done = host.run(["/usr/bin/env", "python3", "-c", MEASURE, *host.argv("snapshot", "{}")])
-    took = time.monotonic() - started
-    rss_kib, alone_s = map(float, done.stdout.split())
-    assert before >= 0 and rss_kib < 60 * 1024
-    assert alone_s < 2.0, f"{alone_s:.2f} s ({took:.2f} s with the measuring)"
+    assert float(done.stdout) < 60 * 1024
 
 
 MEASURE = """
-import resource, subprocess, sys, time
-started = time.monotonic()
+import resource, subprocess, sys
 subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, time.monotonic() - started)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 
@@ -209,3 +203,13 @@ def test_an_unreachable_peer_is_no_answer() -> None:
     seen = take(peers=["127.0.0.1"], fabric_device="no-such0").network
     assert not isinstance(seen, Unreadable)
     assert seen.peers[0].full_size_ping is None and "no device" in seen.peers[0].detail
+
+
+def test_a_port_that_was_opened_after_the_look_at_the_files_has_its_owner() -> None:
+    """Between the two looks an engine may have bound its port; it is no stranger's."""
+    before = proc.open_files()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        row = next(row for row in ports.read(before) if row["port"] == port)
+        assert row["pid"] == os.getpid()
+    assert all(row["port"] != port for row in ports.read(before))

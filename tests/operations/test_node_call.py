@@ -25,12 +25,13 @@ class Line:
     ) -> None:
         self.command = ""
         self.sudo = False
+        self.stdin = ""
         host = SimpleNamespace(name="lab1", run_shell_command=None)
         state = SimpleNamespace(print_output=False, print_input=False)
 
         def in_host(state_: Any, host_: Any, function: Any, command: Any, **arguments: Any) -> Any:
             self.command = command.get_raw_value()
-            self.sudo = arguments["_sudo"]
+            self.sudo, self.stdin = arguments["_sudo"], arguments["_stdin"]
             if broken:
                 raise broken
             output = SimpleNamespace(stdout_lines=out.splitlines(), stderr_lines=err.splitlines())
@@ -45,7 +46,7 @@ def test_a_document_comes_back_and_the_request_went_out(monkeypatch: pytest.Monk
     line = Line(monkeypatch, 'a warning of sudo\n{"ok": true, "changed": false}')
     assert line.ask(change="x") == {"ok": True, "changed": False}
     assert line.command.startswith("timeout -k 5 7 sh -c ") and line.sudo
-    went = sent("lab1", line.command)
+    went = sent("lab1", line.command, line.stdin)
     assert (went.verb, went.request, went.installs) == ("close", {"change": "x"}, True)
 
 

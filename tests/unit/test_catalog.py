@@ -10,6 +10,7 @@ import pytest
 from schema.engine import Plan
 from schema.load import plan, recipe
 from tests.unit.spark_rig import ROOT, spark_plan
+from tests.unit.tower_rig import tower_plan
 
 RECIPES = sorted((ROOT / "catalog" / "recipes").glob("*.yaml"))
 
@@ -18,26 +19,29 @@ RECIPES = sorted((ROOT / "catalog" / "recipes").glob("*.yaml"))
 def test_every_profile_of_every_recipe_renders(file: Path) -> None:
     loaded = recipe(file.stem, ROOT)
     for profile in loaded.profiles:
-        made = spark_plan(recipe=file.stem, profile=profile)
+        make = tower_plan if loaded.venv else spark_plan
+        made = make(recipe=file.stem, profile=profile)
         assert made.profile == profile
-        assert all(len(documents) == 6 for documents in made.documents.values())
+        # Two of them look after a pair.
+        files = 4 if loaded.venv else 6
+        assert all(len(documents) == files for documents in made.documents.values())
 
 
 def test_catalog_is_not_empty() -> None:
     assert {file.stem for file in RECIPES} >= {"deepseek-v4-flash", "tiny"}
 
 
-def merged(rig: str) -> Plan:
+def merged(rig: str, group: str = "spark") -> Plan:
     """The plan of an inventory file, its data merged as pyinfra does (the file's name wins)."""
     groups: dict[str, object] = {}
-    for name in ("spark", rig):
+    for name in (group, rig):
         groups |= {
             key: value
             for key, value in runpy.run_path(str(ROOT / "group_data" / f"{name}.py")).items()
             if not key.startswith("__") and isinstance(value, str | int)
             if not key.isupper()
         }
-    hosts = runpy.run_path(str(ROOT / "inventory" / f"{rig}.py"))["spark"]
+    hosts = runpy.run_path(str(ROOT / "inventory" / f"{rig}.py"))[group]
     return plan({name: {**groups, **data} for name, data in hosts}, None, ROOT)
 
 
@@ -63,6 +67,31 @@ def test_lab_has_the_same_shape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ("lab2", "worker", 1),
     ]
     assert (made.rig.name, made.recipe.name) == ("lab", "tiny")
+
+
+def test_tower_has_one_node_and_the_seeds_numbers() -> None:
+    made = merged("tower", "tower")
+    assert [(n.name, n.role, n.rank) for n in made.rig.nodes] == [("tower", "head", 0)]
+    loaded = made.recipe
+    assert loaded.name == "qwen3.6-27b" and loaded.container is None and loaded.venv is not None
+    assert loaded.venv.version == "0.19.2rc1"
+    assert [tool.id for tool in loaded.patch_tools] == ["genesis"]
+    assert [b.tokens_per_s for b in loaded.expect.baselines] == [79.4]
+    argv = made.specs["tower"].argv
+    assert argv[:3] == ("/opt/genesis/venv/bin/vllm", "serve", "/home/milo/models/Qwen3.6-27B")
+    assert argv[argv.index("--tensor-parallel-size") + 1] == "2"
+    assert '"method":"mtp"' in argv[argv.index("--speculative-config") + 1]
+
+
+def test_the_rehearsal_tower_has_the_same_shape(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RIGBOOK_LAB_HOME", str(tmp_path))
+    made = merged("labtower", "tower")
+    assert [(n.name, n.role, str(n.lan_address)) for n in made.rig.nodes] == [
+        ("tower1", "head", "10.88.0.51")
+    ]
+    assert (made.rig.name, made.recipe.name) == ("labtower", "tiny-venv")
 
 
 def test_deepseek_keeps_what_the_seed_says() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gates.codes import CODES
-from node.__main__ import VERBS
+from node.verbs import ALL as VERBS
+from schema.cluster import ClusterData
 from schema.hostdata import HostData
 from schema.validate import known_keys
 from tests.tiers import TIERS
@@ -26,7 +27,6 @@ NOT_FILES = {
     "inventory/desk.py",
     "group_data/desk.py",
     "catalog/recipes/my-model.yaml",
-    "deploys/image.py",
 }
 PLACEHOLDER = re.compile(r"NAME|HASH|\*")
 PARTS = (
@@ -127,7 +127,7 @@ def test_every_runbook_has_its_deploy() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_pyinfra_commands_can_be_typed(page: Path) -> None:
-    keys = known_keys(HostData)
+    keys = {*known_keys(HostData), *known_keys(ClusterData)}
     for command in commands(page, "pyinfra"):
         words = command.split()
         deploy = next((word for word in words if word.startswith("deploys/")), None)

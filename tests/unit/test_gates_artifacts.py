@@ -33,7 +33,7 @@ def test_image_differs_by_content_never_by_id(plan: Plan) -> None:
     )
     assert (found.code, found.node) == ("image-differs", WORKER)
     assert HEAD in found.evidence and WORKER in found.evidence
-    assert "docker save" in found.remedy and "deploys/image.py" in found.remedy
+    assert "deploys/image.py --data from=" in found.remedy
 
     moved = image.model_copy(update={"id": "sha256:" + "7" * 64, "digests": ()})
     assert f.beyond_usual(plan, both(plan, "docker.images.0", image, moved)) == []
@@ -86,4 +86,7 @@ def test_deep_hashes_decide_where_both_have_one(plan: Plan) -> None:
     assert f.beyond_usual(plan, both(plan, path, "a" * 64, None)) == []
     (found,) = f.beyond_usual(plan, both(plan, path, "a" * 64, "b" * 64))
     assert found.code == "weights-differ"
-    assert "sha256 aaaaaaaaaaaa" in found.evidence and "rsync" in found.remedy
+    assert (
+        "sha256 aaaaaaaaaaaa" in found.evidence
+        and "deploys/weights.py --data from=" in found.remedy
+    )

@@ -8,7 +8,9 @@ import pytest
 
 from gates.base import GIB
 from gates.codes import CODES, violation
+from gates.explaining_boot import BOOT_CAUSES
 from gates.serving import check
+from gates.venvcauses import VENV_CAUSES
 from gates.violation import Violation
 from gates.waiver import blocking
 from schema.engine import UNIT, Plan
@@ -65,6 +67,7 @@ BROKEN: list[tuple[str, str, str, Any]] = [
     ("weights-missing", WORKER, "weights.0.exists", False),
     ("weights-missing", WORKER, "weights", ()),
     ("weights-differ", WORKER, "weights.0.files.3.size", 7),
+    ("weights-cut", WORKER, "weights.0.files.5.header_says", 7),
     ("weights-differ", WORKER, "weights.0.files.0.name", "config.yaml"),
     ("weights-shards-missing", HEAD, "weights.0.missing_shards", ("model-00047.safetensors",)),
 ]
@@ -154,10 +157,30 @@ def test_the_rank_orders_findings_however_a_gate_gives_them(plan: Plan) -> None:
     assert [v.node for v in check(plan, f.healthy(plan), [backwards])] == [HEAD, WORKER]
 
 
+# test_gates_compatibility, test_gates_wheels, test_filepatches, test_provenance
+BEFORE_AN_UPGRADE = {
+    "version-broken",
+    "version-unknown",
+    "torch-cpu",
+    "torch-variant",
+    "wheel-missing",
+    "old-wheel-missing",
+    "backup-required",
+    "patch-drifted",
+    "patch-unknown",
+    "module-missing",
+}
+
+
 def test_the_table_breaks_every_code_of_a_gate() -> None:
     # Other files of tests/unit test these; the doctor's own are in test_doctor_findings.
     elsewhere = {
         *DOCTORS_OWN,
+        # Tested in test_gates_moving.
+        "transfer-port",
+        "transfer-room",
+        *(code for code in CODES if code.startswith("libvgpu-")),  # test_gates_library
+        *("pod-stuck", "model-file", "gpu-limit", "gpu-limit-short"),  # test_gates_gpulimit
         "nodes-reachable",
         "gate-error",
         "image-differs",
@@ -167,6 +190,9 @@ def test_the_table_breaks_every_code_of_a_gate() -> None:
         "enforce-eager",
         "image-latest",
         "privileged",
+        *VENV_CAUSES,
+        *BOOT_CAUSES,  # test_gates_boot
+        *BEFORE_AN_UPGRADE,
     }
     unreadable = {code for code in CODES if code.endswith("-unreadable")}
     assert {code for code, *_ in BROKEN} | elsewhere | unreadable == set(CODES)

@@ -156,13 +156,13 @@ def test_missing_recipe_lists_those_that_exist() -> None:
         recipe("tyny", ROOT)
     assert str(caught.value) == (
         "catalog/recipes: unknown recipe 'tyny'; did you mean tiny?; "
-        "allowed: deepseek-v4-flash, tiny"
+        "allowed: deepseek-v4-flash, qwen3.6-27b, tiny, tiny-venv"
     )
 
 
 def test_recipe_from_a_further_folder() -> None:
     assert recipe("broken", ROOT, ["tests/lab/recipes"]).name == "broken"
-    with pytest.raises(SpecError, match="allowed: absent-image, broken, deepseek-v4-flash, tiny"):
+    with pytest.raises(SpecError, match="allowed: absent-image, broken, deepseek-v4-flash, mute, "):
         recipe("nope", ROOT, ["tests/lab/recipes"])
     with pytest.raises(SpecError, match="recipes_dir: nowhere: is not a folder"):
         recipe("tiny", ROOT, ["nowhere"])

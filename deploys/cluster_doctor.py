@@ -1,0 +1,74 @@
+"""The doctor of a Kubernetes rig: one look at host and library, lowest layer first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyinfra import logger
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.diagnosis import as_row, tell
+from deploys.limiting import look as deployment
+from deploys.limiting import models
+from deploys.swapping import look
+from facts.observe import observe
+from gates import gpulimit, library
+from gates.causes import Finding, explain
+from gates.codes import section_unreadable
+from gates.mounted import state_of
+from gates.serving import CHANGING, check
+from gates.violation import Violation
+from gates.waiver import blocking
+from schema.cluster import ClusterPlan
+from schema.snapshot import NodeSnapshot, Unreadable
+
+
+def diagnose_cluster(state: State, plan: ClusterPlan) -> Sequence[Finding]:
+    """All findings about the rig, the likeliest cause first."""
+    observed: Mapping[str, Any] = observe(state, plan)  # type: ignore[arg-type]
+    found = check(plan, observed, CHANGING)  # type: ignore[arg-type]
+    node = plan.rig.head.name
+    if isinstance(observed[node], NodeSnapshot):
+        now = look(plan)
+        found += [*library.readable(node, now), *library.preloaded(node, now)]
+        found += [*library.stayed(node, now), *library.old_mapped(node, now)]
+        found += [*models(plan), *_of_deployment(plan)]
+    return explain(found, {node: 0})
+
+
+def _of_deployment(plan: ClusterPlan) -> list[Violation]:
+    """What is wrong with the Deployment; that it cannot be read is a finding, too."""
+    node = plan.rig.head.name
+    try:
+        now = deployment(plan)
+    except DeployError as error:
+        return [section_unreadable(node, "cluster", Unreadable(unreadable=str(error)))]
+    return [
+        *gpulimit.pods_run(node, now),
+        *gpulimit.limits_readable(node, now),
+        *gpulimit.limit_enough(node, now),
+    ]
+
+
+def report_cluster(plan: ClusterPlan, findings: Sequence[Finding]) -> None:
+    """Tells the findings; DeployError (exit status 1) when one of them blocks."""
+    if plan.data.as_json:
+        print(json.dumps([as_row(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            tell(finding)
+    if blocking(findings):
+        raise DeployError(
+            f"{len(blocking(findings))} finding(s) block, the likeliest cause first: "
+            f"{findings[0].code} on {findings[0].node or 'the rig'}"
+        )
+    known = state_of(look(plan))
+    swapped = (
+        f"{known.target} is ours ({known.ours[:12]}), guard {'on' if known.guard else 'off'}"
+        if known
+        else "no library was swapped"
+    )
+    logger.info(f"    {plan.rig.head.name}: {swapped}; nothing blocks")

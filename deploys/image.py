@@ -1,0 +1,46 @@
+"""image: bring the recipe's image to every node: missing layers, over the fabric, the tag last.
+
+Runbook: docs/runbooks/image.md. Data: from, archive, method, port, compress, waive + reason.
+"""
+
+from pyinfra import host, state
+
+from deploys.imaging import agreed, decide, image_of_recipe
+from deploys.support import gate, load, operator_data
+from gates.moving import image_gates
+from operations import engine, image
+
+# Load: what we want.
+plan = load()
+data = operator_data()
+
+# Gate: one right image, a way over the fabric, room, nobody else at work.
+image_of_recipe(plan)
+snapshots, waivers = gate(plan, image_gates(data.source, data.port))
+work = decide(state, plan, snapshots, waivers, data)
+
+# Act: on one node first, where none has it; from there to all others at the same time.
+image.seed(
+    name="Bring the image to one node",
+    run=work.run,
+    reference=image_of_recipe(plan),
+    nodes=work.seeds,
+    archive=work.archive,
+)
+image.move(
+    name="Move the image",
+    run=work.run,
+    reference=image_of_recipe(plan),
+    transfer=work.transfer,
+    whole=work.whole,
+    image=work.image,
+)
+
+# Verify: the same content on every node, looked at anew.
+if host.name == plan.rig.head.name:
+    engine.prove(
+        name="The same content everywhere",
+        run=work.run,
+        needed=work.needed,
+        check=lambda: agreed(state, plan),
+    )

@@ -1,0 +1,196 @@
+"""What image has to do on a rig, decided once from one observation; the same for all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyinfra import logger
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.support import once
+from facts.observe import observe, real
+from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
+from gates.moving import OFF_FABRIC, giver, images, takers
+from operations import dockerarchive
+from operations.node import StepFailed, call
+from operations.run import Run
+from operations.transfer import Transfer, Way
+from schema.engine import Plan
+from schema.hostdata import HostData
+from schema.snapshot import Docker, Image, NodeSnapshot
+
+LAYERS_STORE = "overlay2"
+Waivers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class ImageWork:
+    """The steps of one image run; everything empty when nothing is to do."""
+
+    run: Run
+    seeds: frozenset[str]
+    archive: dockerarchive.Archive | None
+    transfer: Transfer | None
+    whole: bool
+    image: Callable[[], Image]
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything is to do."""
+        return bool(self.seeds or self.transfer)
+
+
+def image_of_recipe(plan: Plan) -> str:
+    """The image that the recipe names; DeployError where its engine runs in a venv."""
+    reference = image_name(plan)
+    if reference is None:
+        raise DeployError(f"the recipe {plan.recipe.name} runs in a venv: it has no image to move")
+    return reference
+
+
+def decide(
+    state: State,
+    plan: Plan,
+    snapshots: Mapping[str, NodeSnapshot],
+    waivers: Waivers,
+    data: HostData,
+) -> ImageWork:
+    """The work of this run, decided once and told once; DeployError when it cannot be done."""
+    work: ImageWork = once("image", lambda: _decide(real(state), plan, snapshots, waivers, data))
+    return work
+
+
+def _decide(
+    state: State,
+    plan: Plan,
+    snapshots: Mapping[str, NodeSnapshot],
+    waivers: Waivers,
+    data: HostData,
+) -> ImageWork:
+    run = Run(state, "image", plan, waivers, keep_what_is_whole)
+    reference = image_of_recipe(plan)
+    found = images(plan, snapshots)
+    source = giver(found, data.source)
+    lacking = takers(found, source)
+    for name, image in found.items():
+        said = identity_of(image) if image else "absent"
+        logger.info(f"    {name} ({_store(snapshots[name])}): {said}")
+    if source is not None and not lacking:
+        logger.info(f"    {reference} is the same on all {len(found)} nodes")
+    seeds: frozenset[str] = frozenset()
+    archive = None
+    if "@" in reference:
+        # A name by digest comes from a registry alone: docker load cannot set it.
+        seeds, lacking = frozenset(lacking), ()
+    elif source is None:
+        source = plan.rig.head.name
+        seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
+        archive = _archive(data.archive, snapshots[source]) if data.archive else None
+    transfer = None
+    if lacking and source is not None:
+        transfer = Transfer(run, "image", source, lacking, way(plan, waivers, data))
+    return ImageWork(
+        run=run,
+        seeds=seeds,
+        archive=archive,
+        transfer=transfer,
+        whole=_whole(snapshots, transfer, data),
+        image=lambda: _image_now(state, plan, transfer, found),
+    )
+
+
+def _store(snapshot: NodeSnapshot) -> str:
+    return snapshot.docker.storage_driver if isinstance(snapshot.docker, Docker) else "unknown"
+
+
+def _archive(path: str, target: NodeSnapshot) -> dockerarchive.Archive:
+    try:
+        found = dockerarchive.read(Path(path))
+    except dockerarchive.BadArchive as error:
+        raise DeployError(f"nothing was changed: {error}") from None
+    if KERNEL_ARCH.get(found.arch, found.arch) != target.identity.arch:
+        raise DeployError(
+            f"nothing was changed: {path} is for {found.arch or 'an unknown processor'}, the node "
+            f"is {target.identity.arch}"
+        )
+    return found
+
+
+def way(plan: Plan, waivers: Waivers, data: HostData) -> Way:
+    """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
+    fabric = plan.rig.fabric
+    on_fabric = fabric is not None and not OFF_FABRIC & {code for code, _ in waivers}
+    addresses = {
+        node.name: str(node.fabric_address if on_fabric else node.lan_address)
+        for node in plan.rig.nodes
+    }
+    return Way(addresses, fabric.device if on_fabric and fabric else None, data.port, data.compress)
+
+
+def _whole(
+    snapshots: Mapping[str, NodeSnapshot], transfer: Transfer | None, data: HostData
+) -> bool:
+    """Whether the fallback is used: asked for, or a store whose layers node cannot read."""
+    if transfer is None or data.method == "ssh":
+        return transfer is not None
+    stores = {name: _store(snapshots[name]) for name in (transfer.source, *transfer.takers)}
+    other = [f"{name} has {store}" for name, store in stores.items() if store != LAYERS_STORE]
+    if other and data.method == "layers":
+        raise DeployError(
+            f"nothing was changed: {', '.join(other)}; method=layers needs {LAYERS_STORE} on all: "
+            "use --data method=ssh"
+        )
+    if other:
+        logger.info(f"    {', '.join(other)}: the whole image goes through docker save and load")
+    return bool(other)
+
+
+def _image_now(
+    state: State, plan: Plan, transfer: Transfer | None, found: Mapping[str, Image | None]
+) -> Image:
+    """What the giver has: as it was seen, or looked at again where it came in this run."""
+    if transfer is None:
+        raise StepFailed("no node gives the image")
+    image = found.get(transfer.source)
+    if image is None:
+        seen = observe(state, plan, fresh=True)[transfer.source]
+        docker = seen.docker if isinstance(seen, NodeSnapshot) else None
+        if isinstance(docker, Docker):
+            image = image_of(docker, image_of_recipe(plan))
+    if image is None:
+        raise StepFailed(f"{transfer.source} does not have {image_of_recipe(plan)}")
+    return image
+
+
+def agreed(state: State, plan: Plan) -> str:
+    """A line about the image being the same on all nodes; StepFailed says where it is not."""
+    seen = observe(state, plan, fresh=True)
+    found = images(plan, seen)
+    missing = [node.name for node in plan.rig.nodes if found.get(node.name) is None]
+    reference = image_of_recipe(plan)
+    if missing:
+        raise StepFailed(f"{reference} is not on {', '.join(missing)}")
+    there = [(name, image) for name, image in found.items() if image is not None]
+    for name, image in there[1:]:
+        if not same_content(there[0][1], image):
+            raise StepFailed(f"{reference} is still another build on {name} than on {there[0][0]}")
+    return f"{reference} is the same on {len(there)} nodes: {identity_of(there[0][1])}"
+
+
+def keep_what_is_whole(run: Run) -> str:
+    """After a failure: a tag that was set stands on a whole image, so those changes are blessed."""
+    kept = []
+    for node in sorted(run.touched):
+        request = {"change": run.id, "status": "COMMITTED", "reason": f"whole here; {run.failure}"}
+        request["reason"] = " ".join(request["reason"].split())[:1900]
+        try:
+            call(run.state, run.host(node), "close", request)
+            kept.append(node)
+        except StepFailed as error:
+            if error.code not in ("no_change", ""):
+                raise
+    where = f"complete on {', '.join(kept)}" if kept else "no node's tag was touched"
+    return f"{where}; run it again: what has come is kept and not fetched twice"

@@ -1,0 +1,31 @@
+"""libvgpu: swap the library that the GPU's sharing preloads, atomically, proven and watched.
+
+Runbook: docs/runbooks/libvgpu.md. Data: library=FILE + sha256=HEX, target, without, guard,
+reapply, webhook_file or webhook, restart_pods, waive + reason; remove=true: the original back.
+"""
+
+from pyinfra import state
+
+from deploys.clusters import gate_cluster, load_cluster
+from deploys.swapping import decide, findings
+from deploys.swapproof import proof
+from gates.serving import CHANGING
+from operations import engine, library
+
+# Load: what we want.
+plan = load_cluster()
+
+# Gate: whether. The candidate is loaded by a fresh process of the host, from memory.
+snapshot, waivers = gate_cluster(plan, CHANGING, lambda: findings(plan))
+work = decide(state, plan, snapshot, waivers)
+
+# Act: temp in the same folder, loaded from there, renamed; the original is kept by its content.
+library.swap(name="Swap the library", run=work.run, steps=work.steps, tell=work.lines)
+
+# Verify: on the disk, and inside a process that was started after it.
+engine.prove(
+    name="A fresh process maps it",
+    run=work.run,
+    needed=bool(work.steps or work.restarts),
+    check=lambda: proof(state, plan, work),
+)

@@ -1,0 +1,48 @@
+"""patch: bring the recipe's patches of an engine's files into force, exactly once.
+
+Runbook: docs/runbooks/patch.md. Data: venv=PATH where the recipe names none, waive + reason.
+"""
+
+from pyinfra import host, state
+
+from deploys.patching import decide, in_force, tools_here
+from deploys.serving import back_again
+from deploys.support import gate, load
+from gates.serving import CHANGING
+from operations import engine, patches
+from operations.run import Run
+
+# Load: what we want.
+plan = load()
+
+# Gate: whether. A file that is in no known state stops all hosts before a change.
+_, waivers = gate(plan, CHANGING)
+work = decide(state, plan, waivers)
+run = work.run(lambda: Run(state, "patch", plan, work.waivers, back_again))
+
+# Act: files as whole contents, then the tools of others; all of it journalled.
+patches.write(
+    name="Write the patched files",
+    run=run,
+    steps=work.steps[host.name],
+    members=work.to_write,
+    why=work.why,
+    texts=work.texts[host.name],
+)
+for tool, seconds in tools_here(plan, work, host.name):
+    patches.use_tool(
+        name=f"Run the patch tool {tool['id']}",
+        run=run,
+        tool=tool,
+        members=work.tools[tool["id"]],
+        timeout_s=seconds,
+    )
+
+# Verify: another look says that every patch is in force; that blesses the change.
+if host.name == plan.rig.head.name:
+    engine.prove(
+        name="The patches are in force",
+        run=run,
+        needed=work.is_needed,
+        check=lambda: in_force(state, plan, work),
+    )

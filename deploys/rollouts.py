@@ -1,0 +1,103 @@
+"""A rollout while it is under way, and how the new pod proves that it has its values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import gevent
+from pydantic import ValidationError
+from pyinfra.api import State
+
+from deploys.answering import wait_for_completion
+from deploys.limiting import Patch, named, pairs, request
+from facts.asking import AskFailed, ask_node
+from facts.observe import real
+from operations.node import StepFailed
+from schema.cluster import ClusterPlan
+from schema.kube import KubeLook, Pod
+
+POLL_S = 3.0
+
+
+def proof(state: State, plan: ClusterPlan, work: Patch) -> str:
+    """A line about the new pod and its values; StepFailed once it cannot or does not come up."""
+    host = real(state).inventory.get_host(plan.rig.head.name)
+    asked = request(plan, variables=list(work.values))
+    deadline, said = time.monotonic() + plan.data.deadline, ""
+    while True:
+        try:
+            now = KubeLook.model_validate(ask_node(real(state), host, "kube look", asked))
+        except (AskFailed, ValidationError) as error:
+            now, line = None, f"the cluster does not answer: {' '.join(str(error).split())[:200]}"
+        else:
+            line = progress(now)
+            stop_if_stuck(now)
+            if now.rollout.done and now.rollout.generation > work.generation:
+                line = _values_seen(plan, now, work)
+                return f"{line}; {wait_for_completion(state, plan, deadline)}"
+        if line != said:
+            host.log(line)
+            said = line
+        if time.monotonic() > deadline:
+            raise StepFailed(
+                f"{host.name}: not rolled out within {plan.data.deadline} s: {line}"
+                + (_last_lines(now.pods) if now else "")
+            )
+        gevent.sleep(POLL_S)
+
+
+def progress(now: KubeLook) -> str:
+    """The rollout in a line: numbers, the newest pod, its newest event, its last log line."""
+    parts = [now.rollout.words]
+    fresh = [pod for pod in now.pods if not pod.leaving][:1]
+    parts += [f"{p.name} {p.waiting or p.phase} {p.ready}/{p.containers}" for p in fresh]
+    parts += [f"event: {now.event}"] if now.event else []
+    parts += [f"log: {pod.log[-1][:120]}" for pod in fresh if pod.log]
+    return "; ".join(parts)
+
+
+def stop_if_stuck(now: KubeLook) -> None:
+    """StepFailed when the newest pod cannot come up, with its last words."""
+    newest = [pod for pod in now.pods if not pod.leaving][:1]
+    for pod in newest:
+        if pod.stuck:
+            raise StepFailed(
+                f"{pod.name}: {pod.stuck}, {pod.restarts} restarts{_last_lines([pod])}"
+            )
+    if now.rollout.failed:
+        raise StepFailed(f"the rollout's own deadline has passed: {progress(now)}")
+
+
+def _last_lines(pods: Sequence[Pod]) -> str:
+    lines = [line for pod in pods[:1] for line in pod.log[-5:]]
+    return "".join(f"\n    {line}" for line in lines)
+
+
+def _values_seen(plan: ClusterPlan, now: KubeLook, work: Patch) -> str:
+    """The line of a proof: template and process have the values. StepFailed when one has not."""
+    for name, value in work.values.items():
+        if now.variables[name].value != value:
+            raise StepFailed(
+                f"{name} is {now.variables[name].value!r} again: overwritten by others"
+            )
+    pods = [pod for pod in now.pods if not pod.leaving and pod.phase == "Running"]
+    seen = [pod for pod in pods if pod.live.processes]
+    for pod in seen:
+        _same_inside(pod, work.values)
+    inside = (
+        f"seen in {sum(p.live.processes for p in seen)} processes of {seen[0].name}"
+        if seen
+        else "no process of the pod is seen from this host, so only the template tells"
+    )
+    return f"{named(plan, now)} has {pairs(work.values)}; {now.rollout.words}; {inside}"
+
+
+def _same_inside(pod: Pod, values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        other = [found for found in pod.live.values.get(name, ()) if found != value]
+        if other:
+            raise StepFailed(
+                f"{pod.name}: its process has {name}={other[0]}, not {value}: the device plugin "
+                "(or the image's start) sets it after the template"
+            )

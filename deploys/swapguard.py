@@ -1,0 +1,67 @@
+"""The steps around a swapped library: what is written down about it, and the guard's units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyinfra.api.exceptions import DeployError
+
+from operations.engine import Steps, file_steps, timer_steps
+from schema.cluster import ClusterPlan
+from schema.libraryfiles import FILES, GUARD_PATH, GUARD_TIMER, library_documents
+from schema.snapshot import FileState, NodeSnapshot, Unit, Unreadable
+
+
+def around(
+    plan: ClusterPlan, snapshot: NodeSnapshot, target: str, original: str, ours: str
+) -> Steps:
+    """The state file and the guard: written, started, or taken away."""
+    files, units = files_now(snapshot), units_now(snapshot)
+    documents = library_documents(plan, target, original, ours)
+    steps: Steps = []
+    folder = files.get("/etc/rigbook")
+    if folder is not None and folder.kind == "absent":
+        steps.append({"op": "directory", "path": "/etc/rigbook", "mode": "0755"})
+    if not plan.data.guard:
+        steps += no_guard(files, units)
+    changes = [{**step, "sensitive": True} for step in file_steps(documents, files)]
+    steps += changes
+    if plan.data.guard:
+        written = [str(step["path"]) for step in changes]
+        for unit in (GUARD_PATH, GUARD_TIMER):
+            steps += timer_steps(unit, units.get(unit), written)
+    return steps
+
+
+def no_guard(files: Mapping[str, FileState], units: Mapping[str, Unit]) -> Steps:
+    """The steps that end a guard of an earlier run; none where there is none."""
+    steps: Steps = []
+    for name, unit in units.items():
+        if unit.active_state == "active" or unit.enabled == "enabled":
+            steps.append(_unit_step(name, "stop", False))
+    there = [p for p in FILES if p.endswith((".service", ".path", ".timer")) and _is_file(files, p)]
+    steps += [{"op": "absent", "path": path} for path in there]
+    return steps
+
+
+def _unit_step(name: str, active: str, enabled: bool) -> dict[str, object]:
+    return {"op": "unit", "unit": name, "enabled": enabled, "active": active, "daemon_reload": True}
+
+
+def _is_file(files: Mapping[str, FileState], path: str) -> bool:
+    return path in files and files[path].kind == "file"
+
+
+def files_now(snapshot: NodeSnapshot) -> dict[str, FileState]:
+    """The snapshot's files by path; DeployError when they cannot be read."""
+    if isinstance(snapshot.files, Unreadable):
+        raise DeployError(f"the files cannot be read: {snapshot.files.unreadable}")
+    return {file.path: file for file in snapshot.files}
+
+
+def units_now(snapshot: NodeSnapshot) -> dict[str, Unit]:
+    """The guard's units that systemd knows; DeployError when they cannot be read."""
+    if isinstance(snapshot.units, Unreadable):
+        raise DeployError(f"the units cannot be read: {snapshot.units.unreadable}")
+    ours = (GUARD_PATH, GUARD_TIMER)
+    return {u.name: u for u in snapshot.units if u.name in ours and u.load_state != "not-found"}

@@ -1,0 +1,78 @@
+"""Gates of a Deployment on a shared GPU: its memory limit, its pods, and what their logs say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gates.codes import violation
+from gates.violation import Violation
+from schema import memlimit
+from schema.kube import KubeLook, ModelFiles
+
+DEPLOY = "pyinfra INVENTORY deploys/gpu_limit.py"
+
+
+def limits_readable(node: str, now: KubeLook) -> Iterator[Violation]:
+    """`0m` is 0 bytes to HAMi-core, which then reports `Total VRAM: 0 MiB` (A3)."""
+    for name, found in now.variables.items():
+        if not name.startswith(memlimit.VARIABLE) or found.value is None:
+            continue
+        try:
+            memlimit.parse_limit(found.value)
+        except memlimit.LimitError as error:
+            yield violation(
+                "gpu-limit",
+                node,
+                f"{name} of Deployment {now.name} is {found.value!r}",
+                evidence=str(error),
+                remedy=f"{DEPLOY} --data limit=24000m (computed for your card)",
+            )
+
+
+def limit_enough(node: str, now: KubeLook) -> Iterator[Violation]:
+    """`Device N OOM <wanted> / <allowed>`: the engine dies at its first request (A5)."""
+    lines = [line for pod in now.pods for line in pod.log]
+    worst = memlimit.largest(memlimit.ooms(lines), None)
+    if worst is not None:
+        lack = worst.wanted - worst.allowed
+        yield violation(
+            "gpu-limit-short",
+            node,
+            f"device {worst.device} of Deployment {now.name} wants more than its limit allows",
+            evidence=f"Device {worst.device} OOM {worst.wanted} / {worst.allowed}: "
+            f"{memlimit.shown(lack)} too little",
+            remedy=f"{DEPLOY} --data wanted={worst.wanted}",
+        )
+
+
+def pods_run(node: str, now: KubeLook) -> Iterator[Violation]:
+    """A pod in a crash loop serves nobody, whatever the Deployment is called."""
+    for pod in now.pods:
+        if pod.stuck and not pod.leaving:
+            last = next((line for line in reversed(pod.log) if line.strip()), "no log")
+            yield violation(
+                "pod-stuck",
+                node,
+                f"{pod.name} does not come up: {pod.stuck}, {pod.restarts} restarts",
+                evidence=f"{last[:300]}; event: {now.event or 'none'}",
+                remedy=f"on {node}: sudo kubectl logs {pod.name} --previous",
+            )
+
+
+def models_fit(node: str, seen: ModelFiles, wanted: Mapping[str, str]) -> Iterator[Violation]:
+    """Each file is whole and of its loader's format: `invalid magic characters` comes late (A2)."""
+    for file in seen.files:
+        kind = wanted[file.path]
+        wrong = file.broken
+        if file.format is not None and file.format != kind:
+            wrong = f"it is {file.format}; its loader reads {kind}"
+        if wrong:
+            yield violation(
+                "model-file",
+                node,
+                f"{file.path} on {node} is not what its loader reads",
+                evidence=wrong if file.size is None else f"{wrong} ({file.size} bytes)",
+                remedy=f"on {node}: download it again as {kind}, or name the format that the "
+                "loader reads in group_data (models)",
+                unknown=file.size is None,
+            )

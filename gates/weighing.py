@@ -1,0 +1,121 @@
+"""Gates before weights move from one node to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gates import fabric, host, storage, weights
+from gates.base import Gate, Observed, gib, known, per_node, pyinfra, reached
+from gates.codes import violation
+from gates.moving import port_of, room_on
+from gates.violation import Violation
+from schema.engine import Plan
+from schema.rig import Node
+from schema.snapshot import NodeSnapshot, Unreadable
+
+
+def changes_closed_but(deploy: str) -> Gate:
+    """As storage.changes_closed, but a change of this deploy that was cut off: it is taken up."""
+
+    @per_node
+    def gate(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+        """No change of another deploy is half done (P4)."""
+        changes = known(snapshot.journal, "journal").changes
+        others = tuple(c for c in changes if (c.deploy, c.status) != (deploy, "OPEN"))
+        yield from storage.half_done(plan, node, snapshot, others)
+
+    return gate
+
+
+def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
+    """All gates before weights move: `source` is the node that gives, None where none can."""
+
+    def one_source(plan: Plan, observed: Observed) -> list[Violation]:
+        """There is a node whose weights look whole by themselves; what is wrong there is named."""
+        if source is not None:
+            found = [
+                v
+                for check in (weights.weights_magic, weights.weights_cut, weights.weights_whole)
+                for v in check(plan, observed)
+                if v.node == source
+            ]
+            return [
+                *found,
+                *(v for v in weights.weights_present(plan, observed) if v.node == source),
+            ]
+        return [replace(v, node=None) for v in weights.weights_present(plan, observed)][:1] or [
+            violation(
+                "weights-differ",
+                None,
+                "no node's weights are whole, or nobody said which are right",
+                evidence="; ".join(_weights_line(plan, n, s) for n, s in reached(plan, observed)),
+                remedy=pyinfra(plan, "weights", "from=NODE"),
+            )
+        ]
+
+    def room(plan: Plan, observed: Observed) -> list[Violation]:
+        """Room for what the taker may lack, at its largest; node looks again at what does."""
+        wanted: dict[str, int] = {}
+        giving = _weights_bytes(plan, observed, source)
+        for node, snapshot in reached(plan, observed):
+            if node.name != source and not isinstance(snapshot.weights, Unreadable):
+                there = weights.weights_of(plan, node, snapshot)
+                have = sum(f.size for f in there.files) if there else 0
+                wanted[node.name] = max(0, giving - have)
+        found: list[Violation] = []
+        for node in plan.rig.nodes:
+            path = plan.specs[node.name].weights
+            some = {node.name: wanted.get(node.name, 0)}
+            found += room_on(plan, observed, path, some)
+        return found
+
+    def port_free(plan: Plan, observed: Observed) -> list[Violation]:
+        """Nobody listens on the port that the giver uses for this one transfer."""
+        return list(port_of(plan, observed, source, port))
+
+    return (
+        host.nodes_reachable,
+        *fabric.GATES,
+        storage.lock_free,
+        changes_closed_but("weights"),
+        storage.journal_whole,
+        one_source,
+        room,
+        port_free,
+    )
+
+
+def _weights_bytes(plan: Plan, observed: Observed, name: str | None) -> int:
+    for node, snapshot in reached(plan, observed):
+        if node.name == name and not isinstance(snapshot.weights, Unreadable):
+            found = weights.weights_of(plan, node, snapshot)
+            return sum(f.size for f in found.files) if found else 0
+    return 0
+
+
+def _weights_line(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
+    found = weights.weights_of(plan, node, snapshot)
+    if found is None or not found.exists:
+        return f"{node.name}: none"
+    whole = "whole" if weights.sound(plan, found) else "not whole"
+    return (
+        f"{node.name}: {len(found.files)} files, {gib(sum(f.size for f in found.files))}, {whole}"
+    )
+
+
+def weights_giver(plan: Plan, observed: Observed, chosen: str | None) -> str | None:
+    """The node that gives: the chosen one, else the only whole one, else the first of equal ones.
+
+    None where none is whole, or where whole ones differ and nobody said which is right.
+    """
+    if chosen is not None:
+        return chosen
+    whole = []
+    for node, snapshot in reached(plan, observed):
+        if not isinstance(snapshot.weights, Unreadable):
+            found = weights.weights_of(plan, node, snapshot)
+            if found is not None and found.exists and weights.sound(plan, found):
+                whole.append(node.name)
+    differing = {v.node for v in weights.weights_equal(plan, observed)} & set(whole)
+    return None if not whole or (len(whole) > 1 and differing) else whole[0]

@@ -1,0 +1,13 @@
+"""What is different on the rehearsal host. Merged after group_data/olares.py, so it wins."""
+
+from lab.settings import SSH_USER, load
+
+ssh_user = SSH_USER
+ssh_key = str(load().ssh_key)
+ssh_known_hosts_file = str(load().known_hosts)
+
+rig = "lab-olares"
+namespace = "default"
+kubeconfig = "/etc/rigbook-lab-kubeconfig"
+deployment = "lucebox"
+container = "engine"

@@ -1,0 +1,11 @@
+"""The rehearsal rig in the shape of an Olares One: the lab's first host, and the lab's cluster."""
+
+from lab.settings import load
+
+olares = [
+    (
+        host.name,
+        {"ssh_hostname": host.address, "lan_address": host.address},
+    )
+    for host in load().hosts()[:1]
+]

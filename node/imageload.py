@@ -1,0 +1,162 @@
+"""docker load of an archive that is made while it is read, through the engine's socket.
+
+The archive leaves out the layers that the store has, and has no tags: docker sets none, so nobody
+finds the image by its name before it was looked at as a whole.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import tarfile
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Optional
+from urllib.parse import quote
+
+from node import wire
+from node.errors import Json, NodeError
+from node.snapshot import docker
+
+_CHUNK = wire.BLOCK
+
+
+class Growing:
+    """Layers that another thread brings into files, for one that reads them as they grow."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._sizes: Dict[int, int] = {}
+        self._error: Optional[Exception] = None
+
+    def grew(self, item: int, size: int) -> None:
+        """Notes that an item's file now has `size` good bytes."""
+        with self._change:
+            self._sizes[item] = size
+            self._change.notify_all()
+
+    def failed(self, error: Exception) -> None:
+        """Notes that no more will come."""
+        with self._change:
+            self._error = error
+            self._change.notify_all()
+
+    def wait(self, item: int, more_than: int) -> int:
+        """Gives the item's size once it is more than `more_than`. Raises what `failed` noted."""
+        with self._change:
+            while self._error is None and self._sizes.get(item, -1) <= more_than:
+                self._change.wait(1.0)
+            if self._error is not None:
+                raise self._error
+            return self._sizes[item]
+
+    def read(self, item: int, path: str, length: int) -> Iterator[bytes]:
+        """Gives the item's file in chunks, waiting for what has not come yet."""
+        done = 0
+        self.wait(item, -1)
+        with open(path, "rb", buffering=0) as file:
+            while done < length:
+                there = self.wait(item, done)
+                while done < there:
+                    chunk = file.read(min(_CHUNK, there - done))
+                    if not chunk:
+                        raise NodeError(f"{path} became shorter while it was read", "io")
+                    done += len(chunk)
+                    yield chunk
+
+
+def _member(name: str, length: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = length, 0o644
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def _padding(length: int) -> bytes:
+    return bytes(-length % tarfile.BLOCKSIZE)
+
+
+def archive(
+    image_id: str,
+    config: bytes,
+    diff_ids: List[str],
+    sizes: Dict[int, int],
+    read: Callable[[int], Iterator[bytes]],
+) -> Iterator[bytes]:
+    """Gives a docker archive of an image; layers without a size are named and left out."""
+    names = [f"{diff[7:]}/layer.tar" for diff in diff_ids]
+    manifest = [{"Config": f"{image_id[7:]}.json", "RepoTags": None, "Layers": names}]
+    for name, raw in (
+        (f"{image_id[7:]}.json", config),
+        ("manifest.json", json.dumps(manifest).encode()),
+    ):
+        yield _member(name, len(raw)) + raw + _padding(len(raw))
+    for item, length in sorted(sizes.items()):
+        yield _member(names[item], length)
+        yield from read(item)
+        yield _padding(length)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def load(
+    chunks: Iterator[bytes],
+    timeout_s: float,
+    sent: Callable[[], None],
+    told: Callable[[Json], None],
+) -> None:
+    """Hand an archive to docker. `sent` is called when docker has it, `told` with what it tells.
+
+    Raises NodeError (`image_load`) with docker's words, and whatever making the archive raises:
+    docker then sees an archive that is cut, and keeps nothing.
+    """
+    connection = docker.Connection(docker.SOCKET, timeout_s)
+    try:
+        try:
+            connection.putrequest("POST", "/images/load?quiet=0")
+            connection.putheader("Content-Type", "application/x-tar")
+            connection.putheader("Transfer-Encoding", "chunked")
+            connection.endheaders()
+            for chunk in chunks:
+                if chunk:
+                    connection.send(b"%x\r\n" % len(chunk))
+                    connection.send(chunk)
+                    connection.send(b"\r\n")
+            connection.send(b"0\r\n\r\n")
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # docker has said why, and closed: its answer is read below
+        sent()
+        _answer(connection, told)
+    except socket.timeout:
+        raise NodeError(f"docker load was not done in {timeout_s:g} s", "image_load") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise NodeError(f"docker ended while it loaded: {error}", "image_load",
+                        "systemctl status docker; then run it again") from None  # fmt: skip
+    finally:
+        connection.close()
+
+
+def _answer(connection: http.client.HTTPConnection, told: Callable[[Json], None]) -> None:
+    response = connection.getresponse()
+    last = ""
+    for line in iter(response.readline, b""):
+        try:
+            row: Any = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(row, dict):
+            continue
+        if row.get("error") or response.status != 200:
+            said = row.get("error") or row.get("message")
+            raise NodeError(f"docker load: {str(said)[:400]}", "image_load", "df -h; run it again")
+        last = str(row.get("stream") or row.get("status") or last)
+        told(row)
+    # A connection that just ends is no success: `socat … docker load` gave 0 and no image.
+    if not last.startswith("Loaded image"):
+        said = last.strip()[:80] or "no word"
+        raise NodeError(f"docker ended in the middle of the load ({said})", "image_load",
+                        "systemctl status docker; then run it again")  # fmt: skip
+
+
+def inspect(reference: str) -> Optional[Json]:
+    """Gives an image by name or id as docker knows it, or None. Raises CannotRead."""
+    row = docker.get(f"/images/{quote(reference, safe='/:@')}/json", absent_ok=True)
+    return None if row is None else dict(row)

@@ -1,0 +1,176 @@
+"""models look: what a model file's own header says, and whether the file is as long as it promises.
+
+GGUF (its specification, versions 2 and 3) and safetensors; no file is read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from typing import Any, BinaryIO, Dict, List, Optional, Tuple
+
+from node import check
+from node.errors import Json, NodeError, io_reason
+
+# its loader refuses a longer one
+MAX_JSON = 100_000_000
+MAX_HEADER = 256 << 20
+_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_STRING, _ARRAY = 8, 9
+# ggml types: values a block, bytes a block (ggml.h)
+_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
+    9: (32, 36), 10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210),
+    15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18),
+    21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4),
+    27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
+}  # fmt: skip
+
+
+class BrokenModel(Exception):
+    """A model file that is not whole or not of its kind; the text says why."""
+
+
+class _Gguf:
+    """A GGUF header, read from the front."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.file, self.size, self.at = file, size, 4
+        file.seek(4)
+
+    def take(self, count: int) -> bytes:
+        """Gives the next bytes. Raises BrokenModel when the header ends before them."""
+        if count < 0 or self.at + count > min(self.size, MAX_HEADER):
+            raise BrokenModel(f"cut off in its header, at byte {self.at} of {self.size}")
+        raw = self.file.read(count)
+        if len(raw) != count:
+            raise BrokenModel(f"cut off in its header, at byte {self.at} of {self.size}")
+        self.at += count
+        return raw
+
+    def number(self, layout: str) -> int:
+        """Gives one little-endian number."""
+        return int(struct.unpack("<" + layout, self.take(struct.calcsize(layout)))[0])
+
+    def text(self) -> str:
+        """Gives a string."""
+        return self.take(self.number("Q")).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        """Gives a small value; None for one that is passed over."""
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            inner, count = self.number("I"), self.number("Q")
+            if inner in _SCALARS:
+                self.take(_SCALARS[inner] * count)
+            else:
+                for _ in range(count):
+                    self.value(inner)
+            return None
+        if kind not in _SCALARS:
+            raise BrokenModel(f"its header has a value of the unknown kind {kind}")
+        raw = self.take(_SCALARS[kind])
+        return int.from_bytes(raw, "little") if kind in (4, 5, 10, 11) else None
+
+
+def gguf(file: BinaryIO, size: int) -> Tuple[str, int]:
+    """Gives a GGUF's header in words, and the size that it promises. Raises BrokenModel."""
+    head = _Gguf(file, size)
+    version = head.number("I")
+    if version not in (2, 3):
+        raise BrokenModel(f"GGUF of version {version}, which no loader here reads")
+    tensors, pairs = head.number("Q"), head.number("Q")
+    known: Dict[str, Any] = {}
+    for _ in range(pairs):
+        key = head.text()
+        value = head.value(head.number("I"))
+        if key in ("general.architecture", "general.alignment"):
+            known[key] = value
+    end = 0
+    for _ in range(tensors):
+        head.text()
+        dims = [head.number("Q") for _ in range(head.number("I"))]
+        kind, offset = head.number("I"), head.number("Q")
+        count = 1
+        for dim in dims:
+            count *= dim
+        block, width = _BLOCKS.get(kind, (1, 0))
+        end = max(end, offset + count // block * width)
+    align = int(known.get("general.alignment") or 32)
+    data = -(-head.at // align) * align
+    name = known.get("general.architecture") or "unknown"
+    return f"GGUF version {version}, {tensors} tensors, architecture {name}", data + end
+
+
+def safetensors(file: BinaryIO, size: int) -> Tuple[str, int]:
+    """Gives a safetensors' header in words, and the size that it promises. Raises BrokenModel."""
+    file.seek(0)
+    length = struct.unpack("<Q", file.read(8))[0]
+    if length > MAX_JSON:
+        raise BrokenModel(f"its header would be {length} bytes long")
+    raw = file.read(length)
+    if len(raw) != length:
+        raise BrokenModel(f"cut off in its header: {8 + length} bytes of it, {size} in the file")
+    try:
+        rows: Dict[str, Any] = json.loads(raw)
+        tensors = [row for key, row in rows.items() if key != "__metadata__"]
+        end = max((int(row["data_offsets"][1]) for row in tensors), default=0)
+        kinds = sorted({str(row["dtype"]) for row in tensors})
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise BrokenModel("its header is no JSON of tensors") from None
+    return f"safetensors, {len(tensors)} tensors of {', '.join(kinds)}", 8 + length + end
+
+
+def kind_of(head: bytes) -> str:
+    """Gives the format that a file's first 16 bytes tell: `gguf`, `safetensors`, or what it is."""
+    if head.startswith(b"GGUF"):
+        return "gguf"
+    if len(head) > 8 and head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= MAX_JSON:
+        return "safetensors"
+    if head.startswith(b"version https://"):
+        return "a git-lfs pointer, not the file itself"
+    if not head.strip(b"\0"):
+        return "empty or zeroes, as an unfinished download leaves it"
+    return f"unknown (starts with {head[:8].hex()})"
+
+
+def one(path: str) -> Json:
+    """Gives a file: size, format, its header in words, and why it is not whole (or null)."""
+    answer: Json = {"path": path, "size": None, "format": None, "said": "", "broken": None}
+    try:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise BrokenModel("not a plain file")
+            answer.update(size=info.st_size, format=kind_of(file.read(16)))
+            readers = {"gguf": gguf, "safetensors": safetensors}
+            if answer["format"] in readers:
+                answer["said"], wanted = readers[answer["format"]](file, info.st_size)
+                answer["broken"] = _wrong_size(info.st_size, wanted, answer["format"])
+    except OSError as error:
+        answer["broken"] = io_reason(error)
+    except (BrokenModel, struct.error) as error:
+        answer["broken"] = str(error)
+    return answer
+
+
+def _wrong_size(size: int, wanted: int, kind: str) -> Optional[str]:
+    if size < wanted:
+        return f"cut off: its header promises {wanted} bytes, there are {size}"
+    # GGUF may be padded at its end; the loader of safetensors refuses bytes that nobody owns
+    if size > wanted and kind == "safetensors":
+        return f"{size - wanted} bytes more than its header promises"
+    return None
+
+
+def look(request: Any) -> Json:
+    """Gives the headers of the named files, in their order."""
+    body = check.keys(request, "request", ("paths",), ("paths",))
+    rows = check.array(body["paths"], "paths", 100)
+    paths: List[str] = [check.path(row, f"paths[{n}]") for n, row in enumerate(rows)]
+    if not paths:
+        raise NodeError("no paths", "bad_request")
+    return {"files": [one(path) for path in paths]}

@@ -1,0 +1,237 @@
+"""The giving end of a transfer: listens for this one transfer, on one address, and is gone after.
+
+It ends when every peer has said that it is done, and also: at its deadline, when no peer was heard
+for IDLE_S, at a signal, and when whoever started it is gone (the parent, or the reader of stdout,
+which is the ssh session). Its threads are daemons: nothing listens longer than the process lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+from node import check, wire
+from node.errors import Json, NodeError
+from node.squeeze import CHOICES, Chooser
+
+# Longer than a receiver goes on trying (node/fetch.py), so that a link may flap.
+IDLE_S = 90.0
+MAX_PEERS = 64
+
+
+class Source:
+    """What is offered: a listing, and items by number. A subclass says what they are."""
+
+    def listing(self) -> Json:
+        """Gives what the peers get to know first."""
+        raise NotImplementedError
+
+    def size(self, item: int) -> int:
+        """Gives the length of an item in bytes."""
+        raise NotImplementedError
+
+    def blocks(self, item: int, offset: int) -> Iterator[wire.Bytes]:
+        """Gives an item's bytes from `offset` on, in blocks of at most wire.BLOCK."""
+        raise NotImplementedError
+
+    def sha256(self, item: int, tick: Callable[[], None]) -> str:
+        """Gives an item's sha256; calls `tick` now and then where it has to read for it."""
+        raise NotImplementedError
+
+
+class Alive:
+    """Whether somebody still waits for this process."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._signals: List[int] = []
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, lambda got, _frame: self._signals.append(got))
+
+    def gone(self) -> Optional[str]:
+        """Gives why nobody waits any more, or None."""
+        if self._signals:
+            return f"ended by {signal.Signals(self._signals[0]).name}"
+        if os.getppid() != self._parent:
+            return "the program that started it is gone"
+        # One a call: several streams ask, and one poll object may not be used by two at once.
+        poll = select.poll()
+        poll.register(1, 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            return "the session that started it is gone"
+        return None
+
+
+def place(value: Any) -> Json:
+    """Gives a `from`: the giver's address and port, and the device to go out of (or null)."""
+    found = check.keys(value, "from", ("address", "port", "device"), ("address", "port"))
+    device = found.get("device")
+    return {
+        "address": check.address(found["address"], "from.address"),
+        "port": int(check.number(found["port"], "from.port", 1024, 65535)),
+        "device": None if device is None else check.device(device, "from.device"),
+    }
+
+
+def checked(request: Json, more: List[str]) -> Json:
+    """Gives an offer's request with its common values checked; `more` are the verb's own keys."""
+    keys = ("listen", "peers", "key", "deadline_s", "compress")
+    body = check.keys(request, "request", (*keys, *more), ("listen", "peers", "key", *more))
+    listen = check.keys(
+        body["listen"], "listen", ("address", "port", "device"), ("address", "port")
+    )
+    device = listen.get("device")
+    peers = check.array(body["peers"], "peers", MAX_PEERS)
+    return {
+        "address": check.address(listen["address"], "listen.address"),
+        "port": int(check.number(listen["port"], "listen.port", 1024, 65535)),
+        "device": None if device is None else check.device(device, "listen.device"),
+        "peers": [check.address(row, f"peers[{n}]") for n, row in enumerate(peers)],
+        "key": check.key(body["key"], "key"),
+        "deadline_s": check.number(body.get("deadline_s", 3600), "deadline_s", 1, 86400),
+        "compress": check.choice(body.get("compress", "auto"), "compress", CHOICES),
+    }
+
+
+def serve(source: Source, wanted: Json) -> Json:
+    """Serve the peers until they are done; gives what each got.
+
+    Raises NodeError: `port_taken`, `no_address`, `deadline`, `no_peer`, `interrupted`.
+    """
+    alive = Alive()
+    listener = _listener(wanted)
+    offer = _Offer(source, wanted)
+    deadline = time.monotonic() + wanted["deadline_s"]
+    try:
+        while not offer.done():
+            why = alive.gone()
+            if why:
+                raise NodeError(f"the offer ended: {why}", "interrupted")
+            if time.monotonic() > deadline:
+                raise NodeError(f"not done in {wanted['deadline_s']:g} s", "deadline")
+            if offer.idle_s() > IDLE_S:
+                raise NodeError(f"no peer was heard for {IDLE_S:g} s", "no_peer",
+                                "look at the peers' own lines")  # fmt: skip
+            if select.select([listener], [], [], 0.2)[0]:
+                offer.take(*listener.accept())
+    finally:
+        listener.close()
+    return offer.answer()
+
+
+def _listener(wanted: Json) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    where = f"{wanted['address']}:{wanted['port']}"
+    try:
+        # The port of a transfer that has just ended is still in TIME_WAIT.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wire.bind_device(sock, wanted["device"])
+        sock.bind((wanted["address"], wanted["port"]))
+        sock.listen(16)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise NodeError(f"{where} is taken", "port_taken",
+                            f"sudo ss -ltnp sport = :{wanted['port']}; another one: "
+                            "--data port=N") from None  # fmt: skip
+        reason = error.strerror or str(error)
+        raise NodeError(f"cannot listen on {where}: {reason}", "no_address",
+                        f"ip addr show {wanted['device'] or ''}".strip()) from None  # fmt: skip
+    return sock
+
+
+class _Offer:
+    """The state that the connections of one transfer share."""
+
+    def __init__(self, source: Source, wanted: Json) -> None:
+        self._source = source
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._heard = time.monotonic()
+        self._busy = 0
+        self._peers: Dict[str, Json] = {}
+        self.strangers = 0
+
+    def done(self) -> bool:
+        """Gives whether every peer said that it is done."""
+        return all(self._peers.get(p, {}).get("done") for p in self._wanted["peers"])
+
+    def idle_s(self) -> float:
+        """Gives the seconds since a peer was heard; 0 while one is served."""
+        return 0.0 if self._busy else time.monotonic() - self._heard
+
+    def answer(self) -> Json:
+        """Gives what came of it."""
+        return {"peers": self._peers, "strangers": self.strangers}
+
+    def take(self, sock: socket.socket, where: Any) -> None:
+        """Serve a connection in a thread of its own; others than the peers are not greeted."""
+        if where[0] not in self._wanted["peers"]:
+            self.strangers += 1
+            sock.close()
+            return
+        threading.Thread(target=self._serve, args=(sock, where[0]), daemon=True).start()
+
+    def _serve(self, sock: socket.socket, address: str) -> None:
+        try:
+            line = wire.answer(sock, self._wanted["key"])
+        except wire.WireError:
+            with self._lock:
+                self.strangers += 1
+            sock.close()
+            return
+        with self._lock:
+            self._busy += 1
+            peer = self._peers.setdefault(address, {"done": False, "error": None, "wire_bytes": 0})
+        try:
+            self._talk(line, peer)
+        except wire.WireError:
+            pass  # the receiver calls again, or does not; idle_s tells
+        finally:
+            line.close()
+            with self._lock:
+                self._busy -= 1
+                self._heard = time.monotonic()
+                peer["wire_bytes"] += line.wire_bytes
+
+    def _talk(self, line: wire.Line, peer: Json) -> None:
+        # One Chooser a connection: each has a link and a core of its own.
+        chooser = Chooser(self._wanted["compress"])
+        while True:
+            asked = line.message()
+            try:
+                if "bye" in asked:
+                    peer["error"] = asked["bye"]
+                    peer["done"] = True
+                    return
+                if "list" in asked:
+                    line.say(self._source.listing())
+                elif "size" in asked:
+                    line.say({"size": self._source.size(int(asked["size"]))})
+                elif "get" in asked:
+                    self._give(line, chooser, int(asked["get"]), int(asked["offset"]))
+                else:
+                    raise NodeError("an unknown request", "bad_request")
+            except (NodeError, OSError, LookupError, TypeError, ValueError) as error:
+                line.say({"error": str(error) or type(error).__name__})
+
+    def _give(self, line: wire.Line, chooser: Chooser, item: int, offset: int) -> None:
+        for block in self._source.blocks(item, offset):
+            squeeze = chooser.decide(block)
+            started = time.monotonic()
+            count = line.send(block, squeeze)
+            chooser.sent(count, time.monotonic() - started)
+        said = [time.monotonic()]
+
+        def tick() -> None:
+            if time.monotonic() - said[0] > 5.0:
+                said[0] = time.monotonic()
+                line.say({"wait": True})
+
+        line.say({"end": True, "sha256": self._source.sha256(item, tick)})

@@ -1,0 +1,62 @@
+"""Steps of a change that are about no single path and no unit: GRUB's default, apt's holds.
+
+Each kind is a module with checked, plan, do, settle, undo and KEYS. `undo` takes them
+back after the paths: grub.cfg may have to be made anew from files that go back first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Callable, List, Optional, Tuple
+
+from node.errors import Json
+
+_MODULES = {"grub": "node.grub_step", "hold": "node.hold_step"}
+OPS = tuple(_MODULES)
+
+
+def _of(op: str) -> Any:
+    return importlib.import_module(_MODULES[op])
+
+
+def keys(op: str) -> Tuple[str, ...]:
+    """Gives the keys that a step of this kind takes."""
+    found: Tuple[str, ...] = _of(op).KEYS
+    return found
+
+
+def checked(step: Json, where: str) -> Json:
+    """Gives a step with every value checked."""
+    out: Json = _of(step["op"]).checked(step, where)
+    return out
+
+
+def plan(step: Json) -> bool:
+    """Gives whether a step would change something."""
+    return bool(_of(step["op"]).plan(step))
+
+
+def do(step: Json, records: List[Json], record: Callable[[], None]) -> Tuple[bool, str]:
+    """Do a step; gives whether it changed something, and what in words."""
+    changed, detail = _of(step["op"]).do(step, records, record)
+    return bool(changed), str(detail)
+
+
+def settle(entry: Json) -> Optional[str]:
+    """Gives what became of an announced step: done, undone, or None."""
+    found: Optional[str] = _of(entry["op"]).settle(entry)
+    return found
+
+
+def undo(entry: Json) -> str:
+    """Take a step back; gives what was done in words."""
+    return str(_of(entry["op"]).undo(entry))
+
+
+def describe(entry: Json) -> str:
+    """Gives a step in words; here, because the snapshot tells the journal without the modules."""
+    if entry["op"] == "hold":
+        return f"{'hold' if entry['held'] else 'unhold'} {' '.join(entry['packages'])}"
+    if entry.get("next"):
+        return f"grub next boot {entry['next']}"
+    return f"grub default {entry['saved']}" if entry.get("saved") else "grub.cfg"

@@ -1,0 +1,170 @@
+"""The spool: what came so far of a transfer that is under way, its lock and its progress.
+
+It lies beside the journal. The lock is the transfer's own: a transfer takes minutes and changes
+nothing that anybody uses, so the host's lock stays free meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from typing import Dict, List, Optional, Tuple
+
+from node import state
+from node.errors import NodeError
+
+ROOM_LEFT = 512 << 20
+
+
+def folder() -> str:
+    """Gives the spool's folder."""
+    return os.path.join(state.root(), "spool")
+
+
+def ensure() -> str:
+    """Makes the spool's folder, root's alone; gives it."""
+    state.ensure()
+    path = folder()
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    else:
+        state.sync_folder(state.root())
+    return path
+
+
+class Busy:
+    """The lock of one kind of transfer (`image`, `weights`) on this host, a context manager.
+
+    Raises NodeError (`transfer_runs`) while another one runs; it ends with its process.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._fd = -1
+
+    def __enter__(self) -> Busy:
+        path = os.path.join(ensure(), f"{self._what}.lock")
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._fd, 200).decode("utf-8", "replace") or "an unknown process"
+            os.close(self._fd)
+            raise NodeError(
+                f"another transfer of {self._what} runs on this host: {holder}",
+                "transfer_runs",
+                "wait for it; how far it is: sudo rignode progress",
+            ) from None
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"pid {os.getpid()}, since {since}".encode(), 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def keep_only(suffixes: List[str], names: List[str]) -> None:
+    """Removes files of these suffixes that belong to no transfer any more."""
+    for name in os.listdir(ensure()):
+        if name.endswith(tuple(suffixes)) and name not in names:
+            os.unlink(os.path.join(folder(), name))
+
+
+def free(path: str) -> int:
+    """Gives the bytes free where `path` lies, or its nearest folder that is there."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize
+
+
+def require_room(needs: List[Tuple[str, int]]) -> None:
+    """Raises NodeError (`no_room`) when a filesystem has less free than is asked of it in sum."""
+    wanted: Dict[int, Tuple[int, str]] = {}
+    for path, size in needs:
+        at = path
+        while not os.path.exists(at):
+            at = os.path.dirname(at)
+        device = os.stat(at).st_dev
+        total, shown = wanted.get(device, (0, at))
+        wanted[device] = (total + size, shown)
+    for total, shown in wanted.values():
+        there = free(shown)
+        if there < total + ROOM_LEFT:
+            raise NodeError(
+                f"{shown} has {there / 1e9:.2f} GB free, the transfer needs"
+                f" {(total + ROOM_LEFT) / 1e9:.2f} GB",
+                "no_room",
+                f"df -h {shown}; sudo docker image prune",
+            )
+
+
+class Progress:
+    """How far a transfer is, in a file that anybody with root may read at any time.
+
+    `total` and `done` are bytes; `kept` are those that were there before (a resumed transfer):
+    they count as done and not for the rate.
+    """
+
+    def __init__(self, what: str, total: int, kept: int = 0) -> None:
+        self._path = os.path.join(ensure(), f"{what}.progress")
+        self.total, self.kept, self.done = total, kept, kept
+        self.phase = "wire"
+        self._started = time.monotonic()
+        self._last = 0.0
+        # One thread brings the blocks, another one hands them to docker; both tell.
+        self._lock = threading.Lock()
+        self.tell(force=True)
+
+    def add(self, count: int) -> None:
+        """Notes bytes that came (or, negative, that have to come again)."""
+        self.done += count
+        self.tell()
+
+    def at(self, phase: str) -> None:
+        """Notes what is being done."""
+        self.phase = phase
+        self.tell(force=True)
+
+    def tell(self, force: bool = False) -> None:
+        """Writes the file, at most twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            if not force and now - self._last < 0.5:
+                return
+            self._last = now
+            took = max(1e-3, now - self._started)
+            row = {
+                "phase": self.phase,
+                "total": self.total,
+                "done": self.done,
+                "kept": self.kept,
+                "rate": round((self.done - self.kept) / took),
+                "took_s": round(took, 1),
+            }
+            temp = self._path + ".new"
+            with open(temp, "w", encoding="ascii") as file:
+                json.dump(row, file)
+            os.rename(temp, self._path)
+
+    def end(self) -> None:
+        """Removes the file."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+def progress(what: str) -> Optional[str]:
+    """Gives a transfer's progress file as text, or None."""
+    try:
+        with open(os.path.join(folder(), f"{what}.progress"), encoding="ascii") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,237 @@
+"""tree restore: unpack beside, prove it, then trade places; a journalled change."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import time
+from typing import Any, Dict, List, Optional
+
+from node import (
+    change,
+    check,
+    journal,
+    step_link,
+    step_tree,
+    step_work,
+    tree_backup,
+    tree_facts,
+    tree_fit,
+    tree_pipe,
+    tree_request,
+    tree_store,
+    tree_unpack,
+)
+from node.errors import Json, NodeError, io_reason
+from node.lock import Lock
+
+
+def _checked(request: Json) -> Json:
+    """Gives the request with every value checked; at the console a change is made up."""
+    allowed = ("change", "backup", "tree", "allow", "force", "dry")
+    body = check.keys(request, "request", allowed)
+    rows = check.array(body.get("allow", []), "allow", 10)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    own = {"id": f"{stamp}-restore-{secrets.token_hex(2)}", "deploy": "tree restore",
+           "operator": "console"}  # fmt: skip
+    backup, tree = body.get("backup"), body.get("tree")
+    return {
+        "change": journal.checked_change(body.get("change") or own),
+        "backup": None if backup is None else tree_store.checked_id(backup),
+        "tree": None if tree is None else tree_request.tree(tree),
+        "allow": [check.choice(row, "allow", tree_fit.WAIVABLE) for row in rows],
+        "force": check.boolean(body.get("force", False), "force"),
+        "dry": check.boolean(body.get("dry", False), "dry"),
+    }
+
+
+def restore(request: Json) -> Json:
+    """Bring a backup's files back to their path; the change stays OPEN for the caller to end.
+
+    Nothing changes when the tree is as the backup already (by path, size, mode, owner and time;
+    `force` unpacks it all the same). On any error the tree is as it was.
+    """
+    wanted = _checked(request)
+    tree_pipe.programs()
+    with tree_store.Held(shared=True):
+        manifest = tree_fit.pick(wanted["backup"], wanted["tree"])
+        place = _place(manifest, wanted["tree"])
+        waived = tree_fit.refuse(manifest, place["tree"], wanted["allow"])
+        if wanted["dry"]:
+            return _plan(manifest, place, waived)
+        with Lock(f"tree restore by {wanted['change']['operator']}"):
+            journal.sweep()
+            opened = change.opened(wanted["change"])
+            _clear(opened)
+            if not wanted["force"] and not _different(manifest, place):
+                return _nothing(opened, manifest, place)
+            _room(manifest, place)
+            return _restore(opened, manifest, place, waived)
+
+
+def _place(manifest: Json, tree: Optional[str]) -> Json:
+    """Gives where it goes: the folder itself, and the link to it when there was one."""
+    if tree is None or tree in tree_fit.names(manifest):
+        place = {"tree": manifest["tree"], "real": manifest["real"], "link": manifest["link"]}
+    else:
+        place = {"tree": tree, "real": os.path.realpath(tree), "link": None}
+    if not os.path.isdir(os.path.dirname(place["real"])):
+        raise NodeError(f"{os.path.dirname(place['real'])} is not there", "no_folder",
+                        "make the folder first")  # fmt: skip
+    if place["link"] is not None:
+        step_link.look(place["tree"])  # a folder where the link was is refused
+    elif os.path.islink(place["real"]):
+        raise NodeError(f"{place['real']} is a link now; it was a folder", "not_a_link",
+                        f"look at it with: ls -ld {place['real']}")  # fmt: skip
+    return place
+
+
+def _room(manifest: Json, place: Json) -> None:
+    """Raise NodeError when the unpacked tree has no room beside the one that is there."""
+    above = os.path.dirname(place["real"])
+    tree_backup.check_room(above, manifest["room_bytes"], manifest["members"]["count"])
+
+
+def _different(manifest: Json, place: Json) -> str:
+    """Gives in what the tree is not as the backup, "" when it is."""
+    if place["link"] is not None and step_link.look(place["tree"]).get("target") != place["link"]:
+        return f"{place['tree']} does not point to {place['link']}"
+    if not os.path.isdir(place["real"]):
+        return f"{place['real']} is not there"
+    return tree_unpack.first_difference(manifest["id"], manifest, place["real"])
+
+
+def _plan(manifest: Json, place: Json, waived: List[str]) -> Json:
+    """Gives what a restore would do; reads only."""
+    different = _different(manifest, place)
+    if different:
+        _room(manifest, place)
+    return {**_about(manifest, place), "change": None, "status": None, "changed": bool(different),
+            "detail": different or "the tree is as the backup", "waived": waived,
+            "room_bytes": manifest["room_bytes"]}  # fmt: skip
+
+
+def _about(manifest: Json, place: Json) -> Json:
+    """Gives what every answer says."""
+    return {"backup": manifest["id"], "tree": place["tree"], "real": place["real"],
+            "members": manifest["members"]["count"], "bytes": manifest["payload"]["bytes"],
+            "versions": manifest["facts"]["versions"]}  # fmt: skip
+
+
+def _nothing(opened: Json, manifest: Json, place: Json) -> Json:
+    """Gives the answer when the tree is as the backup."""
+    is_open = bool(opened["steps"])
+    return {**_about(manifest, place), "change": opened["id"] if is_open else None,
+            "status": "OPEN" if is_open else None, "changed": False, "displaced": [],
+            "detail": "the tree is as the backup"}  # fmt: skip
+
+
+def _clear(opened: Json) -> None:
+    """Remove what a killed restore of this change had unpacked and never used."""
+    for entry in opened["steps"]:
+        if entry["op"] == "work" and not entry["used"] and entry["state"] != "undone":
+            step_work.revert(entry, False)
+            entry["state"] = "undone"
+            journal.save(opened)
+
+
+def _restore(opened: Json, manifest: Json, place: Json, waived: List[str]) -> Json:
+    """Do it, step by step; on an error before the first trade nothing is left of it."""
+    began, before = time.time(), len(opened["steps"])
+
+    def record() -> None:
+        journal.save(opened)
+
+    name = re.sub(r"[^0-9A-Za-z._-]", "_", os.path.basename(place["real"]))[:60]
+    folder = f"{os.path.dirname(place['real'])}/.rigbook-{name}-{opened['id']}"
+    if os.path.lexists(folder):
+        folder += "-" + secrets.token_hex(2)
+    try:
+        work = step_work.make(folder, opened["steps"], record)
+        setuid = tree_unpack.unpack(manifest["id"], manifest, os.path.join(folder, step_work.NEW))
+        unpacked_s = time.time() - began
+        kept = _trade(opened, manifest, place, work, record)
+        if place["link"] is not None:
+            wanted = {"op": "link", "path": place["tree"], "target": place["link"], "expect": None}
+            step_link.do(wanted, opened["steps"], record)
+    except (NodeError, OSError) as error:
+        raise _taken_back(opened, before, error) from error
+    return {**_about(manifest, place), "change": opened["id"], "status": "OPEN", "changed": True,
+            "displaced": kept, "detail": "restored", "setuid": setuid[:100], "waived": waived,
+            "unpacked_s": round(unpacked_s, 2),
+            "took_s": round(time.time() - began, 2)}  # fmt: skip
+
+
+def _trade(opened: Json, manifest: Json, place: Json, work: Json, record: Any) -> List[str]:
+    """Trade the unpacked for what lies there; gives what was displaced."""
+    new, old = (os.path.join(work["path"], name) for name in (step_work.NEW, step_work.OLD))
+    if manifest["roots"] == ["."]:
+        os.rmdir(old)
+        pairs: Dict[str, Optional[str]] = {place["real"]: new}
+        kept = {place["real"]: old}
+    else:
+        pairs = {os.path.join(place["real"], root): os.path.join(new, root)
+                 for root in manifest["roots"]}  # fmt: skip
+        pairs.update(dict.fromkeys(_other_versions(pairs)))
+        kept = {path: old + path[len(place["real"]) :] for path in pairs}
+        for path in kept:
+            os.makedirs(os.path.dirname(kept[path]), mode=0o700, exist_ok=True)
+            if not os.path.isdir(os.path.dirname(path)):
+                raise NodeError(f"{os.path.dirname(path)} is not there", "no_folder",
+                                "restore a backup of the whole tree")  # fmt: skip
+    work["used"] = True
+    work["backup"] = manifest["id"]
+    record()
+    for path, source in pairs.items():
+        step = {"op": "tree", "path": path, "source": source, "displaced": kept[path],
+                "expect": None}  # fmt: skip
+        step_tree.do(step, opened["steps"], record, backup=manifest["id"])
+    return [kept[path] for path in pairs if os.path.lexists(kept[path])]
+
+
+def _other_versions(pairs: Dict[str, Optional[str]]) -> List[str]:
+    """Gives the dist-info folders of other versions of what comes back: pip would see two."""
+    found: List[str] = []
+    for path in pairs:
+        folder, name = os.path.split(path)
+        if not name.endswith(".dist-info") or not os.path.isdir(folder):
+            continue
+        package = tree_facts.plain(name.partition("-")[0])
+        for other in sorted(os.listdir(folder)):
+            its = os.path.join(folder, other)
+            same = tree_facts.plain(other.partition("-")[0]) == package
+            if other.endswith(".dist-info") and same and its not in pairs:
+                found.append(its)
+    return found
+
+
+def _taken_back(opened: Json, before: int, error: Exception) -> NodeError:
+    """Take this call's steps back; gives the error to raise."""
+    done = opened["steps"][before:]
+    reason = io_reason(error) if isinstance(error, OSError) else str(error)
+    code, remedy = ("io", "")
+    if isinstance(error, NodeError):
+        code, remedy = error.code, error.remedy
+    try:
+        for entry in reversed(done):
+            kind = {"tree": step_tree, "link": step_link, "work": step_work}[entry["op"]]
+            kind.revert(entry, False)
+        for entry in done:
+            if entry["op"] == "tree" and step_tree.look(entry["path"]) != entry["pre"]:
+                raise NodeError(f"{entry['path']} is not what it was", "undo_incomplete")
+        for entry in done:
+            # nothing in it was in use for long: what a failed trade displaced is back
+            if entry["op"] == "work" and os.path.isdir(entry["path"]):
+                shutil.rmtree(entry["path"])
+        del opened["steps"][before:]
+        if opened["steps"]:
+            journal.save(opened)
+        elif journal.find(opened["id"]):
+            journal.drop(opened["id"])
+    except (NodeError, OSError) as second:
+        text = io_reason(second) if isinstance(second, OSError) else str(second)
+        return NodeError(f"{reason}; taking back failed too: {text}; the change stays OPEN",
+                         code, "rignode undo")  # fmt: skip
+    return NodeError(f"{reason}; nothing was changed", code, remedy)

@@ -1,0 +1,105 @@
+"""The fallback `method=ssh`: docker save on one node, docker load on another, through this machine.
+
+For stores whose layers node cannot read by themselves. The whole image travels, under no name;
+the tag is set after the content was looked at.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+from pyinfra.api import Host
+
+from facts.rig import bounded
+from operations.node import StepFailed, call
+from operations.run import Run
+
+TIMEOUT_S = 4 * 3600
+_CHUNK = 1 << 20
+_SAY_EVERY_S = 5.0
+
+
+def between(run: Run, source: str, target: str, reference: str, want: dict[str, Any]) -> None:
+    """Brings the image `want` from node to node and tags it. Raises StepFailed."""
+    # By id, so that docker load sets no tag.
+    save = f"docker save {shlex.quote(str(want['id']))}"
+    with closing(_Command(run.host(source), save)) as giver:
+        loaded = _load(run.host(target), giver.chunks())
+        giver.finish()
+    tag(run, target, reference, {**want, "id": loaded})
+
+
+def from_archive(
+    run: Run, target: str, reference: str, layers: list[str], chunks: Iterator[bytes]
+) -> None:
+    """Loads an archive of this machine on a node and tags it. Raises StepFailed."""
+    loaded = _load(run.host(target), chunks)
+    tag(run, target, reference, {"id": loaded, "layers": layers})
+
+
+def tag(run: Run, node: str, reference: str, want: dict[str, Any]) -> None:
+    """Sets the tag on an image that is whole on a node, as a step of the change."""
+    run.touched.add(node)
+    request = {"change": run.change(), "image": reference, "want": want}
+    call(run.state, run.host(node), "image tag", request)
+
+
+def _load(host: Host, chunks: Iterator[bytes]) -> str:
+    """Feeds docker load on a host; the id of what it says it loaded."""
+    done, told = 0, time.monotonic()
+    with closing(_Command(host, "docker load --quiet")) as loader:
+        for chunk in chunks:
+            loader.write(chunk)
+            done += len(chunk)
+            if time.monotonic() - told > _SAY_EVERY_S:
+                host.log(f"{done / 1e9:.2f} GB through this machine")
+                told = time.monotonic()
+        said = loader.finish()
+    # `Loaded image ID: sha256:…`, the last word of docker's last line
+    last = said.strip().splitlines()[-1:] or [""]
+    if not last[0].startswith("Loaded image ID: sha256:"):
+        raise StepFailed(f"{host.name}: docker load answered: {last[0][:200] or 'nothing'}")
+    return last[0].split()[-1]
+
+
+class _Command:
+    """A command on a host over pyinfra's own ssh connection, with its streams open."""
+
+    def __init__(self, host: Host, command: str) -> None:
+        client = getattr(host.connector, "client", None)
+        if client is None:
+            raise StepFailed(f"{host.name}: method=ssh needs an ssh connection to it")
+        self._host, self._name = host, command.split()[1]
+        line = f"sudo -n {bounded(command, TIMEOUT_S)}"
+        self._stdin, self._stdout, self._stderr = client.exec_command(line, timeout=TIMEOUT_S)
+        self._channel = self._stdout.channel
+
+    def chunks(self) -> Iterator[bytes]:
+        """What the command writes, as it comes."""
+        read: Callable[[int], bytes] = self._channel.recv
+        return iter(lambda: read(_CHUNK), b"")
+
+    def write(self, chunk: bytes) -> None:
+        """Feeds the command. Raises StepFailed when it ended."""
+        try:
+            self._channel.sendall(chunk)
+        except OSError:
+            self.finish()
+            raise StepFailed(f"{self._host.name}: docker {self._name} ended early") from None
+
+    def finish(self) -> str:
+        """Ends its input and waits; what else it wrote. Raises StepFailed for its exit status."""
+        self._channel.shutdown_write()
+        said = self._stdout.read().decode("utf-8", "replace")
+        errors = self._stderr.read().decode("utf-8", "replace").strip()
+        if self._channel.recv_exit_status() != 0:
+            raise StepFailed(f"{self._host.name}: docker {self._name}: {errors[-300:]}")
+        return said
+
+    def close(self) -> None:
+        """Closes the channel; the command ends by its broken pipe."""
+        self._channel.close()

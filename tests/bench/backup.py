@@ -1,0 +1,205 @@
+"""`python -m tests.bench.backup TREE`: backup and restore against plain tar and zstd.
+
+On one real tree of 3 GB or more, everything in turn in each round, so that a busy minute of the
+machine meets all of it. Prints the table; exit status 1 when a target is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench.report import Row, table
+
+ROOT = Path(__file__).resolve().parents[2]
+LEVEL = 1
+MAX_BACKUP, MAX_RESTORE, MAX_MB = 1.15, 1.2, 200
+MIN_BYTES = 3 * 10**9
+
+
+@dataclass
+class Figures:
+    """Seconds and bytes, one entry a round."""
+
+    plain_backup: list[float] = field(default_factory=list)
+    backup: list[float] = field(default_factory=list)
+    plain_restore: list[float] = field(default_factory=list)
+    restore: list[float] = field(default_factory=list)
+    verify: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+
+
+class Bench:
+    """One tree, copied into a folder of its own, where it is backed up and restored."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self.folder = folder
+        self.tree = folder / "engine" / "tree"
+        self.out = folder / "out"
+        self.tree.parent.mkdir()
+        subprocess.run(["cp", "-a", str(tree), str(self.tree)], check=True)
+        seen = [path.lstat() for path in self.tree.rglob("*")]
+        self.count, self.bytes = len(seen), sum(info.st_size for info in seen)
+        self.environ = {**os.environ, "RIGBOOK_STATE": str(folder / "state")}
+
+    def plain_backup(self) -> float:
+        """Seconds of tar and zstd -T0 with the same level, and of the flush."""
+        (self.folder / "plain.tar.zst").unlink(missing_ok=True)
+        line = 'tar -cf - -C "$1" . | zstd -q -"$3" -T0 -o "$2" && sync "$2"'
+        return self._shell(line, self.tree, self.folder / "plain.tar.zst", LEVEL)
+
+    def plain_restore(self) -> float:
+        """Seconds of zstd -d and tar x, and of the flush."""
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir()
+        line = 'zstd -q -dc "$1" | tar -xf - -C "$2" && sync -f "$2"'
+        return self._shell(line, self.folder / "plain.tar.zst", self.out)
+
+    def node(self, verb: str, request: dict[str, object]) -> tuple[float, int, dict[str, object]]:
+        """Seconds of a verb, the most memory of all its processes together, and its answer."""
+        self._settle()
+        began = time.monotonic()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "node", *verb.split(), json.dumps(request)],
+            cwd=ROOT, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        watch = _Memory(child.pid)
+        raw, _ = child.communicate()
+        took = time.monotonic() - began
+        answer: dict[str, object] = json.loads(raw)
+        if not answer["ok"]:
+            raise RuntimeError(f"{verb}: {answer}")
+        return took, watch.end(), answer
+
+    def _shell(self, line: str, *arguments: object) -> float:
+        self._settle()
+        began = time.monotonic()
+        command = ["bash", "-o", "pipefail", "-ec", line, "-", *map(str, arguments)]
+        subprocess.run(command, check=True, env={**os.environ, "LC_ALL": "C"})
+        return time.monotonic() - began
+
+    def _settle(self) -> None:
+        """Nothing of the last measurement is still on its way to the disk."""
+        subprocess.run(["sync"], check=True)
+
+
+class _Memory:
+    """The largest sum of the resident memory of a process and all below it, looked at often."""
+
+    def __init__(self, pid: int) -> None:
+        self.most = 0
+        self._pid, self._over = pid, False
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._over:
+            self.most = max(self.most, self._sum(self._pid))
+            time.sleep(0.05)
+
+    def _sum(self, pid: int) -> int:
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except (OSError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE") + sum(self._sum(int(child)) for child in below)
+
+    def end(self) -> int:
+        """The most bytes that were seen."""
+        self._over = True
+        self._thread.join()
+        return self.most
+
+
+def measured(bench: Bench, rounds: int) -> Figures:
+    """All figures, interleaved."""
+    figures = Figures()
+    for number in range(1, rounds + 1):
+        print(f"round {number} of {rounds}", flush=True)
+        figures.plain_backup.append(bench.plain_backup())
+        asked: dict[str, object] = {"tree": str(bench.tree), "level": LEVEL, "copy": False}
+        seconds, most, _ = bench.node("tree backup", asked)
+        figures.backup.append(seconds)
+        figures.memory.append(most)
+        figures.verify.append(bench.node("tree verify", {})[0])
+        figures.plain_restore.append(bench.plain_restore())
+        shutil.rmtree(bench.out)
+        change = {"id": f"bench-{number}", "deploy": "bench", "operator": "bench"}
+        seconds, most, _ = bench.node("tree restore", {"change": change, "force": True})
+        figures.restore.append(seconds)
+        figures.memory.append(most)
+        bench.node("close", {"change": change["id"], "status": "COMMITTED"})
+        bench.node("tree prune", {"keep": 1, "displaced": True})
+    return figures
+
+
+def rows(figures: Figures) -> list[Row]:
+    """The table."""
+    backup = _median(figures.backup) / _median(figures.plain_backup)
+    restore = _median(figures.restore) / _median(figures.plain_restore)
+    most = max(figures.memory) / 10**6
+    return [
+        Row(f"plain tar into zstd -{LEVEL} -T0, flushed", _seconds(figures.plain_backup)),
+        Row("tree backup", _seconds(figures.backup)),
+        Row(
+            "backup against plain tar and zstd",
+            f"{backup:.2f} times",
+            "≤ 1.15",
+            backup <= MAX_BACKUP,
+        ),
+        Row("plain zstd -d into tar x, flushed", _seconds(figures.plain_restore)),
+        Row("tree restore, with the trade of places", _seconds(figures.restore)),
+        Row(
+            "restore against plain zstd and tar",
+            f"{restore:.2f} times",
+            "≤ 1.2",
+            restore <= MAX_RESTORE,
+        ),
+        Row("tree verify", _seconds(figures.verify)),
+        Row("memory, all processes together", f"{most:.0f} MB", "≤ 200 MB", most <= MAX_MB),
+    ]
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return f"{_median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.backup", description=__doc__)
+    parser.add_argument("tree", type=Path, help="a venv of 3 GB or more; it is copied, not touched")
+    parser.add_argument("--work", type=Path, default=None, help="where 4 times its size has room")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args(arguments)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="rigbook-bench-", dir=asked.work) as folder:
+        bench = Bench(asked.tree, Path(folder))
+        where = f"{bench.count} entries, {bench.bytes / 10**9:.1f} GB, {os.cpu_count()} cores"
+        print(f"{where}, load average {load:.1f} before", flush=True)
+        if bench.bytes < MIN_BYTES:
+            print("bench: that is less than the 3 GB that the targets are for", file=sys.stderr)
+            return 1
+        listed = rows(measured(bench, asked.rounds))
+    print(table(listed))
+    print(f"load average {os.getloadavg()[0]:.1f} after")
+    return int(any(row.met is False for row in listed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,208 @@
+"""image and weights on stand-in hosts: who is asked what, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from schema.engine import Plan
+from tests.deploys.rigs import (
+    broken,
+    change_open,
+    docker_silent,
+    image_missing,
+    locked,
+)
+from tests.deploys.scenario import HEAD, WORKER, Runs, Scenario, Snapshots
+from tests.unit import engine_parts
+from tests.unit.factories import healthy, put
+from tests.unit.host_parts import change
+
+CUT_OFF = "20260530T065800Z-weights-1a2b"
+IMAGE, WEIGHTS = "deploys/image.py", "deploys/weights.py"
+LACKING = "docker.images"
+weights_missing = broken(
+    healthy, (WORKER, "weights.0.exists", False), (WORKER, "weights.0.files", ())
+)
+no_fabric = broken(image_missing, (WORKER, "network.peers.0.route_device", "eth0"))
+other_store = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs"))
+nobody = broken(image_missing, (HEAD, LACKING, ()))
+
+
+def two_builds(plan: Plan) -> Snapshots:
+    """One tag, two builds."""
+    other = {"digests": (), "layers": ("sha256:" + "9" * 64,), "id": "sha256:" + "8" * 64}
+    image = engine_parts.image(plan).model_copy(update=other)
+    seen = dict(healthy(plan))
+    seen[WORKER] = put(seen[WORKER], "docker.images.0", image)
+    return seen
+
+
+SCENARIOS = {
+    "same": Scenario((IMAGE, "-y"), healthy),
+    "dry": Scenario((IMAGE, "--dry"), image_missing),
+    "move": Scenario((IMAGE, "-y"), image_missing),
+    "two builds": Scenario((IMAGE, "-y"), two_builds),
+    "two builds, said": Scenario((IMAGE, "-y", "--data", f"from={HEAD}"), two_builds),
+    "no fabric": Scenario((IMAGE, "-y"), no_fabric),
+    "no fabric, waived": Scenario(
+        (IMAGE, "-y", "--data", "waive=fabric-route", "--data", "reason=the cable"), no_fabric
+    ),
+    "silent": Scenario((IMAGE, "-y"), docker_silent),
+    "open": Scenario((IMAGE, "-y"), change_open),
+    "locked": Scenario((IMAGE, "-y"), locked),
+    "other store": Scenario((IMAGE, "--dry"), other_store),
+    "other store, layers": Scenario((IMAGE, "-y", "--data", "method=layers"), other_store),
+    "nobody": Scenario((IMAGE, "--dry"), nobody),
+    "archive absent": Scenario((IMAGE, "-y", "--data", "archive=/nosuch/file.tar"), nobody),
+    "fails": Scenario(
+        (IMAGE, "-y"),
+        image_missing,
+        faults={f"{WORKER}:image receive": {"error": "no room", "code": "no_room"}},
+    ),
+    "bad method": Scenario((IMAGE, "-y", "--data", "method=$(id)")),
+    "bad from": Scenario((IMAGE, "-y", "--data", "from=-x;id")),
+    "bad port": Scenario((IMAGE, "-y", "--data", "port=80")),
+    "bad archive": Scenario((IMAGE, "-y", "--data", "archive=../x")),
+    "weights same": Scenario((WEIGHTS, "-y"), healthy),
+    "weights": Scenario((WEIGHTS, "-y"), weights_missing),
+    "weights dry": Scenario((WEIGHTS, "--dry"), weights_missing),
+    "weights verify": Scenario((WEIGHTS, "-y", "--data", "verify=true"), healthy),
+    "weights taken up": Scenario(
+        (WEIGHTS, "-y"),
+        broken(
+            weights_missing,
+            (WORKER, "journal.changes", (change("OPEN", id=CUT_OFF, deploy="weights"),)),
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def ran() -> Runs:
+    """All runs of this module."""
+    return Runs(SCENARIOS)
+
+
+@pytest.mark.parametrize("name", ["same", "weights same"])
+def test_nothing_to_do_costs_one_look_a_host(ran: Runs, name: str) -> None:
+    """One remote command a host, nothing changes, exit status 0."""
+    same = ran[name]
+    assert same.status == 0, same.output
+    assert sorted(c.host for c in same.commands) == [HEAD, WORKER] and same.changing == ()
+
+
+@pytest.mark.parametrize("name", ["dry", "weights dry", "nobody", "other store"])
+def test_dry_shows_the_way_and_sends_nothing(ran: Runs, name: str) -> None:
+    """A dry run is one look."""
+    dry = ran[name]
+    assert dry.status == 0 and dry.changing == (), dry.output
+
+
+def test_dry_says_who_gives_and_who_gets(ran: Runs) -> None:
+    """With the way, and that the tag comes last."""
+    assert f"[{HEAD}] give rigbook/vllm-cpu:0.32.0 to {WORKER}" in ran["dry"].stderr
+    assert "out of bond0; the tag last" in ran["dry"].stderr
+    assert "[@fake/lab1] docker pull rigbook/vllm-cpu:0.32.0" in ran["nobody"].stderr
+    assert "method=ssh" in ran["other store"].stderr and "overlayfs" in ran["other store"].stderr
+
+
+def test_a_move_is_offered_received_and_blessed(ran: Runs) -> None:
+    """Both at the same time with one key, then a fresh look, then COMMITTED where it arrived."""
+    move = ran["move"]
+    assert move.status == 0, move.output
+    assert sorted(move.steps[:2]) == ["lab1 image offer", "lab2 image receive"]
+    assert move.steps[2:] == ["lab2 close COMMITTED"]
+    offer, receive = sorted(move.changing[:2], key=lambda c: c.verb)
+    assert offer.request["key"] == receive.request["key"]
+    assert offer.request["listen"] == receive.request["from"]
+    assert offer.request["listen"]["address"] == "10.0.0.1"
+    assert offer.request["listen"]["device"] == "bond0"
+    assert (
+        offer.request["peers"] == ["10.0.0.2"] and offer.request["want"] == receive.request["want"]
+    )
+
+
+def test_the_key_is_in_no_line_and_no_output(ran: Runs) -> None:
+    """It goes by stdin, and each run has its own."""
+    keys = set()
+    for name in ("move", "weights"):
+        run = ran[name]
+        (offer,) = [c for c in run.changing if c.verb.endswith("offer")]
+        key = offer.request["key"]
+        keys.add(key)
+        assert len(key) == 64 and key not in run.output
+        assert all(key not in c.raw for c in run.commands)
+    assert len(keys) == 2
+
+
+def test_two_builds_are_refused_until_somebody_says_which(ran: Runs) -> None:
+    """Nothing is overwritten by chance."""
+    ran["two builds"].refused("image-differs", f"from={HEAD}")
+    said = ran["two builds, said"]
+    assert said.status == 0 and "lab2 image receive" in said.steps, said.output
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("no fabric", "fabric-route"),
+        ("silent", "docker-unreadable"),
+        ("open", "change-open"),
+        ("locked", "lock-held"),
+        ("other store, layers", "method=ssh"),
+        ("archive absent", "cannot be read as a docker archive"),
+        ("bad method", "method"),
+        ("bad from", "from"),
+        ("bad port", "port"),
+        ("bad archive", "archive"),
+    ],
+)
+def test_refusals_change_nothing(ran: Runs, name: str, part: str) -> None:
+    """One clear line, exit status not 0, no command that changes."""
+    ran[name].refused(part)
+
+
+def test_a_waived_fabric_means_the_lan(ran: Runs) -> None:
+    """Said in the plan, and no device is demanded."""
+    waived = ran["no fabric, waived"]
+    assert waived.status == 0, waived.output
+    (offer,) = [c for c in waived.changing if c.verb == "image offer"]
+    assert offer.request["listen"]["device"] is None
+    assert not offer.request["listen"]["address"].startswith("10.0.0.")
+    assert "over the LAN" in waived.stderr
+
+
+def test_a_node_that_fails_is_named_and_nothing_is_blessed(ran: Runs) -> None:
+    """What has come is kept; the line says so."""
+    fails = ran["fails"]
+    assert fails.status != 0 and "no room" in fails.output and "Traceback" not in fails.output
+    assert "run it again" in fails.output
+    assert "The same content everywhere" not in json.dumps(fails.steps)
+
+
+def test_weights_move_and_are_blessed(ran: Runs) -> None:
+    """Offered by the node whose weights are whole, owned by the login user."""
+    weights = ran["weights"]
+    assert weights.status == 0, weights.output
+    assert sorted(weights.steps[:2]) == ["lab1 weights offer", "lab2 weights receive"]
+    assert weights.steps[2:] == ["lab2 close COMMITTED"]
+    (receive,) = [c for c in weights.changing if c.verb == "weights receive"]
+    assert receive.request["owner"] == "milo" and receive.request["prune"] is False
+
+
+def test_a_weights_run_that_was_cut_off_is_taken_up(ran: Runs) -> None:
+    """The same change goes on; no rollback is needed first."""
+    again = ran["weights taken up"]
+    assert again.status == 0, again.output
+    (receive,) = [c for c in again.changing if c.verb == "weights receive"]
+    assert receive.request["change"]["id"] == CUT_OFF
+
+
+def test_verify_hashes_on_every_node(ran: Runs) -> None:
+    """No transfer where nothing lacks."""
+    verify = ran["weights verify"]
+    assert verify.status == 0, verify.output
+    assert sorted(verify.steps) == ["lab1 weights hash", "lab2 weights hash"]
+    assert "with the same sha256 on 2 nodes" in verify.stderr

@@ -1,0 +1,202 @@
+"""image between two booted hosts with a real docker: what moves, what is refused, what survives."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import moving as m
+from tests.rehearsal import Lab
+
+MB = 1_000_000
+MOVE, PROOF = "Move the image", "The same content everywhere"
+
+
+@pytest.fixture
+def small(lab: Lab) -> Iterator[Lab]:
+    """lab1 has an image of two layers, lab2 has none of it."""
+    m.clear(lab)
+    m.make_image(lab, "lab1", 8 * MB)
+    m.add_layer(lab, "lab1", MB)
+    yield lab
+    m.clear(lab)
+
+
+def test_it_moves_and_a_second_run_changes_nothing(small: Lab) -> None:
+    done = small.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and done.counts(MOVE)[1] == "2", done.text
+    assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+    assert "COMMITTED" in done.text and small.changes("lab2")[0]["status"] == "COMMITTED"
+    assert not m.listens(small) and m.spooled(small) == 0
+    again = small.pyinfra("image", *m.RECIPE)
+    assert again.rc == 0 and again.counts("Grand total")[1:] == ("-", "-", "5")
+    assert "overlay2" in again.text and "is the same on all 2 nodes" in again.text
+
+
+def test_one_layer_more_moves_that_layer_only(small: Lab) -> None:
+    assert small.pyinfra("image", *m.RECIPE).rc == 0
+    m.add_layer(small, "lab1", MB)
+    done = small.pyinfra("image", *m.RECIPE, "--data", "from=lab1")
+    assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1")
+    assert m.megabytes(done.text, "on the wire") < 1.2
+
+
+def test_another_image_under_the_tag_is_kept_and_undo_brings_it_back(small: Lab) -> None:
+    m.make_image(small, "lab2", MB)
+    former = m.image_id(small, "lab2")
+    refused = small.pyinfra("image", *m.RECIPE)
+    assert refused.rc == 1 and "image-differs" in refused.text and "from=lab1" in refused.text
+    assert m.image_id(small, "lab2") == former
+    done = small.pyinfra("image", *m.RECIPE, "--data", "from=lab1")
+    assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1")
+    assert m.image_id(small, "lab2", f"rigbook-kept:{former[7:19]}") == former
+    change = small.changes("lab2")[0]["id"]
+    undone = small.pyinfra("rollback", *m.RECIPE, "--data", f"change={change}")
+    assert undone.rc == 0, undone.text
+    assert m.image_id(small, "lab2") == former
+
+
+def test_a_killed_operator_leaves_nothing_listening_and_the_next_run_goes_on(small: Lab) -> None:
+    m.make_image(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        started = m.start("image", *m.RECIPE)
+        m.wait_for(lambda: m.spooled(small) > 4 * MB)
+        assert m.listens(small)
+        m.kill(started)
+        m.wait_for(lambda: not m.listens(small), 20)
+        m.wait_for(lambda: not m.at_work(small, "lab1") and not m.at_work(small, "lab2"), 30)
+        assert m.image_id(small, "lab2") == "" and small.changes("lab2")[:1] != ["OPEN"]
+        there = m.spooled(small)
+        assert there > 4 * MB
+    done = small.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
+    assert abs(m.megabytes(done.text, "came in an earlier run") - there / MB) < 0.2
+    assert m.megabytes(done.text, "on the wire") < 40 - there / MB + 2
+
+
+def test_two_transfers_at_once_the_second_is_refused(small: Lab) -> None:
+    m.make_image(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        first = m.start("image", *m.RECIPE)
+        try:
+            m.wait_for(lambda: m.spooled(small) > MB)
+            second = small.pyinfra("image", *m.RECIPE)
+            assert second.rc == 1 and "transfer-port" in second.text, second.text
+        finally:
+            m.kill(first)
+    m.wait_for(lambda: not m.listens(small), 20)
+
+
+def test_a_fabric_that_is_away_is_refused_and_not_gone_around(small: Lab) -> None:
+    assert small.verb("fabric", "down").rc == 0
+    try:
+        done = small.pyinfra("image", *m.RECIPE)
+        assert done.rc == 1 and "fabric-" in done.text and "nothing was changed" in done.text
+        assert m.image_id(small, "lab2") == ""
+        codes = "fabric-down,fabric-route,fabric-ping,fabric-address,fabric-mtu"
+        waived = small.pyinfra(
+            "image", *m.RECIPE, "--data", f"waive={codes}", "--data", "reason=the cable is away"
+        )
+        assert waived.rc == 0 and "over the LAN" in waived.text, waived.text
+        assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+    finally:
+        assert small.verb("fabric", "up").rc == 0
+
+
+def test_a_link_that_goes_and_comes_back_is_waited_for(small: Lab) -> None:
+    m.make_image(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        started = m.start("image", *m.RECIPE)
+        m.wait_for(lambda: m.spooled(small) > 2 * MB)
+        small.ssh("lab2", "sudo ip link set bond0 down; sleep 3; sudo ip link set bond0 up")
+        out, _ = started.communicate(timeout=180)
+    assert started.returncode == 0, out
+    assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+
+
+def test_a_spool_without_room_is_refused_before_anything_comes(small: Lab) -> None:
+    spool = "/var/lib/rigbook/spool"
+    small.ssh(
+        "lab2", f"sudo mkdir -p {spool}; sudo mount -t tmpfs -o size=8m,mode=0700 none {spool}"
+    )
+    try:
+        done = small.pyinfra("image", *m.RECIPE)
+        assert done.rc == 1 and "the transfer needs" in done.text, done.text
+        assert m.spooled(small) == 0 and m.image_id(small, "lab2") == ""
+    finally:
+        small.ssh("lab2", f"sudo umount {spool}")
+
+
+def test_a_docker_that_restarts_meanwhile_does_not_end_it(small: Lab) -> None:
+    m.make_image(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        started = m.start("image", *m.RECIPE)
+        m.wait_for(lambda: m.spooled(small) > 2 * MB)
+        small.ssh("lab2", "sudo systemctl restart docker")
+        out, _ = started.communicate(timeout=180)
+    assert started.returncode == 0, out
+    assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+
+
+def test_a_taker_that_reboots_in_the_middle_has_no_half_image(small: Lab) -> None:
+    m.make_image(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        started = m.start("image", *m.RECIPE)
+        m.wait_for(lambda: m.spooled(small) > 2 * MB)
+        assert small.verb("reboot", "lab2").rc == 0
+        m.kill(started)
+    assert m.image_id(small, "lab2") == ""
+    m.wait_for(lambda: not m.listens(small), 20)
+    done = small.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
+
+
+def test_the_fallback_moves_it_whole(small: Lab) -> None:
+    done = small.pyinfra("image", *m.RECIPE, "--data", "method=ssh")
+    assert done.rc == 0 and "through this machine" in done.text, done.text
+    assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+    assert small.changes("lab2")[0]["status"] == "COMMITTED"
+
+
+def test_an_archive_of_the_operator_comes_first_to_one_node(small: Lab, tmp_path: Path) -> None:
+    archive = tmp_path / "small.tar"
+    wanted = m.image_id(small, "lab1")
+    small.ssh("lab1", f"sudo docker save {m.IMAGE} | base64 -w0 > /tmp/small.b64")
+    archive.write_bytes(
+        base64.b64decode(small.ssh("lab1", "cat /tmp/small.b64; rm /tmp/small.b64"))
+    )
+    m.clear(small)
+    done = small.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}")
+    assert done.rc == 0, done.text
+    assert {m.image_id(small, host) for host in small.hosts} == {wanted}
+
+
+def test_a_hostile_archive_is_refused(small: Lab, tmp_path: Path) -> None:
+    m.clear(small)
+    archive = tmp_path / "bad.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.addfile(tarfile.TarInfo("../../etc/cron.d/x"))
+    done = small.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}")
+    assert done.rc == 1 and "leads out of it" in done.text and "Traceback" not in done.text
+
+
+def test_a_stranger_learns_nothing_on_the_port(small: Lab) -> None:
+    """The giver listens on its fabric address only; who is no peer gets no greeting."""
+    m.make_image(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        started = m.start("image", *m.RECIPE)
+        try:
+            m.wait_for(lambda: m.spooled(small) > MB)
+            said = small.ssh("lab1", f"ss -Hltn sport = :{m.PORT}")
+            assert "10.99.0.1" in said and "0.0.0.0:29680" not in said and "*:29680" not in said
+            with pytest.raises(OSError):
+                socket.create_connection(("10.88.0.11", m.PORT), 3)
+            key_free = small.ssh("lab1", "ps -ww -eo args | grep -c '[r]ignode.*key' || true")
+            assert key_free == "0"
+        finally:
+            m.kill(started)

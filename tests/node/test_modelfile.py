@@ -1,0 +1,111 @@
+"""models look: GGUF and safetensors by their own headers; cuts at any byte are named."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from node import modelfile
+
+
+def text(value: str) -> bytes:
+    """A GGUF string."""
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def gguf(tensors: int = 2, version: int = 3) -> bytes:
+    """A whole GGUF: Q4_0 tensors of 64 values (36 bytes each, aligned to 32) and a token list."""
+    pairs = [
+        text("general.architecture") + struct.pack("<I", 8) + text("qwen3"),
+        text("general.alignment") + struct.pack("<II", 4, 32),
+        text("x.scale") + struct.pack("<If", 6, 1.5),
+        text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 3)
+        + b"".join(text(t) for t in ("a", "bb", "ccc")),
+        text("x.types") + struct.pack("<IIQ", 9, 5, 4) + bytes(16),
+    ]  # fmt: skip
+    infos = [text(f"blk.{n}") + struct.pack("<IQQIQ", 2, 32, 2, 2, n * 64) for n in range(tensors)]
+    head = b"GGUF" + struct.pack("<IQQ", version, tensors, len(pairs)) + b"".join(pairs + infos)
+    head += bytes(-len(head) % 32)
+    return head + bytes((tensors - 1) * 64 + 36)
+
+
+def safetensors() -> bytes:
+    """A whole safetensors of two tensors."""
+    rows = {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]},
+        "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+    }
+    raw = json.dumps(rows).encode()
+    return struct.pack("<Q", len(raw)) + raw + bytes(12)
+
+
+def look(tmp_path: Path, raw: bytes) -> dict[str, object]:
+    """What the verb says of a file with these bytes."""
+    path = tmp_path / "model"
+    path.write_bytes(raw)
+    return dict(modelfile.look({"paths": [str(path)]})["files"][0])
+
+
+def test_whole_files_tell_what_they_are(tmp_path: Path) -> None:
+    found = look(tmp_path, gguf())
+    assert (found["format"], found["broken"]) == ("gguf", None)
+    assert found["said"] == "GGUF version 3, 2 tensors, architecture qwen3"
+    found = look(tmp_path, safetensors())
+    assert (found["format"], found["broken"]) == ("safetensors", None)
+    assert found["said"] == "safetensors, 2 tensors of BF16, F32"
+
+
+@pytest.mark.parametrize("make", [gguf, safetensors])
+def test_every_cut_is_named(tmp_path: Path, make: object) -> None:
+    raw = make()  # type: ignore[operator]
+    for size in range(16, len(raw)):
+        found = look(tmp_path, raw[:size])
+        assert found["broken"] is not None, size
+    assert "cut off" in str(look(tmp_path, raw[:-1])["broken"])
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        (b"p\xff\x01\x02" * 8, "unknown (starts with 70ff010270ff0102)"),
+        (b"", "empty or zeroes"),
+        (bytes(64), "empty or zeroes"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
+    ],
+)
+def test_other_files_are_named_by_what_they_are(tmp_path: Path, raw: bytes, kind: str) -> None:
+    assert str(look(tmp_path, raw)["format"]).startswith(kind)
+
+
+def test_an_old_version_more_bytes_and_a_hostile_header(tmp_path: Path) -> None:
+    assert "version 1" in str(look(tmp_path, gguf(version=1))["broken"])
+    assert look(tmp_path, gguf() + bytes(40))["broken"] is None
+    assert "1 bytes more" in str(look(tmp_path, safetensors() + b"x")["broken"])
+    huge = b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60) + bytes(64)
+    assert look(tmp_path, huge)["broken"]
+    array = text("k") + struct.pack("<IIQ", 9, 0, 1 << 62)
+    assert look(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array)["broken"]
+    junk = struct.pack("<Q", 20) + b'{"a": [1, 2, 3], "b"'
+    assert "no JSON of tensors" in str(look(tmp_path, junk)["broken"])
+
+
+def test_a_missing_file_a_folder_and_bad_paths(tmp_path: Path) -> None:
+    gone = modelfile.look({"paths": [str(tmp_path / "gone")]})["files"][0]
+    assert "No such file" in gone["broken"]
+    assert modelfile.look({"paths": [str(tmp_path)]})["files"][0]["broken"]
+    for paths in ([], ["relative"], ["/a/../b"], "x"):
+        with pytest.raises(modelfile.NodeError):
+            modelfile.look({"paths": paths})
+
+
+def test_only_the_header_is_read(tmp_path: Path) -> None:
+    """A sparse file of 20 GB takes no time."""
+    path = tmp_path / "big.gguf"
+    path.write_bytes(gguf())
+    with path.open("r+b") as file:
+        file.truncate(20 << 30)
+    assert modelfile.one(str(path))["broken"] is None

@@ -1,0 +1,180 @@
+"""Gates before an image or weights move: whose is right, who gets it, is there a way and room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gates.base import GIB
+from gates.moving import giver, image_gates, images, takers
+from gates.serving import check
+from gates.violation import Violation
+from gates.weighing import weights_gates, weights_giver
+from schema.engine import Plan
+from schema.snapshot import NodeSnapshot, Unreadable
+from tests.unit import engine_parts as e
+from tests.unit import factories as f
+from tests.unit import host_parts as h
+from tests.unit.spark_rig import spark_plan
+
+HEAD, WORKER = "spark1", "spark2"
+PORT = 29680
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Two DGX Spark."""
+    return spark_plan()
+
+
+def rig(plan: Plan, *changes: tuple[str, str, Any]) -> dict[str, NodeSnapshot]:
+    """The healthy rig with (node, path, value) replaced."""
+    seen = dict(f.healthy(plan))
+    for node, path, value in changes:
+        seen[node] = f.put(seen[node], path, value)
+    return seen
+
+
+def image_findings(plan: Plan, seen: Any, chosen: str | None = None) -> list[Violation]:
+    """What blocks before an image moves."""
+    return [v for v in check(plan, seen, image_gates(chosen, PORT)) if v.severity == "block"]
+
+
+def weights_findings(plan: Plan, seen: Any, chosen: str | None = None) -> list[Violation]:
+    """What blocks before weights move."""
+    gates = weights_gates(weights_giver(plan, seen, chosen), PORT)
+    return [v for v in check(plan, seen, gates) if v.severity == "block"]
+
+
+def other_build(plan: Plan) -> Any:
+    """Another image under the recipe's name."""
+    return e.image(plan).model_copy(update={"digests": (), "layers": ("sha256:" + "9" * 64,)})
+
+
+def test_equal_images_leave_nothing_to_do(plan: Plan) -> None:
+    found = images(plan, rig(plan))
+    assert giver(found, None) == HEAD and takers(found, HEAD) == ()
+    assert image_findings(plan, rig(plan)) == []
+
+
+def test_the_node_that_has_it_gives_to_the_one_that_lacks_it(plan: Plan) -> None:
+    seen = rig(plan, (HEAD, "docker.images", ()))
+    found = images(plan, seen)
+    assert giver(found, None) == WORKER and takers(found, WORKER) == (HEAD,)
+    assert image_findings(plan, seen) == []
+
+
+def test_two_builds_need_a_word_which_is_right(plan: Plan) -> None:
+    seen = rig(plan, (WORKER, "docker.images.0", other_build(plan)))
+    (found,) = image_findings(plan, seen)
+    assert found.code == "image-differs" and f"from={HEAD}" in found.remedy
+    assert f"from={WORKER}" in found.remedy
+    assert image_findings(plan, seen, WORKER) == []
+    assert takers(images(plan, seen), WORKER) == (HEAD,)
+
+
+def test_a_giver_without_the_image_is_refused(plan: Plan) -> None:
+    seen = rig(plan, (WORKER, "docker.images", ()))
+    (found,) = image_findings(plan, seen, WORKER)
+    assert (found.code, found.node) == ("image-missing", WORKER) and HEAD in found.remedy
+    (found,) = image_findings(plan, seen, "nosuch")
+    assert found.code == "image-missing" and found.node is None
+
+
+def test_another_processor_is_refused(plan: Plan) -> None:
+    seen = rig(plan, (WORKER, "docker.images", ()), (WORKER, "identity.arch", "x86_64"))
+    (found,) = image_findings(plan, seen)
+    assert (found.code, found.node) == ("image-arch", WORKER)
+
+
+def test_docker_that_cannot_be_read_is_not_no_image(plan: Plan) -> None:
+    seen = rig(plan, (WORKER, "docker", Unreadable(unreadable="dockerd: no answer")))
+    assert "docker-unreadable" in [v.code for v in image_findings(plan, seen)]
+
+
+def test_room_is_asked_of_the_taker_only(plan: Plan) -> None:
+    index = [d.path for d in rig(plan)[HEAD].disks].index("/var/lib/docker")
+    full = f"disks.{index}.free"
+    seen = rig(plan, (WORKER, "docker.images", ()), (WORKER, full, GIB), (HEAD, full, GIB))
+    (found,) = image_findings(plan, seen)
+    assert (found.code, found.node) == ("transfer-room", WORKER)
+    assert "1.00 GiB" in found.evidence
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "10.0.0.1"])
+def test_a_port_that_is_taken_at_the_giver_is_named(plan: Plan, address: str) -> None:
+    ports = (h.port(PORT, address=address, process="nginx", pid=77),)
+    seen = rig(plan, (WORKER, "docker.images", ()), (HEAD, "ports", ports))
+    (found,) = image_findings(plan, seen)
+    assert (found.code, found.node) == ("transfer-port", HEAD)
+    assert "nginx" in found.evidence and f"port={PORT + 1}" in found.remedy
+
+
+def test_the_same_port_elsewhere_is_no_obstacle(plan: Plan) -> None:
+    on_lan = (h.port(PORT, address="127.0.0.1"),)
+    at_taker = (h.port(PORT),)
+    seen = rig(plan, (HEAD, "ports", on_lan), (WORKER, "ports", at_taker))
+    assert image_findings(plan, seen) == []
+
+
+@pytest.mark.parametrize("path", ["network.peers.0.route_device", "network.links.0.carrier"])
+def test_a_way_that_is_not_the_fabric_blocks(plan: Plan, path: str) -> None:
+    value = "eth0" if path.endswith("device") else False
+    for find in (image_findings, weights_findings):
+        codes = {v.code for v in find(plan, rig(plan, (WORKER, path, value)))}
+        assert codes & {"fabric-route", "fabric-down"}
+
+
+def test_whole_weights_give_to_cut_ones(plan: Plan) -> None:
+    seen = rig(plan, (HEAD, "weights.0.files.5.header_says", 10))
+    assert weights_giver(plan, seen, None) == WORKER
+    assert weights_findings(plan, seen) == []
+
+
+def test_missing_weights_come_from_the_node_that_has_them(plan: Plan) -> None:
+    seen = rig(plan, (HEAD, "weights.0.exists", False), (HEAD, "weights.0.files", ()))
+    assert weights_giver(plan, seen, None) == WORKER and weights_findings(plan, seen) == []
+    (found,) = [v for v in check(plan, seen) if v.code == "weights-missing"]
+    assert f"deploys/weights.py --data from={WORKER}" in found.remedy
+
+
+def test_weights_that_differ_and_are_whole_need_a_word(plan: Plan) -> None:
+    seen = rig(plan, (WORKER, "weights.0.files.3.size", 7))
+    assert weights_giver(plan, seen, None) is None
+    (found,) = weights_findings(plan, seen)
+    assert found.code == "weights-differ" and "from=NODE" in found.remedy
+    assert weights_findings(plan, seen, HEAD) == []
+
+
+def test_a_chosen_giver_whose_weights_are_cut_is_refused(plan: Plan) -> None:
+    seen = rig(plan, (HEAD, "weights.0.files.5.header_says", 10))
+    (found,) = weights_findings(plan, seen, HEAD)
+    assert (found.code, found.node) == ("weights-cut", HEAD)
+
+
+def test_nobody_has_weights(plan: Plan) -> None:
+    none = ((HEAD, "weights.0.exists", False), (WORKER, "weights.0.exists", False))
+    found = weights_findings(plan, rig(plan, *none))
+    assert [v.code for v in found] == ["weights-missing"] and "hf download" in found[0].remedy
+
+
+def test_a_weights_run_that_was_cut_off_is_taken_up(plan: Plan) -> None:
+    mine = (h.change("OPEN", deploy="weights"),)
+    assert weights_findings(plan, rig(plan, (WORKER, "journal.changes", mine))) == []
+    (found,) = image_findings(plan, rig(plan, (WORKER, "journal.changes", mine)))
+    assert found.code == "change-open" and "deploys/weights.py" in found.remedy
+    theirs = (h.change("OPEN", deploy="serve"),)
+    (found,) = weights_findings(plan, rig(plan, (WORKER, "journal.changes", theirs)))
+    assert found.code == "change-open"
+
+
+def test_room_for_weights_is_what_lacks(plan: Plan) -> None:
+    seen = rig(plan, (WORKER, "weights.0.exists", False), (WORKER, "weights.0.files", ()))
+    size = sum(x.size for x in seen[HEAD].weights[0].files)  # type: ignore[union-attr]
+    index = [d.path for d in seen[WORKER].disks].index(plan.specs[WORKER].weights)
+    enough = f.put(seen[WORKER], f"disks.{index}.free", size + GIB)
+    assert weights_findings(plan, {**seen, WORKER: enough}) == []
+    short = f.put(seen[WORKER], f"disks.{index}.free", size)
+    (found,) = weights_findings(plan, {**seen, WORKER: short})
+    assert found.code == "transfer-room"

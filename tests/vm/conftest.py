@@ -1,0 +1,140 @@
+"""One VM a test, from an overlay over the prepared disk; pyinfra and node against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import settings, vm, vmdisk, vmroot
+from node import pack
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE = Path(__file__).parent / "engine.py"
+UNIT = """[Unit]
+Description=stand-in engine of the test VM
+After=network.target
+[Service]
+ExecStart=/usr/bin/python3 /opt/engine.py
+Restart=always
+[Install]
+WantedBy=multi-user.target
+"""
+# Emulated, and beside whatever else this machine does.
+DEPLOY_S = 2400
+
+
+class Rig:
+    """A running VM with what the tests do to it. `notes` is the transcript."""
+
+    def __init__(self, machine: vm.Machine) -> None:
+        self.machine = machine
+        self.kernels = vmroot.kernels()
+        self.began = time.monotonic()
+        self.notes = machine.folder / "transcript.txt"
+
+    def note(self, text: str) -> None:
+        """A line of the transcript, with the seconds since the test's start."""
+        line = f"[{time.monotonic() - self.began:6.0f} s] {text}"
+        print(line, flush=True)
+        with self.notes.open("a") as stream:
+            stream.write(line + "\n")
+
+    def start_deploy(self, *words: str) -> subprocess.Popen[str]:
+        """pyinfra against the VM, under way."""
+        self.note(f"$ pyinfra {' '.join(words)}")
+        return subprocess.Popen(
+            [sys.executable, "-m", "pyinfra", "tests/vm/inventory.py", *words],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYINFRA_PROGRESS": "off",
+                "RIGBOOK_VM_PORT": str(self.machine.port),
+                "RIGBOOK_VM_KEY": str(self.machine.key),
+                "RIGBOOK_VM_ENGINE": self.machine.address,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def deploy(self, *words: str) -> tuple[int, str]:
+        """(exit status, what the operator sees) of pyinfra against the VM."""
+        process = self.start_deploy(*words)
+        output, _ = process.communicate(timeout=DEPLOY_S)
+        for line in output.splitlines():
+            if line.strip() and not line.startswith("-->"):
+                self.note(f"    {line.strip()}")
+        assert "Traceback" not in output, output
+        return process.returncode, output
+
+    def node(self, verb: str, request: object = None) -> dict[str, Any]:
+        """node's answer to a verb, the program sent beside."""
+        line = f"python3 /tmp/rignode.pyz {verb} '{json.dumps(request or {})}'"
+        done = self.machine.sudo(line, 600)
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    def boots(self) -> tuple[str | None, str | None]:
+        """(the kernel of the next boot, the default kernel), as node reads GRUB's files."""
+        grub = self.node("kernel", {"module": vmroot.MODULE})["grub"]
+        return grub["next"]["kernel"], grub["default"]["kernel"]
+
+    def send(self, raw: bytes, path: str, mode: str = "0644") -> None:
+        """Puts a file into the VM."""
+        command = f"sudo -n install -m {mode} /dev/stdin {path}"
+        argv = [*self.machine.ssh_argv(), command]
+        subprocess.run(argv, input=raw, check=True, timeout=300)
+
+    def second_kernel(self) -> None:
+        """apt brings the second kernel and makes it the default, as on the seed's tower."""
+        self.note("$ apt-get upgrade --with-new-pkgs   # a newer kernel, no module for it")
+        self.machine.must(
+            "export DEBIAN_FRONTEND=noninteractive; apt-get update -q && "
+            "apt-get upgrade -y -q --with-new-pkgs",
+            DEPLOY_S,
+        )
+
+    def with_engine(self) -> None:
+        """The stand-in engine, enabled and running."""
+        self.send(ENGINE.read_bytes(), "/opt/engine.py")
+        self.send(UNIT.encode(), "/etc/systemd/system/rigbook-engine.service")
+        self.machine.must(
+            "systemctl daemon-reload; systemctl enable --now rigbook-engine.service 2>&1"
+        )
+
+
+@pytest.fixture(scope="session")
+def disk() -> tuple[Path, Path]:
+    """The prepared disk and the login key; the first time this takes minutes and a network."""
+    return vmdisk.disk(settings.load())
+
+
+@pytest.fixture
+def boot(disk: tuple[Path, Path], tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Starts a VM of its own; `more` are further disks, `nics` network cards."""
+    running: list[vm.Machine] = []
+
+    def start(*more: Path, nics: int = 1) -> Rig:
+        base, key = disk
+        over = tmp_path / "disk.qcow2"
+        vm.overlay(base, over)
+        machine = vm.Machine(tmp_path / "vm", [over, *more], key, nics)
+        running.append(machine)
+        machine.start()
+        rig = Rig(machine)
+        rig.note(f"booted by its own GRUB after {machine.wait():.0f} s: {machine.kernel()}")
+        rig.send(pack.zipapp_bytes(), "/tmp/rignode.pyz")
+        return rig
+
+    yield start
+    for machine in running:
+        machine.power_cut()

@@ -1,0 +1,65 @@
+"""The dreaded evening (B4): apt stages a kernel without a driver; nobody reboots into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.vm.conftest import Rig
+
+PIN = ("deploys/kernel.py", "-y", "--data", "kernel=current")
+
+
+def test_the_evening(boot: Callable[..., Rig]) -> None:
+    rig = boot()
+    good, staged = rig.kernels.first, rig.kernels.second
+    rig.with_engine()
+    foreign = rig.machine.must("sha256sum /etc/default/grub")
+    before = rig.machine.must("cd /boot/grub; sha256sum grub.cfg grubenv; apt-mark showhold")
+
+    # pinned, undone to the byte, then the evening
+    status, output = rig.deploy(*PIN)
+    assert status == 0 and f"tower boots {good}" in output
+    assert rig.boots() == (good, good)
+    listed = rig.machine.must("grub-editenv list")
+    assert "saved_entry=gnulinux-advanced-" in listed and f"gnulinux-{good}-advanced" in listed
+    undone = rig.node("undo", {"change": rig.node("journal")["changes"][0]["id"]})
+    assert undone["status"] == "ROLLED_BACK", undone
+    after = rig.machine.must("cd /boot/grub; sha256sum grub.cfg grubenv; apt-mark showhold")
+    assert after == before
+
+    rig.second_kernel()
+    assert rig.boots() == (staged, staged)
+
+    _, output = rig.deploy("deploys/doctor.py", "-y")
+    assert "warn boot-no-driver" in output and f"would boot {staged} next" in output
+    status, output = rig.deploy("deploys/reboot.py", "-y")
+    assert status == 1 and "boot-no-driver" in output and "kernel=current" in output
+    assert rig.machine.kernel() == good
+
+    status, output = rig.deploy("deploys/kernel.py", "--dry", "--diff", "--data", "kernel=current")
+    assert status == 0 and "+GRUB_DEFAULT=saved" in output
+    assert f"-> {good} (saved)" in output and f"linux-image-{good}" in output
+    assert rig.boots() == (staged, staged)
+    status, output = rig.deploy(*PIN)
+    assert status == 0, output
+    assert rig.boots() == (good, good)
+    assert rig.machine.must("sha256sum /etc/default/grub") == foreign
+    held = rig.machine.must("apt-mark showhold").split()
+    assert held == [f"linux-image-{good}", "linux-image-cloud-amd64"]
+    status, output = rig.deploy(*PIN)
+    assert status == 0 and "as wanted" in output and "COMMITTED" not in output
+
+    status, output = rig.deploy("deploys/reboot.py", "-y", "--data", "budget=1800")
+    assert status == 0 and "another boot_id" in output, output
+    assert rig.machine.kernel() == good
+    rig.note(f"after the reboot: {good}, {rig.machine.must('lsmod | grep gpustand').split()[0]}")
+
+    # the pinned kernel is taken away behind our back
+    rig.machine.must(
+        f"ln -sf /bin/true /usr/bin/linux-check-removal; export DEBIAN_FRONTEND=noninteractive; "
+        f"apt-get remove -y -q --allow-change-held-packages linux-image-{good}",
+        1800,
+    )
+    status, output = rig.deploy("deploys/reboot.py", "-y")
+    assert status == 1 and "pin-gone" in output and "boot-no-driver" in output
+    assert f"would boot {staged} next" in output
