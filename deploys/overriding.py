@@ -16,6 +16,7 @@ from pyinfra.api.exceptions import DeployError
 from facts import engine as engine_facts
 from facts.dropin import DropInCheck
 from facts.observe import fact_of, observe, real
+from gates.standing import looping
 from operations.engine import Steps
 from operations.node import StepFailed, call
 from operations.run import Run
@@ -32,6 +33,8 @@ GHOST = "unit-ghost"
 # 203 and 127 come at once: a start that lives this long has found what it starts, in seconds.
 SETTLE_S = 6.0
 POLL_S = 1.0
+# A unit that systemd restarted by itself runs when it has done so for this long.
+PROVEN_S = 60.0
 UNDO_TIMEOUT_S = 240
 
 
@@ -127,7 +130,7 @@ def decide(
         raise DeployError(f"{', '.join(wanted.nodes)}: systemd knows no unit {wanted.unit}")
     steps: dict[str, Steps] = {node.name: [] for node in plan.rig.nodes}
     for node, target in targets.items():
-        restart = comes_anew(target.unit)
+        restart = comes_anew(target.unit, snapshots[node].identity.clock_unix_s, plan)
         steps[node] = (
             remove_steps(target, restart)
             if wanted.text is None
@@ -149,15 +152,22 @@ def _accepting(step: dict[str, object]) -> dict[str, object]:
     return {**step, "accept_ghosts": True} if "for_unit" in step else step
 
 
-def comes_anew(unit: Unit) -> bool:
+def comes_anew(unit: Unit, now: float, plan: Plan) -> bool:
     """True for a unit of others that is tried again and again, or that failed and is enabled.
 
     One that runs is left alone: whoever wants it to restart says when. Ours restarts as a pair.
+    `now` is the host's clock (Unix seconds): a restart of systemd's own that is seconds old has
+    proven nothing, so a look into the short active phase of a crash loop does not count as "runs".
     """
     if unit.name.startswith(OWN):
         return False
-    return unit.active_state == "activating" or (
-        unit.active_state == "failed" and unit.enabled == "enabled"
+    if unit.active_state == "failed":
+        return unit.enabled == "enabled"
+    young = unit.since_unix_s is not None and now - unit.since_unix_s < PROVEN_S
+    return (
+        unit.active_state == "activating"
+        or (unit.restarts > 0 and young)
+        or looping(unit, now, plan)
     )
 
 

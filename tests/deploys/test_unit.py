@@ -12,7 +12,7 @@ from schema.snapshot import FileState
 from tests.deploys.rigs import change_open
 from tests.deploys.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, serving
 from tests.unit.factories import put
-from tests.unit.host_parts import unit
+from tests.unit.host_parts import NOW, unit
 
 DS4 = "vllm-ds4-head.service"
 FOLDER = f"/etc/systemd/system/{DS4}.d"
@@ -65,7 +65,13 @@ SCENARIOS = {
     "dry": Scenario(unit_run(SLEEP, how=("--dry", "--diff")), rig(None)),
     "repoint": Scenario(unit_run(SLEEP), rig(None)),
     "same": Scenario(unit_run(SLEEP), rig(TEXT)),
-    "running": Scenario(unit_run(SLEEP, how=("--dry",)), rig(None, active_state="active")),
+    "running": Scenario(
+        unit_run(SLEEP, how=("--dry",)), rig(None, active_state="active", sub_state="running")
+    ),
+    "between two deaths": Scenario(
+        unit_run(SLEEP, how=("--dry", "--diff")),
+        rig(None, active_state="active", sub_state="running", restarts=1, since_unix_s=NOW - 1),
+    ),
     "limits": Scenario(
         unit_run("restart=always", "start_limit_burst=3", how=("--dry", "--diff")), rig(TEXT)
     ),
@@ -135,6 +141,11 @@ def test_a_unit_that_runs_is_not_restarted(ran: Runs) -> None:
     running = ran["running"].stderr
     assert "have systemd read its units again\n" in running and "then restart" not in running
     assert "this counts from its next start on" in running
+
+
+def test_a_crash_loop_seen_in_its_short_active_phase_comes_anew(ran: Runs) -> None:
+    shown = ran["between two deaths"].stderr
+    assert f"then restart {DS4}" in shown and "from its next start" not in shown
 
 
 def test_other_directives_replace_the_file_whole(ran: Runs) -> None:
