@@ -12,6 +12,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.output import format_text
 
+from deploys.inforce import InForce, installed_versions
 from deploys.pinning import driver_module
 from deploys.support import endpoint, operator_data, remedy
 from facts.kernels import observe_kernels
@@ -50,6 +51,7 @@ def diagnose(state: State, plan: Plan) -> Diagnosis:
     Only an engine that lists its model and fails at a chat is looked at twice: it may be dying.
     """
     state = real(state)
+    patches = InForce(state, plan)
     asked = gevent.spawn(probe, endpoint(plan), PROBE_S)
     before = observe_kernels(state, plan, driver_module(plan, operator_data()))
     answer = asked.get()
@@ -57,7 +59,8 @@ def diagnose(state: State, plan: Plan) -> Diagnosis:
     if answer.models == 200 and answer.failure in ("status", "disconnected"):
         gevent.sleep(DYING_S)
         after = observe(state, plan, fresh=True)
-    return Diagnosis(examine(plan, before, answer, after), before, answer)
+    more = [*patches.findings(before), *installed_versions(plan, before, answer.failure is None)]
+    return Diagnosis(examine(plan, before, answer, after, more), before, answer)
 
 
 def print_report(plan: Plan, diagnosis: Diagnosis) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gates import boot, clocks, drifted, launch, leftovers, pair, standing, supervision
 from gates.answers import answered
 from gates.base import Gate, Observed
 from gates.causes import Finding, explain
 from gates.serving import SERVING, check
+from gates.violation import Violation
 from schema.engine import Plan
 from schema.kernel import KernelSnapshot
 from schema.probe import Probe
@@ -23,13 +26,18 @@ DOCTOR: tuple[Gate, ...] = (
 
 
 def examine(
-    plan: Plan, observed: Observed, probe: Probe | None = None, after: Observed | None = None
+    plan: Plan,
+    observed: Observed,
+    probe: Probe | None = None,
+    after: Observed | None = None,
+    more: Sequence[Violation] = (),
 ) -> list[Finding]:
     """All findings about a rig, the likeliest cause first.
 
-    `probe` None: the endpoint was not asked. `after`: the nodes after a probe that failed.
+    `probe` None: the endpoint was not asked. `after`: the nodes after a probe that failed. `more`:
+    what was found in files that no snapshot holds (patches, the table of versions).
     """
-    found = check(plan, observed, (*SERVING, *DOCTOR))
+    found = [*check(plan, observed, (*SERVING, *DOCTOR)), *more]
     if any(isinstance(snapshot, KernelSnapshot) for snapshot in observed.values()):
         found += check(plan, observed, [boot.softened(gate) for gate in boot.BOOT])
     if probe is not None:
