@@ -160,6 +160,8 @@ def describe(step: Json) -> str:
             None if enabled is None else "enable" if enabled else "disable",
         ]
         what += " " + "+".join(str(want) for want in wants if want)
+    if op == "install":
+        what = f"install {step['what']} in {step['path']}, undone by backup {step['backup']}"
     how = "announced, not known to be done" if step["state"] == "intent" else step["state"]
     return f"{what} ({how})"
 

@@ -38,6 +38,8 @@ CHANGING: Dict[str, str] = {
     "tree restore": "node.tree_restore:restore",
     "tree prune": "node.tree_list:prune",
     "venv install": "node.venv_install:install",
+    "venv replace": "node.venv_replace:replace",
+    "venv prune": "node.venv_prune:prune",
     "image offer": "node.image:offer_image",
     "image receive": "node.image:receive",
     "image tag": "node.image:tag",

@@ -20,6 +20,8 @@ from schema.engine import ENGINE_DIR, UNIT, Plan
 from schema.snapshot import NodeSnapshot
 
 UNDO_TIMEOUT_S = 240
+# An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
+RESTORE_TIMEOUT_S = 1800
 
 
 def script_endpoint(script: str, address: str) -> Endpoint | None:
@@ -59,7 +61,10 @@ def give_back(
         _stop(state, node, kept[node])
     former.check()
     # Every node is tried: one that cannot go back must not keep the others from it.
-    problems = [line for node in ordered if (line := _undo(state, node, change, overwrite, reason))]
+    request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
+    if reason:
+        request["reason"] = _one_line(reason)
+    problems = [line for node in ordered if (line := _undo(state, node, request, kept[node]))]
     if problems:
         raise StepFailed("; ".join(problems))
     former.executed()
@@ -95,20 +100,32 @@ def recorded(plan: Plan) -> float | None:
 
 
 def _undo(
-    state: State, node: str, change: str, overwrite: Collection[str], reason: str | None
+    state: State, node: str, request: dict[str, Any], change: Mapping[str, Any] | None
 ) -> str | None:
     """Undoes the change on one node; a line when it did not come back whole."""
-    request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
-    if reason:
-        request["reason"] = _one_line(reason)
+    host, restores = state.inventory.get_host(node), _installs(change)
+    limit = RESTORE_TIMEOUT_S if restores else UNDO_TIMEOUT_S
+    for backup in restores:
+        host.log(f"backup {backup} is unpacked beside, proven, and trades places")
     try:
-        answer = call(state, state.inventory.get_host(node), "undo", request, UNDO_TIMEOUT_S)
+        answer = call(state, host, "undo", request, limit)
     except StepFailed as error:
         # The step that failed there may have been the first: then nothing was changed.
         return None if error.code == "no_change" else str(error)
+    for row in answer.get("steps", ()):
+        if row["op"] == "clear":
+            host.log(row["detail"])
     if answer.get("status") != "ROLLED_BACK":
-        return f"{node}: change {change} is {answer.get('status')}: {answer.get('detail')}"
+        return (
+            f"{node}: change {request['change']} is {answer.get('status')}: {answer.get('detail')}"
+        )
     return None
+
+
+def _installs(change: Mapping[str, Any] | None) -> list[str]:
+    """The backups that the undo of a change restores."""
+    steps = (change or {}).get("steps", ())
+    return [s["backup"] for s in steps if s.get("op") == "install" and s["state"] != "undone"]
 
 
 def _one_line(reason: str) -> str:
