@@ -16,8 +16,8 @@ from deploys.knowing import look_at_patches, venv_of
 from deploys.support import ROOT
 from gates.base import Observed
 from gates.codes import violation
-from gates.compatibility import installed
 from gates.filepatches import PatchState
+from gates.knownbad import installed
 from gates.unpatched import told
 from gates.violation import Violation
 from schema.compatibility import load_table

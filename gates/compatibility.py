@@ -10,9 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gates.base import Observed, pyinfra, reached
+from gates.base import Observed, reached
 from gates.codes import violation
-from gates.venv import own_venv
 from gates.violation import Violation
 from schema.compatibility import TABLE, CompatibilityTable, Entry, Verdict, version, within
 from schema.engine import Plan
@@ -138,51 +137,6 @@ def compatibility(
         elif judged.verdict == "unknown":
             found.append(_unknown(wanted, facts, judged.entry, table.entries))
     return found
-
-
-def installed(
-    plan: Plan, observed: Observed, table: CompatibilityTable, answers: bool
-) -> list[Violation]:
-    """The findings about the versions that lie in the venvs now: only those known to be broken.
-
-    `answers`: the engine gave a real completion. Then the table is what is wrong, and it warns.
-    """
-    found: list[Violation] = []
-    for node, snapshot in reached(plan, observed):
-        venv = own_venv(plan, node, snapshot)
-        there = venv.versions.get(ENGINE, ()) if venv else ()
-        if len(there) != 1:
-            continue  # two of one, or none, are findings of the venv's own gates
-        judged = judge(there[0], facts_of(plan, node, snapshot), table)
-        if judged.verdict == "broken" and judged.entry:
-            found.append(_lies_there(plan, there[0], node, snapshot, judged.entry, answers))
-    return found
-
-
-def _lies_there(
-    plan: Plan, version: str, node: Node, snapshot: NodeSnapshot, entry: Entry, answers: bool
-) -> Violation:
-    """The finding about a version that is installed although the table calls it broken."""
-    facts = facts_of(plan, node, snapshot)
-    where = f"{node.name}: {describe(facts)}; {TABLE}, {entry.id}: {entry.text()}"
-    if answers:
-        return violation(
-            "version-broken",
-            node.name,
-            f"{ENGINE} {version} answers on this rig, and is known to fail there: {entry.reason}",
-            evidence=where,
-            remedy=f"write what you see into {TABLE}: verdict works, your name as the source, "
-            "today's date",
-            severity="warn",
-        )
-    return violation(
-        "version-broken",
-        node.name,
-        f"{ENGINE} {version} is installed, and known to fail on this rig: {entry.reason}",
-        evidence=where,
-        remedy=f"{pyinfra(plan, 'rollback')}; where no change is open: "
-        f"{pyinfra(plan, 'rollback', 'backup=last')}",
-    )
 
 
 def describe(facts: RigFacts) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gates.compatibility import RigFacts, compatibility, installed, judge
+from gates.compatibility import RigFacts, compatibility, judge
+from gates.knownbad import installed
 from gates.waiver import apply_waivers, blocking
 from schema.compatibility import CompatibilityTable, load_table
 from schema.engine import Plan
