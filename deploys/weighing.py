@@ -8,6 +8,7 @@ from typing import Any
 
 from pyinfra import logger
 from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
 
 from deploys.imaging import Waivers, way
 from deploys.support import once
@@ -65,6 +66,8 @@ def _decide(
     waivers: Waivers,
     data: HostData,
 ) -> WeightsWork:
+    if data.verify not in (None, True, False):
+        raise DeployError(f"--data verify={data.verify}: weights knows only verify=true")
     run = Run(state, "weights", plan, waivers, stays_for_the_next_run)
     run.id = _unfinished(snapshots) or run.id
     source = weights_giver(plan, snapshots, data.source)
