@@ -46,6 +46,12 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(
                 f"{named} is not there or has no hosts; see inventory/spark.py for the shape"
             )
+        # A step waits for all hosts that take part in it; pyinfra would not begin with the rest.
+        if config.PARALLEL and len(list(inventory)) > config.PARALLEL:
+            raise PyinfraError(
+                f"--parallel {config.PARALLEL} breaks a rig of {len(list(inventory))} hosts, whose "
+                "steps run on all of them at once; run without it"
+            )
         if initial_limit is not None and not initial_limit:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 

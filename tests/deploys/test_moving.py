@@ -210,7 +210,7 @@ def test_verify_hashes_on_every_node(ran: Runs) -> None:
 
 
 def test_weights_do_not_know_backups_verify(ran: Runs) -> None:
-    """A name where only true is meant is not ignored: the operator would believe it was verified."""
+    """Ignored, a name would leave the operator with the belief that something was verified."""
     one = ran["weights verify one"]
     assert one.status != 0 and one.changing == (), one.output
     assert "--data verify=some-id: weights knows only verify=true" in one.stderr
