@@ -32,8 +32,7 @@ CONTAINER = {
     "Mounts": [{"Source": "/srv/m", "Destination": "/m", "RW": False}],
 }  # fmt: skip
 ANSWERS: dict[str, Any] = {
-    "/version": {"Version": "28.1"},
-    "/info": {"Driver": "overlay2", "DockerRootDir": "/var/lib/docker"},
+    "/info": {"ServerVersion": "28.1", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker"},
     "/images/reg.local/vllm:1/json": IMAGE,
     "/containers/json?all=1": [{"Id": "c" * 64}, {"Id": "gone"}],
     f"/containers/{'c' * 64}/json": CONTAINER,
