@@ -33,7 +33,6 @@ NEEDED = (
     "gates.drift",
     "deploys.support",
     "operations.engine",
-    "tenacity",
     "operations.giveback",
     "schema.hostdata:HostData",
     "schema.recipe:Recipe",
