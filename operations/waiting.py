@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 
 import gevent
 from pyinfra.api import State
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from facts import engine as engine_facts
 from facts.endpoint import Answer, Endpoint, ask
@@ -73,6 +72,9 @@ def wait_for_answer(
             phase = _phase(now, head)
             reporter.log(f"{phase}: {told - started:.0f} s of {budget_s} s; {_last(now, head)}")
         return answer
+
+    # Here, not above: a run that changes nothing waits for nothing.
+    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
     waiting = Retrying(
         retry=retry_if_result(lambda answer: not answer.ok and not answer.final),
