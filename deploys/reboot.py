@@ -7,8 +7,8 @@ from pyinfra import host, state
 
 from deploys.pinning import driver_module
 from deploys.rebooting import decide
-from deploys.serving import proof
-from deploys.support import endpoint, gate, load, operator_data
+from deploys.serving import answerable, proof
+from deploys.support import gate, load, operator_data
 from facts.kernels import observe_kernels
 from gates.serving import REBOOTING
 from operations import engine
@@ -18,6 +18,7 @@ from operations.run import Run
 # Load: what we want.
 plan = load()
 data = operator_data()
+where = answerable(plan)
 
 # Gate: the journal is clean, the next boot lands on a kernel with its driver, and every unit will
 # come back by itself.
@@ -44,5 +45,5 @@ if host.name == plan.rig.head.name:
         name="A real chat completion",
         run=work.run,
         needed=True,
-        check=lambda: proof(state, plan, endpoint(plan)),
+        check=lambda: proof(state, plan, where, patient=True),
     )

@@ -11,6 +11,7 @@ is not met or something was not as it should be.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def main(arguments: list[str]) -> int:
     strange = [name for name in asked.parts if name not in PARTS]
     if strange:
         parser.error(f"no part {', '.join(strange)}; there are: {', '.join(PARTS)}")
+    # As in an operator's shell: this variable has our modules compiled anew in every run.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     code = 0
     for name in asked.parts or PARTS:
         try:

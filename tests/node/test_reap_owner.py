@@ -148,3 +148,12 @@ def test_another_users_process_is_spared(monkeypatch: pytest.MonkeyPatch) -> Non
 ])  # fmt: skip
 def test_what_serves_a_model(argv: tuple[str, ...], wanted: bool) -> None:
     assert is_server(argv) is wanted
+
+
+def test_another_users_engine_outlives_its_unit_unharmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A oneshot unit with KillMode=process leaves it to its user; our own engine's user is ours."""
+    theirs = judge(monkeypatch, "/system.slice/alice.service",
+                   units={"alice.service": "inactive"}, uid=1001)  # fmt: skip
+    assert theirs[0] is False and "another user's (uid 1001)" in theirs[2]
+    ours = judge(monkeypatch, f"/system.slice/{UNIT}", units={UNIT: "inactive"}, uid=1001)
+    assert ours[0] is True

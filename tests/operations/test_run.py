@@ -107,6 +107,34 @@ def test_a_member_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch)
     assert len(rig.backs) == 1
 
 
+def test_a_step_that_may_take_longer_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reboot's budget is the operator's: the quick board waits for the slow one."""
+    monkeypatch.setattr(run_module, "RENDEZVOUS_S", 0.01)
+    Node(monkeypatch)
+    rig = Rig()
+    jobs = []
+    for name, seconds in ((HEAD, 0.0), (WORKER, 0.1)):
+        command = rig.run.step("reboot", BOTH, lambda s=seconds: gevent.sleep(s), 10)
+        jobs.append(gevent.spawn(command.function, rig.state, rig.state.hosts[name]))
+    gevent.joinall(jobs, timeout=10)
+    assert [job.get(block=False) for job in jobs] == [True, True] and rig.backs == []
+
+
+def test_what_is_proven_stays_when_the_journal_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full disk at the last line must not end an engine that answers."""
+    Node(monkeypatch, failing(WORKER, "close"))
+    rig = Rig()
+    assert rig.step("a", head=rig.apply(HEAD), worker=rig.apply(WORKER))["head"]
+    rig.run.proven = True
+    assert rig.step("prove", head=lambda: rig.run.close("COMMITTED", "answers")) == {"head": False}
+    said = rig.state.said()
+    assert rig.backs == [] and f"{WORKER}: close: stand-in failure" in said
+    assert "all is as wanted and stays so" in said
+    assert f'sudo rignode close \'{{"change": "{rig.run.id}"' in said
+
+
 def test_a_defect_of_ours_goes_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any exception, not only a failed step."""
     Node(monkeypatch)
