@@ -16,10 +16,11 @@ from deploys.knowing import ask_pip, known_versions, pip_args, venv_of, wheels_s
 from deploys.newpatches import patch_into
 from deploys.serving import may_run, own_unit
 from deploys.support import endpoint, once, operator_data, stand
+from facts.asking import AskFailed, ask_node
 from facts.endpoint import ask
 from facts.observe import fact_of, observe, real
 from facts.throughput import NotMeasured, measure
-from facts.venvs import Place, VersionsToPrune
+from facts.venvs import Place
 from gates.wheels import wheels, would_install
 from operations import engine, upgrade
 from operations.comparing import fast_enough
@@ -36,6 +37,8 @@ MIB = 1 << 20
 # pip unpacks wheels of a gigabyte beside an engine that serves.
 MEMORY_BESIDE = 1 << 30
 ASK_S = 30.0
+# The sizes of several venvs of 60,000 files on a cold disk.
+PRUNE_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -161,11 +164,12 @@ def _would_prune(state: State, plan: Plan) -> tuple[str, dict[str, str], VenvPru
         raise DeployError(f"recipe {plan.recipe.name} runs in a container: it has no versions")
     node = plan.rig.head.name
     request = {"venv": str(venv_of(plan, node)), "package": wheels_spec(plan).package}
-    text = json.dumps(request)
-    found = fact_of(state, state.inventory.get_host(node), VersionsToPrune, text, _sudo=True)
-    if found is None:
-        raise DeployError(f"{node}: the versions cannot be looked at; the line above says why")
-    return node, request, found
+    host, dry = state.inventory.get_host(node), {**request, "dry": True}
+    try:
+        answer = ask_node(state, host, "venv prune", dry, PRUNE_TIMEOUT_S)
+    except AskFailed as error:
+        raise DeployError(str(error)) from None
+    return node, request, VenvPrunePlan.model_validate(answer)
 
 
 def look(state: State, plan: Plan, node: str, venv: str, package: str, version: str) -> VenvPlace:

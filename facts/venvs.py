@@ -9,11 +9,9 @@ from pyinfra.api import FactBase
 from facts.rig import bounded
 from facts.trees import _answer
 from node import pack
-from schema.venvplace import VenvPlace, VenvPrunePlan
+from schema.venvplace import VenvPlace
 
 LOOK_TIMEOUT_S = 60
-# The sizes of several venvs of 60,000 files on a cold disk.
-PRUNE_TIMEOUT_S = 300
 
 
 class Place(FactBase[VenvPlace]):
@@ -26,16 +24,3 @@ class Place(FactBase[VenvPlace]):
     def process(self, output: list[str]) -> VenvPlace:
         """The typed answer."""
         return _answer(output, VenvPlace)
-
-
-class VersionsToPrune(FactBase[VenvPrunePlan]):
-    """node's `venv prune` with `dry`; `request` is its request as JSON text."""
-
-    def command(self, request: str) -> str:
-        """The one command."""
-        wanted = {**json.loads(request), "dry": True}
-        return bounded(pack.inline_command("venv prune", wanted), PRUNE_TIMEOUT_S)
-
-    def process(self, output: list[str]) -> VenvPrunePlan:
-        """The typed answer."""
-        return _answer(output, VenvPrunePlan)
