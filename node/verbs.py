@@ -14,6 +14,7 @@ READING: Dict[str, str] = {
     "wheels": "node.wheels:look",
     "artifact": "node.artifact:look",
     "patch look": "node.patching:look",
+    "journal look": "node.journal:look",
     "tree list": "node.tree_list:list_all",
     "venv look": "node.venv_place:look",
     "venv check": "node.venv_check:look",
