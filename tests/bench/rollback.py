@@ -66,7 +66,7 @@ def _until_started(tower: Tower, command: Callable[[], Done]) -> tuple[float, Do
     began = time.monotonic()
     done = _ok(command())
     wait_until("a real completion", 300, tower.answers)
-    stamp = int(tower.values("ExecMainStartTimestampMonotonic")[0]) / 1e6
+    stamp = tower.started_at()
     if stamp < began:
         raise RuntimeError(f"no process was started by it: {done.text[-500:]}")
     return stamp - began, done
