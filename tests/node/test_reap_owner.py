@@ -17,6 +17,8 @@ CID = "c" * 64
 DOCKER = f"/system.slice/docker-{CID}.scope"
 RUNNING = {"Id": CID, "Name": "/rigbook-engine", "State": {"Running": True, "Status": "running"}}
 OTHER = {**RUNNING, "Name": "/their-engine"}
+PAUSED = {**RUNNING, "State": {"Paused": True, "Status": "paused"}}
+RESTARTING = {**RUNNING, "State": {"Restarting": True, "Status": "restarting"}}
 EXITED = {**RUNNING, "State": {"Running": False, "Status": "exited"}}
 INIT = Stat(pid=1, comm="systemd", state="S", ppid=0, session=1, start_ticks=1, rss=1)
 
@@ -68,6 +70,8 @@ def judge(
     (RUNNING, {}, (False, True), "(unknown) answers for it"),
     (RUNNING, {UNIT: "failed"}, (True, False), f"runs, but {UNIT} is failed"),
     (OTHER, {UNIT: "inactive"}, (False, False), "the container their-engine runs"),
+    (PAUSED, {UNIT: "active"}, (False, True), "answers for it"),
+    (RESTARTING, {UNIT: "active"}, (False, True), "answers for it"),
     (EXITED, {UNIT: "active"}, (True, False), "its container rigbook-engine is exited"),
     (CannotRead("no answer in 8 s"), {}, (False, False), "is not known: no answer in 8 s"),
     (None, {}, (False, False), "is another runtime's"),

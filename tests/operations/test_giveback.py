@@ -118,6 +118,14 @@ def test_any_other_refusal_is_told(rig: FakeState, verb: str) -> None:
         give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
 
 
+def test_an_undo_that_did_not_roll_back_is_told(rig: FakeState) -> None:
+    """Node answers without an error where nothing is left to undo; the status is what counts."""
+    said = {"ok": True, "status": "INCONSISTENT", "detail": "its steps are undone already"}
+    rig.node.answer = lambda host, verb, _: ACTIVE if verb == "journal" else said  # type: ignore[attr-defined]
+    with pytest.raises(StepFailed, match=f"{WORKER}: change {CHANGE} is INCONSISTENT: its steps"):
+        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+
+
 @pytest.mark.parametrize(
     ("seen", "line"),
     [

@@ -186,6 +186,26 @@ def test_close_ends_every_touched_node_and_names_those_that_refuse(
     assert node.calls == [(HEAD, "close"), (WORKER, "close")] and not rig.run.closed
 
 
+def test_a_node_without_the_change_has_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every step was as wanted already, no change was opened."""
+    node = Node(monkeypatch, failing(HEAD, "close", "no_change"))
+    rig = Rig()
+    rig.run.touched |= set(BOTH)
+    rig.run.close("COMMITTED", "proof")
+    assert node.calls == [(HEAD, "close"), (WORKER, "close")] and rig.run.closed
+
+
+def test_a_reason_of_any_length_is_one_that_the_journal_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host's whole log may be behind it; node refuses more than 2000 characters."""
+    node, rig = Node(monkeypatch), Rig()
+    rig.run.touched.add(HEAD)
+    rig.run.close("ROLLED_BACK", "why " * 4000)
+    (request,) = node.requests
+    assert request["reason"].startswith("why why") and len(request["reason"]) < 2000
+
+
 def test_a_way_back_that_fails_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the change's id; the step still returns False."""
 

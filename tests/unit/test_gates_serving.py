@@ -26,6 +26,7 @@ UNSUPERVISED = {"container_id": None, "unit": None, "cgroup": "/user.slice/sessi
 # code, node it must name, what is broken there (path in the snapshot), the value that breaks it
 BROKEN: list[tuple[str, str, str, Any]] = [
     ("clock-skew", WORKER, "identity.clock_unix_s", h.NOW + 9),
+    ("clock-skew", WORKER, "identity.clock_unix_s", h.NOW - 9),
     ("driver-missing", WORKER, "gpus.gpus", ()),
     ("driver-missing", WORKER, "gpus", Unreadable(unreadable="nvidia-smi not found")),
     ("driver-mismatch", WORKER, "gpus.driver_version", "570.133.20"),
