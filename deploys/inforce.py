@@ -72,6 +72,8 @@ def _unknown(node: str, why: str) -> Violation:
 
 def installed_versions(plan: Plan, observed: Observed, answers: bool) -> list[Violation]:
     """The versions in the venvs that the catalog calls broken here; DeployError for its table."""
+    if plan.recipe.venv is None:
+        return []
     try:
         table = load_table(ROOT)
     except SpecError as error:

@@ -148,21 +148,28 @@ def undone(state: State, work: RestoreWork) -> str:
 
 
 def restored(work: RestoreWork, run: Run) -> str:
-    """The backup's files back in their place, unit and launch files too; its program executed."""
+    """The backup's files back in their place, unit and launch files too; its interpreter run.
+
+    The program, which loads the whole engine, is executed while the engine starts.
+    """
+    host = run.host(work.node)
     run.touched.add(work.node)
-    request = {"change": run.change(), "backup": work.row.id, "allow": ["older"]}
-    answer = call(run.state, run.host(work.node), "tree restore", request, RESTORE_TIMEOUT_S)
+    request: dict[str, Any] = {"change": run.change(), "backup": work.row.id, "allow": ["older"]}
+    if work.unpacks and not work.open.id:
+        request["force"] = True  # it was compared a moment ago, and is different
+    answer = call(run.state, host, "tree restore", request, RESTORE_TIMEOUT_S)
     for line in answer.get("cleared", ()):
-        run.host(work.node).log(line)
+        host.log(line)
     what = "nothing was different" if not answer["changed"] else f"{answer['took_s']:.0f} s"
-    line = upgrade.runs(run.state, run.host(work.node), work.venv, work.package, imports=False)
+    upgrade.runs(run.state, host, work.venv, work.package, imports=False, quick=True)
     files = "".join(f"; {each}" for each in answer["files"])
-    return f"{work.row.id} is back in {answer['real']} ({what}){files}; {line}"
+    return f"{work.row.id} is back in {answer['real']} ({what}){files}"
 
 
 def proof(plan: Plan, work: RestoreWork, run: Run) -> str:
-    """A real answer, and how fast it is."""
-    where = endpoint(plan)
+    """Its program executed, a real answer, and how fast it is."""
+    where, host = endpoint(plan), run.host(work.node)
+    host.log(upgrade.runs(run.state, host, work.venv, work.package, imports=False))
     budget = plan.recipe.expect.start_budget_s
     detail = upgrade.answers_within(run, work.node, where, budget)
     return f"backup {work.row.id} serves: {detail}{compared(where, recorded(plan))}"
