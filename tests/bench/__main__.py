@@ -1,7 +1,7 @@
 """`python -m tests.bench [PART…]`: what is measured, by parts; all of them without a name.
 
 - rig: a rig that is as it should be is found to be so (on a lab that serves)
-- backup: backup and restore against plain tar and zstd (on a venv of 3 GB)
+- backup: backup and restore against plain tar and zstd (on 3 GB of real venvs)
 - rollback: seconds until the former engine's process is started (on the lab's tower that serves)
 
 Prints the tables and writes each part's section of docs/benchmarks.md; exit status 1 when a target
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rig", default="inventory/lab.py", metavar="INVENTORY")
     parser.add_argument("--rig-data", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--tree", type=Path, help="backup: a venv of 3 GB or more; it is copied")
+    parser.add_argument("--tree", type=Path, help="backup: a venv; it is copied until it is 3 GB")
     parser.add_argument("--work", type=Path, help="backup: where 4 times its size has room")
     parser.add_argument("--write", type=Path, default=ROOT / "docs" / "benchmarks.md")
     asked = parser.parse_args(arguments)

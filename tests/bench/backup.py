@@ -48,10 +48,14 @@ class Bench:
         self.folder = folder
         self.tree = folder / "engine" / "tree"
         self.out = folder / "out"
-        self.tree.parent.mkdir()
-        subprocess.run(["cp", "-a", str(tree), str(self.tree)], check=True)
-        seen = [path.lstat() for path in self.tree.rglob("*")]
-        self.count, self.bytes = len(seen), sum(info.st_size for info in seen)
+        self.tree.mkdir(parents=True)
+        self.copies = self.count = self.bytes = 0
+        while self.bytes < MIN_BYTES:
+            # zstd -1 looks back a megabyte: it does not see that it had the same a gigabyte ago
+            self.copies += 1
+            subprocess.run(["cp", "-a", str(tree), str(self.tree / str(self.copies))], check=True)
+            seen = [path.lstat() for path in self.tree.rglob("*")]
+            self.count, self.bytes = len(seen), sum(info.st_size for info in seen)
         self.environ = {**os.environ, "RIGBOOK_STATE": str(folder / "state")}
 
     def plain_backup(self) -> float:
@@ -186,7 +190,7 @@ def tree_of_the_lab() -> Path:
     found = sorted(settings.load().images.glob(f"tower-*/layer{tower.VENV}"))
     if not found:
         raise RuntimeError(
-            "there is no venv of 3 GB: name one with --tree, or make the lab's: "
+            "there is no venv to measure with: name one with --tree, or make the lab's: "
             "python -m lab up --tower"
         )
     return found[-1]
@@ -200,13 +204,10 @@ def part(tree: Path | None, work: Path | None, rounds: int) -> Part:
     where = machine()
     with tempfile.TemporaryDirectory(prefix="rigbook-bench-", dir=work) as folder:
         bench = Bench(tree or tree_of_the_lab(), Path(folder))
-        if bench.bytes < MIN_BYTES:
-            raise RuntimeError(
-                f"{tree} holds {bench.bytes / 10**9:.1f} GB; the targets are for 3 GB or more"
-            )
         listed = rows(measured(bench, rounds))
         size = f"{bench.count} entries, {bench.bytes / 10**9:.1f} GB"
-    text = f"""Measured {today()} on {where}: one venv with the real vLLM
+        what = "one venv" if bench.copies == 1 else f"{bench.copies} copies of a venv"
+    text = f"""Measured {today()} on {where}: {what} with the real vLLM
 ({size}). {rounds} rounds, everything in turn in each, the disk flushed before each and in each
 figure. Run again: `python -m tests.bench backup`.
 
