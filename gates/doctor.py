@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gates import boot, clocks, drifted, launch, leftovers, pair, standing, supervision
 from gates.answers import answered
 from gates.base import Gate, Observed
@@ -23,15 +25,21 @@ DOCTOR: tuple[Gate, ...] = (
 
 
 def examine(
-    plan: Plan, observed: Observed, probe: Probe | None = None, after: Observed | None = None
+    plan: Plan,
+    observed: Observed,
+    probe: Probe | None = None,
+    after: Observed | None = None,
+    hands: Sequence[Gate] = (),
 ) -> list[Finding]:
     """All findings about a rig, the likeliest cause first.
 
     `probe` None: the endpoint was not asked. `after`: the nodes after a probe that failed.
+    `hands`: gates/firmware.py's, where the hardware was asked for.
     """
     found = check(plan, observed, (*SERVING, *DOCTOR))
     if any(isinstance(snapshot, KernelSnapshot) for snapshot in observed.values()):
         found += check(plan, observed, [boot.softened(gate) for gate in boot.BOOT])
+    found += check(plan, observed, hands)
     if probe is not None:
         found += answered(plan, probe, observed, after or observed)
     ranks = {node.name: node.rank for node in plan.rig.nodes}

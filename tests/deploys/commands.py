@@ -16,8 +16,9 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+) \|")
 # answered by node's own functions, on folders that the test made (tests/deploys/fakehost.py)
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
-    "dropin", "snapshot", "kernel", "journal", "unit-state", "log", "tree list", "library look",
-    "library check", "kube look", "models look", "answer look", "venv look", "venv check",
+    "dropin", "snapshot", "kernel", "hardware", "wake", "journal", "unit-state", "log",
+    "tree list", "library look", "library check", "kube look", "models look", "answer look",
+    "venv look", "venv check",
 }  # fmt: skip
 
 
