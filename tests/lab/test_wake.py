@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.settings import LAN_BRIDGE
+from lab.settings import LAN_BRIDGE, OPERATOR_ADDRESS
 from tests.rehearsal import Lab
 
 SPACE, END, ADDRESS = "rigbook-wol", "rig-wol0", "10.88.0.99/24"
@@ -123,7 +123,7 @@ def test_a_host_that_is_down_wakes_by_the_right_102_bytes(
         button.join()
     ((source, length, packet),) = got
     assert length == 102 and packet == b"\xff" * 6 + mac * 16
-    assert source == ("10.88.0.12" if via else "10.88.0.1")
+    assert source == ("10.88.0.12" if via else OPERATOR_ADDRESS)
     assert done.rc == 0 and "lab1 answers ssh after" in done.text, done.text
     assert "10.88.0.255:9" in done.text
     again = down.pyinfra("wake", "--data", "only=lab1")
