@@ -30,7 +30,7 @@ _ENTRY = re.compile(r"^Boot([0-9A-Fa-f]{4})(\*?) (.*)$")
 
 
 def dmidecode_fields(text: str) -> Dict[str, Dict[str, str]]:
-    """Gives section → field → value of `dmidecode -t bios,system,baseboard`; the first of each."""
+    """Gives section → field → value of `dmidecode -t 0,1,2`; the first of each."""
     found: Dict[str, Dict[str, str]] = {}
     section: Optional[Dict[str, str]] = None
     title = ""
@@ -49,7 +49,7 @@ def dmidecode_fields(text: str) -> Dict[str, Dict[str, str]]:
 def board(root: str = "") -> Json:
     """Gives the board's names, from /sys/class/dmi/id and dmidecode. Raises CannotRead."""
     folder = f"{root}/sys/class/dmi/id"
-    text = asked(["dmidecode", "-t", "bios,system,baseboard"]) or ""
+    text = asked(["dmidecode", "-t", "0,1,2"]) or ""
     said = dmidecode_fields(text)
     if not os.path.isdir(folder) and not said:
         raise CannotRead("no /sys/class/dmi/id, and dmidecode says nothing: no SMBIOS here")

@@ -36,9 +36,8 @@ def wol_steps(
 
     `enabled` are the units that are enabled already.
     """
-    documents = () if how.document is None else (how.document,)
-    written = file_steps(documents, files)
-    steps = [*folder_steps(documents, files, "0755"), *written] if written else []
+    written = file_steps(how.documents, files)
+    steps = [*folder_steps(how.documents, files, "0755"), *written] if written else []
     if how.unit is not None and (written or how.unit not in enabled):
         steps.append(_unit(how.unit, enabled=True))
     if not getattr(nic.wol, "armed", False):

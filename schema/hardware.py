@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from schema.base import Frozen
 from schema.kernel import KernelSnapshot
+from schema.rig import Device
 from schema.snapshot import Unreadable
+
+# What a host says of its cards goes into files of that host: no other text may come along.
+HardwareAddress = Annotated[str, Field(pattern=r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")]
 
 
 class Wol(Frozen):
@@ -37,9 +43,9 @@ class NmConnection(Frozen):
 class Nic(Frozen):
     """A network card. `link_file` is what udev chose at boot, `link_lines` its [Link] section."""
 
-    name: str
-    mac: str
-    permanent: str
+    name: Device
+    mac: HardwareAddress
+    permanent: HardwareAddress
     physical: bool
     driver: str | None
     master: str | None

@@ -17,19 +17,14 @@ _UNIT = f"{UNITS_DIR}/rigbook-wol.service"
 
 @dataclass(frozen=True)
 class Persistence:
-    """What arms a card at a boot: its file (None: nothing of ours is needed), the unit to enable,
-    and who reads it, in words. `refused` says why it cannot be done, with the command that helps.
+    """What arms a card at a boot: its files (none: nothing of ours is needed), the unit to enable,
+    and who reads them, in words. `refused` says why it cannot be done, with the command that helps.
     """
 
-    document: Document | None
+    documents: tuple[Document, ...]
     unit: str | None
     reader: str
     refused: str | None = None
-
-    @property
-    def folder(self) -> str | None:
-        """The file's folder, where it may have to be made."""
-        return None if self.document is None else self.document.path.rpartition("/")[0]
 
 
 def link_path(nic: Nic) -> str:
@@ -56,19 +51,29 @@ def persistence(nic: Nic) -> Persistence:
 
     NetworkManager's own setting wins where it runs the card; else udev applies the first .link file
     in lexical order, whole (systemd.link(5)), so ours repeats the lines of the one that it takes
-    now; else a unit calls ethtool.
+    now; else a unit calls ethtool. A unit, too, where our .link file was in force at this boot and
+    the card is not armed: some drivers forget it when the link comes up (8139cp does).
     """
     if nic.manager == "NetworkManager":
         return _by_networkmanager(nic)
-    now, ours = nic.link_file, link_path(nic)
-    names = [path.rpartition("/")[2] for path in (ours, now or "")]
-    if now is not None and (now == ours or names[0] < names[1]):
-        lines = [line for line in nic.link_lines if not line.startswith("WakeOnLan=")]
-        text = render(_LINK, nic=nic.name, mac=nic.permanent, lines=lines)
-        return Persistence(Document(ours, text, "0644"), None, "systemd-udevd")
-    text = render(_UNIT, nic=nic.name)
-    name = unit_name(nic)
-    return Persistence(Document(f"{UNITS_DIR}/{name}", text, "0644"), name, "a unit with ethtool")
+    ours = link_path(nic)
+    if not _is_first(ours, nic.link_file):
+        return Persistence((_unit(nic),), unit_name(nic), "a unit with ethtool")
+    lines = [line for line in nic.link_lines if not line.startswith("WakeOnLan=")]
+    link = Document(ours, render(_LINK, nic=nic.name, mac=nic.permanent, lines=lines), "0644")
+    if nic.link_file == ours and not getattr(nic.wol, "armed", False):
+        reader = "systemd-udevd, and a unit, because the driver dropped it when the link came up"
+        return Persistence((link, _unit(nic)), unit_name(nic), reader)
+    return Persistence((link,), None, "systemd-udevd")
+
+
+def _is_first(ours: str, now: str | None) -> bool:
+    """True when udev would take our file instead of the one that it takes now."""
+    return now is not None and ours.rpartition("/")[2] <= now.rpartition("/")[2]
+
+
+def _unit(nic: Nic) -> Document:
+    return Document(f"{UNITS_DIR}/{unit_name(nic)}", render(_UNIT, nic=nic.name), "0644")
 
 
 def _by_networkmanager(nic: Nic) -> Persistence:
@@ -80,19 +85,19 @@ def _by_networkmanager(nic: Nic) -> Persistence:
     """
     own = nic.nm.wake_on_lan if nic.nm else "default"
     if own is None:
-        return Persistence(None, None, "NetworkManager", _not_said(nic))
+        return Persistence((), None, "NetworkManager", _not_said(nic))
     if own.startswith("magic") or own in ("64", "0x40") or "(magic)" in own:
-        return Persistence(None, None, "NetworkManager, by its own profile")
+        return Persistence((), None, "NetworkManager, by its own profile")
     if own not in ("", "default", "1", "0x1") and "(default)" not in own:
         assert nic.nm is not None
         return Persistence(
-            None, None, "NetworkManager",
+            (), None, "NetworkManager",
             f"profile {nic.nm.connection} sets wake-on-lan to {own}, which beats a default; "
             f"sudo nmcli connection modify {nic.nm.uuid} 802-3-ethernet.wake-on-lan default",
         )  # fmt: skip
     text = render(_NM, nic=nic.name, mac=nic.permanent)
     path = f"{NM_DIR}/90-rigbook-wol-{nic.name}.conf"
-    return Persistence(Document(path, text, "0644"), None, "NetworkManager")
+    return Persistence((Document(path, text, "0644"),), None, "NetworkManager")
 
 
 def _not_said(nic: Nic) -> str:

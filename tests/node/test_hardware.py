@@ -13,6 +13,7 @@ from node.errors import CannotRead
 from schema.hardware import HardwareFacts
 from tests.node.support import Host
 
+ROOT = Path(__file__).resolve().parents[2]
 # ethtool 6.1 of an r8169 card; a card without Wake-on-LAN (virtio) has neither line.
 ETHTOOL = """Settings for enp5s0:
 \tSupported ports: [ TP\t MII ]
@@ -110,7 +111,7 @@ def test_the_link_file_that_udev_chose(tmp_path: Path) -> None:
     assert nic.link_section(ours) == lines
 
 
-# dmidecode 3.5 -t bios,system,baseboard
+# dmidecode 3.5 -t 0,1,2
 DMIDECODE = """# dmidecode 3.5
 Getting SMBIOS data from sysfs.
 SMBIOS 3.7.0 present.
@@ -272,6 +273,28 @@ def test_attestations_are_read_whole_and_broken(
         {"file": "display.json", "said": {"item": "display"}},
         {"file": "erp_disabled.json", "said": None},
     ]
+
+
+def recorded(name: str) -> str:
+    """What a program or file said on an emulated machine (QEMU 7.2, Debian 12, rtl8139 card)."""
+    return (ROOT / "tests/fixtures/hardware" / name).read_text()
+
+
+def test_what_a_real_kernel_and_its_tools_said(tmp_path: Path) -> None:
+    assert nic.wol_letters(recorded("ethtool-8139cp.txt")) == ("pumbg", "d")
+    assert nic.networkd_links(recorded("networkctl-list.txt"))["ens3"] == "configured"
+    assert board.rtc_battery(recorded("proc-driver-rtc.txt")) == "okay"
+    assert board.sleep_targets(recorded("systemctl-show.txt")) == dict.fromkeys(
+        board.SLEEP, "loaded"
+    )
+    said = board.dmidecode_fields(recorded("dmidecode-qemu.txt"))
+    assert said["System Information"]["Wake-up Type"] == "Power Switch"
+    assert said["Base Board Information"]["Product Name"].startswith("MAG Z890")
+    assert said["BIOS Information"]["Version"] == "1.A30"
+    folder = tmp_path / "run/udev/data"
+    folder.mkdir(parents=True)
+    (folder / "n2").write_text(recorded("udev-data-n2.txt"))
+    assert nic.link_file(2, str(tmp_path))[0] == "/usr/lib/systemd/network/99-default.link"
 
 
 def test_it_takes_no_keys(host: Host) -> None:
