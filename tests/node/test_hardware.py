@@ -294,7 +294,10 @@ def test_what_a_real_kernel_and_its_tools_said(tmp_path: Path) -> None:
     folder = tmp_path / "run/udev/data"
     folder.mkdir(parents=True)
     (folder / "n2").write_text(recorded("udev-data-n2.txt"))
-    assert nic.link_file(2, str(tmp_path))[0] == "/usr/lib/systemd/network/99-default.link"
+    path = "/etc/systemd/network/00-rigbook-wol-ens3.link"
+    assert nic.link_file(2, str(tmp_path))[0] == path
+    rows = nic.nm_devices(recorded("nmcli-device.txt"))
+    assert {name: row["managed"] for name, row in rows.items()} == {"ens3": True, "lo": False}
 
 
 def test_it_takes_no_keys(host: Host) -> None:
