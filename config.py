@@ -19,6 +19,8 @@ config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 config.SUDO = True
 
 from deploys.guards import install, own_folder
+from deploys.quick import shorten
 
 own_folder()
 install(ctx_state.get(), sys.argv[1:])
+shorten(sys.argv[1:])

@@ -6,6 +6,7 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,6 +16,8 @@ from typing import Any
 import click
 from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
+
+from facts.endpoint import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 _OUT_OF_ORDER = ("--serial", "--no-wait")
@@ -28,6 +31,10 @@ def install(state: State, arguments: Sequence[str]) -> None:
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")
+    key = os.environ.get(KEY_VARIABLE, "")
+    # Its HTTP client would quote the key in the error.
+    if not (key.isascii() and key.isprintable()):
+        raise PyinfraError(f"{KEY_VARIABLE} holds what no HTTP header can; set it anew")
     for pair in _data_pairs(arguments):
         if not pair.partition("=")[1]:
             raise PyinfraError(f"--data {pair!r} has no value; allowed: --data key=value")
@@ -51,6 +58,12 @@ def install(state: State, arguments: Sequence[str]) -> None:
         if not names:
             raise PyinfraError(
                 f"{named} is not there or has no hosts; see inventory/spark.py for the shape"
+            )
+        # A step waits for all hosts that take part in it; pyinfra would not begin with the rest.
+        if config.PARALLEL and len(list(inventory)) > config.PARALLEL:
+            raise PyinfraError(
+                f"--parallel {config.PARALLEL} breaks a rig of {len(list(inventory))} hosts, whose "
+                "steps run on all of them at once; run without it"
             )
         if initial_limit is not None and not initial_limit:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")

@@ -10,8 +10,8 @@ from pyinfra import host, state
 from deploys.arming import load_lists
 from deploys.pinning import driver_module
 from deploys.rebooting import decide
-from deploys.serving import proof
-from deploys.support import endpoint, gate, load, once, operator_data
+from deploys.serving import answerable, proof
+from deploys.support import gate, load, once, operator_data
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from gates.firmware import rebootable
@@ -23,6 +23,7 @@ from operations.run import Run
 # Load: what we want.
 plan = load()
 data = operator_data()
+where = answerable(plan)
 
 # Gate: the journal is clean, the next boot lands on a kernel with its driver, every unit will come
 # back by itself, and a headless board will not wait for somebody's hands.
@@ -54,5 +55,5 @@ if host.name == plan.rig.head.name:
         name="A real chat completion",
         run=work.run,
         needed=True,
-        check=lambda: proof(state, plan, endpoint(plan)),
+        check=lambda: proof(state, plan, where, patient=True),
     )

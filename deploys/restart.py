@@ -6,13 +6,14 @@ Runbook: docs/runbooks/restart.md. Killed anywhere, the next run takes the same 
 from pyinfra import host, state
 
 from deploys.restarting import decide, engine_again
-from deploys.serving import proof
-from deploys.support import endpoint, gate, load
+from deploys.serving import answerable, proof
+from deploys.support import gate, load
 from gates.serving import RESTARTING
 from operations import cold, engine
 
 # Load: what we want.
 plan = load()
+where = answerable(plan)
 
 # Gate: what a restart cannot mend stops it before anything is touched.
 snapshots, waivers = gate(plan, RESTARTING)
@@ -46,5 +47,5 @@ if host.name == plan.rig.head.name:
         name="A real chat completion",
         run=work.run,
         needed=True,
-        check=lambda: engine_again(proof(state, plan, endpoint(plan))),
+        check=lambda: engine_again(proof(state, plan, where)),
     )

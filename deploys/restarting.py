@@ -13,12 +13,13 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.serving import may_run, own_unit
 from deploys.support import remember
+from deploys.unfinished import unfinished
 from facts.observe import fact_of, real
 from facts.orphans import Orphans
 from gates.memory import system_need
 from operations.run import Run
 from schema.engine import CONTAINER, UNIT, Plan
-from schema.snapshot import Journal, NodeSnapshot, Unreadable
+from schema.snapshot import NodeSnapshot, Unreadable
 
 SHM_PREFIXES = ("psm_", "sem.mp-")
 # TERM's time to work, and how long memory may take to drain (0.5 s on an H200, field-notes.md).
@@ -60,7 +61,7 @@ def _decide(
     waivers: tuple[tuple[str, str], ...],
 ) -> ColdWork:
     run = Run(state, "restart", plan, waivers)
-    run.id = _unfinished(snapshots) or run.id
+    run.id = unfinished(snapshots, "restart") or run.id
     head = frozenset({plan.rig.head.name})
     workers = frozenset(node.name for node in plan.rig.workers)
     up = frozenset(n for n, s in snapshots.items() if may_run(own_unit(s)))
@@ -100,16 +101,6 @@ def reap_request(plan: Plan) -> dict[str, Any]:
         "term_s": TERM_S,
         "settle_s": SETTLE_S,
     }
-
-
-def _unfinished(snapshots: Mapping[str, NodeSnapshot]) -> str | None:
-    """The id of a restart that was cut off: this run takes it up again."""
-    for snapshot in snapshots.values():
-        if isinstance(snapshot.journal, Journal):
-            for change in snapshot.journal.changes:
-                if change.status == "OPEN" and change.deploy == "restart":
-                    return change.id
-    return None
 
 
 def _orphans(state: State, plan: Plan, request: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.unfinished import refuse_live
 from operations.giveback import give_back
 from schema.engine import Plan
 from schema.snapshot import ChangeSummary, Journal, NodeSnapshot
@@ -48,6 +49,9 @@ def choose(plan: Plan, snapshots: Mapping[str, NodeSnapshot], wanted: str | None
     )
     if not nodes:
         return Chosen(None, (), ())
+    if wanted is None:
+        for name in nodes:
+            refuse_live(name, snapshots[name], by_node[name][id_])
     return Chosen(id_, nodes, tuple(_describe(name, by_node[name][id_]) for name in nodes))
 
 

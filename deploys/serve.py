@@ -5,8 +5,8 @@ Runbook: docs/runbooks/serve.md. Data: recipe, profile, waive + reason, deep.
 
 from pyinfra import host, state
 
-from deploys.serving import asked, back_again, decide, proof
-from deploys.support import endpoint, gate, load
+from deploys.serving import answerable, asked, back_again, decide, proof
+from deploys.support import gate, load
 from gates.serving import SERVING
 from operations import engine
 from operations.run import Run
@@ -14,6 +14,7 @@ from operations.run import Run
 # Load: what we want.
 plan = load()
 
+where = answerable(plan)
 asked(plan)
 
 # Gate: whether. Nothing has been changed on any host when a finding blocks.
@@ -40,5 +41,5 @@ if host.name == plan.rig.head.name:
         name="A real chat completion",
         run=run,
         needed=work.needs_proof,
-        check=lambda: proof(state, plan, endpoint(plan)),
+        check=lambda: proof(state, plan, where),
     )

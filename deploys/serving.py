@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -9,9 +10,10 @@ import gevent
 from gevent import Greenlet
 from pyinfra import logger
 from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
 
 from deploys.support import endpoint, remember
-from facts.endpoint import Answer, Endpoint, ask
+from facts.endpoint import KEY_VARIABLE, Answer, Endpoint, ask
 from gates.drift import Difference, drift, engine_state
 from operations import engine
 from operations.engine import Steps
@@ -24,6 +26,8 @@ from schema.snapshot import FileState, NodeSnapshot, Unit
 
 # How long an engine may take for a short answer that nobody waits for yet.
 ASK_S = 30.0
+# How long the engine's count of tokens is watched when it did not answer.
+BUSY_S = 6.0
 # Files that the engine reads at its start; the others are read when they are needed.
 _RESTARTS = frozenset({SCRIPT_PATH, ENV_PATH, UNIT_PATH})
 # Differences that the files' and the unit's own steps mend.
@@ -55,6 +59,21 @@ class Work:
         if not self._run:
             self._run.append(make())
         return self._run[0]
+
+
+def answerable(plan: Plan) -> Endpoint:
+    """The plan's endpoint; DeployError when it will want a key that this shell does not hold.
+
+    Without it no answer could be proven, and a good engine would be taken back for it.
+    """
+    head = plan.specs[plan.rig.head.name]
+    wants = "VLLM_API_KEY" in head.environ or "api_key" in head.flags
+    if wants and not os.environ.get(KEY_VARIABLE):
+        raise DeployError(
+            f"the engine of recipe {plan.recipe.name} wants a key, and {KEY_VARIABLE} is not set "
+            f"here: no answer could be proven; mend: read -rs {KEY_VARIABLE}; export {KEY_VARIABLE}"
+        )
+    return endpoint(plan)
 
 
 def asked(plan: Plan) -> Greenlet[..., Answer]:
@@ -161,6 +180,12 @@ def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer)
         return False
     if answer.final:
         return True
+    if answer.late and (made := _made_meanwhile(plan)):
+        logger.warning(
+            f"    no answer in {ASK_S:.0f} s, but {made:.0f} tokens for others meanwhile: the "
+            "engine is busy and is not restarted"
+        )
+        return False
     head = snapshots[plan.rig.head.name]
     unit = own_unit(head)
     if unit is None or unit.since_unix_s is None:
@@ -168,11 +193,22 @@ def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer)
     return head.identity.clock_unix_s - unit.since_unix_s > plan.recipe.expect.start_budget_s
 
 
-def proof(state: State, plan: Plan, where: Endpoint) -> str:
-    """A line about a real answer within the start budget; StepFailed says why there is none."""
+def _made_meanwhile(plan: Plan) -> float | None:
+    """Tokens that the engine makes for others while it is watched; None when it does not say."""
+    # Here, not above: it takes 0.1 s, and a run that finds an answer has no use for it.
+    from facts.probe import probe
+
+    return probe(endpoint(plan), BUSY_S).generated
+
+
+def proof(state: State, plan: Plan, where: Endpoint, patient: bool = False) -> str:
+    """A line about a real answer within the start budget; StepFailed says why there is none.
+
+    `patient`: a start that systemd tries again by itself is waited for (after a boot).
+    """
     nodes = [node.name for node in plan.rig.nodes]
     answer = wait_for_answer(
-        state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s
+        state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s, patient
     )
     return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
 
 from deploys.support import remember
 from facts.observe import observe
@@ -39,6 +40,8 @@ def decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> StopWork:
 
     def make() -> StopWork:
         up = frozenset(name for name, snapshot in snapshots.items() if _up(snapshot))
+        if not up:
+            _refuse_survivors(plan, snapshots)
         head = frozenset({plan.rig.head.name})
         return StopWork(head & up, up - head)
 
@@ -52,17 +55,48 @@ def _up(snapshot: NodeSnapshot) -> bool:
     return any(state not in ("inactive", "failed") for state in states)
 
 
+def _refuse_survivors(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> None:
+    """DeployError when an engine outlived its stopped unit: "no change" would say it is gone."""
+    left = []
+    for name, snapshot in snapshots.items():
+        engines = (
+            () if isinstance(snapshot.engine_processes, Unreadable) else (snapshot.engine_processes)
+        )
+        pids = {process.pid for process in engines}
+        held = () if isinstance(snapshot.ports, Unreadable) else snapshot.ports
+        found = _containers(snapshot)
+        found += [
+            f"engine process {p.pid} on port {p.port}"
+            for p in held
+            if p.pid in pids and p.port in _ports(plan)
+        ]
+        left += [f"{name}: {', '.join(found)}"] if found else []
+    if left:
+        raise DeployError(
+            f"{UNIT} is stopped, but the engine lives on: {'; '.join(left)}; end it there with: "
+            f"sudo docker rm -f {CONTAINER}; sudo rignode reap --dry; sudo rignode reap"
+        )
+
+
+def _containers(snapshot: NodeSnapshot) -> list[str]:
+    if isinstance(snapshot.docker, Unreadable):
+        return []
+    running = [c for c in snapshot.docker.containers if c.state == "running"]
+    return [f"container {c.name}" for c in running if c.name == CONTAINER]
+
+
+def _ports(plan: Plan) -> set[int]:
+    multi = plan.recipe.multi_node
+    return {plan.recipe.port} | ({multi.master_port} if multi is not None else set())
+
+
 def left_over(plan: Plan, snapshot: NodeSnapshot) -> list[str]:
     """What of the engine is still on a node: processes, its container, its ports."""
     found = []
     if not isinstance(snapshot.engine_processes, Unreadable):
         found += [f"process {p.pid} {p.comm}" for p in snapshot.engine_processes]
-    if not isinstance(snapshot.docker, Unreadable):
-        running = [c for c in snapshot.docker.containers if c.state == "running"]
-        found += [f"container {c.name}" for c in running if c.name == CONTAINER]
-    ports = {plan.recipe.port}
-    if plan.recipe.multi_node is not None:
-        ports.add(plan.recipe.multi_node.master_port)
+    found += _containers(snapshot)
+    ports = _ports(plan)
     if not isinstance(snapshot.ports, Unreadable):
         found += [f"port {p.port} held by pid {p.pid}" for p in snapshot.ports if p.port in ports]
     return found

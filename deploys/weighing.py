@@ -8,9 +8,11 @@ from typing import Any
 
 from pyinfra import logger
 from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
 
 from deploys.imaging import Waivers, way
 from deploys.support import once
+from deploys.unfinished import unfinished
 from facts.observe import observe, real
 from gates import weights as gates
 from gates.weighing import weights_giver
@@ -20,7 +22,7 @@ from operations.transfer import Transfer
 from operations.weights import differences
 from schema.engine import Plan
 from schema.hostdata import HostData
-from schema.snapshot import Journal, NodeSnapshot, Weights
+from schema.snapshot import NodeSnapshot, Weights
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ def _decide(
     waivers: Waivers,
     data: HostData,
 ) -> WeightsWork:
+    if data.verify not in (None, True, False):
+        raise DeployError(f"--data verify={data.verify}: weights knows only verify=true")
     run = Run(state, "weights", plan, waivers, stays_for_the_next_run)
-    run.id = _unfinished(snapshots) or run.id
+    run.id = unfinished(snapshots, "weights") or run.id
     source = weights_giver(plan, snapshots, data.source)
     seen = {n.name: gates.weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     for name, weights in seen.items():
@@ -83,7 +87,7 @@ def _decide(
         if data.source is not None
         or data.prune
         or name in differ
-        or _unfinished({name: snapshots[name]})
+        or unfinished({name: snapshots[name]}, "weights")
         or not _there(seen[name])
     )
     if source is not None and not takers and data.verify is not True:
@@ -110,16 +114,6 @@ def _line(weights: Weights | None) -> str:
         return "no weights"
     size = sum(f.size for f in weights.files)
     return f"{len(weights.files)} files, {size / 1e9:.2f} GB in {weights.path}"
-
-
-def _unfinished(snapshots: Mapping[str, NodeSnapshot]) -> str | None:
-    """The id of a weights run that was cut off: this run takes it up again."""
-    for snapshot in snapshots.values():
-        if isinstance(snapshot.journal, Journal):
-            for change in snapshot.journal.changes:
-                if change.status == "OPEN" and change.deploy == "weights":
-                    return change.id
-    return None
 
 
 def agreed(state: State, plan: Plan, work: WeightsWork) -> str:

@@ -36,13 +36,15 @@ class Endpoint:
 @dataclass(frozen=True)
 class Answer:
     """What came back. `final` is true when asking again cannot help (HTTP 4xx and 500); `alive`
-    when the engine only wants a key (401): it runs, and a restart would not change that.
+    when the engine only wants a key (401): it runs, and a restart would not change that; `late`
+    when it took the question and gave nothing back in time: it hangs, or a queue is before us.
     """
 
     ok: bool
     detail: str
     final: bool = False
     alive: bool = False
+    late: bool = False
     text: str = ""
     model: str = ""
     seconds: float = 0.0
@@ -66,12 +68,13 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
         response = httpx.post(
             url,
             json=body,
-            headers=_headers(),
+            headers=key_headers(),
             timeout=httpx.Timeout(timeout_s, connect=3.0),
             trust_env=False,
         )
     except httpx.HTTPError as error:
-        return Answer(False, f"{url}: {type(error).__name__}: {error}".rstrip(": "))
+        late = isinstance(error, httpx.ReadTimeout)
+        return Answer(False, f"{url}: {type(error).__name__}: {error}".rstrip(": "), late=late)
     if response.status_code == 401:
         wants = f"401: the engine lives and wants a key; set {KEY_VARIABLE} to it"
         return Answer(False, f"{url}: {wants}", final=True, alive=True)
@@ -81,7 +84,7 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     return _read(response, endpoint)
 
 
-def _headers() -> dict[str, str]:
+def key_headers() -> dict[str, str]:
     """The operator's key for the endpoint, where there is one; never in argv or data."""
     key = os.environ.get(KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
@@ -90,7 +93,8 @@ def _headers() -> dict[str, str]:
 def _read(response: httpx.Response, endpoint: Endpoint) -> Answer:
     try:
         document = response.json()
-        message = document["choices"][0]["message"]
+        choice = document["choices"][0]
+        message = choice["message"]
         text = message.get("content") or ""
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         model = str(document.get("model", ""))
@@ -99,6 +103,10 @@ def _read(response: httpx.Response, endpoint: Endpoint) -> Answer:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return Answer(False, f"HTTP 200 without a completion: {response.text[:200]!r}", final=True)
     seconds = response.elapsed.total_seconds()
+    if endpoint.reasoning and reasoning.strip() and choice.get("finish_reason") == "length":
+        # It thought until its tokens were used up: an answer, as for the unit (node/completion.py).
+        said = f"{len(reasoning)} characters of thought in {seconds:.1f} s"
+        return Answer(True, said, text=text, model=model, seconds=seconds)
     if not text.strip():
         return Answer(False, "the completion is empty", final=True, model=model, seconds=seconds)
     if endpoint.reasoning and not reasoning.strip():
@@ -122,7 +130,7 @@ def metric_names(endpoint: Endpoint, timeout_s: float = 10.0) -> set[str]:
     import httpx
 
     url = f"{endpoint.base_url}/metrics"
-    response = httpx.get(url, headers=_headers(), timeout=timeout_s, trust_env=False)
+    response = httpx.get(url, headers=key_headers(), timeout=timeout_s, trust_env=False)
     response.raise_for_status()
     lines = (line for line in response.text.splitlines() if line.startswith("vllm:"))
     return {line.partition("{")[0].partition(" ")[0] for line in lines}

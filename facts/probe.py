@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from facts.endpoint import PROMPT, Endpoint
+from facts.endpoint import PROMPT, Endpoint, key_headers
 from schema.probe import Failure, Probe
 
 # A token or two of content or of reasoning; a long answer would only cost time.
@@ -32,7 +32,7 @@ def probe(endpoint: Endpoint, budget_s: float = 5.0) -> Probe:
     def left(at_most: float = SIDE_TIMEOUT_S) -> float:
         return max(0.2, min(at_most, started + budget_s - time.monotonic()))
 
-    with httpx.Client(base_url=endpoint.base_url, trust_env=False) as client:
+    with httpx.Client(base_url=endpoint.base_url, headers=key_headers(), trust_env=False) as client:
         try:
             health = client.get("/health", timeout=left()).status_code
         except httpx.ConnectError as error:

@@ -93,6 +93,7 @@ CODES: dict[str, Code] = {
     "cluster-unreadable": Code(Layer.CONTAINER, waivable=False),
     "units-unreadable": Code(Layer.UNIT, waivable=False),
     "unit-ghost": Code(Layer.UNIT),
+    "other-recipe": Code(Layer.UNIT),
     "files-unreadable": Code(Layer.UNIT, waivable=False),
     "drop-in-no-reset": Code(Layer.UNIT),
     "unit-not-reloaded": Code(Layer.UNIT, "warn"),

@@ -13,6 +13,7 @@ from gates.violation import Violation
 from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import Gpu, Memory, NodeSnapshot
+from schema.starting import devices
 
 # vLLM's own defaults, for recipes that leave the value out.
 DEFAULT_UTILIZATION = 0.9
@@ -56,9 +57,19 @@ def memory_enough(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
     if need is not None:
         yield from _system(plan, node, known(snapshot.memory, "memory"), need)
         return
-    gpus = known(snapshot.gpus, "gpus")
-    for gpu in sorted(gpus.gpus, key=lambda gpu: gpu.index)[: gpus_needed(plan, node)]:
+    chosen = devices(plan.recipe, plan.specs[node.name])
+    gpus = [gpu for gpu in known(snapshot.gpus, "gpus").gpus if _is_given(gpu, chosen)]
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index)[: gpus_needed(plan, node)]:
         yield from _discrete(plan, node, gpu, snapshot)
+
+
+def _is_given(gpu: Gpu, chosen: tuple[str, ...] | None) -> bool:
+    """Whether the engine gets this GPU; a UUID may be cut short, as CUDA allows."""
+    if chosen is None:
+        return True
+    return any(
+        one == str(gpu.index) or (one[:1].isalpha() and gpu.uuid.startswith(one)) for one in chosen
+    )
 
 
 def system_need(plan: Plan, node: Node, snapshot: NodeSnapshot) -> int | None:

@@ -11,6 +11,7 @@ from gates import (
     driver,
     fabric,
     host,
+    installed,
     memory,
     patches,
     processes,
@@ -74,11 +75,18 @@ RESTARTING: tuple[Gate, ...] = (
     *venv.GATES,
     *patches.GATES,
     *unit.GATES,
+    *installed.GATES,
     *weights.GATES,
     *recipe.GATES,
 )
 # Before a reboot: what does not come back by itself is named while there is still a way to log in.
-REBOOTING: tuple[Gate, ...] = (*CHANGING, *boot.BOOT, *unit.GATES, comes_back)
+REBOOTING: tuple[Gate, ...] = (
+    *CHANGING,
+    *boot.BOOT,
+    *unit.GATES,
+    *installed.GATES,
+    comes_back,
+)
 # Before a rollback: an open change is what it is there for.
 REACHING: tuple[Gate, ...] = (host.nodes_reachable, storage.lock_free, storage.journal_whole)
 

@@ -16,6 +16,8 @@ STATE_DIR = "/var/lib/rigbook"
 STATE_ROOM = 100 * MIB
 DOCKER_ROOM = 2048 * MIB
 INODES = 1000
+# A run that wrote nothing into the journal for this long is not at work: engines load for minutes.
+AT_WORK_S = 1800.0
 
 
 @per_node
@@ -100,14 +102,22 @@ def half_done(
     for change in changes:
         rollback = pyinfra(plan, "rollback", f"change={change.id}")
         if change.status == "OPEN":
+            quiet = quiet_s(change, snapshot)
+            again = (
+                pyinfra(plan, change.deploy)
+                if change.deploy in ("restart", "weights")
+                else f"{rollback} (at the console of {node.name}: sudo rignode undo)"
+            )
             yield violation(
                 "change-open",
                 node.name,
-                f"change {change.id} ({change.deploy}) on {node.name} was never finished",
+                f"change {change.id} ({change.deploy}) on {node.name} "
+                + ("was never finished" if quiet is None else "is not finished"),
                 evidence=_story(change, boot),
-                remedy=pyinfra(plan, change.deploy)
-                if change.deploy in ("restart", "weights")
-                else f"{rollback} (at the console of {node.name}: sudo rignode undo)",
+                remedy=again
+                if quiet is None
+                else f"{change.operator} may still be at work (last step {quiet:.0f} s ago): wait; "
+                f"when that run is gone: {again}",
             )
         elif change.status == "INCONSISTENT":
             yield violation(
@@ -118,6 +128,19 @@ def half_done(
                 remedy=f"on {node.name}: sudo rignode status; mend what the reason names, "
                 f"then {rollback}",
             )
+
+
+def quiet_s(change: ChangeSummary, snapshot: NodeSnapshot) -> float | None:
+    """Seconds since an OPEN change's last step, while its run may still be at work; else None.
+
+    A run holds the lock only while a step is done; while an engine loads, the change alone tells
+    that somebody is at it. Another boot ended it for sure.
+    """
+    identity = snapshot.identity
+    if change.saved_unix_s is None or change.boot_id != identity.boot_id:
+        return None
+    quiet = max(0.0, identity.clock_unix_s - change.saved_unix_s)
+    return quiet if quiet < AT_WORK_S else None
 
 
 def _story(change: ChangeSummary, boot_id: str) -> str:

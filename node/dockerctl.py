@@ -9,8 +9,9 @@ import time
 from typing import Tuple
 from urllib.parse import quote
 
+from node.dockerhttp import Connection
 from node.errors import CannotRead, NodeError
-from node.snapshot.docker import SOCKET, Connection, get
+from node.snapshot.docker import SOCKET, get
 
 # docker answers a forced removal when the processes are gone, which a stuck driver delays
 REMOVE_TIMEOUT_S = 60.0

@@ -45,11 +45,15 @@ class Endpoint(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Memory that the start asks for: a share of each of `gpus` GPUs, and bytes on CPU rigs."""
+    """Memory that the start asks for: a share of each of `gpus` GPUs, and bytes on CPU rigs.
+
+    `devices` are the GPUs that the engine gets, by index or UUID; None: all of them.
+    """
 
     gpu_memory_utilization: float
     gpus: int
     cpu_bytes: int
+    devices: Optional[Tuple[str, ...]] = None
 
 
 class Venv(NamedTuple):
@@ -175,10 +179,16 @@ def _master(value: Any) -> Optional[Master]:
 
 
 def _need(value: Any) -> Need:
-    row = check.keys(value, "memory", Need._fields, Need._fields)
+    row = check.keys(value, "memory", Need._fields, Need._fields[:3])
     share = check.number(row["gpu_memory_utilization"], "memory.gpu_memory_utilization", 0, 1)
     gpus = int(check.number(row["gpus"], "memory.gpus", 0, 64))
-    return Need(share, gpus, int(check.number(row["cpu_bytes"], "memory.cpu_bytes", 0, 1 << 50)))
+    size = int(check.number(row["cpu_bytes"], "memory.cpu_bytes", 0, 1 << 50))
+    given = row.get("devices")
+    if given is None:
+        return Need(share, gpus, size)
+    names = check.array(given, "memory.devices", 64)
+    where = "memory.devices"
+    return Need(share, gpus, size, tuple(check.text(n, where, 100) for n in names))
 
 
 def endpoint(value: Any, where: str) -> Endpoint:

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from urllib.parse import quote
 
 from node import wire
+from node.dockerhttp import Connection
 from node.errors import Json, NodeError
 from node.snapshot import docker
 
@@ -108,7 +109,7 @@ def load(
     Raises NodeError (`image_load`) with docker's words, and whatever making the archive raises:
     docker then sees an archive that is cut, and keeps nothing.
     """
-    connection = docker.Connection(docker.SOCKET, timeout_s)
+    connection = Connection(docker.SOCKET, timeout_s)
     try:
         try:
             connection.putrequest("POST", "/images/load?quiet=0")

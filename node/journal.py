@@ -108,7 +108,8 @@ def open_change(request: Json) -> Json:
 
 
 def save(change: Json) -> None:
-    """Write a change; it is on the disk on return."""
+    """Write a change; it is on the disk on return. When it was written tells work from a corpse."""
+    change["saved_unix_s"] = time.time()
     raw = json.dumps(change, indent=1, sort_keys=True).encode("utf-8") + b"\n"
     atomic.save_private(path_of(change["id"]), raw)
 
@@ -137,6 +138,7 @@ def summary(change: Json) -> Json:
     """Gives a change as the snapshot reports it."""
     return {
         **{key: change[key] for key in _KEYS},
+        "saved_unix_s": change.get("saved_unix_s"),
         "steps": [describe(step) for step in change["steps"]],
     }
 

@@ -6,7 +6,7 @@ The same rule as gates/memory.py, for a host that starts its engine with no oper
 from __future__ import annotations
 
 from math import ceil
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 from node.engineconf import Engine
 from node.errors import Json
@@ -48,7 +48,8 @@ def short(engine: Engine) -> Optional[Short]:
         seen = memory.read()
         return None if seen["available"] >= need else Short(_system(seen, need), need)
     report = gpus.read()
-    rows = sorted(report["gpus"], key=lambda row: int(row["index"]))[: engine.memory.gpus]
+    rows = [row for row in report["gpus"] if _is_given(row, engine.memory.devices)]
+    rows = sorted(rows, key=lambda row: int(row["index"]))[: engine.memory.gpus]
     if len(rows) < engine.memory.gpus:
         return Short(f"{len(rows)} GPUs for {engine.memory.gpus} ranks", None)
     for row in rows:
@@ -56,6 +57,14 @@ def short(engine: Engine) -> Optional[Short]:
         if found:
             return Short(found, None)
     return None
+
+
+def _is_given(row: Json, devices: Optional[Tuple[str, ...]]) -> bool:
+    """Gives True for a GPU that the engine gets; a UUID may be cut short, as CUDA allows."""
+    if devices is None:
+        return True
+    return any(d == str(row["index"]) or (d[:1].isalpha() and str(row["uuid"]).startswith(d))
+               for d in devices)  # fmt: skip
 
 
 def _system(seen: Json, need: int) -> str:

@@ -14,6 +14,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -36,23 +37,27 @@ from node.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
 
-# Both read base64 from stdin: bz2 (a quarter smaller than zlib here) of a JSON list; for _INSTALL
-# the zipapp follows its line, and the request becomes the verb's own stdin, from memory.
+# -S: no site-packages, whose .pth files every start of Python would read.
+_PYTHON = "python3 -I -S -B -c"
+# Reads two words from stdin, base64 of zlib of JSON: the arguments and the modules. What it imports
+# is all there before it or is cheap: importlib.abc, base64 and bz2 cost every snapshot 15 ms.
 _RUN = """\
-import sys,base64,bz2,json
-from importlib.abc import MetaPathFinder as M,InspectLoader as L
+import sys,binascii,zlib,json
 from importlib.machinery import ModuleSpec as S
-A,F=json.loads(bz2.decompress(base64.b64decode(sys.stdin.read())))
-class R(M,L):
+A,F=[json.loads(zlib.decompress(binascii.a2b_base64(w))) for w in sys.stdin.read().split(".")]
+class R:
  def find_spec(s,n,path=None,target=None):
-  p=n in F and F[n][0]
-  return S(n,s,origin="rignode:"+n,is_package=p) if n in F else None
- def is_package(s,n):return F[n][0]
- def get_source(s,n):return F[n][1]
+  return S(n,s,origin="rignode:"+n,is_package=F[n][0]) if n in F else None
+ def create_module(s,spec):return None
+ def exec_module(s,m):
+  n=m.__name__
+  exec(compile(F[n][1],"<rignode:%s>"%n,"exec",dont_inherit=True),m.__dict__)
 sys.meta_path.insert(0,R())
 from node.__main__ import main
 sys.exit(main(A))
 """
+# Reads base64 of bz2 (a quarter smaller than zlib here): a JSON line, then the zipapp. The request
+# becomes the verb's own stdin, from memory.
 _INSTALL = """\
 import sys,base64,bz2,json,os
 H,_,Z=bz2.decompress(base64.b64decode(sys.stdin.buffer.read())).partition(b"\\n")
@@ -170,10 +175,10 @@ def zipapp_bytes() -> bytes:
     return _SHEBANG + buffer.getvalue()
 
 
-def _packed(value: object, payload: bytes = b"") -> str:
-    """Gives a JSON line and the payload as one base64 word: letters, digits, '+', '/', '='."""
-    raw = json.dumps(value, separators=(",", ":")).encode() + b"\n" + payload
-    return base64.b64encode(bz2.compress(raw, 9)).decode("ascii")
+def _word(value: object) -> str:
+    """Gives a JSON value as one base64 word: letters, digits, '+', '/', '='."""
+    raw = json.dumps(value, separators=(",", ":")).encode()
+    return base64.b64encode(zlib.compress(raw, 6)).decode("ascii")
 
 
 def _words(verb: str) -> list[str]:
@@ -232,6 +237,17 @@ def _sent(verb: str, short: bool = False) -> dict[str, tuple[bool, str]]:
     }
 
 
+@functools.lru_cache(maxsize=None)
+def _program(verb: str, short: bool = False) -> str:
+    """Gives the modules that a verb needs as a word: packed once, however many hosts there are."""
+    return _word(_sent(verb, short))
+
+
+def _asked(verb: str, request: dict[str, object]) -> str:
+    """Gives a verb's arguments as a word."""
+    return _word([*_words(verb), json.dumps(request)])
+
+
 def inline_command(verb: str, request: dict[str, object]) -> str:
     """Gives a POSIX shell line that runs a verb on a host without writing any file there.
 
@@ -242,8 +258,8 @@ def inline_command(verb: str, request: dict[str, object]) -> str:
     line = ""
     # Lean sources are shorter and take a quarter of a second to make: only where they are needed.
     for short in (False, True):
-        packed = _packed([[*_words(verb), json.dumps(request)], _sent(verb, short)])
-        line = f"printf %s {packed} | python3 -I -B -c {_quoted(_RUN)}"
+        packed = f"{_asked(verb, request)}.{_program(verb, short)}"
+        line = f"printf %s {packed} | {_PYTHON} {_quoted(_RUN)}"
         if len(line) <= MAX_COMMAND:
             return line
     raise ValueError(f"the command is {len(line)} bytes long, {MAX_COMMAND} are allowed")
@@ -260,8 +276,7 @@ def stdin_call(verb: str, request: dict[str, object]) -> Call:
     """Gives what runs a verb without writing any file on the host, with a request of any length:
     program and request go through stdin. For what only reads.
     """
-    packed = _packed([[*_words(verb), json.dumps(request)], _sent(verb)])
-    return Call(f"python3 -I -B -c {_quoted(_RUN)}", packed)
+    return Call(f"{_PYTHON} {_quoted(_RUN)}", f"{_asked(verb, request)}.{_program(verb)}")
 
 
 def install_call(
@@ -275,4 +290,5 @@ def install_call(
     name = f"rignode-{version()}.pyz"
     header = [_words(verb), json.dumps(request), library, link, name]
     line = f"python3 -I -B -c {_quoted(_INSTALL)}"
-    return Call(line, _packed(header, zipapp_bytes()))
+    raw = json.dumps(header, separators=(",", ":")).encode() + b"\n" + zipapp_bytes()
+    return Call(line, base64.b64encode(bz2.compress(raw, 9)).decode("ascii"))

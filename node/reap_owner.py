@@ -157,9 +157,12 @@ def _in_unit(one: Candidate, view: View, owners: Owners) -> Any:
     services = _SERVICE.findall(one.cgroup)
     if services and not _LOGIN.match(services[0]):
         now = owners.unit_state(services[0])
+        own = services[0] == owners.our_unit
         if now in (*_LIVE, "unknown"):
-            own = services[0] == owners.our_unit
             return False, own, f"the unit {services[0]} ({now}) answers for it"
+        # our own unit's engine runs as the user that the recipe names
+        if not own and one.uid not in _allowed_uids():
+            return False, False, f"left over from {services[0]}, but another user's (uid {one.uid})"
         return True, False, f"left over from {services[0]}, which is {now}"
     if one.uid not in _allowed_uids():
         return False, False, f"it belongs to another user (uid {one.uid})"

@@ -198,6 +198,7 @@ def prove(
 
     def work() -> None:
         proof = check()
+        run.proven = True
         run.close(status, proof)
         reporter.log_styled(f"{proof}; change {run.id} {status}", fg="green")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -16,16 +17,35 @@ from operations.comparing import compared
 from operations.former import FormerVenvs
 from operations.node import StepFailed, call
 from operations.waiting import unit_states, wait_for_answer
-from schema.engine import ENGINE_DIR, UNIT, Plan
+from schema.documents import NODE_PATH, SCRIPT_PATH
+from schema.engine import UNIT, Plan
 from schema.snapshot import NodeSnapshot
 
 UNDO_TIMEOUT_S = 240
 
 
+def file_endpoint(document: str) -> Endpoint | None:
+    """Where an engine answers and what is expected of it, from its node.json (schema/nodefile.py).
+
+    None for a text without it, such as a worker's.
+    """
+    try:
+        said = json.loads(document)["endpoint"]
+        return Endpoint(
+            str(said["url"]),
+            str(said["model"]),
+            bool(said["reasoning"]),
+            tuple(said["chat_template_kwargs"].items()),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def script_endpoint(script: str, address: str) -> Endpoint | None:
     """Where a launch script's engine answers: its `--port` and `--served-model-name`.
 
-    None for a script without them (then there is nothing to ask).
+    None for a script without them (then there is nothing to ask). A script with a reasoning
+    parser belongs to a model that thinks first.
     """
     try:
         words = shlex.split(script, comments=True)
@@ -35,7 +55,8 @@ def script_endpoint(script: str, address: str) -> Endpoint | None:
     name = values.get("--served-model-name")
     if name is None:
         return None
-    return Endpoint(f"http://{address}:{values.get('--port', '8000')}", name)
+    thinks = "--reasoning-parser" in words
+    return Endpoint(f"http://{address}:{values.get('--port', '8000')}", name, thinks)
 
 
 def give_back(
@@ -53,13 +74,15 @@ def give_back(
     """
     state = real(state)
     ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
-    kept = {node: _recorded(state, node, change) for node in ordered}
+    kept, silent = _all_recorded(state, ordered, change)
+    ordered = list(kept)
     former = FormerVenvs(state, plan, kept)
     for node in reversed(ordered):
         _stop(state, node, kept[node])
     former.check()
     # Every node is tried: one that cannot go back must not keep the others from it.
     problems = [line for node in ordered if (line := _undo(state, node, change, overwrite, reason))]
+    problems += silent
     if problems:
         raise StepFailed("; ".join(problems))
     former.executed()
@@ -118,6 +141,26 @@ def _one_line(reason: str) -> str:
     return text if len(text) <= 1900 else f"{text[:300]} … {text[-1500:]}"
 
 
+def _all_recorded(
+    state: State, nodes: Collection[str], change: str
+) -> tuple[dict[str, Mapping[str, Any] | None], list[str]]:
+    """The change as each node that answers has it, and a line about each that does not.
+
+    A node that hangs must not keep the others in a state that nobody has proven.
+    """
+    kept: dict[str, Mapping[str, Any] | None] = {}
+    silent = []
+    for node in nodes:
+        try:
+            kept[node] = _recorded(state, node, change)
+        except StepFailed as error:
+            silent.append(
+                f"{error}; {node} keeps what was not proven and starts it at its next boot: at "
+                f"its console: sudo rignode undo {change}"
+            )
+    return kept, silent
+
+
 def _recorded(state: State, node: str, change: str) -> Mapping[str, Any] | None:
     """The change as the node's journal has it; None where there is none."""
     try:
@@ -154,7 +197,7 @@ def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:
     snapshot = observe(state, plan, fresh=True)[head.name]
     if not isinstance(snapshot, NodeSnapshot) or not isinstance(snapshot.files, tuple):
         return None
-    for file in snapshot.files:
-        if file.path == f"{ENGINE_DIR}/serve.sh" and file.content:
-            return script_endpoint(file.content, str(head.lan_address))
-    return None
+    texts = {file.path: file.content or "" for file in snapshot.files}
+    script = script_endpoint(texts.get(SCRIPT_PATH, ""), str(head.lan_address))
+    # The file says more, but is of the format of the program that wrote it; the script always is.
+    return script and (file_endpoint(texts.get(NODE_PATH, "")) or script)

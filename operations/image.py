@@ -15,7 +15,7 @@ from operations import imagepipe
 from operations.dockerarchive import Archive, BadArchive
 from operations.node import StepFailed
 from operations.run import Run
-from operations.transfer import Transfer
+from operations.transfer import DEADLINE_S, Transfer
 from schema.snapshot import Image
 
 PULL_TIMEOUT_S = 4 * 3600
@@ -39,7 +39,7 @@ def seed(
     line = f"docker pull {reference}" if archive is None else f"docker load of {archive.path}"
     run.say(host, "seed", lambda: host.log(line))
     node = host.name
-    yield run.step("seed", nodes, lambda: _seed(run, node, reference, archive))
+    yield run.step("seed", nodes, lambda: _seed(run, node, reference, archive), PULL_TIMEOUT_S)
 
 
 def _seed(run: Run, node: str, reference: str, archive: Archive | None) -> None:
@@ -81,7 +81,9 @@ def move(
     run.say(host, "move", lambda: host.log(_line(transfer, host.name, reference, whole)))
     reporter = host
     part = _whole if whole else _part
-    yield run.step("move", members, lambda: part(reporter, transfer, reference, image()))
+    yield run.step(
+        "move", members, lambda: part(reporter, transfer, reference, image()), DEADLINE_S
+    )
 
 
 def _line(transfer: Transfer, name: str, reference: str, whole: bool) -> str:

@@ -20,6 +20,7 @@ from operations.run import Run
 
 POLL_S = 2.0
 PROGRESS_S = 15.0
+SHUTDOWN_S = 120
 
 
 @operation()
@@ -39,7 +40,9 @@ def reboot(
         return
     run.say(host, "reboot", lambda: host.log(f"reboot, then wait up to {budget_s} s"))
     target = run.host(host.name)
-    yield run.step("reboot", nodes, lambda: _reboot(run.state, target, before, budget_s))
+    # A quick board waits for a slow one for as long as that may take.
+    wait_s = budget_s + SHUTDOWN_S
+    yield run.step("reboot", nodes, lambda: _reboot(run.state, target, before, budget_s), wait_s)
 
 
 def reboot_now(state: State, target: Host, before: str, budget_s: int) -> None:

@@ -9,6 +9,8 @@ one of them calls `give_back`.
 from __future__ import annotations
 
 import getpass
+import json
+import shlex
 import socket
 import time
 import uuid
@@ -69,6 +71,8 @@ class Run:
         self.failure: str | None = None
         self.touched: set[str] = set()
         self.closed = False
+        # True from the proof on: what is proven stays, whatever the journal's last line meets.
+        self.proven = False
         # What the journal keeps beside the steps, for whoever undoes them: set before the first.
         self.blob: dict[str, object] = {}
         self._give_back = give_back
@@ -122,17 +126,31 @@ class Run:
         self.closed = True
 
     def step(
-        self, label: str, members: Iterable[str], work: Callable[[], object]
+        self,
+        label: str,
+        members: Iterable[str],
+        work: Callable[[], object],
+        wait_s: float | None = None,
     ) -> FunctionCommand:
-        """A pyinfra command for one host's part of a step that `members` do at the same time."""
+        """A pyinfra command for one host's part of a step that `members` do at the same time.
+
+        `wait_s`: the longest that the first to end waits for the others, in seconds (None:
+        RENDEZVOUS_S).
+        """
 
         def execute(state: State, host: Host) -> bool:
-            return self._execute(label, host, frozenset(members), work)
+            wait = RENDEZVOUS_S if wait_s is None else wait_s
+            return self._execute(label, host, frozenset(members), work, wait)
 
         return FunctionCommand(execute, (), {})
 
     def _execute(
-        self, label: str, host: Host, members: frozenset[str], work: Callable[[], object]
+        self,
+        label: str,
+        host: Host,
+        members: frozenset[str],
+        work: Callable[[], object],
+        wait_s: float,
     ) -> bool:
         if self.failure is None:
             try:
@@ -144,13 +162,22 @@ class Run:
         with self._lock:
             meeting = self._meetings.setdefault(label, _Meeting(members))
             meeting.arrive(host.name)
-        if not meeting.open.wait(RENDEZVOUS_S) and self.failure is None:
+        if not meeting.open.wait(wait_s) and self.failure is None:
             late = ", ".join(sorted(meeting.waiting))
-            self._fail(host, f"{label}: {late} did not finish within {RENDEZVOUS_S} s")
+            self._fail(host, f"{label}: {late} did not finish within {wait_s:g} s")
         if self.failure is None:
             return True
         self._return_once(host)
         return False
+
+    def _not_closed(self) -> str:
+        """What to tell, and to type, when all is as wanted and only the journal says otherwise."""
+        request = json.dumps({"change": self.id, "status": "COMMITTED", "reason": "proven"})
+        return (
+            f"all is as wanted and stays so; only change {self.id} is not closed in the journals "
+            "named above. Mend what they name, then on that node: "
+            f"sudo rignode close {shlex.quote(request)}"
+        )
 
     def _fail(self, host: Host, line: str) -> None:
         for part in line.splitlines():
@@ -164,6 +191,9 @@ class Run:
                 return
             self._given_back = True
             if not self.touched or self.closed:
+                return
+            if self.proven:
+                host.log_styled(self._not_closed(), fg="red")
                 return
             if self._give_back is None:
                 host.log_styled(

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 
 import gevent
 from pyinfra.api import State
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from facts import engine as engine_facts
 from facts.endpoint import Answer, Endpoint, ask
@@ -41,12 +40,19 @@ def unit_states(state: State, nodes: Collection[str]) -> dict[str, UnitState | N
 
 
 def wait_for_answer(
-    state: State, head: str, nodes: Collection[str], endpoint: Endpoint, budget_s: int
+    state: State,
+    head: str,
+    nodes: Collection[str],
+    endpoint: Endpoint,
+    budget_s: int,
+    patient: bool = False,
 ) -> Answer:
     """The first good answer of the engine that now starts on `nodes`.
 
     Raises StepFailed when a unit ended, when the engine answers in a way that waiting cannot
     mend, or when `budget_s` seconds passed; its text carries the last log lines of the node.
+    `patient`: a unit that systemd starts again (after a boot, say) is waited for; only one that
+    systemd has given up ends the wait.
     """
     state = real(state)
     started = time.monotonic()
@@ -60,12 +66,15 @@ def wait_for_answer(
         if answer.ok or answer.final:
             return answer
         now = unit_states(state, nodes)
-        _stop_if_dead(state, first, now)
+        _stop_if_dead(state, first, now, patient)
         if time.monotonic() - told >= PROGRESS_S:
             told = time.monotonic()
             phase = _phase(now, head)
             reporter.log(f"{phase}: {told - started:.0f} s of {budget_s} s; {_last(now, head)}")
         return answer
+
+    # Here, not above: a run that changes nothing waits for nothing.
+    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
     waiting = Retrying(
         retry=retry_if_result(lambda answer: not answer.ok and not answer.final),
@@ -95,11 +104,14 @@ def _until_started(state: State, head: str) -> None:
 
 
 def _stop_if_dead(
-    state: State, first: Mapping[str, UnitState | None], now: Mapping[str, UnitState | None]
+    state: State,
+    first: Mapping[str, UnitState | None],
+    now: Mapping[str, UnitState | None],
+    patient: bool,
 ) -> None:
     for node, unit in now.items():
         earlier = first.get(node)
-        if unit is None or earlier is None:
+        if unit is None or earlier is None or (patient and unit.active != "failed"):
             continue
         reason = unit.ended_since(earlier)
         if reason:

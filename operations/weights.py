@@ -34,7 +34,10 @@ def move(
     run.say(host, "move", lambda: host.log(_line(transfer, host.name, paths)))
     reporter = host
     yield run.step(
-        "move", members, lambda: _part(reporter, transfer, paths[reporter.name], owner, prune)
+        "move",
+        members,
+        lambda: _part(reporter, transfer, paths[reporter.name], owner, prune),
+        DEADLINE_S,
     )
 
 
@@ -87,7 +90,7 @@ def hash_all(
         return
     run.say(host, "hash", lambda: host.log(f"sha256 of every file in {paths[host.name]}"))
     node = host.name
-    yield run.step("hash", members, lambda: _hash(run, node, paths[node], found))
+    yield run.step("hash", members, lambda: _hash(run, node, paths[node], found), DEADLINE_S)
 
 
 def _hash(run: Run, node: str, path: str, found: dict[str, Any]) -> None:

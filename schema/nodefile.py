@@ -7,7 +7,7 @@ import json
 from schema.engine import CONTAINER, UNIT, EngineSpec
 from schema.recipe import Recipe
 from schema.rig import Node, Rig
-from schema.starting import FABRIC_WAIT_S, cpu_memory, gpus_needed, utilization
+from schema.starting import FABRIC_WAIT_S, cpu_memory, devices, gpus_needed, utilization
 
 FORMAT = 1
 
@@ -29,17 +29,27 @@ def node_file(rig: Rig, node: Node, recipe: Recipe, spec: EngineSpec) -> str:
         "endpoint": endpoint(rig, recipe) if node.role == "head" else None,
         "ports": _ports(node, recipe),
         "start_budget_s": recipe.expect.start_budget_s,
-        "memory": {
-            "gpu_memory_utilization": utilization(spec),
-            "gpus": gpus_needed(rig, spec) if recipe.expect.needs_nvidia else 0,
-            "cpu_bytes": 0 if recipe.expect.needs_nvidia else cpu_memory(rig, spec),
-        },
+        "memory": _memory(rig, recipe, spec),
         "needs_nvidia": recipe.expect.needs_nvidia,
         "weights": spec.weights,
     }
     if recipe.venv is not None:
         document["venv"] = {"path": spec.venv, "user": spec.user, "version": recipe.venv.version}
     return json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _memory(rig: Rig, recipe: Recipe, spec: EngineSpec) -> dict[str, object]:
+    """What the start will ask for; `devices` where the engine does not get all GPUs."""
+    nvidia = recipe.expect.needs_nvidia
+    need: dict[str, object] = {
+        "gpu_memory_utilization": utilization(spec),
+        "gpus": gpus_needed(rig, spec) if nvidia else 0,
+        "cpu_bytes": 0 if nvidia else cpu_memory(rig, spec),
+    }
+    chosen = devices(recipe, spec)
+    if nvidia and chosen is not None:
+        need["devices"] = list(chosen)
+    return need
 
 
 def endpoint(rig: Rig, recipe: Recipe) -> dict[str, object]:

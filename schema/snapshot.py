@@ -388,7 +388,7 @@ class Disk(Frozen):
 
 
 class ChangeSummary(Frozen):
-    """One change of the host's journal. `settled` is false for a step that was only announced."""
+    """One change of the host's journal. `saved_unix_s` is when its run last wrote there."""
 
     id: str
     deploy: str
@@ -399,6 +399,7 @@ class ChangeSummary(Frozen):
     boot_id: str
     steps: tuple[str, ...]
     reason: str | None
+    saved_unix_s: float | None = None
 
 
 class Journal(Frozen):

@@ -88,6 +88,31 @@ def gpus_needed(rig: Rig, spec: EngineSpec) -> int:
     return max(1, ceil(ranks / len(rig.nodes)))
 
 
+def devices(recipe: Recipe, spec: EngineSpec) -> tuple[str, ...] | None:
+    """The GPUs that the engine gets, as indices or UUIDs of the host; None: all of them.
+
+    Of the container's `gpus` (`device=…`), NVIDIA_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES; the
+    last one counts within what the others leave.
+    """
+    box = recipe.container
+    given = (box.gpus or "").strip("\"'") if box else ""
+    chosen = _listed(given.removeprefix("device=")) if given.startswith("device=") else None
+    if chosen is None and box is not None:
+        chosen = _listed(spec.environ.get("NVIDIA_VISIBLE_DEVICES", "all"))
+    inner = _listed(spec.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    if chosen is None or inner is None:
+        return inner if chosen is None else chosen
+    return tuple(
+        chosen[int(one)] if one.isdigit() and int(one) < len(chosen) else one for one in inner
+    )
+
+
+def _listed(text: str) -> tuple[str, ...] | None:
+    """A list of GPUs as CUDA and the container runtime take it; None for all of them."""
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    return None if not words or words == ("all",) else words
+
+
 def cpu_memory(rig: Rig, spec: EngineSpec) -> int:
     """Bytes of system memory that an engine without GPUs needs on one node.
 

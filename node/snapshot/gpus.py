@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import List, Optional
 
 from node import proc
 from node.errors import CannotRead, Json
 from node.run import TimedOut, run, which
+from node.together import each
 
 TIMEOUT_S = 10.0
 GPU_FIELDS = (
@@ -113,9 +113,8 @@ def read() -> Json:
     path = which("nvidia-smi")
     if path is None:
         raise CannotRead("nvidia-smi not found")
-    with ThreadPoolExecutor(2) as pool:
-        wanted = (f"--query-gpu={GPU_FIELDS}", f"--query-compute-apps={APP_FIELDS}")
-        gpu_text, app_text = pool.map(_query, wanted)
+    wanted = (f"--query-gpu={GPU_FIELDS}", f"--query-compute-apps={APP_FIELDS}")
+    gpu_text, app_text = each(_query, wanted, 2)
     gpus = parse_gpus(gpu_text)
     if not gpus:
         raise CannotRead("nvidia-smi lists no GPU")

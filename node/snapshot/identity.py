@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
+import sys
 import time
 from typing import Dict
 
@@ -33,5 +33,5 @@ def read() -> Json:
         "uptime_s": float(uptime[0]),
         "clock_unix_s": time.time(),
         "effective_uid": os.geteuid(),
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
     }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, List, Optional, Tuple
 
 from node import proc
 from node.errors import CannotRead, Json
 from node.run import TimedOut, run
+from node.together import each
 
 TIMEOUT_S = 5.0
 _OVERHEAD = {4: 28, 6: 48}  # IP header + ICMP header, in bytes
@@ -125,8 +125,7 @@ def probe(peer: str, device: Optional[str], mtu: Optional[int], rows: List[Json]
 def read(device: Optional[str], mtu: Optional[int], peers: List[str]) -> Json:
     """Gives links, RDMA devices and one probe for each peer, all peers at once."""
     rows = _ip("-d", "addr")
-    with ThreadPoolExecutor(max(1, min(8, len(peers)))) as pool:
-        probes = list(pool.map(lambda peer: probe(peer, device, mtu, rows), peers))
+    probes = each(lambda peer: probe(peer, device, mtu, rows), peers, 8)
     infiniband = "/sys/class/infiniband"
     rdma = sorted(os.listdir(infiniband)) if os.path.isdir(infiniband) else []
     return {"links": links(rows), "rdma_devices": rdma, "peers": probes}

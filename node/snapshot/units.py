@@ -7,13 +7,13 @@ import glob
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, List, Optional, Set
 
 from node import proc
 from node.errors import CannotRead, Json
 from node.run import TimedOut, run
 from node.snapshot import execs, unit_log
+from node.together import each
 
 TIMEOUT_S = 8.0
 MAX_OTHERS = 20
@@ -142,8 +142,7 @@ def read(names: List[str]) -> List[Json]:
         return []
     rows = list(map(unit, wanted, show(wanted)))
     troubled = [row for row in rows if _in_trouble(row)]
-    with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda row: unit_log.trouble(str(row["name"])), troubled))
+    told = each(lambda row: unit_log.trouble(str(row["name"])), troubled, 4)
     for row, (line, restarts, errors) in zip(troubled, told):
         row.update(last_log_line=line, restart_times=restarts, errors=errors)
     return rows

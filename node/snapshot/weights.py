@@ -7,10 +7,10 @@ import json
 import os
 import re
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from typing import List, Optional, Set, Tuple
 
 from node.errors import CannotRead, Json
+from node.together import each
 
 MAX_FILES = 20000
 MAX_INDEX = 64 << 20
@@ -99,8 +99,7 @@ def _one(path: str, deep: bool) -> Json:
     folder, names = os.path.split(real) if is_file else (real, "")
     listed = [names] if is_file else _names(real)
     jobs: List[Tuple[str, str]] = [(folder, name) for name in listed]
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        files = list(pool.map(lambda job: _file(job[0], job[1], deep), jobs))
+    files = each(lambda job: _file(job[0], job[1], deep), jobs, min(4, os.cpu_count() or 1))
     missing = [] if is_file else _missing(folder, listed)
     return {"path": path, "exists": True, "files": files, "missing_shards": missing}
 

@@ -122,6 +122,8 @@ def main(arguments: list[str]) -> int:
     except SpecError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
+    # As in an operator's shell: this variable has our modules compiled anew in every run.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     where = machine()
     try:
         before = state_of(rig, connections)

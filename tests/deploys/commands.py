@@ -6,13 +6,14 @@ import base64
 import bz2
 import json
 import re
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
 from schema.engine import UNIT
 
-# The words of node/pack.py: the packed payload is one base64 word behind printf.
-_PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+) \|")
+# The words of node/pack.py: arguments and modules are two base64 words behind printf.
+_PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 # answered by node's own functions, on folders that the test made (tests/deploys/fakehost.py)
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
@@ -58,19 +59,24 @@ def _word(step: dict[str, Any]) -> str:
     return str(moves or step["op"])
 
 
-def sent(host: str, command: str, stdin: str = "") -> Sent:
+def _arguments(words: str) -> list[str]:
+    """The verb's words and its request as JSON, of the first of the two base64 words."""
+    found = json.loads(zlib.decompress(base64.b64decode(words.partition(".")[0])))
+    return [str(word) for word in found]
+
+
+def sent(host: str, command: str, stdin: str | None = "") -> Sent:
     """Reads a command as `host` got it; `raw` is the line without its base64 word."""
+    if stdin and "." in stdin:  # pack.stdin_call: nothing is installed
+        *words, request = _arguments(stdin)
+        return Sent(host, " ".join(words), json.loads(request), False, command)
     if stdin:
         header = json.loads(bz2.decompress(base64.b64decode(stdin)).partition(b"\n")[0])
-        if len(header) == 2:  # pack.stdin_call: nothing is installed
-            *words, request = header[0]
-            return Sent(host, " ".join(words), json.loads(request), False, command)
         words, request = header[:2]
         return Sent(host, " ".join(words), json.loads(request), True, command)
     packed = _PACKED.search(command)
     if packed:
-        raw = bz2.decompress(base64.b64decode(packed[1]))
-        *words, request = json.loads(raw)[0]
+        *words, request = _arguments(packed[1])
         shell = command.replace(packed[1], "PACKED")
         return Sent(host, " ".join(words), json.loads(request), False, shell)
     words_of = {

@@ -39,7 +39,8 @@ class Reply:
 
 
 class EngineDouble:
-    """Answers as `reply()` says, until closed; `asked` holds the bodies of the chat requests.
+    """Answers as `reply()` says, until closed; `asked` holds the bodies of the chat requests,
+    `keys` the Authorization of every request.
 
     `metrics` None: /metrics is not there.
     """
@@ -52,10 +53,12 @@ class EngineDouble:
         metrics: str | None = METRICS,
     ) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
         double = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                double.keys.append(self.headers["Authorization"])
                 raw = self.rfile.read(int(self.headers["Content-Length"]))
                 double.asked.append(json.loads(raw))
                 answer = reply()
@@ -65,6 +68,7 @@ class EngineDouble:
                 self._send(answer.status if known else 404, body)
 
             def do_GET(self) -> None:
+                double.keys.append(self.headers["Authorization"])
                 known = self.path == "/metrics" and metrics is not None
                 self._send(200 if known else 404, metrics or "not found")
 

@@ -87,6 +87,11 @@ REFUSED = {
     ),
     "limit": (serve("--limit", "nobody"), ("leave no host", HEAD, WORKER)),
     "serial": (serve("--serial"), ("--serial breaks the order",)),
+    "parallel": (serve("--parallel", "1"), ("--parallel 1 breaks a rig of 2 hosts",)),
+    "torn key": (
+        Scenario(SERVE, healthy, env={"RIGBOOK_API_KEY": "s3cret\n"}),
+        ("RIGBOOK_API_KEY holds what no HTTP header can",),
+    ),
     "no wait": (serve("--no-wait"), ("--no-wait breaks the order",)),
     "empty": (serve(hosts=[]), (f"{INVENTORY} is not there or has no hosts",)),
     "no inventory": (serve(inventory="inventory/nosuch.py"), ("inventory/nosuch.py is not there",)),

@@ -69,6 +69,7 @@ SCENARIOS = {
     "weights": Scenario((WEIGHTS, "-y"), weights_missing),
     "weights dry": Scenario((WEIGHTS, "--dry"), weights_missing),
     "weights verify": Scenario((WEIGHTS, "-y", "--data", "verify=true"), healthy),
+    "weights verify one": Scenario((WEIGHTS, "-y", "--data", "verify=some-id"), healthy),
     "weights taken up": Scenario(
         (WEIGHTS, "-y"),
         broken(
@@ -206,3 +207,10 @@ def test_verify_hashes_on_every_node(ran: Runs) -> None:
     assert verify.status == 0, verify.output
     assert sorted(verify.steps) == ["lab1 weights hash", "lab2 weights hash"]
     assert "with the same sha256 on 2 nodes" in verify.stderr
+
+
+def test_weights_do_not_know_backups_verify(ran: Runs) -> None:
+    """Ignored, a name would leave the operator with the belief that something was verified."""
+    one = ran["weights verify one"]
+    assert one.status != 0 and one.changing == (), one.output
+    assert "--data verify=some-id: weights knows only verify=true" in one.stderr

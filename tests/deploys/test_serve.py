@@ -6,12 +6,16 @@ import re
 
 import pytest
 
+from deploys import serving
+from facts.endpoint import Answer
 from schema.documents import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 from tests.deploys import rigs
 from tests.deploys.commands import Sent
 from tests.deploys.engine_double import Reply
 from tests.deploys.scenario import HEAD, WORKER, Runs, Scenario
+from tests.unit import factories
 from tests.unit.factories import healthy
+from tests.unit.spark_rig import spark_plan
 
 SERVE = "deploys/serve.py"
 THROUGHPUT = ("--data", "profile=throughput")
@@ -152,3 +156,27 @@ def test_a_running_engine_that_answers_500_is_restarted(ran: Runs) -> None:
     assert mute.status == 0 and mute.changing == ()
     assert "running, but no real answer" in mute.stderr and "HTTP 500" in mute.stderr
     assert "stop rigbook-engine.service" in mute.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "since_s", "late"),
+    [
+        # 401: it runs, and wants a key that a restart would not bring.
+        (Answer(False, "401", final=True, alive=True), 9999, False),
+        (Answer(False, "HTTP 500", final=True), 1, True),
+        (Answer(False, "refused"), 899, False),
+        (Answer(False, "refused"), 901, True),
+        (Answer(False, "refused"), None, True),
+    ],
+)
+def test_when_a_running_engine_without_an_answer_is_restarted(
+    answer: Answer, since_s: int | None, late: bool
+) -> None:
+    """One that still loads is left its time, one that only wants a key is left alone."""
+    plan = spark_plan()
+    assert plan.recipe.expect.start_budget_s == 900
+    seen = factories.serving(plan)
+    head = plan.rig.head.name
+    since = None if since_s is None else seen[head].identity.clock_unix_s - since_s
+    seen[head] = factories.put(seen[head], "units.0.since_unix_s", since)
+    assert serving._too_late(plan, seen, answer) is late

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.deploys import rigs
 from tests.deploys.engine_double import METRICS, Reply, completion
-from tests.deploys.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario
+from tests.deploys.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario, serving
 from tests.unit.factories import healthy
 
 STOP = "deploys/stop.py"
@@ -14,6 +15,14 @@ SCENARIOS = {
     "stop dry": Scenario((STOP, "--dry")),
     "stop": Scenario((STOP, "-y")),
     "stopped": Scenario((STOP, "-y"), healthy),
+    "survivor": Scenario(
+        (STOP, "-y"),
+        rigs.broken(
+            serving,
+            (HEAD, "units.0.active_state", "failed"),
+            (WORKER, "units.0.active_state", "failed"),
+        ),
+    ),
     "stop refused": Scenario(
         (STOP, "-y"),
         faults={f"{HEAD}:apply stop": {"error": "systemctl stop: timeout", "code": "unit"}},
@@ -54,6 +63,14 @@ def test_stop_ends_the_head_first_and_proves_it(ran: Runs) -> None:
         words = stop.of(name)
         assert words.index("snapshot", 1) in range(words.index("apply stop"), len(words) - 1)
     assert f"stopped on {HEAD}, {WORKER}; ports are free" in stop.stderr
+
+
+def test_an_engine_that_outlived_its_unit_is_not_called_stopped(ran: Runs) -> None:
+    """dockerd hung during the stop: the unit is failed, the container holds memory and ports."""
+    survivor = ran["survivor"]
+    assert survivor.status != 0 and survivor.changing == (), survivor.output
+    assert f"{HEAD}: container rigbook-engine" in survivor.stderr
+    assert "sudo docker rm -f rigbook-engine" in survivor.stderr
 
 
 def test_the_unit_stays_enabled(ran: Runs) -> None:

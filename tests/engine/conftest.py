@@ -9,6 +9,14 @@ import pytest
 from tests.rehearsal import Lab, rehearsal
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists what each replay measured (its lines that begin with REPLAY), also when it passed."""
+    for report in terminalreporter.stats.get("passed", []):
+        for line in report.capstdout.splitlines():
+            if line.startswith("REPLAY"):
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {line[7:]}")
+
+
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """The lab with the engine's image loaded on both hosts."""

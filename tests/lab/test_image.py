@@ -81,10 +81,11 @@ def test_a_killed_operator_leaves_nothing_listening_and_the_next_run_goes_on(sma
 
 def test_two_transfers_at_once_the_second_is_refused(small: Lab) -> None:
     m.make_image(small, "lab1", 40 * MB)
-    with m.slow_fabric(small, 40):
+    # Slow enough to outlast the second run on a machine that has much else to do.
+    with m.slow_fabric(small, 5):
         first = m.start("image", *m.RECIPE)
         try:
-            m.wait_for(lambda: m.spooled(small) > MB)
+            m.wait_for(lambda: m.spooled(small) > MB // 4)
             second = small.pyinfra("image", *m.RECIPE)
             assert second.rc == 1 and "transfer-port" in second.text, second.text
         finally:

@@ -7,9 +7,12 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from node import atomic
+from node import journal as journals
 from tests.node.support import NEW, OLD, Host, apply_request, change, file_step, unit_step
 
 
@@ -167,6 +170,114 @@ def test_close_does_not_lie(host: Host) -> None:
     again = host.call("close", {"change": "change-1", "status": "INCONSISTENT"})
     assert again["code"] == "change_closed"
     assert host.call("close", {"change": "change-9", "status": "COMMITTED"})["code"] == "no_change"
+
+
+def test_a_status_that_was_settled_changes_only_with_a_reason(host: Host) -> None:
+    host.call("apply", apply_request(file_step(host.file())))
+    host.call("close", {"change": "change-1", "status": "INCONSISTENT", "reason": "no answer"})
+    silent = host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    assert silent["code"] == "bad_request" and "only with a reason" in silent["error"]
+    assert journal(host)["status"] == "INCONSISTENT"
+    told = {"change": "change-1", "status": "COMMITTED", "reason": "it answers"}
+    assert host.call("close", told)["changed"] is True
+
+
+def test_a_change_that_was_undone_is_never_blessed(host: Host) -> None:
+    host.call("apply", apply_request(file_step(host.file())))
+    host.call("undo")
+    request = {"change": "change-1", "status": "COMMITTED", "reason": "it answers"}
+    assert host.call("close", request)["code"] == "change_closed"
+
+
+def test_a_step_that_failed_is_made_good_only_by_a_later_one_of_its_own(host: Host) -> None:
+    units = host.systemctl()
+    (units / "fail-start").touch()
+    host.call("apply", apply_request(unit_step("start")))
+    (units / "fail-start").unlink()
+    host.call("apply", apply_request(file_step(host.file())))
+    request = {"change": "change-1", "status": "COMMITTED", "reason": "answered"}
+    refused = host.call("close", request)
+    assert refused["code"] == "unfinished" and "unit engine.service start" in refused["error"]
+    host.call("apply", apply_request(unit_step("start")))
+    assert host.call("close", request)["change"]["status"] == "COMMITTED"
+
+
+def test_a_journal_file_under_another_name_is_damaged(host: Host) -> None:
+    host.call("apply", apply_request(file_step(host.file())))
+    own = host.state / "journal" / "change-1.json"
+    (host.state / "journal" / "change-2.json").write_bytes(own.read_bytes())
+    assert [Path(p).name for p in host.call("journal")["broken"]] == ["change-2.json"]
+    assert host.call("journal", {"change": "change-2"})["code"] == "journal_broken"
+
+
+def test_what_is_not_settled_stays_in_view_however_old(host: Host) -> None:
+    """A gate blocks on it: thirty later changes must not hide it from the snapshot."""
+    host.call("apply", apply_request(file_step(host.file())))
+    host.call("close", {"change": "change-1", "status": "INCONSISTENT", "reason": "no answer"})
+    own = host.state / "journal" / "change-1.json"
+    old = json.loads(own.read_text())
+    for n in range(30):
+        later = {**old, "id": f"later-{n:02}", "status": "COMMITTED", "opened_unix_s": 9e9 + n}
+        own.with_name(f"later-{n:02}.json").write_text(json.dumps(later))
+    seen = [(row["id"], row["status"]) for row in journals.view()["changes"]]
+    assert len(seen) == 20 and ("change-1", "INCONSISTENT") in seen
+
+
+def test_a_file_is_nobody_elses_before_it_holds_a_byte(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the empty temp file nor the one that is being filled (faults 52, 53)."""
+    path, seen = host.file(), []
+    real = {"fchown": os.fchown, "write": os.write}
+
+    def looked(name: str) -> Any:
+        def call(fd: int, *rest: Any) -> Any:
+            seen.append((name, stat.S_IMODE(os.fstat(fd).st_mode)))
+            return real[name](fd, *rest)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, looked(name))
+    before = os.umask(0)
+    try:
+        with atomic.Folder(str(path)) as folder:
+            owner = atomic.Owner(0o640, os.geteuid(), os.getegid())
+            atomic.replace(folder, b"secret", owner, atomic.temp_name(folder.name))
+    finally:
+        os.umask(before)
+    assert seen == [("fchown", 0o600), ("write", 0o640)]
+
+
+def test_what_is_removed_or_replaced_is_flushed_with_its_folder(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut brings back neither the old name nor an empty file."""
+    path, flushed = host.file(), []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        flushed.append(str(Path(f"/proc/self/fd/{fd}").readlink()).replace(str(host.root), ""))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomic.Folder(str(path)) as folder:
+        owner = atomic.Owner(0o640, os.geteuid(), os.getegid())
+        atomic.replace(folder, b"new", owner, ".rigbook-temp")
+        folder.unlink(folder.name)
+    assert flushed == ["/.rigbook-temp", "", ""]
+
+
+def test_a_kept_copy_that_was_damaged_is_made_anew(host: Host) -> None:
+    """Before a step that needs it: afterwards nobody has the bytes any more."""
+    path = host.file()
+    host.call("apply", apply_request(file_step(path)))
+    host.call("undo")
+    (blob,) = (host.state / "blobs").iterdir()
+    blob.write_text("flipped")
+    host.call("apply", apply_request(file_step(path), name="change-2"))
+    assert blob.read_text() == OLD
+    assert host.call("undo")["status"] == "ROLLED_BACK" and path.read_text() == OLD
 
 
 def test_a_failing_unit_leaves_the_change_open_and_undo_goes_back(host: Host) -> None:

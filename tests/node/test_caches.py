@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from node import caches
+from node.errors import CannotRead
 from tests.node.reap_world import TITLE, UNIT, World
 from tests.node.support import change
 
@@ -45,6 +48,19 @@ def test_dropped_once_with_the_memory_before_and_after(world: World) -> None:
     assert keys <= set(step["before"]) and keys <= set(step["after"])
 
 
+def test_dirty_pages_are_written_back_first_or_nothing_is_dropped(world: World) -> None:
+    """Dropping frees clean pages only."""
+    switch = world.root / "drop_caches"
+    # a labelled stand-in for sync: what the switch held when it was called
+    world.double("sync", f"#!/bin/sh\ncp {switch} {world.root}/at-sync\n")
+    assert call(world, need_available_bytes=NEVER)["verdict"] == "dropped"
+    assert ((world.root / "at-sync").read_text(), dropped(world)) == ("", "3\n")
+    world.double("sync", "#!/bin/sh\necho 'Input/output error' >&2; exit 1\n")
+    answer = call(world, need_available_bytes=NEVER)
+    assert answer["code"] == "io" and "sync: Input/output error" in str(answer["error"])
+    assert dropped(world) == ""
+
+
 @pytest.mark.parametrize("needs", [{}, {"need_available_bytes": 1}, {"need_free_bytes": 1}])
 def test_nothing_is_done_without_a_need_that_is_not_met(
     world: World, needs: dict[str, object]
@@ -72,6 +88,28 @@ def test_refused_while_the_unit_starts_or_runs(world: World, state: str) -> None
     (world.bin / "units" / f"{UNIT}.active").write_text(state)
     answer = call(world, need_available_bytes=NEVER)
     assert answer["verdict"] == "refused" and f"the unit {UNIT} is {state}" in str(answer["why"])
+
+
+def test_docker_that_does_not_say_counts_as_a_container_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unknown is not absent: a load that is under way would lose its pages."""
+    socket = tmp_path / "docker.sock"
+    socket.touch()
+
+    def silent(path: str, **_: object) -> None:
+        raise CannotRead("no answer in 8 s")
+
+    monkeypatch.setattr(caches, "_engines", list)
+    monkeypatch.setattr(caches.docker, "SOCKET", str(socket))
+    monkeypatch.setattr(caches.docker, "get", silent)
+    said = caches.running("rigbook-engine")
+    assert said == "whether the container rigbook-engine runs is not known: no answer in 8 s"
+    for runs, words in ((True, "the container rigbook-engine runs"), (False, "")):
+        row = {"State": {"Running": runs}}
+        monkeypatch.setattr(caches.docker, "get", lambda *_, row=row, **__: row)
+        monkeypatch.setattr(caches, "BOOTED", str(tmp_path / "not-systemd"))
+        assert caches.running("rigbook-engine") == words
 
 
 def test_where_the_kernel_does_not_let_us_the_error_is_clear(world: World) -> None:

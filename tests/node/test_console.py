@@ -61,6 +61,15 @@ def test_undo_of_a_named_change(host: Host) -> None:
     assert "ROLLED_BACK" in at_terminal(host, "undo", "change-1")
 
 
+def test_undo_without_a_start_leaves_the_unit_stopped_and_names_it(host: Host) -> None:
+    units = host.systemctl()
+    (units / "engine.service.active").write_text("active\n")
+    host.call("apply", apply_request(unit_step("restart")))
+    text = at_terminal(host, "undo", "--no-start")
+    assert "engine.service" in text and "ROLLED_BACK" in text
+    assert (units / "engine.service.active").read_text() == "inactive\n"
+
+
 def at_terminal(host: Host, *args: str) -> str:
     """What a verb prints when stdin, stdout and stderr are a terminal."""
     master, slave = pty.openpty()

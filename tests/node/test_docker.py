@@ -32,8 +32,7 @@ CONTAINER = {
     "Mounts": [{"Source": "/srv/m", "Destination": "/m", "RW": False}],
 }  # fmt: skip
 ANSWERS: dict[str, Any] = {
-    "/version": {"Version": "28.1"},
-    "/info": {"Driver": "overlay2", "DockerRootDir": "/var/lib/docker"},
+    "/info": {"ServerVersion": "28.1", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker"},
     "/images/reg.local/vllm:1/json": IMAGE,
     "/containers/json?all=1": [{"Id": "c" * 64}, {"Id": "gone"}],
     f"/containers/{'c' * 64}/json": CONTAINER,
@@ -105,6 +104,34 @@ def test_an_engine_that_errs_is_unreadable(engine: Path, monkeypatch: pytest.Mon
     monkeypatch.delitem(ANSWERS, "/info")
     seen = take()
     assert isinstance(seen, Unreadable) and "answered 404 to /info" in seen.unreadable
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.0 200 OK\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nContent-Length: x\r\n\r\n{}",
+        b"{}",
+    ],
+)
+def test_an_answer_that_is_cut_or_none_is_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    class Cut(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1000)
+            self.wfile.write(said)
+
+    path = tmp_path / "cut.sock"
+    with _Server(str(path), Cut) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(docker, "SOCKET", str(path))
+        seen = take()
+        server.shutdown()
+    assert isinstance(seen, Unreadable) and f"docker at {path}: " in seen.unreadable
 
 
 def test_a_dead_socket_and_none_are_unreadable(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from node import lock, proc
 from tests.node.support import NEW, OLD, Host, apply_request, file_step
 
 
@@ -59,6 +61,32 @@ def test_a_holder_of_another_boot_is_not_believed(host: Host) -> None:
     text = {"pid": 1, "start_ticks": 0, "boot_id": "x", "verb": "apply", "since_unix_s": 0}
     (host.state / "lock").write_text(json.dumps(text))
     assert host.call("lock")["held"] is False
+
+
+@pytest.mark.parametrize(("wrong", "known"), [
+    ({}, True), ({"start_ticks": 1}, False), ({"boot_id": "x"}, False), ({"pid": 0}, False),
+])  # fmt: skip
+def test_a_holder_is_a_process_of_this_boot_with_its_start_time(
+    host: Host, wrong: dict[str, object], known: bool
+) -> None:
+    """A pid alone is soon another process's."""
+    own = proc.stat(os.getpid())
+    assert own is not None
+    text = {"pid": own.pid, "start_ticks": own.start_ticks, "boot_id": proc.boot_id(),
+            "verb": "apply", "since_unix_s": 0, **wrong}  # fmt: skip
+    host.state.mkdir()
+    (host.state / "lock").write_text(json.dumps(text))
+    assert (lock.holder() is not None) is known
+
+
+def test_the_lock_is_not_taken_through_a_link(host: Host) -> None:
+    """Its text would be written into whatever the link names."""
+    host.call("apply", apply_request(file_step(host.file())))
+    victim = host.file("victim")
+    (host.state / "lock").unlink()
+    (host.state / "lock").symlink_to(victim)
+    answer = host.call("apply", apply_request(file_step(host.file("other"))))
+    assert answer["ok"] is False and victim.read_text() == OLD
 
 
 def test_waiting_for_the_lock(host: Host, holder: subprocess.Popen[str]) -> None:

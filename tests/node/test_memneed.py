@@ -58,6 +58,19 @@ def test_memory_of_a_card_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memneed.short(gpu_engine(1)) and memneed.short(gpu_engine(2))
 
 
+@pytest.mark.parametrize("chosen", [["1"], ["GPU-1"], ["2", "1"]])
+def test_only_the_gpus_that_the_engine_gets_count(
+    monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+) -> None:
+    """Another service fills GPU 0: that is none of ours."""
+    cards(monkeypatch, ("RTX", 16000, 100), ("RTX", 16000, 16000), ("RTX", 16000, 16000))
+    need = {"gpu_memory_utilization": 0.9, "gpus": 1, "cpu_bytes": 0}
+    assert memneed.short(engine(needs_nvidia=True, memory={**need, "devices": chosen})) is None
+    assert memneed.short(engine(needs_nvidia=True, memory={**need, "devices": ["0"]}))
+    gone = memneed.short(engine(needs_nvidia=True, memory={**need, "devices": ["7"]}))
+    assert gone and "0 GPUs for 1 ranks" in gone.evidence
+
+
 def test_memory_of_a_rig_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     need = {"gpu_memory_utilization": 0.9, "gpus": 0, "cpu_bytes": 3 * GIB}
     system(monkeypatch, available=3)

@@ -63,6 +63,27 @@ def test_a_short_gap_is_forgiven() -> None:
     assert look(times=2) is None
 
 
+def test_a_gap_that_was_forgiven_does_not_count_in_the_next_one() -> None:
+    look = Looks()
+    look(OLD, times=2)
+    look(times=2)
+    assert look(OLD) is None
+    look()
+    look.now += 120
+    assert look() is None
+
+
+def test_three_looks_at_once_are_one_look() -> None:
+    """A host that was suspended runs its late timers in a burst."""
+    look = Looks()
+    look(OLD, times=2)
+    for _ in range(5):
+        look.now -= STEP_S - 1
+        assert look() is None
+    look.now += 15
+    assert "is gone" in str(look())
+
+
 def test_two_looks_are_too_few_however_far_apart() -> None:
     """A busy host runs its timers late."""
     look = Looks()

@@ -8,7 +8,8 @@ import pytest
 
 from node import proc
 from node.errors import CannotRead
-from node.snapshot import gpus, network, ports, processes, secrets, units
+from node.run import Done
+from node.snapshot import gpus, memory, network, ports, processes, secrets, units
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -79,6 +80,26 @@ def test_systemctl_show() -> None:
     ghost = units.unit("g", {"ExecStart": [GHOST]})
     assert ghost["exec_start_exists"] is False
     assert ghost["ghosts"] == [{"step": "ExecStart", "path": "/no/such", "container": None}]
+
+
+def test_an_answer_about_fewer_units_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one unit's state would be told as another's."""
+    done = Done(0, "Id=b.service\nActiveState=active\n", "")
+    monkeypatch.setattr(units, "run", lambda *_: done)
+    assert len(units.show(["b.service"])) == 1
+    with pytest.raises(CannotRead, match="systemctl show"):
+        units.show(["a.service", "b.service"])
+
+
+def test_shared_memory_is_no_page_cache_that_could_be_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {"MemTotal": 9000, "MemFree": 100, "MemAvailable": 700, "Shmem": 300, "Cached": 1000,
+            "Buffers": 50, "Dirty": 7, "SwapTotal": 0, "SwapFree": 0}  # fmt: skip
+    text = "".join(f"{name}: {kib} kB\n" for name, kib in rows.items())
+    monkeypatch.setattr(proc, "read_text", lambda path: text)
+    seen = memory.read()
+    assert (seen["page_cache"], seen["shmem"]) == (750 * 1024, 300 * 1024)
 
 
 def test_bond_slaves() -> None:

@@ -111,6 +111,45 @@ def test_what_does_not_come_refuses_the_start(
     assert machine.asked[-1] == part
 
 
+class Clock:
+    """A clock that moves only while somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(prelaunch, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_wait_ends_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with pytest.raises(NodeError, match="docker: no answer yet, after 7 s"):
+        prelaunch.wait("docker", 7.0, lambda: "no answer yet")
+    assert clock.now == pytest.approx(1007, abs=0.1)
+
+
+def test_all_peers_share_one_budget(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are late must not let a head wait for twice its start budget."""
+    clock = Clock(monkeypatch)
+    machine.answers["peer"] = lambda: clock.now >= 1020
+    prelaunch.wait_for_peers(engine(peers=["127.0.0.2", "127.0.0.3"]))
+    asked: list[str] = []
+
+    def answers(peer: str, source: str) -> bool:
+        asked.append(peer)
+        return peer == "127.0.0.2" and clock.now >= 1040
+
+    monkeypatch.setattr(fabric, "peer_answers", answers)
+    with pytest.raises(NodeError, match=r"the peer 127\.0\.0\.3: no answer"):
+        prelaunch.wait_for_peers(engine(peers=["127.0.0.2", "127.0.0.3"]))
+    assert clock.now == pytest.approx(1050, abs=0.1)
+    assert set(asked) == {"127.0.0.2", "127.0.0.3"}
+
+
 def test_a_worker_waits_for_no_peer(machine: Machine) -> None:
     machine.answers["peer"] = False
     start(role="worker", rank=1, endpoint=None)

@@ -17,6 +17,8 @@ CID = "c" * 64
 DOCKER = f"/system.slice/docker-{CID}.scope"
 RUNNING = {"Id": CID, "Name": "/rigbook-engine", "State": {"Running": True, "Status": "running"}}
 OTHER = {**RUNNING, "Name": "/their-engine"}
+PAUSED = {**RUNNING, "State": {"Paused": True, "Status": "paused"}}
+RESTARTING = {**RUNNING, "State": {"Restarting": True, "Status": "restarting"}}
 EXITED = {**RUNNING, "State": {"Running": False, "Status": "exited"}}
 INIT = Stat(pid=1, comm="systemd", state="S", ppid=0, session=1, start_ticks=1, rss=1)
 
@@ -68,6 +70,8 @@ def judge(
     (RUNNING, {}, (False, True), "(unknown) answers for it"),
     (RUNNING, {UNIT: "failed"}, (True, False), f"runs, but {UNIT} is failed"),
     (OTHER, {UNIT: "inactive"}, (False, False), "the container their-engine runs"),
+    (PAUSED, {UNIT: "active"}, (False, True), "answers for it"),
+    (RESTARTING, {UNIT: "active"}, (False, True), "answers for it"),
     (EXITED, {UNIT: "active"}, (True, False), "its container rigbook-engine is exited"),
     (CannotRead("no answer in 8 s"), {}, (False, False), "is not known: no answer in 8 s"),
     (None, {}, (False, False), "is another runtime's"),
@@ -148,3 +152,12 @@ def test_another_users_process_is_spared(monkeypatch: pytest.MonkeyPatch) -> Non
 ])  # fmt: skip
 def test_what_serves_a_model(argv: tuple[str, ...], wanted: bool) -> None:
     assert is_server(argv) is wanted
+
+
+def test_another_users_engine_outlives_its_unit_unharmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A oneshot unit with KillMode=process leaves it to its user; our own engine's user is ours."""
+    theirs = judge(monkeypatch, "/system.slice/alice.service",
+                   units={"alice.service": "inactive"}, uid=1001)  # fmt: skip
+    assert theirs[0] is False and "another user's (uid 1001)" in theirs[2]
+    ours = judge(monkeypatch, f"/system.slice/{UNIT}", units={UNIT: "inactive"}, uid=1001)
+    assert ours[0] is True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from node import reap_proof
 from tests.node.reap_world import PORT, TITLE, UNIT, World, reap_request
 from tests.node.test_reap import pids
 
@@ -72,6 +75,26 @@ def test_vram_of_an_engine_that_lives_asks_for_no_reboot(world: World) -> None:
     answer = world.call("reap", reap_request(vram_free_mib=140000, settle_s=0))
     assert (answer["verdict"], pids(answer["ended"])) == ("clean", [orphan])
     assert f"the driver lists: pid {live}" in answer["evidence"] and world.lives(live)
+
+
+def test_vram_that_nobody_holds_needs_a_reboot_beside_an_engine_that_lives(world: World) -> None:
+    """That engine is not on the card: what is missing there is not its own."""
+    orphan, live = world.launch(), world.launch(stay=True)
+    world.gpu(15616, orphan)
+    answer = world.call("reap", reap_request(vram_free_mib=140000, settle_s=0))
+    assert (answer["verdict"], pids(answer["ended"])) == ("needs_reboot", [orphan])
+    assert pids(answer["spared"]) == [live] and world.lives(live)
+
+
+@pytest.mark.parametrize(("unused", "enough"), [(40, True), (39, False)])
+def test_segments_that_nobody_maps_count_as_memory(
+    monkeypatch: pytest.MonkeyPatch, unused: int, enough: bool
+) -> None:
+    """`shm` frees them afterwards; a reboot for them would be in vain."""
+    monkeypatch.setattr(reap_proof, "_unused_segments", lambda: unused)
+    seen = {"gpus": None, "gpus_unreadable": None, "available": 60}
+    lacks = reap_proof.memory_lacks(reap_proof.Wanted(None, 100), seen)
+    assert (lacks == []) is enough
 
 
 def test_memory_that_does_not_come_back_needs_a_reboot(world: World) -> None:

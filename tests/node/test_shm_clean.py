@@ -52,6 +52,13 @@ def test_a_young_segment_is_kept(world: World) -> None:
     assert answer["change"] is None and world.call("journal")["changes"] == []
 
 
+def test_an_old_time_that_a_writer_set_makes_no_segment_old(world: World) -> None:
+    """The kernel's own time of the last change counts as well: nobody can set that one."""
+    world.sh("echo x > /dev/shm/psm_bbbb0002; touch -d '2 days ago' /dev/shm/psm_bbbb0002")
+    answer = world.call("shm", request(min_age_s=60))
+    assert answer["removed"] == [] and "is not mapped yet" in answer["kept"][0]["why"]
+
+
 RACE = """
 import json, os, sys
 from node import shm_clean

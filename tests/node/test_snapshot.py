@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from node import proc, snapshot
-from node.snapshot import gpus, ports, weights
+from node.errors import CannotRead
+from node.snapshot import gpus, ports, shm, weights
 from schema.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
 from tests.node.support import Host
 
@@ -155,6 +156,26 @@ def test_an_engine_its_port_and_its_shm_are_seen(engine: subprocess.Popen[bytes]
     assert [p.pid for p in seen.ports if p.port == port] == [engine.pid]
     segment = next(s for s in seen.shm if s.name == f"psm_test_{engine.pid}")
     assert segment.mappers == (engine.pid,) and segment.size == 4096
+
+
+def test_shm_is_unknown_when_the_maps_of_a_process_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment without mappers may be removed by someone who reads this."""
+
+    def guarded(path: str, mode: str) -> object:
+        if path == "/proc/2/maps":
+            raise PermissionError(path)
+        return Path(path).open(mode)
+
+    (tmp_path / "psm_1").write_text("x")
+    monkeypatch.setattr(shm, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(shm, "open", guarded, raising=False)
+    monkeypatch.setattr(proc, "pids", lambda: [os.getpid()])
+    assert [row["name"] for row in shm.read([])] == ["psm_1"]
+    monkeypatch.setattr(proc, "pids", lambda: [2, os.getpid()])
+    with pytest.raises(CannotRead, match="the maps of 1 processes"):
+        shm.read([])
 
 
 def test_weights(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from facts.endpoint import Answer, Endpoint
 from operations import giveback
-from operations.giveback import give_back, script_endpoint
+from operations.giveback import file_endpoint, give_back, script_endpoint
 from operations.node import StepFailed
+from schema.documents import NODE_PATH
 from schema.engine import UNIT
 from tests.deploys.scenario import HEAD, WORKER, tiny_plan
 from tests.operations.doubles import FakeState, Node, failing
@@ -59,6 +61,33 @@ def test_head_stops_first_and_starts_last(rig: FakeState) -> None:
     assert said == f"change {CHANGE} ROLLED_BACK; no engine ran before, none runs now"
 
 
+def test_a_node_that_does_not_answer_keeps_the_others_from_nothing(rig: FakeState) -> None:
+    """Its firmware hangs: the head stops what nobody has proven, and the line says what is left."""
+    silent = failing(WORKER, "journal")
+    rig.node.answer = lambda name, *asked: (  # type: ignore[attr-defined]
+        silent(name, *asked) if name == WORKER else answer(name, *asked)
+    )
+    with pytest.raises(StepFailed) as failed:
+        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert calls(rig) == [(HEAD, "stop"), (HEAD, "undo")]
+    assert f"{WORKER} keeps what was not proven" in str(failed.value)
+    assert f"sudo rignode undo {CHANGE}" in str(failed.value)
+
+
+def test_the_former_engine_is_asked_as_its_own_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that thinks first needs its tokens; eight of them are all thought."""
+    documents = {d.path: d.content for d in PLAN.documents[HEAD]}
+    said = file_endpoint(documents[NODE_PATH])
+    assert said is not None and not said.reasoning
+    assert said == Endpoint(f"http://{PLAN.rig.head.lan_address}:8000", "tiny")
+    thinking = json.loads(documents[NODE_PATH])
+    thinking["endpoint"].update(reasoning=True, chat_template_kwargs={"thinking": True})
+    said = file_endpoint(json.dumps(thinking))
+    assert said is not None and said.reasoning and dict(said.chat_template_kwargs)["thinking"]
+    worker = {d.path: d.content for d in PLAN.documents[WORKER]}
+    assert file_endpoint(worker[NODE_PATH]) is None and file_endpoint("[]") is None
+
+
 def test_only_nodes_that_have_the_change(rig: FakeState) -> None:
     """The other one is left alone."""
     give_back(rig, PLAN, CHANGE, {WORKER})
@@ -86,6 +115,14 @@ def test_any_other_refusal_is_told(rig: FakeState, verb: str) -> None:
     """A file that was edited since, a lock, a lost line."""
     rig.node.answer = failing(WORKER, verb, "edited")  # type: ignore[attr-defined]
     with pytest.raises(StepFailed, match="stand-in failure"):
+        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+
+
+def test_an_undo_that_did_not_roll_back_is_told(rig: FakeState) -> None:
+    """Node answers without an error where nothing is left to undo; the status is what counts."""
+    said = {"ok": True, "status": "INCONSISTENT", "detail": "its steps are undone already"}
+    rig.node.answer = lambda host, verb, _: ACTIVE if verb == "journal" else said  # type: ignore[attr-defined]
+    with pytest.raises(StepFailed, match=f"{WORKER}: change {CHANGE} is INCONSISTENT: its steps"):
         give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
 
 

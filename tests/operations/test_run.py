@@ -107,6 +107,34 @@ def test_a_member_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch)
     assert len(rig.backs) == 1
 
 
+def test_a_step_that_may_take_longer_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reboot's budget is the operator's: the quick board waits for the slow one."""
+    monkeypatch.setattr(run_module, "RENDEZVOUS_S", 0.01)
+    Node(monkeypatch)
+    rig = Rig()
+    jobs = []
+    for name, seconds in ((HEAD, 0.0), (WORKER, 0.1)):
+        command = rig.run.step("reboot", BOTH, lambda s=seconds: gevent.sleep(s), 10)
+        jobs.append(gevent.spawn(command.function, rig.state, rig.state.hosts[name]))
+    gevent.joinall(jobs, timeout=10)
+    assert [job.get(block=False) for job in jobs] == [True, True] and rig.backs == []
+
+
+def test_what_is_proven_stays_when_the_journal_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full disk at the last line must not end an engine that answers."""
+    Node(monkeypatch, failing(WORKER, "close"))
+    rig = Rig()
+    assert rig.step("a", head=rig.apply(HEAD), worker=rig.apply(WORKER))["head"]
+    rig.run.proven = True
+    assert rig.step("prove", head=lambda: rig.run.close("COMMITTED", "answers")) == {"head": False}
+    said = rig.state.said()
+    assert rig.backs == [] and f"{WORKER}: close: stand-in failure" in said
+    assert "all is as wanted and stays so" in said
+    assert f'sudo rignode close \'{{"change": "{rig.run.id}"' in said
+
+
 def test_a_defect_of_ours_goes_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any exception, not only a failed step."""
     Node(monkeypatch)
@@ -156,6 +184,26 @@ def test_close_ends_every_touched_node_and_names_those_that_refuse(
     with pytest.raises(StepFailed, match=f"{HEAD}: close: stand-in failure"):
         rig.run.close("COMMITTED", "proof")
     assert node.calls == [(HEAD, "close"), (WORKER, "close")] and not rig.run.closed
+
+
+def test_a_node_without_the_change_has_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every step was as wanted already, no change was opened."""
+    node = Node(monkeypatch, failing(HEAD, "close", "no_change"))
+    rig = Rig()
+    rig.run.touched |= set(BOTH)
+    rig.run.close("COMMITTED", "proof")
+    assert node.calls == [(HEAD, "close"), (WORKER, "close")] and rig.run.closed
+
+
+def test_a_reason_of_any_length_is_one_that_the_journal_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host's whole log may be behind it; node refuses more than 2000 characters."""
+    node, rig = Node(monkeypatch), Rig()
+    rig.run.touched.add(HEAD)
+    rig.run.close("ROLLED_BACK", "why " * 4000)
+    (request,) = node.requests
+    assert request["reason"].startswith("why why") and len(request["reason"]) < 2000
 
 
 def test_a_way_back_that_fails_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

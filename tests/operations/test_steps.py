@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 
 from node import steps as node_steps
-from operations.engine import file_steps, folder_steps, unit_steps
-from schema.engine import ENGINE_DIR, Document
-from schema.snapshot import FileState
+from operations.engine import file_steps, folder_steps, timer_steps, unit_steps
+from schema.documents import PAIR_TIMER_PATH
+from schema.engine import ENGINE_DIR, PAIR_TIMER, Document
+from schema.snapshot import FileState, Unit
 from tests.deploys.scenario import HEAD, tiny_plan
 from tests.unit.engine_parts import absent_file, written_file
-from tests.unit.host_parts import absent_unit, unit
+from tests.unit.host_parts import absent_unit, pair_timer, unit
 from tests.unit.spark_rig import spark_plan
 
 PLAN = tiny_plan()
@@ -96,6 +97,8 @@ def test_folders_that_are_there_or_unknown_are_left_alone() -> None:
     there = absent_file(ENGINE_DIR).model_copy(update={"kind": "directory"})
     assert folder_steps(spec, {}, "milo") == []
     assert folder_steps(spec, {ENGINE_DIR: there}, "milo") == []
+    link = absent_file(ENGINE_DIR).model_copy(update={"kind": "link"})
+    assert folder_steps(spec, {ENGINE_DIR: link}, "milo") == []
 
 
 @pytest.mark.parametrize(
@@ -130,3 +133,24 @@ def test_node_accepts_every_step() -> None:
     assert len(steps) == 3 + len(DOCUMENTS) + 1
     for number, step in enumerate(steps):
         node_steps.checked(step, f"steps[{number}]")
+
+
+@pytest.mark.parametrize(
+    ("timer", "files", "active"),
+    [
+        (None, (), "start"),
+        (pair_timer(enabled="disabled"), (), "start"),
+        (pair_timer(active_state="inactive"), (), "start"),
+        # A timer that runs goes on by its old file until it is started anew.
+        (pair_timer(), (PAIR_TIMER_PATH,), "restart"),
+        (pair_timer(), (f"{PAIR_TIMER_PATH}.d/x.conf",), None),
+        (pair_timer(), (), None),
+    ],
+)
+def test_a_timer_runs_as_its_file_says(
+    timer: Unit | None, files: tuple[str, ...], active: str | None
+) -> None:
+    steps = timer_steps(PAIR_TIMER, timer, files)
+    assert [(step["unit"], step["enabled"], step["active"]) for step in steps] == (
+        [(PAIR_TIMER, True, active)] if active else []
+    )

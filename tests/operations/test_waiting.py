@@ -56,9 +56,10 @@ class Engine:
     def _units(self, state: object, nodes: object) -> dict[str, UnitState | None]:
         return {HEAD: state_of(), WORKER: next(self._worker)}
 
-    def wait(self, budget_s: float = 5) -> Answer:
+    def wait(self, budget_s: float = 5, patient: bool = False) -> Answer:
         """What the function under test says."""
-        return waiting.wait_for_answer(self.state, HEAD, (HEAD, WORKER), ENDPOINT, budget_s)
+        both = (HEAD, WORKER)
+        return waiting.wait_for_answer(self.state, HEAD, both, ENDPOINT, budget_s, patient)
 
 
 def test_the_first_good_answer_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +100,17 @@ def test_a_dead_worker_ends_it(
     with pytest.raises(StepFailed, match=f"{WORKER}: .*{reason}"):
         engine.wait()
     assert engine.asked == 1
+
+
+def test_after_a_boot_a_second_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docker came late, systemd starts the unit again: only one that it gave up ends the wait."""
+    again = [state_of(), state_of(sub="auto-restart", restarts=1), state_of(restarts=1)]
+    engine = Engine(monkeypatch, [LOADING, LOADING, LOADING, GOOD], again)
+    assert engine.wait(patient=True) is GOOD
+    given_up = state_of(active="failed", result="start-limit-hit")
+    engine = Engine(monkeypatch, [LOADING], [state_of(), state_of(restarts=1), given_up])
+    with pytest.raises(StepFailed, match=f"{WORKER}: unit failed: start-limit-hit"):
+        engine.wait(patient=True)
 
 
 def test_a_host_that_cannot_be_asked_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

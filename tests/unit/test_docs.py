@@ -28,6 +28,8 @@ NOT_FILES = {
     "group_data/desk.py",
     "catalog/recipes/my-model.yaml",
 }
+# A key that ADR 16 says is not built.
+NOT_BUILT_KEYS = {"inplace"}
 PLACEHOLDER = re.compile(r"NAME|HASH|\*")
 PARTS = (
     "inventory|group_data|catalog|schema|facts|gates|operations|node|deploys|templates|lab|tests"
@@ -136,6 +138,24 @@ def test_pyinfra_commands_can_be_typed(page: Path) -> None:
         assert options <= OPTIONS, command
         for pair in re.findall(r"--data (\S+)", command):
             assert pair.partition("=")[0] in keys and "=" in pair, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_data_keys_in_sentences_and_tables_exist(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"--data (\w+)=", text))
+    for rows in re.findall(r"^\| key \| default \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.M):
+        named |= {
+            key for row in rows.splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])
+        }
+    assert named - {*known_keys(HostData), *known_keys(ClusterData)} <= NOT_BUILT_KEYS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_findings_that_a_page_names_exist(page: Path) -> None:
+    """`block CODE` and `warn CODE`, in an output or in a table of failures."""
+    named = set(re.findall(r"\b(?:block|warn) ([a-z]+(?:-[a-z]+)+)", page.read_text()))
+    assert named <= set(CODES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))

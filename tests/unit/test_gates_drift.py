@@ -126,6 +126,8 @@ def test_a_masked_secret_is_not_compared() -> None:
          "file /etc/rigbook/engine/serve.sh: mode 0777, wanted mode 0755"),
         ("files.1.uid", 1000,
          "file /etc/rigbook/engine/engine.env: owner 1000:0, wanted owner 0:0"),
+        ("files.1.gid", 1000,
+         "file /etc/rigbook/engine/engine.env: owner 0:1000, wanted owner 0:0"),
     ],
 )  # fmt: skip
 def test_one_changed_value_is_one_line(path: str, value: Any, text: str) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from gates.base import GIB
+from gates.driver import gpus_needed
 from gates.memory import memory_enough
 from gates.violation import Violation
 from schema.engine import Plan
 from schema.snapshot import ComputeProcess, NodeSnapshot
 from tests.unit import factories as f
 from tests.unit import host_parts as h
+from tests.unit import tower_rig as tower
 from tests.unit.spark_rig import spark_plan
 
 HEAD = "spark1"
@@ -91,6 +93,36 @@ def test_a_card_needs_free_memory_and_its_holders_are_named() -> None:
     assert found.code == "memory-short" and "pid 4711 VLLM::EngineCore 15000 MiB" in found.evidence
     (found,) = head(plan, short[0])
     assert "no listed process" in found.evidence and "reboot spark1" in found.remedy
+
+
+def test_every_card_that_the_ranks_use_counts() -> None:
+    plan = tower.tower_plan(recipe="qwen3.6-27b")
+    assert plan.specs[tower.TOWER].flags["tensor_parallel_size"] == 2
+    seen = tower.healthy(plan)
+    assert memory_enough(plan, seen) == []
+    cards = (h.discrete_gpu(0, 16311), h.discrete_gpu(1, 400))
+    (found,) = memory_enough(plan, {tower.TOWER: f.put(seen[tower.TOWER], "gpus.gpus", cards)})
+    assert found.code == "memory-short" and "GPU 1 of tower1" in found.summary
+
+
+@pytest.mark.parametrize(("tp", "pp", "gpus"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (2, 2, 2)])
+def test_ranks_are_spread_over_the_nodes_and_none_is_lost(tp: int, pp: int, gpus: int) -> None:
+    plan = spark_plan()
+    ranks = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+    spec = replace(plan.specs[HEAD], flags={**plan.specs[HEAD].flags, **ranks})
+    wide = replace(plan, specs={**plan.specs, HEAD: spec})
+    assert gpus_needed(wide, plan.rig.head) == gpus
+
+
+def test_dirty_pages_cannot_be_dropped() -> None:
+    changes = (
+        ("memory.free", 10 * GIB),
+        ("memory.available", 30 * GIB),
+        ("memory.page_cache", 100 * GIB),
+        ("memory.dirty", 90 * GIB),
+    )
+    (found,) = head(spark_plan(), *changes)
+    assert "would not be enough" in found.evidence
 
 
 def test_only_the_cards_that_the_ranks_use_count() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gates.engine import same_container
+from gates.processes import engine_orphan
 from schema.engine import UNIT, Plan
+from schema.snapshot import Unreadable
 from tests.unit import engine_parts as e
 from tests.unit import factories as f
 from tests.unit import host_parts as h
@@ -24,9 +27,31 @@ def test_a_foreign_engine_under_a_live_supervisor_is_no_orphan(plan: Plan) -> No
     seen[HEAD] = f.put(seen[HEAD], "engine_processes", (other,))
     live = f.put(seen[HEAD], "docker.containers", (e.foreign_container(),))
     assert f.beyond_usual(plan, {**seen, HEAD: live}) == []
+    for state in ("paused", "restarting"):
+        held = f.put(seen[HEAD], "docker.containers", (e.foreign_container(state=state),))
+        assert f.beyond_usual(plan, {**seen, HEAD: held}) == []
     dead = f.put(seen[HEAD], "docker.containers", (e.foreign_container(state="exited"),))
     (found,) = f.beyond_usual(plan, {**seen, HEAD: dead})
     assert found.code == "engine-orphan" and "vllm_ds4 is exited" in found.evidence
+
+
+def test_without_dockers_word_nobody_is_called_an_orphan(plan: Plan) -> None:
+    """The finding is that docker is silent; a process of an unknown container may be served."""
+    seen = f.serving(plan)
+    seen[HEAD] = f.put(seen[HEAD], "docker", Unreadable(unreadable="no answer in 20 s"))
+    assert engine_orphan(plan, seen) == []
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    (e.FOREIGN, e.FOREIGN[:12], True),
+    (e.FOREIGN[:12], e.FOREIGN, True),
+    (e.FOREIGN, h.OURS, False),
+    # A process without a container is of none; eleven digits are no id that docker gives.
+    ("", e.FOREIGN, False),
+    (e.FOREIGN[:11], e.FOREIGN, False),
+])  # fmt: skip
+def test_ids_of_one_container(one: str, other: str, same: bool) -> None:
+    assert same_container(one, other) is same
 
 
 @pytest.mark.parametrize(("unit", "orphan"), [("my-llm.service", False), (UNIT, True)])

@@ -26,6 +26,7 @@ UNSUPERVISED = {"container_id": None, "unit": None, "cgroup": "/user.slice/sessi
 # code, node it must name, what is broken there (path in the snapshot), the value that breaks it
 BROKEN: list[tuple[str, str, str, Any]] = [
     ("clock-skew", WORKER, "identity.clock_unix_s", h.NOW + 9),
+    ("clock-skew", WORKER, "identity.clock_unix_s", h.NOW - 9),
     ("driver-missing", WORKER, "gpus.gpus", ()),
     ("driver-missing", WORKER, "gpus", Unreadable(unreadable="nvidia-smi not found")),
     ("driver-mismatch", WORKER, "gpus.driver_version", "570.133.20"),
@@ -181,6 +182,7 @@ def test_the_table_breaks_every_code_of_a_gate() -> None:
         "transfer-room",
         *(code for code in CODES if code.startswith("libvgpu-")),  # test_gates_library
         *("pod-stuck", "model-file", "gpu-limit", "gpu-limit-short"),  # test_gates_gpulimit
+        "other-recipe",  # tests/deploys/test_restart
         "nodes-reachable",
         "gate-error",
         "image-differs",

@@ -7,9 +7,12 @@ from typing import Any, get_args
 import pytest
 
 from gates.base import known, per_node
+from gates.container import image_equal, image_present
+from gates.driver import driver_equal
 from gates.host import SECTIONS
 from gates.serving import SERVING, check
 from gates.waiver import blocking
+from gates.weights import weights_equal
 from schema.engine import Plan
 from schema.snapshot import NodeSnapshot, Unreadable
 from tests.unit import factories as f
@@ -52,6 +55,21 @@ def test_no_gate_raises_when_nothing_can_be_read(gate: Any) -> None:
             blind[node] = f.put(blind[node], section, GONE)
     assert "gate-error" not in {v.code for v in check(plan, blind, [gate])}
     assert "gate-error" not in {v.code for v in check(plan, {}, [gate])}
+
+
+@pytest.mark.parametrize("node", ["spark1", "spark2"])
+@pytest.mark.parametrize(("gate", "section"), [
+    (driver_equal, "gpus"), (image_present, "docker"), (image_equal, "docker"),
+    (weights_equal, "weights"),
+])  # fmt: skip
+def test_a_gate_that_compares_nodes_says_which_one_it_could_not_read(
+    gate: Any, section: str, node: str
+) -> None:
+    """By itself: a deploy may ask for this gate, and not for the one of all sections."""
+    plan = spark_plan()
+    seen = f.healthy(plan)
+    seen[node] = f.put(seen[node], section, GONE)
+    assert [(v.node, v.unknown, v.severity) for v in gate(plan, seen)] == [(node, True, "block")]
 
 
 def test_nobody_answers() -> None:

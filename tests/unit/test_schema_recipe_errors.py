@@ -47,6 +47,8 @@ VALUES: list[tuple[tuple[str | int, ...], object, str]] = [
     (("env", "A-B"), "1", "env.A-B: 'A-B' is not a variable's name; allowed: letters, digits"),
     (("env", "A"), "{node.ip}", "env.A: '{node.ip}' holds {node.ip}; allowed: {node.lan_address}"),
     (("env", "A"), '{"a":1}', "and {{ or }} for a brace itself"),
+    (("env", "A"), "a{b", "and {{ or }} for a brace itself"),
+    (("env", "A"), "{}", "and {{ or }} for a brace itself"),
     (
         ("env", "VLLM_WORKER_MULTIPROC_METHOD"),
         "fork",
