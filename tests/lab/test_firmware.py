@@ -119,10 +119,12 @@ def test_where_a_foreign_link_file_wins_a_unit_arms_the_card(card: Lab) -> None:
         done = firmware(lab)
         assert done.rc == 0 and f"enable {UNIT}" in done.text, done.text
         assert LINK not in tree(lab)
-        # what a boot does
-        lab.ssh("lab1", f"echo d | sudo tee {LETTERS}; sudo systemctl start {UNIT}")
-        assert lab.ssh("lab1", f"cat {LETTERS}; systemctl is-enabled {UNIT}") == "g\nenabled"
-        lab.ssh("lab1", f"sudo systemctl stop {UNIT}")
+        # what a boot does, and a power off
+        for verb in ("start", "stop"):
+            lab.ssh("lab1", f"echo d | sudo tee {LETTERS}; sudo systemctl {verb} {UNIT}")
+            wait = f"timeout 60 sh -c 'until grep -q g {LETTERS}; do sleep 0.1; done'"
+            assert lab.ssh("lab1", f"{wait} && cat {LETTERS}", check=False) == "g", verb
+        assert lab.ssh("lab1", f"systemctl is-enabled {UNIT}") == "enabled"
         assert no_change(firmware(lab))
         at_the_console(lab)
         assert tree(lab) == before
