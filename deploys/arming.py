@@ -177,6 +177,11 @@ def _attested(
     if item.valid_days is None:
         raise DeployError(f"--data attest={wanted}: Linux reads this one; it is not attested")
     board = own_board(facts)
+    if isinstance(facts.virtual, Unreadable):
+        raise DeployError(
+            f"--data attest={wanted}: whether {name} is a board of its own is unknown: "
+            f"{facts.virtual.unreadable}"
+        )
     if facts.virtual != BARE_METAL:
         raise DeployError(
             f"--data attest={wanted}: {name} is no board but {facts.virtual}; attest its machine"

@@ -44,7 +44,7 @@ def tell(machine: Machine) -> None:
     for row in machine.rows:
         if row.state == "ok":
             logger.info(f"    {name}: {row.item.id}: {row.said}")
-    if facts.virtual != BARE_METAL:
+    if isinstance(facts.virtual, str) and facts.virtual != BARE_METAL:
         logger.info(f"    {name}: {facts.virtual}: its firmware is another machine's")
         return
     todo = [row for row in machine.rows if row.state != "ok" and not settable(machine, row)]

@@ -62,6 +62,8 @@ SCENARIOS = {
     "read item": scenario((*ATTEST, "attest=wol"), machine(1)),
     "no BIOS": scenario((*ATTEST, "attest=display"), machine(1, board=m.board(bios_version=None))),
     "a container": scenario((*ATTEST, "attest=display"), machine(1, virtual="docker")),
+    "unknown kind": scenario((*ATTEST, "attest=display"), machine(
+        1, virtual=Unreadable(unreadable="systemd-detect-virt: not found"))),
     "nobody": scenario((*RUN, "--data", "attest=display"), machine(1)),
     "nothing": scenario((*RUN, "--data", "by=milo"), machine(1)),
     "two boards": scenario((*RUN, "--data", "attest=display", "--data", "by=milo"), machine(1)),
@@ -153,6 +155,7 @@ REFUSED = {
     "read item": ("attest=wol: Linux reads this one",),
     "no BIOS": ("does not say its BIOS version", "sudo dmidecode -t bios"),
     "a container": ("is no board but docker",),
+    "unknown kind": ("is unknown: systemd-detect-virt: not found",),
     "nobody": ("--data: by: is missing",),
     "nothing": ("--data: attest: is missing",),
     "two boards": ("a person looks at one board", "only=NODE"),
