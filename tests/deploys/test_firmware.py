@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from schema.snapshot import Unreadable
 from tests.deploys.scenario import HEAD, WORKER, Runs, Scenario
 from tests.unit import machine_parts as m
 
-STATE = Path(tempfile.mkdtemp(prefix="rigbook-state-"))
 RUN = ("deploys/firmware.py", "-y")
 DRY = ("deploys/firmware.py", "--dry", "--diff")
 REBOOT = ("deploys/reboot.py", "-y")
@@ -38,8 +37,13 @@ def seen(*rows: dict[str, Any], **faults: object) -> dict[str, object]:
 def scenario(arguments: tuple[str, ...], *rows: dict[str, Any], **more: Any) -> Scenario:
     """A run against both boards, whose cards are named because their addresses are stand-ins."""
     words = arguments if "reboot" in arguments[0] else (*arguments, "--data", "nic=enp5s0")
-    env = {"XDG_STATE_HOME": str(more.pop("state", STATE))}
-    return Scenario(words, faults=seen(*rows, **more.pop("faults", {})), env=env, **more)
+    return Scenario(words, faults=seen(*rows, **more.pop("faults", {})), **more)
+
+
+def kept_in(folder: Path, scenarios: dict[str, Scenario]) -> Runs:
+    """The runs, with an operator's folder of their own."""
+    env = {"XDG_STATE_HOME": str(folder)}
+    return Runs({name: dataclasses.replace(one, env=env) for name, one in scenarios.items()})
 
 
 OFF = {"wol": Wol(supports="pumbg", set="d")}
@@ -69,10 +73,8 @@ SCENARIOS = {
     "two boards": scenario((*RUN, "--data", "attest=display", "--data", "by=milo"), machine(1)),
     "two lines": scenario((*ATTEST, "attest=display", "--data", "by=a\nb"), machine(1)),
     "no such node": scenario((*RUN, "--data", "only=lab9"), machine(1)),
-    "no such card": Scenario((*RUN, "--data", "nic=eno9"), faults=seen(machine(1)),
-                             env={"XDG_STATE_HOME": str(STATE)}),
-    "unreadable": Scenario(RUN, faults={f"{HEAD}:says hardware": {"format": 2}},
-                           env={"XDG_STATE_HOME": str(STATE)}),
+    "no such card": Scenario((*RUN, "--data", "nic=eno9"), faults=seen(machine(1))),
+    "unreadable": Scenario(RUN, faults={f"{HEAD}:says hardware": {"format": 2}}),
     "reboot": scenario(REBOOT, machine(1)),
     "reboot attested": scenario((*REBOOT[:1], "--dry"), machine(1, attestations=DONE)),
     "reboot expired": scenario(REBOOT, machine(1, attestations=m.every(10_000))),
@@ -85,9 +87,9 @@ SCENARIOS = {
 
 
 @pytest.fixture(scope="module")
-def ran() -> Runs:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """All runs of this module."""
-    return Runs(SCENARIOS)
+    return kept_in(tmp_path_factory.mktemp("state"), SCENARIOS)
 
 
 def test_a_card_is_armed_for_good_and_sleep_is_masked_as_one_change(ran: Runs) -> None:
@@ -191,10 +193,13 @@ def test_the_doctor_warns_before_the_machine_is_down(ran: Runs) -> None:
 
 
 def test_what_wake_needs_is_kept_and_not_by_a_look(ran: Runs, tmp_path: Path) -> None:
-    kept = scenario(RUN, machine(1, card=OFF, addresses=NAMES), machine(1), state=tmp_path / "a",
+    kept = scenario(RUN, machine(1, card=OFF, addresses=NAMES), machine(1),
                     hosts=_hosts)  # fmt: skip
-    look = scenario(DRY, machine(1, card=OFF, addresses=NAMES), state=tmp_path / "b", hosts=_hosts)
-    runs = Runs({"kept": kept, "look": look})
+    look = scenario(DRY, machine(1, card=OFF, addresses=NAMES), hosts=_hosts)
+    runs = {
+        "kept": kept_in(tmp_path / "a", {"kept": kept})["kept"],
+        "look": kept_in(tmp_path / "b", {"look": look})["look"],
+    }
     assert runs["kept"].status == 0, runs["kept"].output
     text = (tmp_path / "a/rigbook/machines/lab.json").read_text()
     record = Machines.model_validate_json(text).nodes[HEAD]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import tempfile
 import threading
+import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ RECORD = MachineRecord(
 )  # fmt: skip
 
 
-def state(text: str | None) -> str:
+def state(folder: Path, text: str | None) -> str:
     """An operator's folder with this file of machines."""
-    folder = Path(tempfile.mkdtemp(prefix="rigbook-state-"))
     if text is not None:
         path = folder / "rigbook/machines/lab.json"
         path.parent.mkdir(parents=True)
@@ -70,41 +70,44 @@ def rig(head: int, worker: int, **data: Any) -> list[Any]:
             (WORKER, host(2, "127.0.0.2", ssh_port=worker, **ssh))]  # fmt: skip
 
 
-def run(*words: str, hosts: list[Any], text: str | None = KNOWN, dry: bool = False) -> Scenario:
+def run(
+    base: Path, *words: str, hosts: list[Any], text: str | None = KNOWN, dry: bool = False
+) -> Scenario:
     """A run of wake."""
     flags = ("--dry",) if dry else ("-y",)
     data = [part for word in words for part in ("--data", word)]
-    env = {"XDG_STATE_HOME": state(text)}
+    env = {"XDG_STATE_HOME": state(base / uuid.uuid4().hex, text)}
     sent = {"sent": 102, "to": "127.255.255.255:9", "source": "127.0.0.3"}
     return Scenario((*WAKE, *flags, *data), hosts=hosts, env=env,
                     faults={f"{WORKER}:answers": {"wake": sent}})  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def ran() -> Iterator[Runs]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """All runs of this module; the head is deaf until the packet was sent."""
+    ask = partial(run, tmp_path_factory.mktemp("state"))
     up, late, beside = Sshd(), Sshd(deaf=1), Sshd(deaf=1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         gone = int(server.getsockname()[1])
     plugged = rig(up.port, gone, power_cycle_command="/bin/true tower")
     try:
         yield Runs({
-            "up": run(hosts=rig(up.port, up.port)),
-            "dry": run(hosts=rig(gone, up.port), dry=True),
-            "comes": run(hosts=rig(late.port, up.port)),
-            "via": run(f"via={WORKER}", hosts=rig(beside.port, up.port)),
-            "unknown": run(hosts=rig(gone, up.port), text=None),
-            "broken": run(hosts=rig(gone, up.port), text="{"),
-            "strange": run(hosts=rig(gone, up.port), text='{"format": 1, "nodes": {"a": {}}}'),
-            "bad mac": run("mac=ff:ff:ff:ff:ff:ff", hosts=rig(gone, up.port)),
-            "one mac, two": run(f"mac={MAC}", hosts=rig(gone, gone), text=None),
-            "no node": run("only=lab9", hosts=rig(gone, up.port)),
-            "no peer": run("via=lab9", hosts=rig(gone, up.port)),
-            "itself": run(f"only={HEAD}", f"via={HEAD}", hosts=rig(gone, up.port)),
-            "no plug": run(f"only={HEAD}", "power_cycle=true", hosts=rig(gone, up.port)),
-            "plug, up": run(f"only={HEAD}", "power_cycle=true", hosts=plugged),
-            "plug, all": run("power_cycle=true", hosts=plugged),
-            "too fast": run(f"only={WORKER}", "power_cycle=true", "off_s=1", hosts=plugged),
+            "up": ask(hosts=rig(up.port, up.port)),
+            "dry": ask(hosts=rig(gone, up.port), dry=True),
+            "comes": ask(hosts=rig(late.port, up.port)),
+            "via": ask(f"via={WORKER}", hosts=rig(beside.port, up.port)),
+            "unknown": ask(hosts=rig(gone, up.port), text=None),
+            "broken": ask(hosts=rig(gone, up.port), text="{"),
+            "strange": ask(hosts=rig(gone, up.port), text='{"format": 1, "nodes": {"a": {}}}'),
+            "bad mac": ask("mac=ff:ff:ff:ff:ff:ff", hosts=rig(gone, up.port)),
+            "one mac, two": ask(f"mac={MAC}", hosts=rig(gone, gone), text=None),
+            "no node": ask("only=lab9", hosts=rig(gone, up.port)),
+            "no peer": ask("via=lab9", hosts=rig(gone, up.port)),
+            "itself": ask(f"only={HEAD}", f"via={HEAD}", hosts=rig(gone, up.port)),
+            "no plug": ask(f"only={HEAD}", "power_cycle=true", hosts=rig(gone, up.port)),
+            "plug, up": ask(f"only={HEAD}", "power_cycle=true", hosts=plugged),
+            "plug, all": ask("power_cycle=true", hosts=plugged),
+            "too fast": ask(f"only={WORKER}", "power_cycle=true", "off_s=1", hosts=plugged),
         })  # fmt: skip
     finally:
         for sshd in (up, late, beside):
