@@ -35,8 +35,8 @@ test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint
 
-bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md
-	@$(PY) -m tests.bench
+bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART=rig, backup or rollback)
+	@$(PY) -m tests.bench $(PART)
 
 lab-up: setup tools ## make or complete the rehearsal hosts (N=2), with the engine's image
 	@$(PY) -m lab up $(if $(N),--hosts $(N))

@@ -42,20 +42,20 @@ def trees(plan: Plan, data: HostData) -> dict[str, str]:
 
 
 def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[str, Any]:
-    """What node's `tree backup` takes: the tree, the unit with its drop-ins as they are on the
-    host, and what the recipe renders."""
-    files: list[str] = []
+    """What node's `tree backup` takes: the tree, the unit with its drop-ins and launch files as
+    they are on the host, and what the recipe renders."""
+    files = [document.path for document in plan.documents[node]]
     if not isinstance(snapshot.units, Unreadable):
         for unit in snapshot.units:
             if unit.name == UNIT:
-                files = [path for path in (unit.fragment, *unit.drop_ins) if path]
+                files += [path for path in (unit.fragment, *unit.drop_ins) if path]
     documents = {
         "recipe": plan.recipe.to_json(),
         "profile": plan.profile,
         "rendered": {document.path: document.content for document in plan.documents[node]},
         "argv": list(plan.specs[node].argv),
     }
-    return {"tree": tree, "files": files, "documents": documents}
+    return {"tree": tree, "files": sorted(set(files)), "documents": documents}
 
 
 def look(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:

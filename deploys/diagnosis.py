@@ -14,6 +14,7 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.output import format_text
 
 from deploys.arming import load_lists
+from deploys.inforce import InForce, installed_versions
 from deploys.pinning import driver_module
 from deploys.support import endpoint, operator_data, remedy
 from facts.hardware import observe_machines
@@ -54,6 +55,7 @@ def diagnose(state: State, plan: Plan) -> Diagnosis:
     Only an engine that lists its model and fails at a chat is looked at twice: it may be dying.
     """
     state = real(state)
+    patches = InForce(state, plan)
     asked = gevent.spawn(probe, endpoint(plan), PROBE_S)
     module, lists = driver_module(plan, operator_data()), load_lists()
     before = observe_machines(state, plan, lambda: observe_kernels(state, plan, module))
@@ -62,8 +64,9 @@ def diagnose(state: State, plan: Plan) -> Diagnosis:
     if answer.models == 200 and answer.failure in ("status", "disconnected"):
         gevent.sleep(DYING_S)
         after = observe(state, plan, fresh=True)
+    more = [*patches.findings(before), *installed_versions(plan, before, answer.failure is None)]
     hands = firmware.doctor(lists, time.time())
-    return Diagnosis(examine(plan, before, answer, after, hands), before, answer)
+    return Diagnosis(examine(plan, before, answer, after, more, hands), before, answer)
 
 
 def print_report(plan: Plan, diagnosis: Diagnosis) -> None:

@@ -21,7 +21,6 @@ from operations.run import Run
 from schema.engine import CONTAINER, UNIT, Plan
 from schema.snapshot import NodeSnapshot, Unreadable
 
-SHM_PREFIXES = ("psm_", "sem.mp-")
 # TERM's time to work, and how long memory may take to drain (0.5 s on an H200, field-notes.md).
 TERM_S = 15
 SETTLE_S = 30
@@ -132,7 +131,7 @@ def _others(seen: Mapping[str, Any]) -> Mapping[str, Any]:
 def _segments(snapshot: NodeSnapshot) -> tuple[str, ...]:
     if isinstance(snapshot.shm, Unreadable):
         return ()
-    return tuple(s.name for s in snapshot.shm if s.name.startswith(SHM_PREFIXES) and not s.mappers)
+    return tuple(s.name for s in snapshot.shm if s.is_engines and not s.mappers)
 
 
 def engine_again(proof: str) -> str:

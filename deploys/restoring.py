@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyinfra import logger
 from pyinfra.api import State
@@ -23,14 +24,13 @@ from facts.observe import in_host, real
 from facts.rig import bounded
 from operations import upgrade
 from operations.comparing import compared
-from operations.giveback import UNDO_TIMEOUT_S, give_back, recorded
+from operations.giveback import RESTORE_TIMEOUT_S, UNDO_TIMEOUT_S, give_back, recorded
 from operations.node import StepFailed, call
 from operations.run import Run
 from schema.backup import BackupRow
 from schema.engine import UNIT, Plan
 from schema.snapshot import NodeSnapshot
 
-RESTORE_TIMEOUT_S = 1800
 WALK_TIMEOUT_S = 300
 LAST = "last"
 
@@ -46,6 +46,8 @@ class RestoreWork:
     open: Chosen
     runs: bool
     is_needed: bool
+    unpacks: bool = True
+    files: tuple[str, ...] = ()
     _run: list[Run] = field(default_factory=list)
 
     def run(self, make: Callable[[], Run]) -> Run:
@@ -86,14 +88,25 @@ def _decide(
         logger.info(f"    first {line}")
     logger.info(f"    restore {describe(chosen)}")
     runs = may_run(own_unit(snapshots[node]))
-    different = _different(state, node, chosen.id)
-    needed = bool(open_.id or different or not runs)
-    logger.info(f"    {different or 'the tree is as the backup'}")
-    return RestoreWork(node, venv, wheels_spec(plan).package, chosen, open_, runs, needed)
+    seen_now = _dry(state, node, chosen.id)
+    needed = bool(open_.id or seen_now["changed"] or not runs)
+    logger.info(f"    {seen_now['detail']}")
+    return RestoreWork(
+        node,
+        venv,
+        wheels_spec(plan).package,
+        chosen,
+        open_,
+        runs,
+        needed,
+        # An open change is undone before: only then it is known what is different.
+        bool(open_.id or seen_now["unpacks"]),
+        tuple(seen_now["files"]),
+    )
 
 
-def _different(state: State, node: str, backup: str) -> str:
-    """In what the tree is not as the backup, "" when it is; DeployError: it must not go back."""
+def _dry(state: State, node: str, backup: str) -> dict[str, Any]:
+    """What a restore would do; DeployError: the backup must not go back."""
     request = {"backup": backup, "allow": ["older"], "dry": True}
     try:
         answer = ask_node(
@@ -101,7 +114,7 @@ def _different(state: State, node: str, backup: str) -> str:
         )
     except AskFailed as error:
         raise DeployError(str(error)) from None
-    return str(answer["detail"]) if answer["changed"] else ""
+    return answer
 
 
 def plan_lines(work: RestoreWork) -> list[str]:
@@ -110,10 +123,14 @@ def plan_lines(work: RestoreWork) -> list[str]:
     if not work.is_needed:
         return []
     size = f"{(row.apparent_bytes or 0) / MIB:.0f} MiB"
-    return [
+    tree = (
         f"restore {row.id} ({size}) beside {row.real}, then trade places; what lies there now is "
-        "kept until it is pruned",
-    ]
+        "kept until it is pruned"
+    )
+    return [
+        *([tree] if work.unpacks else []),
+        *(f"{line}, as recorded" for line in work.files),
+    ] or ["execute its program"]
 
 
 def undone(state: State, work: RestoreWork) -> str:
@@ -125,23 +142,34 @@ def undone(state: State, work: RestoreWork) -> str:
     if not done:
         raise StepFailed(f"{work.node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
     request = {"change": work.open.id, "start_units": False, "reason": "before a restore"}
-    answer = call(state, host, "undo", request, UNDO_TIMEOUT_S)
+    # It may have to restore a backup itself, where the change had installed in place.
+    answer = call(state, host, "undo", request, RESTORE_TIMEOUT_S)
     return f"change {work.open.id} is {answer['status']}"
 
 
 def restored(work: RestoreWork, run: Run) -> str:
-    """The backup's files back in their place, and its program executed."""
+    """The backup's files back in their place, unit and launch files too; its interpreter run.
+
+    The program, which loads the whole engine, is executed while the engine starts.
+    """
+    host = run.host(work.node)
     run.touched.add(work.node)
-    request = {"change": run.change(), "backup": work.row.id, "allow": ["older"]}
-    answer = call(run.state, run.host(work.node), "tree restore", request, RESTORE_TIMEOUT_S)
+    request: dict[str, Any] = {"change": run.change(), "backup": work.row.id, "allow": ["older"]}
+    if work.unpacks and not work.open.id:
+        request["force"] = True  # it was compared a moment ago, and is different
+    answer = call(run.state, host, "tree restore", request, RESTORE_TIMEOUT_S)
+    for line in answer.get("cleared", ()):
+        host.log(line)
     what = "nothing was different" if not answer["changed"] else f"{answer['took_s']:.0f} s"
-    line = upgrade.runs(run.state, run.host(work.node), work.venv, work.package, imports=False)
-    return f"{work.row.id} is back in {answer['real']} ({what}); {line}"
+    upgrade.runs(run.state, host, work.venv, work.package, imports=False, quick=True)
+    files = "".join(f"; {each}" for each in answer["files"])
+    return f"{work.row.id} is back in {answer['real']} ({what}){files}"
 
 
 def proof(plan: Plan, work: RestoreWork, run: Run) -> str:
-    """A real answer, and how fast it is."""
-    where = endpoint(plan)
+    """Its program executed, a real answer, and how fast it is."""
+    where, host = endpoint(plan), run.host(work.node)
+    host.log(upgrade.runs(run.state, host, work.venv, work.package, imports=False))
     budget = plan.recipe.expect.start_budget_s
     detail = upgrade.answers_within(run, work.node, where, budget)
     return f"backup {work.row.id} serves: {detail}{compared(where, recorded(plan))}"

@@ -10,9 +10,10 @@ from pyinfra import host, state
 from deploys.clusters import gate_cluster, load_cluster, on_cluster, roll_back
 from deploys.restoring import decide, plan_lines, proof, restored, returned, undone
 from deploys.rolling_back import choose, undo
-from deploys.support import gate, load, operator_data
+from deploys.support import gate, load, operator_data, remember
 from gates.serving import REACHING
 from operations import change, engine, upgrade
+from operations.giveback import Recorded
 from operations.run import Run
 
 # Load: what the rig is.
@@ -25,6 +26,9 @@ if on_cluster():
     seen, _ = gate_cluster(plan, REACHING, lambda: ())
     snapshots = {plan.rig.head.name: seen}
 else:
+    # Asked for meanwhile: every second counts for who is down.
+    if wanted_backup is None:
+        recorded = remember("recorded", lambda: Recorded(state, plan, data.change))
     snapshots, _ = gate(plan, REACHING)
 
 # Act and verify: one procedure over the nodes that have the change, in the rig's order.
@@ -38,7 +42,7 @@ if wanted_backup is None:
             work=lambda: (
                 roll_back(state, chosen.id, chosen.nodes, data.overwrite)
                 if on_cluster()
-                else undo(state, plan, chosen, data.overwrite)
+                else undo(state, plan, chosen, data.overwrite, recorded)
             ),
         )
 else:

@@ -10,7 +10,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.unfinished import refuse_live
-from operations.giveback import give_back
+from operations.giveback import Recorded, give_back
 from schema.engine import Plan
 from schema.snapshot import ChangeSummary, Journal, NodeSnapshot
 
@@ -66,7 +66,9 @@ def _describe(node: str, change: ChangeSummary) -> str:
     return f"{node}: undo {change.id} ({change.status}, {when}, {change.operator}): {steps}"
 
 
-def undo(state: State, plan: Plan, chosen: Chosen, overwrite: tuple[str, ...]) -> str:
+def undo(
+    state: State, plan: Plan, chosen: Chosen, overwrite: tuple[str, ...], recorded: Recorded
+) -> str:
     """Undoes the chosen change on its nodes; the line to tell, or StepFailed."""
     assert chosen.id is not None  # the operation does nothing without an id
-    return give_back(state, plan, chosen.id, chosen.nodes, overwrite)
+    return give_back(state, plan, chosen.id, chosen.nodes, overwrite, recorded=recorded)

@@ -1,12 +1,12 @@
 """upgrade: another version of a venv's engine, beside the one that serves; any failure goes back.
 
 Runbook: docs/runbooks/upgrade.md. Data: version (else the recipe's venv.version), profile, waive +
-reason.
+reason; inplace=true installs into the venv that serves; prune=true removes versions nobody needs.
 """
 
 from pyinfra import host, state
 
-from deploys.support import gate, load, remember
+from deploys.support import gate, load, operator_data, remember
 from deploys.upgrading import (
     checked,
     decide,
@@ -16,8 +16,9 @@ from deploys.upgrading import (
     proof,
     returned,
     switched,
+    would_prune,
 )
-from gates.serving import UPGRADING
+from gates.serving import CHANGING, UPGRADING
 from operations import backup, engine, upgrade
 from operations.run import Run
 
@@ -26,81 +27,90 @@ plan = load()
 made = remember("backups made", dict)
 
 # Gate: what is known of that version here, what pip would do, whether there is room.
-snapshots, waivers = gate(plan, UPGRADING)
-work = decide(state, plan, snapshots, waivers)
-run = work.run(lambda: Run(state, "upgrade", plan, work.waivers, returned))
-needed = work.is_needed
+if operator_data().prune:
+    gate(plan, CHANGING)
+    node, request, found = would_prune(state, plan)
+    if host.name == node:
+        upgrade.prune(name="Remove versions that nobody needs", request=request, found=found)
+else:
+    snapshots, waivers = gate(plan, UPGRADING)
+    work = decide(state, plan, snapshots, waivers)
+    run = work.run(lambda: Run(state, "upgrade", plan, work.waivers, returned))
+    needed = work.is_needed
+    folder = work.place.folder
 
-# Act: measure and back up; install, patch and check beside; then stop, switch, start.
-IDLE = f"{work.package} {work.now} is the active version already"
-upgrade.task(
-    name="Measure what it does now",
-    run=run,
-    label="baseline",
-    plan=["measure tokens a second, one stream"] if needed else [],
-    work=lambda: measured(plan, work, run, made),
-    idle=IDLE,
-)
-if work.backup is not None:
-    backup.back_up(
-        name="Back the installation up",
-        request=work.backup_request,
-        found=work.backup,
-        done=made,
-    )
-    backup.verify(name="Read it back", ids=[], made=made, pending=work.backup.stored)
-engine.stop(
-    name="Stop the engine first, for its memory", run=run, nodes=work.nodes(work.stop_first)
-)
-upgrade.task(
-    name="Install the version beside",
-    run=run,
-    label="install",
-    plan=[f"install {work.package} {work.wanted} into {work.place.folder}"] if needed else [],
-    work=lambda: installed(plan, work, run),
-    idle=IDLE,
-)
-upgrade.task(
-    name="Patch it",
-    run=run,
-    label="patch",
-    plan=["bring the recipe's patches into force there"] if needed else [],
-    work=lambda: patched(plan, work, run),
-    idle=IDLE,
-)
-upgrade.task(
-    name="Import it and execute its program",
-    run=run,
-    label="check",
-    plan=[f"import {work.package}, {work.place.folder}/bin/{work.package} --version"]
-    if needed
-    else [],
-    work=lambda: checked(work, run),
-    idle=IDLE,
-)
-engine.stop(name="Stop the engine", run=run, nodes=work.nodes(work.runs and not work.stop_first))
-upgrade.task(
-    name="Switch to it by one rename",
-    run=run,
-    label="switch",
-    plan=[f"{work.venv}: {work.place.link or 'a folder'} -> {work.place.folder}"] if needed else [],
-    work=lambda: switched(work, run),
-    idle=IDLE,
-)
-engine.configure(
-    name="Write the launch script, the environment and the unit",
-    run=run,
-    steps=work.documents,
-    members=work.nodes(bool(work.documents)),
-    files=work.files,
-)
-engine.start(name="Start the engine", run=run, nodes=work.nodes(True))
-
-# Verify: a real answer at the former speed blesses the change; else it goes back by itself.
-if host.name == work.node:
-    engine.prove(
-        name="A real chat completion, at the former speed",
+    # Act: measure and back up; install, patch and check beside; then stop, switch, start.
+    IDLE = f"{work.package} {work.now} is the active version already"
+    upgrade.task(
+        name="Measure what it does now",
         run=run,
-        needed=needed,
-        check=lambda: proof(plan, work, run),
+        label="baseline",
+        plan=["measure tokens a second, one stream"] if needed else [],
+        work=lambda: measured(plan, work, run, made),
+        idle=IDLE,
     )
+    if work.backup is not None:
+        backup.back_up(
+            name="Back the installation up",
+            request=work.backup_request,
+            found=work.backup,
+            done=made,
+        )
+        backup.verify(name="Read it back", ids=[], made=made, pending=work.backup.stored)
+    engine.stop(
+        name="Stop the engine first", run=run, nodes=work.nodes(work.runs and work.stop_first)
+    )
+    upgrade.task(
+        name="Install the version in place" if work.inplace else "Install the version beside",
+        run=run,
+        label="install",
+        plan=[f"install {work.package} {work.wanted} into {folder}"] if needed else [],
+        work=lambda: installed(plan, work, run),
+        idle=IDLE,
+    )
+    upgrade.task(
+        name="Patch it",
+        run=run,
+        label="patch",
+        plan=["bring the recipe's patches into force there"] if needed else [],
+        work=lambda: patched(plan, work, run),
+        idle=IDLE,
+    )
+    upgrade.task(
+        name="Import it and execute its program",
+        run=run,
+        label="check",
+        plan=[f"import {work.package}, {folder}/bin/{work.package} --version"] if needed else [],
+        work=lambda: checked(work, run),
+        idle=IDLE,
+    )
+    engine.stop(
+        name="Stop the engine", run=run, nodes=work.nodes(work.runs and not work.stop_first)
+    )
+    upgrade.task(
+        name="Switch to it by one rename",
+        run=run,
+        label="switch",
+        plan=[f"{work.venv}: {work.place.link or 'a folder'} -> {folder}"]
+        if needed and not work.inplace
+        else [],
+        work=lambda: switched(work, run),
+        idle="it was installed in place" if work.inplace and needed else IDLE,
+    )
+    engine.configure(
+        name="Write the launch script, the environment and the unit",
+        run=run,
+        steps=work.documents,
+        members=work.nodes(bool(work.documents)),
+        files=work.files,
+    )
+    engine.start(name="Start the engine", run=run, nodes=work.nodes(True))
+
+    # Verify: a real answer at the former speed blesses the change; else it goes back by itself.
+    if host.name == work.node:
+        engine.prove(
+            name="A real chat completion, at the former speed",
+            run=run,
+            needed=needed,
+            check=lambda: proof(plan, work, run),
+        )

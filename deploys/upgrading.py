@@ -16,6 +16,7 @@ from deploys.knowing import ask_pip, known_versions, pip_args, venv_of, wheels_s
 from deploys.newpatches import patch_into
 from deploys.serving import may_run, own_unit
 from deploys.support import endpoint, once, operator_data, stand
+from facts.asking import AskFailed, ask_node
 from facts.endpoint import ask
 from facts.observe import fact_of, observe, real
 from facts.throughput import NotMeasured, measure
@@ -30,12 +31,14 @@ from schema.backup import BackupPlan
 from schema.engine import Plan
 from schema.pipreport import VenvWheels, parse
 from schema.snapshot import FileState, NodeSnapshot
-from schema.venvplace import VenvPlace, same_version
+from schema.venvplace import VenvPlace, VenvPrunePlan, same_version
 
 MIB = 1 << 20
 # pip unpacks wheels of a gigabyte beside an engine that serves.
 MEMORY_BESIDE = 1 << 30
 ASK_S = 30.0
+# The sizes of several venvs of 60,000 files on a cold disk.
+PRUNE_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class UpgradeWork:
     is_needed: bool = False
     runs: bool = False
     stop_first: bool = False
+    inplace: bool = False
     backup_request: Mapping[str, Any] = field(default_factory=dict)
     backup: BackupPlan | None = None
     documents: Steps = field(default_factory=list)
@@ -103,20 +107,23 @@ def _decide(
             "allowed: --data version=0.32.0"
         )
     spec, venv = wheels_spec(plan), str(venv_of(plan, node))
+    inplace = operator_data().inplace
     seen = look(state, plan, node, venv, spec.package, wanted)
     if len(seen.installed) == 1 and same_version(wanted, seen.installed[0]):
         logger.info(f"    {venv} leads to {spec.package} {seen.installed[0]} already")
         return UpgradeWork(node, venv, spec.package, wanted, seen.installed[0], seen)
     found = known_versions(wanted, plan, observe(state, plan))
-    pip = ask_pip(state, plan, wanted, {node: venv}, fresh=True)
+    pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not inplace)
     # This run makes a verified backup before it changes anything.
     found += wheels(plan, spec, wanted, pip, {node: True})
     waived = stand(found)
     exact = would_install(spec, pip[node]) or wanted
     place = look(state, plan, node, venv, spec.package, exact)
+    if inplace:
+        place = place.model_copy(update={"found": None, "folder": place.real})
     request = backing_up.request(plan, node, venv, snapshots[node])
     backup = backing_up.look(state, state.inventory.get_host(node), request)
-    _room(node, place, backup)
+    _room(node, place, backup, inplace)
     unit = own_unit(snapshots[node])
     available = getattr(snapshots[node].memory, "available", None)
     files = _files(snapshots[node])
@@ -131,7 +138,9 @@ def _decide(
         waivers=(*waivers, *waived),
         is_needed=True,
         runs=may_run(unit),
-        stop_first=available is not None and available < MEMORY_BESIDE,
+        # In place nothing may run from the files that pip changes.
+        stop_first=inplace or (available is not None and available < MEMORY_BESIDE),
+        inplace=inplace,
         backup_request=request,
         backup=backup,
         documents=documents + engine.unit_steps(unit, bool(documents)),
@@ -145,6 +154,24 @@ def _files(snapshot: NodeSnapshot) -> dict[str, FileState]:
     return {f.path: f for f in snapshot.files} if isinstance(snapshot.files, tuple) else {}
 
 
+def would_prune(state: State, plan: Plan) -> tuple[str, dict[str, str], VenvPrunePlan]:
+    """The node, the request and the plan of a prune; DeployError when the host cannot tell."""
+    return once("versions to prune", lambda: _would_prune(real(state), plan))
+
+
+def _would_prune(state: State, plan: Plan) -> tuple[str, dict[str, str], VenvPrunePlan]:
+    if plan.recipe.venv is None:
+        raise DeployError(f"recipe {plan.recipe.name} runs in a container: it has no versions")
+    node = plan.rig.head.name
+    request = {"venv": str(venv_of(plan, node)), "package": wheels_spec(plan).package}
+    host, dry = state.inventory.get_host(node), {**request, "dry": True}
+    try:
+        answer = ask_node(state, host, "venv prune", dry, PRUNE_TIMEOUT_S)
+    except AskFailed as error:
+        raise DeployError(str(error)) from None
+    return node, request, VenvPrunePlan.model_validate(answer)
+
+
 def look(state: State, plan: Plan, node: str, venv: str, package: str, version: str) -> VenvPlace:
     """Where a version lies or would lie; DeployError when the host cannot tell."""
     request = json.dumps({"venv": venv, "package": package, "version": version})
@@ -154,13 +181,15 @@ def look(state: State, plan: Plan, node: str, venv: str, package: str, version: 
     return found  # type: ignore[no-any-return]
 
 
-def _room(node: str, place: VenvPlace, backup: BackupPlan) -> None:
+def _room(node: str, place: VenvPlace, backup: BackupPlan, inplace: bool) -> None:
+    # In place the room is for the way back: the backup is unpacked beside.
     need = 0 if place.found else backup.apparent_bytes
     if place.free_bytes < need * 1.02:
+        why = " to restore the backup in" if inplace else ""
         raise DeployError(
-            f"{node}: no room beside {place.venv}: {place.free_bytes / MIB:.0f} MiB are free, "
-            f"about {need / MIB:.0f} MiB are needed; versions that nobody needs lie beside it, and "
-            "deploys/backup.py --data prune=true removes older backups"
+            f"{node}: no room{why} beside {place.venv}: {place.free_bytes / MIB:.0f} MiB are free, "
+            f"about {need / MIB:.0f} MiB are needed; deploys/upgrade.py --data prune=true removes "
+            "versions that nobody needs, deploys/backup.py --data prune=true older backups"
         )
 
 
@@ -169,7 +198,8 @@ def _show(state: State, work: UpgradeWork, pip: VenvWheels, backup: BackupPlan) 
     report = parse(pip.wanted) if pip.wanted else None
     count = len(report.install) if report else 0
     size = backup.apparent_bytes / MIB
-    logger.info(f"    {work.package} {work.now} -> {work.wanted}, in {work.place.folder}")
+    how = "the venv itself is changed, engine stopped; " if work.inplace else ""
+    logger.info(f"    {work.package} {work.now} -> {work.wanted}, {how}in {work.place.folder}")
     if work.place.found:
         logger.info("    it is there already, whole: nothing is installed")
     else:
@@ -180,7 +210,10 @@ def _show(state: State, work: UpgradeWork, pip: VenvWheels, backup: BackupPlan) 
         for folder in work.place.partial:
             logger.info(f"    {folder} is of an installation that was cut off: made anew")
     kept = backup.backup if not backup.stored else f"a new one, {size:.0f} MiB before zstd"
-    logger.info(f"    backup: {kept}; the present version stays in {work.place.real}")
+    back = f"the present version stays in {work.place.real}"
+    if work.inplace:
+        back = "the way back is its restore, and takes as long"
+    logger.info(f"    backup: {kept}; {back}")
     if state.config.DIFF and report and not work.place.found:
         for item in report.install:
             logger.info(f"        {item.metadata.name} {item.metadata.version}")
@@ -209,10 +242,14 @@ def measured(plan: Plan, work: UpgradeWork, run: Run, made: Mapping[str, str]) -
 
 
 def installed(plan: Plan, work: UpgradeWork, run: Run) -> str:
-    """Installs the version beside; the line to tell."""
+    """Installs the version, beside or in place; the line to tell."""
     room = work.backup.apparent_bytes if work.backup else 0
-    request = {**work.request, "pip_args": pip_args(plan), "room_bytes": room}
-    answer = upgrade.install(run, work.node, request)
+    request = {**work.request, "pip_args": pip_args(plan)}
+    if work.inplace:
+        made = dict(run.blob["backup"])  # type: ignore[call-overload]
+        answer = upgrade.replace(run, work.node, {**request, "backup": made[work.node]})
+    else:
+        answer = upgrade.install(run, work.node, {**request, "room_bytes": room})
     left = ", ".join(answer["left_behind"])
     told = f"; not carried over from the former: {left}" if left else ""
     return f"{answer['folder']} is whole after {answer['took_s']:.0f} s{told}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from gates.base import MIB, known, per_node, pyinfra
@@ -14,7 +15,6 @@ from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import EngineProcess, NodeSnapshot, ShmSegment, Unreadable
 
-SHM_PREFIXES = ("psm_", "sem.mp-")
 # A segment is made a moment before it is mapped.
 SHM_SETTLE_S = 30.0
 # More names than this make no line that a person would type.
@@ -28,9 +28,7 @@ def stale_segments(snapshot: NodeSnapshot) -> list[ShmSegment]:
     return [
         segment
         for segment in known(snapshot.shm, "shm")
-        if segment.name.startswith(SHM_PREFIXES)
-        and not segment.mappers
-        and now - segment.mtime > SHM_SETTLE_S
+        if segment.is_engines and not segment.mappers and now - segment.mtime > SHM_SETTLE_S
     ]
 
 
@@ -39,7 +37,7 @@ def shm_stale(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
     """Segments of dead engines hold memory until somebody removes them (C12)."""
     stale = stale_segments(snapshot)
     if stale:
-        names = " ".join(f"/dev/shm/{segment.name}" for segment in stale)
+        names = " ".join(shlex.quote(f"/dev/shm/{segment.name}") for segment in stale)
         by_hand = f", or without a restart on {node.name}: sudo rm {names}"
         size = sum(segment.size for segment in stale) / MIB
         yield violation(

@@ -21,6 +21,15 @@ def findings(node: str, states: Iterable[PatchState]) -> list[Violation]:
     return found
 
 
+def told(node: str, states: Iterable[PatchState]) -> list[Violation]:
+    """What the doctor names: all that is not in force, but optional ones that nobody applied."""
+    return [
+        _finding(node, state)
+        for state in states
+        if state.state not in DONE and (state.patch.required or state.state != "not applied")
+    ]
+
+
 def unfinished(node: str, states: Iterable[PatchState]) -> list[Violation]:
     """The required patches that are not in force: what must be empty before an engine starts."""
     found = []

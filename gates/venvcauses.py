@@ -8,7 +8,7 @@ VENV_CAUSES: dict[str, Cause] = {
     "venvs-unreadable": Cause("the host could not be asked; unknown is not healthy"),
     "venv-missing": Cause(
         "the folder was moved or removed, or the link to it was not put back",
-        here=("script-ghost", *DOWN),
+        here=("script-ghost", "patch-unknown", *DOWN),
         anywhere=UNSERVED,
     ),
     "venv-python-missing": Cause(

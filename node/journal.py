@@ -162,6 +162,8 @@ def describe(step: Json) -> str:
             None if enabled is None else "enable" if enabled else "disable",
         ]
         what += " " + "+".join(str(want) for want in wants if want)
+    if op == "install":
+        what = f"install {step['what']} in {step['path']}, undone by backup {step['backup']}"
     how = "announced, not known to be done" if step["state"] == "intent" else step["state"]
     return f"{what} ({how})"
 
@@ -181,6 +183,18 @@ def view() -> Json:
         "changes": [summary(change) for change in kept],
         "broken": broken,
     }
+
+
+def look(request: Json) -> Json:
+    """`journal look`: the change of an id, else those that are not settled, each whole; reads only.
+
+    For a rollback, which asks before it knows which one it will undo.
+    """
+    body = check.keys(request, "request", ("change",))
+    if body.get("change") is not None:
+        found = find(check.change_id(body["change"]))
+        return {"changes": [] if found is None else [found]}
+    return {"changes": [row for row in read_all()[0] if row["status"] in ("OPEN", "INCONSISTENT")]}
 
 
 def checked_change(value: object) -> Json:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import bz2
 import functools
 import hashlib
 import io
@@ -56,11 +55,11 @@ sys.meta_path.insert(0,R())
 from node.__main__ import main
 sys.exit(main(A))
 """
-# Reads base64 of bz2 (a quarter smaller than zlib here): a JSON line, then the zipapp. The request
+# Reads two base64 words of zlib: what is asked, as JSON, and the zipapp. The request
 # becomes the verb's own stdin, from memory.
 _INSTALL = """\
-import sys,base64,bz2,json,os
-H,_,Z=bz2.decompress(base64.b64decode(sys.stdin.buffer.read())).partition(b"\\n")
+import sys,base64,zlib,json,os
+H,Z=(zlib.decompress(base64.b64decode(w)) for w in sys.stdin.read().split(":"))
 A,R,D,L,N=json.loads(H)
 P=os.path.join(D,N)
 def sync(d):
@@ -149,11 +148,17 @@ def sources() -> dict[str, bytes]:
     return {name: lean(_raw(name)) for name in paths()}
 
 
+def whole() -> dict[str, bytes]:
+    """Gives all files of the program as they stand: making them lean takes half a second, and a
+    rollback waits for that."""
+    return {name: _raw(name) for name in paths()}
+
+
 @functools.lru_cache(maxsize=None)
 def version() -> str:
     """Gives the first 12 hex digits of the sha256 over the program's files."""
     digest = hashlib.sha256()
-    for name, raw in sources().items():
+    for name, raw in whole().items():
         digest.update(f"{name}\0{len(raw)}\0".encode())
         digest.update(raw)
     return digest.hexdigest()[:12]
@@ -167,7 +172,7 @@ def zipapp_bytes() -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, raw in {"__main__.py": _START.encode(), **sources()}.items():
+        for name, raw in {"__main__.py": _START.encode(), **whole()}.items():
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             info.create_system = 3
             info.external_attr = 0o100644 << 16
@@ -290,5 +295,10 @@ def install_call(
     name = f"rignode-{version()}.pyz"
     header = [_words(verb), json.dumps(request), library, link, name]
     line = f"python3 -I -B -c {_quoted(_INSTALL)}"
-    raw = json.dumps(header, separators=(",", ":")).encode() + b"\n" + zipapp_bytes()
-    return Call(line, base64.b64encode(bz2.compress(raw, 9)).decode("ascii"))
+    return Call(line, f"{_word(header)}:{_zipapp_word()}")
+
+
+@functools.lru_cache(maxsize=None)
+def _zipapp_word() -> str:
+    """Gives the zipapp as a word: packed once a run, whatever is asked how often."""
+    return base64.b64encode(zlib.compress(zipapp_bytes(), 6)).decode("ascii")

@@ -15,6 +15,7 @@ from node.errors import Json
 from node.reap_owner import BOOTED
 
 RUNTIME = "/run/systemd/system"
+FILE = "99-rigbook-hold.conf"
 _CONTENT = """\
 # Made by rigbook: it holds this unit while processes that nobody owns are ended.
 # `rignode undo` takes it away, and so does a reboot.
@@ -29,7 +30,7 @@ Record = Callable[[], None]
 def _paths(name: str) -> List[str]:
     """Gives the folder and the file that hold a unit."""
     folder = os.path.join(RUNTIME, f"{name}.d")
-    return [folder, os.path.join(folder, "99-rigbook-hold.conf")]
+    return [folder, os.path.join(folder, FILE)]
 
 
 def hold(name: str, records: List[Json], record: Record) -> Json:

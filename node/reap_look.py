@@ -16,7 +16,7 @@ from node.snapshot.processes import is_engine
 TITLE = "VLLM::"
 _SERVER = re.compile(r"^vllm\.entrypoints\.(?:openai\.)?api_server$|/api_server\.py$")
 # a segment's path looks different from outside its container; its name does not
-_SHM = re.compile(rb"/psm_[0-9a-f]{6,}(?: \(deleted\))?$", re.MULTILINE)
+_SHM = re.compile(rb"/(?:psm_[0-9a-f]{6,}|[^/\n]+\]-cpushm_[0-9]+)(?: \(deleted\))?$", re.MULTILINE)
 _LIBRARY = re.compile(rb"/vllm/[^\n]*\.so", re.MULTILINE)
 _SOCKET = re.compile(r"^socket:\[(\d+)\]$")
 

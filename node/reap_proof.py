@@ -8,6 +8,7 @@ from node import proc, reap_look
 from node.errors import CannotRead, Json, NodeError
 from node.reap_look import Candidate, View
 from node.run import which
+from node.shm_names import is_engines
 from node.snapshot import gpus, memory, shm
 
 
@@ -61,7 +62,7 @@ def _unused_segments() -> int:
         rows = shm.read(proc.open_files())
     except (CannotRead, OSError):
         return 0
-    mine = [row for row in rows if str(row["name"]).startswith(("psm_", "sem.mp-"))]
+    mine = [row for row in rows if is_engines(str(row["name"]))]
     return sum(int(row["size"]) for row in mine if not row["mappers"])
 
 

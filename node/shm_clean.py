@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 from typing import Dict, List, NamedTuple, Set
 
 from node import check, journal, lasting, proc
 from node.errors import Json
+from node.shm_names import is_engines
 
 FOLDER = "/dev/shm"
-_NAME = re.compile(r"^(?:psm_|sem\.mp-)[A-Za-z0-9_.-]+$")
 _GONE = " (deleted)"
 
 
@@ -37,7 +36,7 @@ def segments(fd: int) -> List[Segment]:
     """Gives the engine's segments in the opened folder, by name; links are none."""
     found: List[Segment] = []
     now = time.time()
-    for name in sorted(filter(_NAME.match, os.listdir(fd))):
+    for name in sorted(filter(is_engines, os.listdir(fd))):
         try:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -80,7 +79,7 @@ def _opened_inode(pid: int, number: str, device: int) -> int:
     path = f"/proc/{pid}/fd/{number}"
     try:
         target = os.readlink(path)
-        if target.endswith(_GONE) or not _NAME.match(os.path.basename(target)):
+        if target.endswith(_GONE) or not is_engines(os.path.basename(target)):
             return 0
         info = os.stat(path)
     except OSError:

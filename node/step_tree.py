@@ -91,7 +91,7 @@ def do(step: Json, records: List[Json], record: Callable[[], None], **more: Any)
                    "state": "intent", "pre": pre, "post": post, **more}  # fmt: skip
     records.append(entry)
     record()
-    _forward(entry)
+    forward(entry)
     entry["state"] = "done"
     record()
     return True
@@ -116,7 +116,7 @@ def _rename(old: str, new: str, flags: int) -> None:
         os.fsync(b.fd)
 
 
-def _move(old: str, new: str) -> None:
+def move(old: str, new: str) -> None:
     """Give an entry another name, which must be free."""
     try:
         _rename(old, new, _NOREPLACE)
@@ -138,18 +138,18 @@ def _trade(path: str, other: str, spare: str) -> None:
     except OSError as error:
         if error.errno not in _UNKNOWN:
             raise
-        _move(path, spare)
-        _move(other, path)
-        _move(spare, other)
+        move(path, spare)
+        move(other, path)
+        move(spare, other)
 
 
-def _forward(entry: Json) -> None:
+def forward(entry: Json) -> None:
     """Put the new one in place."""
     path, source, displaced = entry["path"], entry["source"], entry["displaced"]
     if source is None:
-        _move(path, displaced)
+        move(path, displaced)
     elif entry["pre"]["kind"] == "absent":
-        _move(source, path)
+        move(source, path)
     else:
         # the old one lies at `source` for a moment, or (no exchange) at once where it is kept
         try:
@@ -157,10 +157,10 @@ def _forward(entry: Json) -> None:
         except OSError as error:
             if error.errno not in _UNKNOWN:
                 raise
-            _move(path, displaced)
-            _move(source, path)
+            move(path, displaced)
+            move(source, path)
             return
-        _move(source, displaced)
+        move(source, displaced)
 
 
 def _where(entry: Json, wanted: Json) -> Optional[str]:
@@ -178,18 +178,18 @@ def _backward(entry: Json) -> None:
     now = look(path)
     if entry["pre"]["kind"] == "absent":
         if now["kind"] != "absent":
-            _move(path, source or displaced)
+            move(path, source or displaced)
         return
     if old is None:
         raise _gone(entry)
     if old != path and now["kind"] == "absent":
-        _move(old, path)
+        move(old, path)
     elif old != path:
         # of the two spare names one is free: each holds at most the one that was displaced
         free = source if old == displaced and source else displaced
         _trade(path, old, free if free != old else old + ".swap")
     if source and look(source)["kind"] == "absent" and look(displaced)["kind"] != "absent":
-        _move(displaced, source)
+        move(displaced, source)
 
 
 def _gone(entry: Json) -> NodeError:
@@ -230,7 +230,7 @@ def settle(entry: Json) -> bool:
     if now == entry["post"] and now != entry["pre"]:
         source = entry["source"]
         if source and entry["pre"]["kind"] != "absent" and look(source) == entry["pre"]:
-            _move(source, entry["displaced"])
+            move(source, entry["displaced"])
         entry["state"] = "done"
         return True
     if now["kind"] != "absent" and now != entry["pre"]:

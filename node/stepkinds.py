@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from node import step_link, step_tree, step_work
+from node import step_install, step_link, step_tree, step_work
 
 # what a request may hold
 ASKED: Dict[str, Any] = {"link": step_link, "tree": step_tree}
 # what a journal may hold
-KINDS: Dict[str, Any] = {**ASKED, "work": step_work}
+KINDS: Dict[str, Any] = {**ASKED, "work": step_work, "install": step_install}

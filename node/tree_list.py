@@ -62,8 +62,10 @@ def displaced() -> List[Json]:
     rows: List[Json] = []
     for one in journal.read_all()[0]:
         for entry in one["steps"]:
-            if entry.get("op") == "work" and step_tree.look(entry["path"])["kind"] == "directory":
-                rows.append({"path": entry["path"], "change": one["id"],
+            # an installation in place is undone by a restore, which has a folder of its own
+            path = entry.get({"work": "path", "install": "work"}.get(entry.get("op"), ""))
+            if path and step_tree.look(path)["kind"] == "directory":
+                rows.append({"path": path, "change": one["id"],
                              "status": one["status"]})  # fmt: skip
     return rows
 

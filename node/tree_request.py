@@ -78,13 +78,20 @@ def _files(value: Any) -> Dict[str, Any]:
     return texts
 
 
+def _modes(texts: Dict[str, Any]) -> Dict[str, str]:
+    """Gives the mode of each file whose text is kept."""
+    kept = [path for path, text in texts.items() if text is not None]
+    return {path: f"{os.stat(path).st_mode & 0o7777:04o}" for path in kept}
+
+
 def documents(given: Any, files: Any) -> Json:
     """Gives what is kept beside the payload: the caller's documents, and files of the host."""
     if not isinstance(given, dict):
         raise check.bad("documents is not an object")
     for name in given:
         check.text(name, "documents: a name", 200)
-    found = {"given": given, "files": _files(files)}
+    texts = _files(files)
+    found = {"given": given, "files": texts, "modes": _modes(texts)}
     if len(json.dumps(found)) > MAX_DOCUMENTS:
         raise check.bad("documents and files are larger than 1 MiB together")
     return found

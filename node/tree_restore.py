@@ -12,17 +12,20 @@ from typing import Any, Dict, List, Optional
 from node import (
     change,
     check,
+    holding,
     journal,
     step_link,
     step_tree,
     step_work,
     tree_backup,
     tree_facts,
+    tree_files,
     tree_fit,
     tree_pipe,
     tree_request,
     tree_store,
     tree_unpack,
+    undo,
 )
 from node.errors import Json, NodeError, io_reason
 from node.lock import Lock
@@ -48,7 +51,8 @@ def _checked(request: Json) -> Json:
 
 
 def restore(request: Json) -> Json:
-    """Bring a backup's files back to their path; the change stays OPEN for the caller to end.
+    """Bring a backup's files back to their path, and the unit, its drop-ins and launch files as
+    they were recorded; the change stays OPEN for the caller to end.
 
     Nothing changes when the tree is as the backup already (by path, size, mode, owner and time;
     `force` unpacks it all the same). On any error the tree is as it was.
@@ -65,10 +69,17 @@ def restore(request: Json) -> Json:
             journal.sweep()
             opened = change.opened(wanted["change"])
             _clear(opened)
-            if not wanted["force"] and not _different(manifest, place):
+            place["files"] = _files(manifest, place)
+            unpacks = wanted["force"] or bool(_different(manifest, place))
+            if not unpacks and not place["files"]:
                 return _nothing(opened, manifest, place)
-            _room(manifest, place)
-            return _restore(opened, manifest, place, waived)
+            if unpacks:
+                _room(manifest, place)
+            engine = holding.stopped_engine()
+            with holding.held(opened, engine):
+                cleared = holding.clear(engine) if engine else []
+                answer = _restore(opened, manifest, place, waived, unpacks)
+            return {**answer, "cleared": cleared}
 
 
 def _place(manifest: Json, tree: Optional[str]) -> Json:
@@ -103,14 +114,21 @@ def _different(manifest: Json, place: Json) -> str:
     return tree_unpack.first_difference(manifest["id"], manifest, place["real"])
 
 
+def _files(manifest: Json, place: Json) -> List[Json]:
+    """Gives the steps for the recorded files; none where the tree goes to another path."""
+    return tree_files.differing(manifest) if place["tree"] == manifest["tree"] else []
+
+
 def _plan(manifest: Json, place: Json, waived: List[str]) -> Json:
     """Gives what a restore would do; reads only."""
-    different = _different(manifest, place)
+    different, rows = _different(manifest, place), _files(manifest, place)
     if different:
         _room(manifest, place)
-    return {**_about(manifest, place), "change": None, "status": None, "changed": bool(different),
-            "detail": different or "the tree is as the backup", "waived": waived,
-            "room_bytes": manifest["room_bytes"]}  # fmt: skip
+    files = tree_files.words(rows)
+    detail = different or "; ".join(files) or "the tree is as the backup"
+    return {**_about(manifest, place), "change": None, "status": None,
+            "changed": bool(different or rows), "unpacks": bool(different), "files": files,
+            "detail": detail, "waived": waived, "room_bytes": manifest["room_bytes"]}  # fmt: skip
 
 
 def _about(manifest: Json, place: Json) -> Json:
@@ -125,7 +143,7 @@ def _nothing(opened: Json, manifest: Json, place: Json) -> Json:
     is_open = bool(opened["steps"])
     return {**_about(manifest, place), "change": opened["id"] if is_open else None,
             "status": "OPEN" if is_open else None, "changed": False, "displaced": [],
-            "detail": "the tree is as the backup"}  # fmt: skip
+            "files": [], "detail": "the tree is as the backup"}  # fmt: skip
 
 
 def _clear(opened: Json) -> None:
@@ -137,31 +155,42 @@ def _clear(opened: Json) -> None:
             journal.save(opened)
 
 
-def _restore(opened: Json, manifest: Json, place: Json, waived: List[str]) -> Json:
+def _restore(opened: Json, manifest: Json, place: Json, waived: List[str], unpacks: bool) -> Json:
     """Do it, step by step; on an error before the first trade nothing is left of it."""
     began, before = time.time(), len(opened["steps"])
 
     def record() -> None:
         journal.save(opened)
 
-    name = re.sub(r"[^0-9A-Za-z._-]", "_", os.path.basename(place["real"]))[:60]
-    folder = f"{os.path.dirname(place['real'])}/.rigbook-{name}-{opened['id']}"
-    if os.path.lexists(folder):
-        folder += "-" + secrets.token_hex(2)
+    setuid: List[str] = []
+    kept: List[str] = []
+    unpacked_s = 0.0
     try:
-        work = step_work.make(folder, opened["steps"], record)
-        setuid = tree_unpack.unpack(manifest["id"], manifest, os.path.join(folder, step_work.NEW))
-        unpacked_s = time.time() - began
-        kept = _trade(opened, manifest, place, work, record)
-        if place["link"] is not None:
-            wanted = {"op": "link", "path": place["tree"], "target": place["link"], "expect": None}
-            step_link.do(wanted, opened["steps"], record)
+        if unpacks:
+            work = step_work.make(_folder(opened, place), opened["steps"], record)
+            new = os.path.join(work["path"], step_work.NEW)
+            setuid = tree_unpack.unpack(manifest["id"], manifest, new)
+            unpacked_s = time.time() - began
+            kept = _trade(opened, manifest, place, work, record)
+            if place["link"] is not None:
+                wanted = {"op": "link", "path": place["tree"], "target": place["link"],
+                          "expect": None}  # fmt: skip
+                step_link.do(wanted, opened["steps"], record)
+        tree_files.bring_back(place["files"], opened["steps"], record)
     except (NodeError, OSError) as error:
         raise _taken_back(opened, before, error) from error
     return {**_about(manifest, place), "change": opened["id"], "status": "OPEN", "changed": True,
-            "displaced": kept, "detail": "restored", "setuid": setuid[:100], "waived": waived,
+            "displaced": kept, "detail": "restored",
+            "files": tree_files.words(place["files"]), "setuid": setuid[:100], "waived": waived,
             "unpacked_s": round(unpacked_s, 2),
             "took_s": round(time.time() - began, 2)}  # fmt: skip
+
+
+def _folder(opened: Json, place: Json) -> str:
+    """Gives a free name beside the tree for the folder in which the restore works."""
+    name = re.sub(r"[^0-9A-Za-z._-]", "_", os.path.basename(place["real"]))[:60]
+    folder = f"{os.path.dirname(place['real'])}/.rigbook-{name}-{opened['id']}"
+    return folder + "-" + secrets.token_hex(2) if os.path.lexists(folder) else folder
 
 
 def _trade(opened: Json, manifest: Json, place: Json, work: Json, record: Any) -> List[str]:
@@ -216,8 +245,7 @@ def _taken_back(opened: Json, before: int, error: Exception) -> NodeError:
         code, remedy = error.code, error.remedy
     try:
         for entry in reversed(done):
-            kind = {"tree": step_tree, "link": step_link, "work": step_work}[entry["op"]]
-            kind.revert(entry, False)
+            undo.revert(entry, overwrite=False)
         for entry in done:
             if entry["op"] == "tree" and step_tree.look(entry["path"]) != entry["pre"]:
                 raise NodeError(f"{entry['path']} is not what it was", "undo_incomplete")

@@ -15,6 +15,7 @@ from node.run import TimedOut, run
 from node.tree_walk import FILE, FOLDER, LINK, SYMLINK, Member, member
 
 SYNC_TIMEOUT_S = 1800.0
+_CACHE = "__pycache__"
 _KIND = {FILE: stat.S_IFREG, SYMLINK: stat.S_IFLNK, FOLDER: stat.S_IFDIR}
 
 
@@ -96,12 +97,17 @@ def prove(backup: str, manifest: Json, root: str) -> None:
                         "look at the file system, then run it again")  # fmt: skip
 
 
-def first_difference(backup: str, manifest: Json, root: str) -> str:
-    """Gives the first entry in words that is not as recorded, "" when all are. Reads no content."""
+def first_difference(backup: str, manifest: Json, root: str, bytecode: bool = True) -> str:
+    """Gives the first entry in words that is not as recorded, "" when all are. Reads no content.
+
+    Without `bytecode` what an engine that runs writes into `__pycache__` is left out.
+    """
     count = 0
     with open(tree_store.of(backup, tree_store.MEMBERS), "rb") as lines:
         for line in lines:
             row = member(line)
+            if not bytecode and _CACHE in row.path.split("/"):
+                continue
             count += 1
             try:
                 wrong = _unlike(row, root)
@@ -110,7 +116,11 @@ def first_difference(backup: str, manifest: Json, root: str) -> str:
             if wrong:
                 return f"{row.path}: {wrong}"
     if manifest["roots"] == ["."]:
-        there = 1 + sum(len(folders) + len(files) for _, folders, files in os.walk(root))
+        there = 1
+        for _, folders, files in os.walk(root):
+            if not bytecode and _CACHE in folders:
+                folders.remove(_CACHE)
+            there += len(folders) + len(files)
         if there != count:
             return f"{there} entries, not {count}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -10,7 +11,7 @@ from node import atomic, check, imagetag, journal, kubestep, special, stepkinds,
 from node.errors import CannotRead, Json, NodeError, io_reason
 from node.lock import Lock
 
-_SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")
+SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")
 
 
 def _pick(changes: List[Json]) -> Optional[Json]:
@@ -132,6 +133,8 @@ class _Undo:
         self.problems: List[str] = []
         self.to_start: List[str] = []
         self.pending = _pending(change)
+        # known before its file goes back; None: no engine here, or one that goes on running
+        self.engine: Any = None
 
     def _try(self, what: str, action: Callable[[], Any]) -> Any:
         """Gives the action's answer; a failure is noted and the undo goes on."""
@@ -164,7 +167,7 @@ class _Undo:
             if detail is not None:
                 row["state"] = "undone"
                 self._try("journal", partial(journal.save, self.change))
-                reload = reload or path.startswith(_SYSTEMD)
+                reload = reload or path.startswith(SYSTEMD)
                 self.answers.append({"op": row["op"], "path": path, "detail": detail})
         return reload
 
@@ -189,6 +192,28 @@ class _Undo:
                     self._try("journal", partial(journal.save, self.change))
                     self.answers.append({"op": row["op"], "detail": detail})
 
+    def _tell(self, name: str, lines: List[str]) -> None:
+        self.answers += [{"op": "clear", "unit": name, "detail": line} for line in lines]
+
+    def hold(self, names: List[str]) -> None:
+        """Hold the stopped engine's unit, and end what it left behind."""
+        # imported here: they import what imports this
+        holding = importlib.import_module("node.holding")
+        found = holding.stopped_engine()
+        if found is not None and found.unit in names:
+            self.engine = found
+            self._try("the hold", partial(holding.hold, self.change, found.unit))
+            self._tell(found.unit, holding.clear(found))
+
+    def lift(self) -> None:
+        """Lift the hold, also one of an undo that was killed, and wait for the start's memory."""
+        holding = importlib.import_module("node.holding")
+        self._try("the hold", partial(holding.lift, self.change))
+        if self.engine is not None and self.start_units:
+            # as it is now: the files of the former engine are back
+            self._tell(self.engine.unit, holding.await_memory(holding.stopped_engine()
+                                                              or self.engine))  # fmt: skip
+
     def run(self) -> None:
         """Stop what is new, put the paths back, then bring back what was enabled and running."""
         for row in self.change["steps"]:
@@ -204,10 +229,13 @@ class _Undo:
             done = self._try(name, partial(unit.quiesce, name, pre, replaced))
             failed.update([name] if done is None else [])
             ran[name] += done or []
+        self.hold([name for name, _, _ in units])
         self.tags()
         reload = self.paths()
         self.specials()
-        if reload or units:
+        held = bool(self.change.get("held"))
+        self.lift()
+        if reload or units or held:
             self._try("systemd", partial(unit.systemctl, "daemon-reload"))
         for name, pre, _ in reversed(units):
             done = self._try(name, partial(unit.resume, name, pre, self.start_units))

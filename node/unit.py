@@ -16,7 +16,7 @@ BEGIN_S = 20.0
 POLL_S = 0.2
 _ON = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
 _RUNNING = ("active", "reloading")
-_DOWN = ("inactive", "failed")
+DOWN = ("inactive", "failed")
 _BEGINNING = "ActiveState,InvocationID,Job,Result"
 
 
@@ -72,7 +72,7 @@ def actions(step: Json, seen: Json, changed_before: bool) -> List[List[str]]:
     wanted = step["active"]
     if wanted == "restart" or (wanted == "start" and seen["active"] not in _RUNNING):
         todo.append([wanted, step["unit"]])
-    if wanted == "stop" and seen["active"] not in _DOWN:
+    if wanted == "stop" and seen["active"] not in DOWN:
         todo.append(["stop", step["unit"]])
     if step["daemon_reload"] and (todo or changed_before or seen["needs_reload"]):
         todo.insert(0, ["daemon-reload"])
@@ -175,7 +175,7 @@ def quiesce(name: str, pre: Json, was_replaced: bool) -> List[str]:
     """
     ran: List[str] = []
     now = look(name)
-    if now["active"] not in _DOWN and (was_replaced or not is_running(pre)):
+    if now["active"] not in DOWN and (was_replaced or not is_running(pre)):
         ran.append(f"stop {name}")
         systemctl("stop", name)
     if now["enabled"] in ("enabled", "enabled-runtime") and pre["enabled"] not in _ON:

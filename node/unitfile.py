@@ -17,6 +17,7 @@ from node.unit import systemctl
 
 # what may stand before the program (systemd.service(5), "Command lines")
 _PREFIXES = re.compile(r"^[@\-:+!|]*")
+FOLDER_SUFFIX = ".d"
 _SPECIFIER = re.compile(r"%[^%]|%$")
 _ESCAPES = {"n": "\n", "t": "\t", "s": " ", "\\": "\\", '"': '"', "'": "'"}
 

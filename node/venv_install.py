@@ -14,7 +14,7 @@ import shutil
 import time
 from typing import Any, Dict, List
 
-from node import atomic, check, proc, state, wheels
+from node import atomic, check, state, wheels, writers
 from node import venv_place as place
 from node.errors import Json, NodeError, io_reason
 from node.owner import Owner
@@ -25,8 +25,6 @@ DEFAULT_TIMEOUT_S = 1800
 SYNC_TIMEOUT_S = 300.0
 # files of a large venv; a file system without inodes for them is full
 ENTRIES = 1000
-# ensurepip on a slow disk
-WRITERS_S = 60.0
 _ENV = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
 
@@ -89,7 +87,7 @@ def install(request: Json) -> Json:
         sweep(path)
         found = place.find(path, name, version)
         if found:
-            return _answer(found, False, real, time.time())
+            return answer(found, False, real, time.time())
         if not os.access(python, os.X_OK):
             raise NodeError(
                 f"the base interpreter of {real} is gone ({python})",
@@ -112,7 +110,7 @@ def install(request: Json) -> Json:
             code = error.code if isinstance(error, NodeError) else "io"
             remedy = error.remedy if isinstance(error, NodeError) else ""
             raise NodeError(f"{reason}; nothing was installed", code, remedy) from error
-        return _answer(folder, True, real, began)
+        return answer(folder, True, real, began)
 
 
 def sweep(path: str) -> List[str]:
@@ -125,40 +123,10 @@ def sweep(path: str) -> List[str]:
                 "venv_partial",
                 "point the link to a whole version, or restore a backup",
             )
-        _wait_for_writers(folder)
+        writers.wait(folder, writers.is_maker)
         _remove(folder)
         removed.append(folder)
     return removed
-
-
-def _wait_for_writers(folder: str) -> None:
-    """Wait until no process of a killed installation writes in its folder any more.
-
-    Its own child ended with it, but `python -m venv` has a child too, which goes on for seconds.
-    """
-    deadline = time.monotonic() + WRITERS_S
-    while True:
-        pids = [pid for pid in proc.pids() if _writes(pid, folder)]
-        if not pids:
-            return
-        if time.monotonic() >= deadline:
-            raise NodeError(
-                f"pid {', '.join(map(str, pids))} of an installation that was cut off still works"
-                f" in {folder}",
-                "locked",
-                "wait for it, or end it, then run again",
-            )
-        time.sleep(0.1)
-
-
-def _writes(pid: int, folder: str) -> bool:
-    """Gives True for a process that runs the folder's Python, or makes the venv there."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
-    except OSError:
-        return False
-    return words[0].startswith(folder + "/") or folder in words
 
 
 def _make_folder(above: str, owner: Owner) -> None:
@@ -193,37 +161,53 @@ def _begin(folder: str, wanted: Json, owner: Owner) -> None:
 def _fill(folder: str, wanted: Json, python: str, owner: Owner) -> None:
     """Make the venv and install into it, as its owner, all within one time limit."""
     deadline = time.monotonic() + wanted["timeout_s"]
+    for argv in ([python, "-m", "venv", folder], pip(folder, wanted)):
+        run_as(owner, argv, deadline)
+    look_at(folder, wanted["package"], wanted["version"])
+
+
+def pip(folder: str, wanted: Json) -> List[str]:
+    """Gives the command with which a venv's own pip installs the wanted version."""
     target = f"{wanted['package']}=={wanted['version']}"
-    new = os.path.join(folder, "bin", "python")
-    for argv in (
-        [python, "-m", "venv", folder],
-        [new, "-m", "pip", "install", "--quiet", *wanted["pip_args"], target],
-    ):
-        # the unit's own caches and settings are not the installer's
-        done = owner.run(argv, max(1.0, deadline - time.monotonic()), _ENV)
-        if done.rc != 0:
-            raise NodeError(
-                f"{' '.join(argv[1:4])} ended with {done.rc}: {wheels.reason_of(done)}",
-                "install_failed",
-                "look at the wheels' folder, the network and pip's configuration",
-            )
-    found = place.installed(folder, wanted["package"])
-    if found != (wanted["version"],):
+    python = os.path.join(folder, "bin", "python")
+    return [python, "-m", "pip", "install", "--quiet", *wanted["pip_args"], target]
+
+
+def run_as(owner: Owner, argv: List[str], deadline: float) -> None:
+    """Run an installer's command until a time of the monotonic clock. Raises NodeError."""
+    # the unit's own caches and settings are not the installer's
+    done = owner.run(argv, max(1.0, deadline - time.monotonic()), _ENV)
+    if done.rc != 0:
         raise NodeError(
-            f"pip installed {wanted['package']} {', '.join(found) or 'of no version'}, not"
-            f" {wanted['version']}",
+            f"{' '.join(argv[1:4])} ended with {done.rc}: {wheels.reason_of(done)}",
+            "install_failed",
+            "look at the wheels' folder, the network and pip's configuration",
+        )
+
+
+def look_at(folder: str, package: str, version: str) -> None:
+    """Raise NodeError unless a venv holds exactly this version, with its program."""
+    found = place.installed(folder, package)
+    if found != (version,):
+        raise NodeError(
+            f"pip installed {package} {', '.join(found) or 'of no version'}, not {version}",
             "install_failed",
         )
-    entry = os.path.join(folder, "bin", wanted["package"])
+    entry = os.path.join(folder, "bin", package)
     if not os.access(entry, os.X_OK):
         raise NodeError(f"{entry} is not there, or cannot be executed", "install_failed")
 
 
-def _finish(folder: str) -> None:
-    """Flush the file system, then take the announcement away: from here on it is whole."""
+def flush(folder: str) -> None:
+    """Write all of the folder's file system to the disk. Raises NodeError."""
     done = run(["sync", "-f", folder], SYNC_TIMEOUT_S)
     if done.rc != 0:
         raise NodeError(f"sync: {done.last_line()}", "io")
+
+
+def _finish(folder: str) -> None:
+    """Flush the file system, then take the announcement away: from here on it is whole."""
+    flush(folder)
     os.unlink(folder + place.PARTIAL)
     state.sync_folder(os.path.dirname(folder))
 
@@ -237,14 +221,14 @@ def _remove(folder: str) -> None:
     state.sync_folder(os.path.dirname(folder))
 
 
-def _names(venv: str) -> Dict[str, Any]:
+def names(venv: str) -> Dict[str, Any]:
     """Gives what is installed in a venv, by canonical name."""
     return {wheels.canonical(row["name"]): row for row in wheels.installed(venv, None)}
 
 
-def _answer(folder: str, made: bool, old: str, began: float) -> Json:
+def answer(folder: str, made: bool, old: str, began: float) -> Json:
     """Gives what became of it; `left_behind` is what only the present venv has."""
-    missing = sorted(set(_names(old)) - set(_names(folder)))
+    missing = sorted(set(names(old)) - set(names(folder)))
     return {
         "folder": folder,
         "made": made,

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
+import gevent
 from pyinfra.api import State
 
+from facts.asking import AskFailed, ask_node
 from facts.endpoint import Endpoint
 from facts.observe import in_host, observe, real
 from facts.rig import bounded
@@ -22,6 +24,8 @@ from schema.engine import UNIT, Plan
 from schema.snapshot import NodeSnapshot
 
 UNDO_TIMEOUT_S = 240
+# An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
+RESTORE_TIMEOUT_S = 1800
 
 
 def file_endpoint(document: str) -> Endpoint | None:
@@ -66,22 +70,27 @@ def give_back(
     nodes: Collection[str],
     overwrite: Collection[str] = (),
     reason: str | None = None,
+    recorded: Recorded | None = None,
 ) -> str:
     """Undoes `change` on `nodes`: head stops first; workers come back before the head.
 
     Gives the line to tell. Raises StepFailed naming what did not come back; what did stays.
-    `reason`: why, for the journal. A former venv is executed before anything is put back.
+    `reason`: why, for the journal. `recorded`: what was asked for beforehand. A former
+    venv is executed before anything is put back.
     """
     state = real(state)
     ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
-    kept, silent = _all_recorded(state, ordered, change)
+    kept, silent = _all_recorded(state, ordered, change, recorded)
     ordered = list(kept)
     former = FormerVenvs(state, plan, kept)
     for node in reversed(ordered):
         _stop(state, node, kept[node])
     former.check()
     # Every node is tried: one that cannot go back must not keep the others from it.
-    problems = [line for node in ordered if (line := _undo(state, node, change, overwrite, reason))]
+    request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
+    if reason:
+        request["reason"] = _one_line(reason)
+    problems = [line for node in ordered if (line := _undo(state, node, request, kept[node]))]
     problems += silent
     if problems:
         raise StepFailed("; ".join(problems))
@@ -118,20 +127,32 @@ def recorded(plan: Plan) -> float | None:
 
 
 def _undo(
-    state: State, node: str, change: str, overwrite: Collection[str], reason: str | None
+    state: State, node: str, request: dict[str, Any], change: Mapping[str, Any] | None
 ) -> str | None:
     """Undoes the change on one node; a line when it did not come back whole."""
-    request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
-    if reason:
-        request["reason"] = _one_line(reason)
+    host, restores = state.inventory.get_host(node), _installs(change)
+    limit = RESTORE_TIMEOUT_S if restores else UNDO_TIMEOUT_S
+    for backup in restores:
+        host.log(f"backup {backup} is unpacked beside, proven, and trades places")
     try:
-        answer = call(state, state.inventory.get_host(node), "undo", request, UNDO_TIMEOUT_S)
+        answer = call(state, host, "undo", request, limit)
     except StepFailed as error:
         # The step that failed there may have been the first: then nothing was changed.
         return None if error.code == "no_change" else str(error)
+    for row in answer.get("steps", ()):
+        if row["op"] == "clear":
+            host.log(row["detail"])
     if answer.get("status") != "ROLLED_BACK":
-        return f"{node}: change {change} is {answer.get('status')}: {answer.get('detail')}"
+        return (
+            f"{node}: change {request['change']} is {answer.get('status')}: {answer.get('detail')}"
+        )
     return None
+
+
+def _installs(change: Mapping[str, Any] | None) -> list[str]:
+    """The backups that the undo of a change restores."""
+    steps = (change or {}).get("steps", ())
+    return [s["backup"] for s in steps if s.get("op") == "install" and s["state"] != "undone"]
 
 
 def _one_line(reason: str) -> str:
@@ -141,8 +162,34 @@ def _one_line(reason: str) -> str:
     return text if len(text) <= 1900 else f"{text[:300]} … {text[-1500:]}"
 
 
+class Recorded:
+    """The changes that a rollback may undo, asked for on every node while other things are asked.
+
+    `change` None: those that are not settled.
+    """
+
+    def __init__(self, state: State, plan: Plan, change: str | None) -> None:
+        state, request = real(state), {"change": change} if change else {}
+        self._jobs = {
+            node.name: gevent.spawn(_look, state, node.name, request) for node in plan.rig.nodes
+        }
+
+    def of(self, node: str, change: str) -> Mapping[str, Any] | None:
+        """The change as the node had it; None where it did not tell of one."""
+        rows: list[Mapping[str, Any]] = self._jobs[node].get()
+        return next((row for row in rows if row["id"] == change), None)
+
+
+def _look(state: State, node: str, request: dict[str, Any]) -> list[Mapping[str, Any]]:
+    try:
+        host = state.inventory.get_host(node)
+        return list(ask_node(state, host, "journal look", request, 60)["changes"])
+    except AskFailed:
+        return []  # it is asked again, by who needs the answer
+
+
 def _all_recorded(
-    state: State, nodes: Collection[str], change: str
+    state: State, nodes: Collection[str], change: str, recorded: Recorded | None
 ) -> tuple[dict[str, Mapping[str, Any] | None], list[str]]:
     """The change as each node that answers has it, and a line about each that does not.
 
@@ -152,7 +199,8 @@ def _all_recorded(
     silent = []
     for node in nodes:
         try:
-            kept[node] = _recorded(state, node, change)
+            known = recorded.of(node, change) if recorded else None
+            kept[node] = known or _recorded(state, node, change)
         except StepFailed as error:
             silent.append(
                 f"{error}; {node} keeps what was not proven and starts it at its next boot: at "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import gevent
 from pyinfra import host
-from pyinfra.api import FunctionCommand, State, operation
+from pyinfra.api import FunctionCommand, Host, State, operation
 
 from facts.asking import AskFailed, ask_node
 from facts.endpoint import Endpoint
@@ -15,9 +16,12 @@ from operations.node import StepFailed, call
 from operations.run import Run
 from operations.waiting import EngineDied, wait_for_answer
 from schema.engine import UNIT
+from schema.venvplace import VenvPrunePlan
 
 INSTALL_TIMEOUT_S = 3600
 CHECK_TIMEOUT_S = 240
+PRUNE_TIMEOUT_S = 600
+MIB = 1 << 20
 TELL_S = 10.0
 TRIES = 2
 
@@ -50,12 +54,60 @@ def task(
     yield run.step(label, [host.name], execute)
 
 
+@operation()
+def prune(
+    request: Mapping[str, Any], found: VenvPrunePlan
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Remove versions that nobody needs; the active one, the former and what a change needs stay.
+
+    + request: what node's `venv prune` takes
+    + found: what its dry run told
+    """
+    for row in found.kept:
+        host.log(f"keep {row.path} ({row.version}): {row.why}")
+    if not found.removed:
+        host.noop("no version to remove")
+        return
+    for row in found.removed:
+        host.log(f"remove {row.path} ({row.version}, {row.bytes / MIB:.0f} MiB): {row.why}")
+
+    def execute(state: State, host: Host) -> bool:
+        try:
+            answer = call(state, host, "venv prune", dict(request), PRUNE_TIMEOUT_S)
+        except StepFailed as error:
+            host.log_styled(str(error), fg="red")
+            return False
+        host.log_styled(f"{answer['freed_bytes'] / MIB:.0f} MiB freed", fg="green")
+        return True
+
+    yield FunctionCommand(execute, (), {})
+
+
 def install(run: Run, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """node's `venv install`, with progress; StepFailed says why not. No change is opened by it."""
+    return _told(run, node, "venv install", request)
+
+
+def replace(run: Run, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """node's `venv replace`, the installation in place; StepFailed says why not.
+
+    It is a step of the run's change: whatever came of it, undo restores the backup.
+    """
+    run.touched.add(node)
+    return _told(run, node, "venv replace", {**request, "change": run.change()})
+
+
+def _told(run: Run, node: str, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The verb's answer; while it works the operator sees how far it is."""
     target = run.host(node)
-    job = gevent.spawn(_caught, run.state, target, request)
+    job = gevent.spawn(_caught, run.state, target, verb, request)
     look = {key: request[key] for key in ("venv", "package", "version")}
+    began = time.monotonic()
     while job.join(TELL_S) or not job.ready():
+        if verb == "venv replace":
+            target.log(f"pip works in {look['venv']}: {time.monotonic() - began:.0f} s")
+            continue
         try:
             seen = ask_node(run.state, target, "venv look", look, 30)
         except AskFailed:
@@ -68,10 +120,10 @@ def install(run: Run, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
     return dict(answer)
 
 
-def _caught(state: State, target: Any, request: Mapping[str, Any]) -> Any:
+def _caught(state: State, target: Any, verb: str, request: Mapping[str, Any]) -> Any:
     """The answer or the StepFailed: gevent prints what a greenlet raises."""
     try:
-        return call(state, target, "venv install", dict(request), INSTALL_TIMEOUT_S)
+        return call(state, target, verb, dict(request), INSTALL_TIMEOUT_S)
     except StepFailed as error:
         return error
 

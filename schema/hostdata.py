@@ -150,9 +150,11 @@ class HostData(Frozen):
     prune: bool = False
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     displaced: bool = False
-    # upgrade: the version to bring (None: the recipe's); rollback: the backup to restore (`last`:
-    # the newest verified one)
+    # upgrade: the version to bring (None: the recipe's), and whether into the venv that serves (the
+    # seed's way) or into one beside it; `prune` removes the versions that nobody needs. rollback:
+    # the backup to restore (`last`: the newest verified one)
     version: Annotated[Version | None, BeforeValidator(_as_version)] = None
+    inplace: bool = False
     backup: Name | None = None
     # image, weights: the node that gives, an archive on the operator's machine, the giver's port
     # for this one transfer

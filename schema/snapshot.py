@@ -7,9 +7,14 @@ by pid + start_ticks (field 22 of /proc/PID/stat) + the boot_id of its host.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from schema.base import Frozen
+
+_ENGINES_SEGMENT = re.compile(
+    r"^(?:(?:psm_|sem\.mp-)[A-Za-z0-9_.-]+|[A-Za-z0-9_.:-]+-\[[0-9-]+\]-cpushm_[0-9]+)$"
+)
 
 
 class Unreadable(Frozen):
@@ -95,6 +100,11 @@ class ShmSegment(Frozen):
     inode: int
     mtime: float
     mappers: tuple[int, ...]
+
+    @property
+    def is_engines(self) -> bool:
+        """Whether vLLM makes segments of such a name (node/shm_names.py has the same pattern)."""
+        return _ENGINES_SEGMENT.match(self.name) is not None
 
 
 class EngineProcess(Frozen):

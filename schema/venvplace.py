@@ -23,6 +23,24 @@ class VenvPlace(Frozen):
     working: tuple[str, ...] = ()
 
 
+class VersionRow(Frozen):
+    """A version beside the active one that goes or stays, the bytes of its folder, and why."""
+
+    path: str
+    version: str
+    bytes: int
+    why: str
+
+
+class VenvPrunePlan(Frozen):
+    """What `venv prune` would do."""
+
+    removed: tuple[VersionRow, ...]
+    kept: tuple[VersionRow, ...]
+    freed_bytes: int
+    dry: bool
+
+
 def same_version(wanted: str, installed: str) -> bool:
     """Whether an installed version is the wanted one; 0.32.0 means any build of it (PEP 440)."""
     return wanted == installed or ("+" not in wanted and wanted == installed.partition("+")[0])

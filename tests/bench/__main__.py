@@ -1,6 +1,10 @@
-"""`python -m tests.bench`: how fast a rig that is as it should be is found to be so.
+"""`python -m tests.bench [PART…]`: what is measured, by parts; all of them without a name.
 
-On a lab that serves. Prints the table and writes docs/benchmarks.md; exit status 1 when a target
+- rig: a rig that is as it should be is found to be so (on a lab that serves)
+- backup: backup and restore against plain tar and zstd (on a venv of 3 GB)
+- rollback: seconds until the former engine's process is started (on the lab's tower that serves)
+
+Prints the tables and writes each part's section of docs/benchmarks.md; exit status 1 when a target
 is not met or something was not as it should be.
 """
 
@@ -9,141 +13,58 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
-from gates.drift import drift
-from gates.engine import own_container
-from schema.errors import SpecError
-from schema.snapshot import NodeSnapshot, Unit, Unreadable
-from tests.bench.ansible import AnsibleRun
-from tests.bench.measure import Bench, timed
-from tests.bench.report import RESTARTS, Figures, document, rows, table
-from tests.infra.observe import observe
-from tests.infra.plugin import ROOT, Connections, Rig, load_rig
+from tests.bench import backup, page, rig, rollback
+from tests.bench.report import table
+from tests.infra.plugin import ROOT
 
-ROUNDS = 3
-State = Mapping[str, Mapping[str, object]]
+PARTS = ("rig", "backup", "rollback")
+ROUNDS = {"rig": 3, "backup": 3, "rollback": 2}
 
 
-def state_of(rig: Rig, connections: Connections) -> State:
-    """What a change would change on each node; RuntimeError when a node is not as planned."""
-    found: dict[str, dict[str, object]] = {}
-    for name, seen in observe(rig, connections).snapshots.items():
-        if isinstance(seen, Unreadable):
-            raise RuntimeError(f"{name}: {seen.unreadable}")
-        differences = [d.text for d in drift(rig.plan, rig.plan.rig.node(name), seen)]
-        container = own_container(seen)
-        if container is None or container.state != "running":
-            differences.append("the engine's container does not run")
-        if differences:
-            serve = f"pyinfra {rig.inventory} deploys/serve.py -y"
-            raise RuntimeError(f"{name}: {differences[0]}; bring it up first: {serve}")
-        found[name] = {
-            "container": container,
-            "files": seen.files,
-            "journal": seen.journal,
-            # Not the time of the start: the host computes it anew each time, to the microsecond.
-            "restarts": [unit.restarts for unit in known_units(seen)],
-        }
-    return found
-
-
-def known_units(seen: NodeSnapshot) -> tuple[Unit, ...]:
-    """The units of a snapshot; none where systemd was not read, which drift names."""
-    return seen.units if isinstance(seen.units, tuple) else ()
-
-
-def different(before: State, after: State) -> str:
-    """The first thing that is not what it was, with both values; empty when all is the same."""
-    for name, parts in before.items():
-        for part, value in parts.items():
-            if after[name][part] != value:
-                return f"{part} of {name}: {value!s:.300} became {after[name][part]!s:.300}"
-    return ""
-
-
-def measured(rig: Rig, connections: Connections, rounds: int) -> Figures:
-    """All figures, interleaved, so that a busy minute of the machine meets all of them."""
-    bench, figures = Bench(rig, connections), Figures()
-    ansible = AnsibleRun(rig, connections)
-    try:
-        for number in range(1, rounds + 1):
-            print(f"round {number} of {rounds}", flush=True)
-            # Before each: serve would mend what somebody changed meanwhile.
-            state_of(rig, connections)
-            seconds, commands = bench.serve()
-            figures.serve.append(seconds)
-            figures.commands.append(max(commands.values()))
-            figures.cli_start.append(bench.cli_start())
-            figures.connect.append(bench.connect())
-            figures.snapshot.append(bench.snapshot())
-            figures.ansible.append(timed(lambda: ansible.run(tuned=False)))
-            figures.tuned.append(timed(lambda: ansible.run(tuned=True)))
-            figures.script.append(bench.script())
-            figures.completion.append(bench.completion())
-            on_host, size = bench.on_host()
-            figures.doctor.append(bench.doctor())
-            figures.host_seconds.append(on_host)
-            figures.host_bytes.append(size)
-    finally:
-        ansible.close()
-    return figures
-
-
-def restarted(bench: Bench, figures: Figures) -> None:
-    """The restarts, which do change the rig: it serves again at the end."""
-    for number in range(1, RESTARTS + 1):
-        print(f"restart {number} of {RESTARTS}", flush=True)
-        figures.by_hand.append(bench.by_hand())
-        figures.restart.append(bench.restart())
-
-
-def machine() -> str:
-    """This machine, as the reader of the figures needs it."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
-    host = f"a VM of {os.cpu_count()} cores and {memory:.0f} GiB with two nspawn hosts"
-    # Other work on those cores stretches what runs next to it; the reader has to know.
-    return f"{host}, load average {os.getloadavg()[0]:.1f} before"
+def part(name: str, asked: argparse.Namespace) -> page.Part:
+    """One part, measured; RuntimeError says why it was not."""
+    rounds = asked.rounds or ROUNDS[name]
+    if name == "backup":
+        return backup.part(asked.tree, asked.work, rounds)
+    if name == "rollback":
+        return rollback.part(rounds)
+    return rig.part(asked.rig, asked.rig_data, rounds)
 
 
 def main(arguments: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--rig", default="inventory/lab.py", metavar="INVENTORY")
     parser.add_argument("--rig-data", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--tree", type=Path, help="backup: a venv of 3 GB or more; it is copied")
+    parser.add_argument("--work", type=Path, help="backup: where 4 times its size has room")
     parser.add_argument("--write", type=Path, default=ROOT / "docs" / "benchmarks.md")
     asked = parser.parse_args(arguments)
-    try:
-        rig = load_rig(asked.rig, asked.rig_data)
-        connections = Connections(rig)
-    except SpecError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    strange = [name for name in asked.parts if name not in PARTS]
+    if strange:
+        parser.error(f"no part {', '.join(strange)}; there are: {', '.join(PARTS)}")
     # As in an operator's shell: this variable has our modules compiled anew in every run.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    where = machine()
-    try:
-        before = state_of(rig, connections)
-        figures = measured(rig, connections, asked.rounds)
-        changed = different(before, state_of(rig, connections))
-        if changed:
-            raise RuntimeError(f"the rig is not what it was before: {changed}")
-        restarted(Bench(rig, connections), figures)
-    except RuntimeError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    finally:
-        connections.close()
-    listed = rows(figures)
-    used = ", ".join(f"{name} {version(name)}" for name in ("pyinfra", "ansible-core"))
-    asked.write.write_text(
-        document(listed, asked.rounds, f"Python {sys.version.split()[0]}, {used}", where)
-    )
-    print(table(listed))
-    return int(any(row.met is False for row in listed))
+    code = 0
+    for name in asked.parts or PARTS:
+        try:
+            done = part(name, asked)
+        except RuntimeError as error:
+            print(f"bench: {name}: {error}", file=sys.stderr)
+            code = 1
+            continue
+        page.write(asked.write, done)
+        print(f"{done.title}\n{table(done.rows)}")
+        code = 1 if done.missed else code
+    return code
 
 
 if __name__ == "__main__":

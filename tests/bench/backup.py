@@ -1,12 +1,11 @@
-"""`python -m tests.bench.backup TREE`: backup and restore against plain tar and zstd.
+"""`python -m tests.bench backup`: backup and restore against plain tar and zstd.
 
 On one real tree of 3 GB or more, everything in turn in each round, so that a busy minute of the
-machine meets all of it. Prints the table; exit status 1 when a target is not met.
+machine meets all of it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -20,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab import settings, tower
+from tests.bench.page import Part, machine, today
 from tests.bench.report import Row, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,26 +181,39 @@ def _seconds(values: Sequence[float]) -> str:
     return f"{_median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
 
 
-def main(arguments: list[str]) -> int:
-    """The exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.backup", description=__doc__)
-    parser.add_argument("tree", type=Path, help="a venv of 3 GB or more; it is copied, not touched")
-    parser.add_argument("--work", type=Path, default=None, help="where 4 times its size has room")
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args(arguments)
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="rigbook-bench-", dir=asked.work) as folder:
-        bench = Bench(asked.tree, Path(folder))
-        where = f"{bench.count} entries, {bench.bytes / 10**9:.1f} GB, {os.cpu_count()} cores"
-        print(f"{where}, load average {load:.1f} before", flush=True)
+def tree_of_the_lab() -> Path:
+    """The cached venv of the lab's tower; RuntimeError says how to make one."""
+    found = sorted(settings.load().images.glob(f"tower-*/layer{tower.VENV}"))
+    if not found:
+        raise RuntimeError(
+            "there is no venv of 3 GB: name one with --tree, or make the lab's: "
+            "python -m lab up --tower"
+        )
+    return found[-1]
+
+
+def part(tree: Path | None, work: Path | None, rounds: int) -> Part:
+    """The section of docs/benchmarks.md and its rows; RuntimeError when it could not be measured.
+
+    `work`: a folder with room for four times the tree.
+    """
+    where = machine()
+    with tempfile.TemporaryDirectory(prefix="rigbook-bench-", dir=work) as folder:
+        bench = Bench(tree or tree_of_the_lab(), Path(folder))
         if bench.bytes < MIN_BYTES:
-            print("bench: that is less than the 3 GB that the targets are for", file=sys.stderr)
-            return 1
-        listed = rows(measured(bench, asked.rounds))
-    print(table(listed))
-    print(f"load average {os.getloadavg()[0]:.1f} after")
-    return int(any(row.met is False for row in listed))
+            raise RuntimeError(
+                f"{tree} holds {bench.bytes / 10**9:.1f} GB; the targets are for 3 GB or more"
+            )
+        listed = rows(measured(bench, rounds))
+        size = f"{bench.count} entries, {bench.bytes / 10**9:.1f} GB"
+    text = f"""Measured {today()} on {where}: one venv with the real vLLM
+({size}). {rounds} rounds, everything in turn in each, the disk flushed before each and in each
+figure. Run again: `python -m tests.bench backup`.
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+{table(listed)}
+- plain: `tar -cf - | zstd -{LEVEL} -T0` and `zstd -dc | tar -xf -`, with the same level and the
+  same flush. A backup also walks the tree twice, hashes what it writes, and lists every member; a
+  restore checks every header, the hash and every entry, and trades places.
+- memory: node with tar and zstd together, looked at twenty times a second.
+"""
+    return Part("Backup and restore", text, listed)

@@ -87,12 +87,11 @@ def table(listed: Sequence[Row]) -> str:
 
 
 def document(listed: Sequence[Row], rounds: int, versions: str, machine: str) -> str:
-    """docs/benchmarks.md."""
-    return f"""# Benchmarks
-
-Measured {time.strftime("%Y-%m-%d", time.gmtime())} on {machine}, serving the `tiny` recipe
+    """The section about a rig that is as it should be."""
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    return f"""Measured {day} on {machine}, serving the `tiny` recipe
 ({versions}). {rounds} rounds; every measurement once a round, one after the other. Run again on a
-lab that serves: `make bench`, which writes this file.
+lab that serves: `python -m tests.bench rig`.
 
 {table(listed)}
 The hosts share their cores with the operator's side, so both hosts' work and the command line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import bz2
 import json
 import re
 import zlib
@@ -17,9 +16,9 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 # answered by node's own functions, on folders that the test made (tests/deploys/fakehost.py)
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
-    "dropin", "snapshot", "kernel", "hardware", "wake", "journal", "unit-state", "log",
-    "tree list", "library look", "library check", "kube look", "models look", "answer look",
-    "venv look", "venv check",
+    "dropin", "snapshot", "kernel", "hardware", "wake", "journal", "journal look", "unit-state",
+    "log", "tree list", "library look", "library check", "kube look", "models look",
+    "answer look", "venv look", "venv check",
 }  # fmt: skip
 
 
@@ -71,7 +70,7 @@ def sent(host: str, command: str, stdin: str | None = "") -> Sent:
         *words, request = _arguments(stdin)
         return Sent(host, " ".join(words), json.loads(request), False, command)
     if stdin:
-        header = json.loads(bz2.decompress(base64.b64decode(stdin)).partition(b"\n")[0])
+        header = json.loads(zlib.decompress(base64.b64decode(stdin.partition(":")[0])))
         words, request = header[:2]
         return Sent(host, " ".join(words), json.loads(request), True, command)
     packed = _PACKED.search(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 
 from tests.deploys.engine_double import Reply
 from tests.deploys.patched import make_recipe, make_venv, target
-from tests.deploys.scenario import HEAD, Ran, Runs, Scenario, serving
+from tests.deploys.scenario import HEAD, WORKER, Ran, Runs, Scenario, serving
 from tests.mxfp4 import BASE, PATCHED, THREE
 
 PATCH = "deploys/patch.py"
+DOCTOR = "deploys/doctor.py"
 TOOL = {
     "patch_tools": [
         {"id": "genesis", "argv": ["{venv}/bin/genesis"], "reason": "SM_120 fixes", "tree": "vllm"}
@@ -29,6 +31,9 @@ TEXTS = {
     "tool": PATCHED,
     "refused": BASE,
     "optional": "import os\n",
+    "doctor done": PATCHED,
+    "doctor doubled": THREE,
+    "doctor strange": "import os\n",
 }
 
 
@@ -60,11 +65,12 @@ class World:
         faults = {}
         if name == "refused":
             faults = {f"{HEAD}:apply file": {"error": "No space left on device", "code": "io"}}
+        words = (DOCTOR, "-y", "--data", "json=true") if name.startswith("doctor") else None
         state = venv.parent / "state"
         state.mkdir()
         return Scenario(
-            (PATCH, *(("--dry", "--diff") if dry else ("-y",))), serving, data=data, faults=faults,
-            env={"RIGBOOK_STATE": str(state)}, answers=Reply,
+            words or (PATCH, *(("--dry", "--diff") if dry else ("-y",))), serving, data=data,
+            faults=faults, env={"RIGBOOK_STATE": str(state)}, answers=Reply,
         )  # fmt: skip
 
 
@@ -154,3 +160,25 @@ def test_a_node_that_cannot_write_stops_the_rig(world: World) -> None:
 
 def test_a_recipe_without_patches_says_so(world: World) -> None:
     ran(world, "nothing to patch").refused("has no file_patches and no patch_tools")
+
+
+def named(run: Ran) -> list[tuple[str, str, str, str]]:
+    """The doctor's findings about patches: code, severity, node, remedy."""
+    text = run.stdout[run.stdout.index("[") : run.stdout.rindex("]") + 1]
+    rows = [row for row in json.loads(text) if row["code"].startswith("patch-")]
+    return [(row["code"], row["severity"], row["node"], row["remedy"]) for row in rows]
+
+
+def test_the_doctor_names_a_doubled_and_a_drifted_patch_with_the_remedy(world: World) -> None:
+    """C15: nobody has to run patch to learn that a file holds it twice."""
+    assert named(ran(world, "doctor done")) == []
+    doubled = named(ran(world, "doctor doubled"))
+    assert [row[:3] for row in doubled] == [
+        ("patch-doubled", "block", HEAD), ("patch-doubled", "block", WORKER),
+    ]  # fmt: skip
+    assert doubled[0][3] == "pyinfra tests/deploys/inventory.py deploys/patch.py --dry --diff"
+    strange = named(ran(world, "doctor strange"))
+    assert strange[0][:3] == ("patch-drifted", "block", HEAD)
+    assert "bring back the file that the recipe knows" in strange[0][3]
+    for name in ("doctor doubled", "doctor strange"):
+        assert ran(world, name).status == 1 and ran(world, name).changing == ()

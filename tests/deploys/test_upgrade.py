@@ -53,6 +53,7 @@ ANSWERS: dict[str, Any] = {
     "wheels": pip(),
     "venv look": PLACE,
     "venv check": {"venv": FOLDER, "version": NEW, "said": NEW},
+    "venv replace": {"folder": t.TARGET, "made": True, "left_behind": [], "took_s": 40.0},
     "venv install": {"folder": FOLDER, "made": True, "left_behind": ["genesis"], "took_s": 195.0},
 }
 
@@ -84,10 +85,32 @@ def error(text: str, code: str = "x") -> dict[str, str]:
     return {"error": text, "code": code}
 
 
+def pruned(*removed: str) -> dict[str, object]:
+    """What a prune answers: these folders go, the active one stays."""
+    rows = [{"path": f"/opt/engine/venvs/{v}", "version": v, "bytes": 2 << 30,
+             "why": "neither active nor former"} for v in removed]  # fmt: skip
+    kept = [{"path": t.TARGET, "version": "0.32.0+cpu", "bytes": 1, "why": "the active version"}]
+    return {"removed": rows, "kept": kept, "freed_bytes": 2 << 30, "dry": False}
+
+
+IN_PLACE = ("--data", "inplace=true")
 UP = ("-y", "--data", f"version={NEW}")
 SCENARIOS = {
     "dry": scenario("--dry", "--diff", "--data", f"version={NEW}"),
     "works": scenario(*UP),
+    "in place": scenario(*UP, *IN_PLACE),
+    "in place dry": scenario("--dry", "--data", f"version={NEW}", *IN_PLACE),
+    "in place dies": scenario(*UP, *IN_PLACE, faults={f"{NAME}:start": "dies"}),
+    "in place no pip": scenario(
+        *UP, *IN_PLACE, faults={f"{NAME}:venv replace": error("pip ended with 1", "install_failed")}
+    ),
+    "in place same": scenario("-y", "--data", "version=0.32.0", *IN_PLACE),
+    "prune": scenario("-y", "--data", "prune=true", answers={"venv prune": pruned("0.33.0")}),
+    "prune dry": scenario(
+        "--dry", "--data", "prune=true", answers={"venv prune": pruned("0.33.0")}
+    ),
+    "prune nothing": scenario("-y", "--data", "prune=true", answers={"venv prune": pruned()}),
+    "prune open": scenario("-y", "--data", "prune=true", seen=half_done),
     "same": scenario("-y", "--data", "version=0.32.0"),
     "recipe": scenario("-y"),
     "dies": scenario(*UP, faults={f"{NAME}:start": "dies"}),
@@ -148,6 +171,41 @@ def test_the_order_installs_before_it_stops_and_proves_at_the_end(ran: Runs) -> 
     assert "not carried over from the former: genesis" in run.stderr
 
 
+def test_in_place_stops_first_and_names_the_backup_that_undoes_it(ran: Runs) -> None:
+    """The seed's way: the venv itself is changed, so nothing may run from it."""
+    run = ran["in place"]
+    assert run.status == 0, run.output
+    assert steps(run) == ["apply stop", "venv replace", "apply start", "close COMMITTED"]
+    replace = next(c for c in run.changing if c.verb == "venv replace").request
+    assert (replace["backup"], replace["venv"], replace["version"]) == (KEPT, t.VENV, NEW)
+    assert replace["change"]["blob"]["baseline"] > 0
+    pip_asked = next(c for c in run.commands if c.verb == "wheels").request
+    assert not pip_asked.get("fresh"), "pip is asked for the very venv that it will change"
+    dry = ran["in place dry"]
+    assert dry.status == 0 and dry.changing == ()
+    assert "the venv itself is changed, engine stopped" in dry.stderr
+    assert "the way back is its restore" in dry.stderr
+    assert ran["in place same"].changing == ()
+
+
+def test_in_place_any_failure_is_undone(ran: Runs) -> None:
+    for name in ("in place dies", "in place no pip"):
+        run = ran[name]
+        assert run.status == 1 and steps(run)[-2:] == ["systemctl-stop", "undo"], run.output
+        assert "ROLLED_BACK" in run.output
+
+
+def test_prune_shows_what_goes_and_why_and_removes_it_once(ran: Runs) -> None:
+    run = ran["prune"]
+    assert run.status == 0 and steps(run) == ["venv prune"], run.output
+    line = "remove /opt/engine/venvs/0.33.0 (0.33.0, 2048 MiB): neither active nor former"
+    assert line in run.stderr and f"keep {t.TARGET} (0.32.0+cpu): the active version" in run.stderr
+    assert "2048 MiB freed" in run.stderr
+    assert ran["prune dry"].changing == () and line in ran["prune dry"].stderr
+    assert ran["prune nothing"].changing == () and ran["prune nothing"].status == 0
+    ran["prune open"].refused("change-open")
+
+
 def test_the_version_that_is_there_changes_nothing(ran: Runs) -> None:
     for name in ("same", "recipe"):
         run = ran[name]
@@ -196,6 +254,8 @@ def test_a_backup_is_restored_executed_started_and_proven(ran: Runs) -> None:
     restore = next(c for c in run.changing if c.verb == "tree restore").request
     assert restore["backup"] == KEPT and restore["change"]["deploy"] == "rollback"
     assert "venv check" in run.of(NAME)
+    line = "write /etc/systemd/system/rigbook-engine.service, as recorded"
+    assert line in run.stderr and line in ran["restore dry"].stderr
     assert ran["restore dry"].changing == () and ran["restore dry"].status == 0
 
 

@@ -64,8 +64,10 @@ class TreeDouble:
         """Brings a known backup back, unless the tree is as it is."""
         found = next(r for r in self.rows if r["id"] == tree_store.checked_id(request["backup"]))
         detail = "the tree is as the backup" if self.as_backup else "bin/vllm is not there"
+        files = [] if self.as_backup else ["write /etc/systemd/system/rigbook-engine.service"]
         return {"backup": found["id"], "tree": found["tree"], "real": found["real"],
-                "changed": not self.as_backup, "detail": detail, "took_s": 13.0}  # fmt: skip
+                "changed": not self.as_backup, "detail": detail, "took_s": 13.0,
+                "unpacks": not self.as_backup, "files": files}  # fmt: skip
 
     def tree_prune(self, request: Json) -> Json:
         """Takes all but the newest."""

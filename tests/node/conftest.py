@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from node import pack
-from tests.node import trees
+from tests.node import table_lines, trees
 from tests.node.reap_world import World
 from tests.node.support import Host
 
@@ -59,6 +60,22 @@ def engine(host: Host, venv: Path) -> trees.Engine:
     tree.parent.mkdir()
     trees.moved(venv, tree)
     return trees.Engine(host, tree, venv.parent / "wheels")
+
+
+@pytest.fixture
+def show(record_property: Callable[[str, object], None]) -> table_lines.Show:
+    """Shows a line in the summary of the run, also when the test passed."""
+    return lambda line: record_property(table_lines.KEY, line)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The tables of the fault tests: cells, and how many lost something."""
+    stats = terminalreporter.stats
+    rows = table_lines.shown([*stats.get("passed", []), *stats.get("failed", [])])
+    if rows:
+        terminalreporter.section("fault tables")
+        for line in rows:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture

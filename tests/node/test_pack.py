@@ -52,8 +52,8 @@ def test_the_zipapp_is_the_same_each_time_and_holds_only_the_program() -> None:
 
 def test_the_version_follows_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     before = pack.version()
-    changed = {**pack.sources(), "node/errors.py": b"# changed\n"}
-    monkeypatch.setattr(pack, "sources", lambda: changed)
+    changed = {**pack.whole(), "node/errors.py": b"# changed\n"}
+    monkeypatch.setattr(pack, "whole", lambda: changed)
     pack.version.cache_clear()
     assert pack.version() != before
     pack.version.cache_clear()

@@ -6,8 +6,13 @@ import json
 
 import pytest
 
+from node import shm_names
+from schema.snapshot import ShmSegment
 from tests.node.reap_world import World
 from tests.node.support import change
+
+# as CPU ranks name it (vllm/distributed/device_communicators/cpu_communicator.py, 0.32.0)
+RANKS = "vllm_dist_0f3a-tp:0-[0-1]-cpushm_0"
 
 
 def request(**more: object) -> dict[str, object]:
@@ -20,6 +25,7 @@ def test_only_what_nobody_uses_is_removed(world: World) -> None:
     world.sh(
         "cd /dev/shm; echo x > psm_bbbb0002; echo y > sem.mp-old; echo z > other; mkdir psm_dir"
     )
+    world.sh(f"cd /dev/shm; echo x > '{RANKS}'; echo x > 'vllm_dist_0f3a-tp:0-cpushm_0'")
     world.sh("ln -s /etc/passwd /dev/shm/psm_link")
     opener = "import time; f = open('/dev/shm/psm_cccc0003', 'w'); time.sleep(600)"
     world.sh(f'setsid -f python3 -c "{opener}" > /dev/null 2>&1')
@@ -29,17 +35,20 @@ def test_only_what_nobody_uses_is_removed(world: World) -> None:
     assert world.sh("ls /dev/shm") == before and not (world.state / "journal").exists()
     answer = world.call("shm", request())
     for got in (dry, answer):
-        assert [row["name"] for row in got["removed"]] == ["psm_bbbb0002", "sem.mp-old"]
+        assert [row["name"] for row in got["removed"]] == ["psm_bbbb0002", "sem.mp-old", RANKS]
         kept = {row["name"]: row["why"] for row in got["kept"]}
         assert sorted(kept) == ["psm_aaaa0001", "psm_cccc0003"]
         assert kept["psm_aaaa0001"] == f"in use by pid {live}"
         assert kept["psm_cccc0003"].startswith("in use by pid")
-        assert got["freed_bytes"] == 4
+        assert got["freed_bytes"] == 6
     left = world.sh("ls /dev/shm").split()
-    assert left == ["other", "psm_aaaa0001", "psm_cccc0003", "psm_dir", "psm_link"]
+    assert left == [
+        "other", "psm_aaaa0001", "psm_cccc0003", "psm_dir", "psm_link",
+        "vllm_dist_0f3a-tp:0-cpushm_0",
+    ]  # fmt: skip
     step = world.call("journal", {"change": "change-1"})["change"]["steps"][0]
     assert (step["op"], step["state"], step["removed"]) == (
-        "shm", "done", ["psm_bbbb0002", "sem.mp-old"],
+        "shm", "done", ["psm_bbbb0002", "sem.mp-old", RANKS],
     )  # fmt: skip
     again = world.call("shm", request())
     assert (again["removed"], len(world.call("journal")["changes"][0]["steps"])) == ([], 1)
@@ -106,3 +115,14 @@ def test_a_process_that_cannot_be_read_keeps_everything(world: World) -> None:
     assert answer["removed"] == []
     assert answer["kept"][0]["why"] == "whether pid 2 maps it cannot be read"
     assert json.loads(json.dumps(answer))["freed_bytes"] == 0
+
+
+@pytest.mark.parametrize(("name", "ours"), [
+    (RANKS, True), ("29501-tp:0-[0-1]-cpushm_1", True), ("psm_1a2b", True), ("sem.mp-x", True),
+    ("psm_", False), ("x-cpushm_0", False), (f"{RANKS}x", False), ("../psm_1", False),
+    ("postgres.1", False),
+])  # fmt: skip
+def test_names_are_judged_alike_on_both_sides(name: str, ours: bool) -> None:
+    """node and schema import nothing of each other: one pattern, written twice."""
+    segment = ShmSegment(name=name, size=1, uid=0, inode=1, mtime=0.0, mappers=())
+    assert (shm_names.is_engines(name), segment.is_engines) == (ours, ours)

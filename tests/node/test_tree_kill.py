@@ -22,6 +22,7 @@ from node.tree_verify import verify
 from node.undo import undo
 from tests.node import strace
 from tests.node.support import Host, apply_request
+from tests.node.table_lines import Show
 from tests.node.test_tree_steps import DONE, OLD, folders, link_step, tree_step, two
 from tests.node.trees import Engine
 
@@ -52,7 +53,7 @@ def text(**request: object) -> str:
     return json.dumps(request)
 
 
-def test_a_backup_killed_at_every_changing_call(engine: Engine, tmp_path: Path) -> None:
+def test_a_backup_killed_at_every_changing_call(engine: Engine, tmp_path: Path, show: Show) -> None:
     log = tmp_path / "log"
     shutil.rmtree(engine.tree / "include", ignore_errors=True)
     asked = text(tree=str(engine.tree), documents={"recipe": "x"})
@@ -72,7 +73,7 @@ def test_a_backup_killed_at_every_changing_call(engine: Engine, tmp_path: Path) 
         # the next one sweeps, and is whole
         assert verify({"backup": backup(json.loads(asked))["backup"]}), point
         assert list_all({})["partial"] == []
-    print(f"backup: {len(found)} points, {killed} killed, 0 lost")
+    show(f"TABLE backup: {len(found)} points, {killed} killed, 0 lost")
     assert killed >= len(found) - 5
 
 
@@ -106,7 +107,9 @@ def version(engine: Engine) -> str:
     return path.read_text() if path.exists() else "none"
 
 
-def test_a_restore_killed_at_every_changing_call(engine: Engine, tmp_path: Path) -> None:
+def test_a_restore_killed_at_every_changing_call(
+    engine: Engine, tmp_path: Path, show: Show
+) -> None:
     log = tmp_path / "log"
     (engine.tree / "version").write_text("new")
     kept = engine.verified()
@@ -147,7 +150,7 @@ def test_a_restore_killed_at_every_changing_call(engine: Engine, tmp_path: Path)
         assert beside == known, (point, beside, known)
         again = restore(json.loads(asked("restore-2")))
         assert again["changed"] is True and version(engine) == "new", point
-    print(f"restore: {len(found)} points, {dict(cells)}, 0 lost")
+    show(f"TABLE restore: {len(found)} points, {dict(cells)}, 0 lost")
 
 
 def test_the_same_restore_again_after_a_kill_gets_through(engine: Engine, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 from node import tree_list, venv_place
 from tests.node import trees
 from tests.node.support import Host, apply_request, change, unit_step
+from tests.node.table_lines import Show
 
 OLD, NEW = "0.27.0", "0.28.0"
 UNIT = "engine.service"
@@ -162,7 +163,7 @@ def before(step: str) -> tuple[str, ...]:
     return ORDER[: ORDER.index("close" if step == "undo" else step)]
 
 
-def test_every_step_and_every_fault_ends_old_or_new(rig: Rig) -> None:
+def test_every_step_and_every_fault_ends_old_or_new(rig: Rig, show: Show) -> None:
     cells: Counter[str] = Counter()
     lost: list[str] = []
     prepared: dict[str, Path] = {}
@@ -185,8 +186,8 @@ def test_every_step_and_every_fault_ends_old_or_new(rig: Rig) -> None:
                     cells[f"{step:8} {fault:5} ends {end}"] += 1
     total = sum(count for name, count in cells.items() if "ends" not in name)
     for name, count in sorted(cells.items()):
-        print(f"TABLE {name}: {count}")
-    print(f"TABLE {total} cells, {len(lost)} lost something")
+        show(f"TABLE {name}: {count}")
+    show(f"TABLE {total} cells, {len(lost)} lost something")
     assert lost == []
     assert total == 3 * sum(map(len, POINTS.values()))
     assert sum(count for name, count in cells.items() if " hit" in name) >= total * 0.8

@@ -42,6 +42,11 @@ class Tower(Lab):
         """The engine's main process."""
         return self.values("MainPID")[0]
 
+    def started_at(self) -> float:
+        """When its engine's process was started, on this machine's monotonic clock, which a host
+        of the lab shares."""
+        return int(self.values("ExecMainStartTimestampMonotonic")[0]) / 1e6
+
     def newest(self) -> dict[str, object]:
         """The newest change of its journal."""
         return self.changes(NAME)[0]
@@ -54,7 +59,7 @@ class Tower(Lab):
         """Whether a real completion comes."""
         return ask(self.endpoint, 20).ok
 
-    def killed_operator(self, deploy: str, *arguments: str) -> str:
+    def killed_operator(self, deploy: str, *arguments: str, budget_s: float = 120) -> str:
         """The id of a change whose operator was killed -9 once the engine had been started."""
         known = {str(change["id"]) for change in self.changes(NAME)}
         process = subprocess.Popen(
@@ -72,7 +77,7 @@ class Tower(Lab):
                 for step in newest["steps"]  # type: ignore[attr-defined]
             )
 
-        wait_until(f"{deploy} starts the engine", 120, started)
+        wait_until(f"{deploy} starts the engine", budget_s, started)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         return str(self.newest()["id"])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 
 from tests.rehearsal import PYINFRA, ROOT
-from tests.tower.steps import INVENTORY, VENV, Tower, unchanged, wait_until
+from tests.tower.steps import INVENTORY, UNIT, VENV, Tower, unchanged, wait_until
 
 OLD, OTHER, BROKEN = "0.32.0", "0.31.0", "0.33.0"
 
@@ -69,13 +70,13 @@ def test_the_operator_killed_in_the_middle(serving: Tower) -> None:
     """The automatic return never comes; one command, and it answers."""
     change = serving.killed_operator("upgrade", "--data", f"version={BROKEN}")
     assert leads_to(serving) == BROKEN
-    began = float(serving.on("date +%s.%N"))
+    began = time.monotonic()
     done = serving.deploy("rollback")
     assert done.rc == 0, done.text
     print(f"REPLAY rollback after kill -9 of the operator: {done.seconds:.0f} s")
-    started = serving.values("ExecMainStartTimestamp")[0]
-    seconds = float(serving.on(f"date -d '{started}' +%s")) - began
-    print(f"REPLAY its engine's process started after about {seconds:.0f} s (whole seconds)")
+    seconds = serving.started_at() - began
+    assert seconds > 0, "the broken version's last start, not the former's"
+    print(f"REPLAY its engine's process started after {seconds:.1f} s")
     assert (serving.newest()["id"], serving.newest()["status"]) == (change, "ROLLED_BACK")
     assert leads_to(serving) == OLD and serving.answers()
     assert unchanged(serving.deploy("rollback"))
@@ -104,11 +105,59 @@ def test_the_automatic_return_killed_in_its_middle(serving: Tower) -> None:
 
 def test_a_deleted_entry_point_comes_back_from_the_backup(serving: Tower) -> None:
     """B3: the unit ends with 127; the backup brings the program back with its tree."""
-    serving.on(f"sudo rm {VENV}/bin/vllm && sudo systemctl stop rigbook-engine.service")
+    serving.on(f"sudo rm {VENV}/bin/vllm && sudo systemctl restart {UNIT}", check=False)
+    wait_until("127", 60, lambda: serving.values("ExecMainStatus") == ["127"])
+    # A drop-in that came after the backup: the unit comes back as it was recorded.
+    late = f"/etc/systemd/system/{UNIT}.d/99-late.conf"
+    folder = late.rpartition("/")[0]
+    serving.on(f"sudo mkdir -p {folder}; printf '[Service]\\nNice=7\\n' | sudo tee {late}")
+    serving.on("sudo systemctl daemon-reload")
     doctor = serving.deploy("doctor")
-    assert doctor.rc == 1 and "venv-entry-missing" in doctor.text
+    assert doctor.rc == 1 and "venv-entry-missing" in doctor.text and "127" in doctor.text
     done = serving.deploy("rollback", "--data", "backup=last")
     assert done.rc == 0, done.text
     print(f"REPLAY restore of the backup, entry point gone: {done.seconds:.0f} s")
     assert serving.answers() and leads_to(serving) == OLD
+    assert serving.on(f"test -e {late} || echo gone") == "gone" and f"remove {late}" in done.text
     assert unchanged(serving.deploy("rollback", "--data", "backup=last"))
+
+
+def test_an_upgrade_in_place_that_cannot_start_is_restored(serving: Tower) -> None:
+    """The seed's way, with a way back: the backup is unpacked beside and trades places."""
+    done = serving.deploy("upgrade", "--data", f"version={BROKEN}", "--data", "inplace=true")
+    assert done.rc == 1, done.text
+    print(f"REPLAY in place to {BROKEN}, which cannot start: back after {done.seconds:.0f} s")
+    assert "2 starts, and none came to an answer" in done.text and "serves again" in done.text
+    newest = serving.newest()
+    assert (newest["deploy"], newest["status"]) == ("upgrade", "ROLLED_BACK")
+    assert serving.answers() and leads_to(serving) == OLD
+    assert serving.on(f"{VENV}/bin/vllm --version") == f"{OLD}+cpu"
+    assert unchanged(serving.deploy("serve"))
+
+
+def test_an_upgrade_in_place_whose_operator_is_killed(serving: Tower) -> None:
+    change = serving.killed_operator(
+        "upgrade", "--data", f"version={BROKEN}", "--data", "inplace=true", budget_s=400
+    )
+    began = time.monotonic()
+    done = serving.deploy("rollback")
+    assert done.rc == 0, done.text
+    seconds = serving.started_at() - began
+    print(f"REPLAY rollback of it after kill -9: {done.seconds:.0f} s, process at {seconds:.1f} s")
+    assert (serving.newest()["id"], serving.newest()["status"]) == (change, "ROLLED_BACK")
+    assert serving.answers() and unchanged(serving.deploy("rollback"))
+
+
+def test_a_prune_removes_the_versions_that_failed(serving: Tower) -> None:
+    """What was kept for the post-mortem goes when somebody asks, and only that."""
+    before = serving.on(f"ls {VENV}s").split()
+    assert BROKEN in before
+    done = serving.deploy("upgrade", "--data", "prune=true")
+    assert done.rc == 0, done.text
+    assert OLD in serving.on(f"ls {VENV}s").split()
+    assert BROKEN not in serving.on(f"ls {VENV}s").split()
+    assert unchanged(serving.deploy("upgrade", "--data", "prune=true"))
+    displaced = serving.deploy("backup", "--data", "prune=true", "--data", "displaced=true")
+    assert displaced.rc == 0, displaced.text
+    assert serving.on("ls -a /opt/engine /opt/engine/venvs").count(".rigbook-") == 0
+    assert serving.answers()

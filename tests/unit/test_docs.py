@@ -22,6 +22,7 @@ PAGES = [
 ]
 RUNBOOKS = ROOT / "docs" / "runbooks"
 INCIDENTS = ROOT / "docs" / "incidents.md"
+FAULTS = ROOT / "docs" / "reference" / "faults.md"
 # Names of files that a reader makes, or that a page says are not there yet.
 NOT_FILES = {
     "inventory/desk.py",
@@ -229,6 +230,18 @@ def test_tests_that_incidents_name_exist() -> None:
             assert (ROOT / path).is_file(), f"{code}: {path}"
             assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{code}: {function}"
     assert named > 0
+
+
+def test_every_fault_of_a_rollback_has_a_test_that_exists() -> None:
+    """Faults 1 to 22 and 45: each has a row in docs/reference/faults.md, each test is there."""
+    rows = re.findall(r"^\| (\d+|none) \| (.+) \| (.+) \|$", FAULTS.read_text(), re.M)
+    numbers = [number for number, _, _ in rows if number != "none"]
+    assert numbers == [str(n) for n in (*range(1, 23), 45)]
+    for number, what, tests in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
+        assert named, f"{number} {what}"
+        for path, function in named:
+            assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{number}: {function}"
 
 
 def test_adrs_are_numbered_and_whole() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from gates.compatibility import RigFacts, compatibility, judge
+from gates.knownbad import installed
 from gates.waiver import apply_waivers, blocking
 from schema.compatibility import CompatibilityTable, load_table
 from schema.engine import Plan
 from schema.errors import SpecError
 from schema.snapshot import Gpus, Unreadable
 from schema.validate import build
+from tests.unit import tower_rig as t
 from tests.unit.factories import healthy, put
 from tests.unit.spark_rig import ROOT, spark_plan
 
@@ -235,3 +237,22 @@ def test_an_id_stands_once(tmp_path: Path) -> None:
         table(entry(), entry(verdict="works", date="2026-07-01"))
     with pytest.raises(SpecError, match="is not there"):
         load_table(tmp_path)
+
+
+def test_a_version_that_lies_there_and_is_known_to_fail_is_named_with_the_way_back() -> None:
+    """The doctor's part: after the upgrade nobody asks the gate of the upgrade any more (B1)."""
+    plan = t.tower_plan()
+    known = table(entry(versions="==0.32.*", gpu=["cpu"]))
+    (one,) = installed(plan, t.healthy(plan), known, answers=False)
+    assert (one.code, one.node, one.severity) == ("version-broken", t.TOWER, "block")
+    assert "0.32.0+cpu is installed, and known to fail" in one.summary
+    assert "somebody" in one.evidence and "2026-05-10" in one.evidence
+    assert "deploys/rollback.py --data backup=last" in one.remedy
+    (said,) = installed(plan, t.healthy(plan), known, answers=True)
+    assert said.severity == "warn" and "verdict works" in said.remedy
+    # Nobody's report is no finding here: the gate of an upgrade asks for one.
+    assert installed(plan, t.healthy(plan), table(), answers=False) == []
+    assert installed(plan, t.healthy(plan), TABLE, answers=False) == []
+    two = put(t.healthy(plan)[t.TOWER], "venvs.0.versions", {"vllm": ("0.32.0", "0.31.0")})
+    assert installed(plan, {t.TOWER: two}, known, answers=False) == []
+    assert installed(spark_plan(), healthy(spark_plan()), known, answers=False) == []

@@ -1,0 +1,42 @@
+"""docs/benchmarks.md: a part that is measured again replaces its own section, and no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench import backup, rollback
+from tests.bench.page import Part, machine, write
+from tests.bench.report import Row, table
+from tests.infra.plugin import ROOT
+
+
+def test_a_part_replaces_its_own_section_and_leaves_the_others(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    write(page, Part("One", "first\n", []))
+    write(page, Part("Two", "| a |\n|---|\n", []))
+    write(page, Part("One", "again\n\n- a note\n", []))
+    assert page.read_text() == (
+        "# Benchmarks\n\n## One\n\nagain\n\n- a note\n\n## Two\n\n| a |\n|---|\n"
+    )
+
+
+def test_targets_of_backup_and_rollback_are_judged_by_medians() -> None:
+    slow = backup.Figures([10.0], [11.6], [10.0], [11.9], [5.0], [190_000_000])
+    judged = {row.what: row.met for row in backup.rows(slow) if row.met is not None}
+    assert list(judged.values()) == [False, True, True], judged
+    quick = rollback.Figures([4.0, 9.0, 4.2], [60.0], [13.0, 12.0], [10.0])
+    assert [row.met for row in rollback.rows(quick) if row.met is not None] == [True, True]
+    late = rollback.Figures([5.4], [60.0], [13.5], [10.0])
+    part = Part("Rollback", table(rollback.rows(late)), rollback.rows(late))
+    assert len(part.missed) == 2 and part.text.count("NOT MET") == 2
+
+
+def test_the_machine_is_named_and_an_unknown_part_is_refused() -> None:
+    assert " cores" in machine() and "load average" in machine()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench", "nonsense"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "there are: rig, backup, rollback" in done.stderr
+    assert Row("x", "y").met is None
