@@ -76,6 +76,7 @@ SCENARIOS = {
     "no such card": Scenario((*RUN, "--data", "nic=eno9"), faults=seen(machine(1))),
     "unreadable": Scenario(RUN, faults={f"{HEAD}:says hardware": {"format": 2}}),
     "reboot": scenario(REBOOT, machine(1)),
+    "candidate": scenario(("deploys/kernel.py", "-y", "--data", "candidate=6.1.0-9"), machine(1)),
     "reboot attested": scenario((*REBOOT[:1], "--dry"), machine(1, attestations=DONE)),
     "reboot expired": scenario(REBOOT, machine(1, attestations=m.every(10_000))),
     "reboot new BIOS": scenario(REBOOT, machine(
@@ -167,6 +168,7 @@ REFUSED = {
     "unreadable": ("hardware-unreadable",),
     "reboot": ("hands-needed", "may need somebody's hands", "deploys/firmware.py"),
     "reboot expired": ("hands-needed",),
+    "candidate": ("hands-needed", "deploys/firmware.py"),
     "reboot new BIOS": ("hands-needed",),
 }
 
