@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping, Sequence
 
 import gevent
@@ -12,12 +13,15 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.output import format_text
 
+from deploys.arming import load_lists
 from deploys.inforce import InForce, installed_versions
 from deploys.pinning import driver_module
 from deploys.support import endpoint, operator_data, remedy
+from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from facts.observe import observe, real
 from facts.probe import probe
+from gates import firmware
 from gates.causes import Finding
 from gates.doctor import examine
 from gates.waiver import blocking
@@ -53,14 +57,16 @@ def diagnose(state: State, plan: Plan) -> Diagnosis:
     state = real(state)
     patches = InForce(state, plan)
     asked = gevent.spawn(probe, endpoint(plan), PROBE_S)
-    before = observe_kernels(state, plan, driver_module(plan, operator_data()))
+    module, lists = driver_module(plan, operator_data()), load_lists()
+    before = observe_machines(state, plan, lambda: observe_kernels(state, plan, module))
     answer = asked.get()
     after = None
     if answer.models == 200 and answer.failure in ("status", "disconnected"):
         gevent.sleep(DYING_S)
         after = observe(state, plan, fresh=True)
     more = [*patches.findings(before), *installed_versions(plan, before, answer.failure is None)]
-    return Diagnosis(examine(plan, before, answer, after, more), before, answer)
+    hands = firmware.doctor(lists, time.time())
+    return Diagnosis(examine(plan, before, answer, after, more, hands), before, answer)
 
 
 def print_report(plan: Plan, diagnosis: Diagnosis) -> None:

@@ -21,6 +21,8 @@ from facts.endpoint import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 _OUT_OF_ORDER = ("--serial", "--no-wait")
+# The deploy whose hosts are down as a rule.
+WAKES = "wake.py"
 _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
 
 
@@ -41,6 +43,8 @@ def install(state: State, arguments: Sequence[str]) -> None:
     _refuse_a_question_to_nobody(typed)
     named = typed.get("inventory") or "INVENTORY"
     state.__dict__["rigbook_inventory"] = named
+    state.__dict__["rigbook_dry"] = bool(typed.get("dry"))
+    asleep = any(Path(str(name)).name == WAKES for name in typed.get("operations") or ())
     original = state.init
 
     def init(inventory: Any, config: Any, initial_limit: Any = None) -> None:
@@ -48,6 +52,8 @@ def install(state: State, arguments: Sequence[str]) -> None:
         config.FAIL_PERCENT = None
         state.should_raise_failed_hosts = None
         original(inventory, config, initial_limit=initial_limit)
+        if asleep:
+            leave_unconnected(inventory)
         names = ", ".join(sorted(host.name for host in inventory))
         if not names:
             raise PyinfraError(
@@ -63,6 +69,27 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 
     state.init = init  # type: ignore[method-assign]
+
+
+def leave_unconnected(inventory: Any) -> None:
+    """Takes every host for connected without a connection: pyinfra connects to all hosts before it
+    reads a deploy, ends where none answers, and leaves out those that do not.
+
+    `connected_now` makes the real connection where one is needed.
+    """
+    for host in inventory:
+        host.__dict__["rigbook_connect"] = host.connect
+
+        def later(*_: Any, host: Any = host, **__: Any) -> None:
+            host.connected = True
+
+        host.connect = later
+
+
+def connected_now(host: Any) -> None:
+    """Connects to a host that `leave_unconnected` left; pyinfra's ConnectError says why not."""
+    host.connected = False
+    host.__dict__["rigbook_connect"](show_errors=False, raise_exceptions=True)
 
 
 def own_folder() -> None:

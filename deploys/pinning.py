@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,10 +11,13 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.arming import load_lists
 from deploys.serving import may_run, own_unit
-from deploys.support import remember
+from deploys.support import once, remember
+from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from gates.base import Gate
+from gates.firmware import rebootable
 from gates.pinning import bootable_once, own_entries, pinnable
 from gates.serving import CHANGING
 from operations.engine import Steps, file_steps
@@ -102,14 +106,20 @@ def wanted(plan: Plan, data: HostData) -> Want:
 
 
 def observed(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
-    """The rig with each node's kernels."""
-    return observe_kernels(state, want.plan, want.module)
+    """The rig with each node's kernels; with its hardware, where the run reboots it."""
+
+    def kernels() -> Mapping[str, NodeSnapshot | Unreadable]:
+        return observe_kernels(state, want.plan, want.module)
+
+    return observe_machines(state, want.plan, kernels) if want.candidate else kernels()
 
 
 def gates_of(want: Want) -> tuple[Gate, ...]:
-    """The gates of this run."""
-    kind = bootable_once if want.candidate else pinnable
-    return (*CHANGING, *kind(want.kernel, want.nodes))
+    """The gates of this run; a candidate's boot needs nobody's hands, or it is not begun."""
+    if not want.candidate:
+        return (*CHANGING, *pinnable(want.kernel, want.nodes))
+    hands = rebootable(once("lists", load_lists), time.time(), want.nodes)
+    return (*CHANGING, *bootable_once(want.kernel, want.nodes), *hands)
 
 
 def kernels_of(snapshot: NodeSnapshot) -> tuple[KernelFacts, Grub, Apt]:

@@ -3,13 +3,18 @@
 Runbook: docs/runbooks/reboot.md. Data: only=NODE for one node, budget=SECONDS for its next boot.
 """
 
+import time
+
 from pyinfra import host, state
 
+from deploys.arming import load_lists
 from deploys.pinning import driver_module
 from deploys.rebooting import decide
 from deploys.serving import answerable, proof
-from deploys.support import gate, load, operator_data
+from deploys.support import gate, load, once, operator_data
+from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
+from gates.firmware import rebootable
 from gates.serving import REBOOTING
 from operations import engine
 from operations.reboot import reboot
@@ -20,10 +25,15 @@ plan = load()
 data = operator_data()
 where = answerable(plan)
 
-# Gate: the journal is clean, the next boot lands on a kernel with its driver, and every unit will
-# come back by itself.
+# Gate: the journal is clean, the next boot lands on a kernel with its driver, every unit will come
+# back by itself, and a headless board will not wait for somebody's hands.
+nodes = frozenset({data.only}) if data.only else None
 snapshots, waivers = gate(
-    plan, REBOOTING, lambda: observe_kernels(state, plan, driver_module(plan, data))
+    plan,
+    (*REBOOTING, *rebootable(once("lists", load_lists), time.time(), nodes)),
+    lambda: observe_machines(
+        state, plan, lambda: observe_kernels(state, plan, driver_module(plan, data))
+    ),
 )
 work = decide(plan, snapshots, data.only, lambda: Run(state, "reboot", plan, waivers))
 

@@ -36,7 +36,12 @@ _OF_ALL_HOSTS = re.compile(r"^--data: host \S+: ")
 
 def inventory_name() -> str:
     """The inventory as the operator typed it, for the commands that remedies name."""
-    return str(ctx_state.get().__dict__.get("rigbook_inventory") or "INVENTORY")
+    return str(getattr(ctx_state.get(), "rigbook_inventory", None) or "INVENTORY")
+
+
+def dry_run() -> bool:
+    """True for a run with --dry: nothing is written, not even in the operator's own folder."""
+    return bool(ctx_state.get().__dict__.get("rigbook_dry"))
 
 
 def remember(key: str, make: Any) -> Any:

@@ -25,6 +25,10 @@ class Code:
 
 CODES: dict[str, Code] = {
     "nodes-reachable": Code(Layer.FIRMWARE, waivable=False),
+    "hardware-unreadable": Code(Layer.FIRMWARE),
+    "hands-needed": Code(Layer.FIRMWARE),
+    "wol-card": Code(Layer.FIRMWARE, waivable=False),
+    "wol-unarmed": Code(Layer.FIRMWARE, "warn"),
     "clock-skew": Code(Layer.KERNEL, "warn"),
     "clock-jump": Code(Layer.KERNEL, "warn"),
     "rebooted-midway": Code(Layer.KERNEL, "warn"),

@@ -31,15 +31,18 @@ def examine(
     probe: Probe | None = None,
     after: Observed | None = None,
     more: Sequence[Violation] = (),
+    hands: Sequence[Gate] = (),
 ) -> list[Finding]:
     """All findings about a rig, the likeliest cause first.
 
     `probe` None: the endpoint was not asked. `after`: the nodes after a probe that failed. `more`:
-    what was found in files that no snapshot holds (patches, the table of versions).
+    what was found in files that no snapshot holds (patches, the table of versions). `hands`:
+    gates/firmware.py's, where the hardware was asked for.
     """
     found = [*check(plan, observed, (*SERVING, *DOCTOR)), *more]
     if any(isinstance(snapshot, KernelSnapshot) for snapshot in observed.values()):
         found += check(plan, observed, [boot.softened(gate) for gate in boot.BOOT])
+    found += check(plan, observed, hands)
     if probe is not None:
         found += answered(plan, probe, observed, after or observed)
     ranks = {node.name: node.rank for node in plan.rig.nodes}

@@ -134,9 +134,9 @@ CAUSES: dict[str, Cause] = {
     **VENV_CAUSES,
     "units-unreadable": Cause(_UNKNOWN, here=("engine-down",)),
     "unit-ghost": Cause(
-        "the file lived only in a container's layer, or was moved or deleted (C13)",
-        **_STOPS,
+        "the file lived only in a container's layer, or was moved or deleted (C13)", **_STOPS
     ),
+    "other-recipe": Cause("serve was told --data recipe=…, and this run was not"),
     "drop-in-no-reset": Cause(
         "a drop-in that replaces ExecStart= needs an empty ExecStart= first",
         **_STOPS,

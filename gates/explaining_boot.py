@@ -5,6 +5,10 @@ from __future__ import annotations
 from gates.cause import Cause
 
 BOOT_CAUSES: dict[str, Cause] = {
+    "hardware-unreadable": Cause("the host did not say what its board and its cards are"),
+    "hands-needed": Cause("nobody has said that this board comes back by itself"),
+    "wol-card": Cause("the LAN address moved, or the card was named wrongly"),
+    "wol-unarmed": Cause("the driver's default, or an update, left Wake-on-LAN off"),
     "boot-unknown": Cause("a boot loader or a menu that rigbook cannot read"),
     "boot-no-kernel": Cause("a kernel package that was removed, or cut off by a full /boot"),
     "boot-no-driver": Cause(

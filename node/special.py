@@ -1,4 +1,4 @@
-"""Steps of a change that are about no single path and no unit: GRUB's default, apt's holds.
+"""Steps of a change about no single path and no unit: GRUB's default, apt's holds, Wake-on-LAN.
 
 Each kind is a module with checked, plan, do, settle, undo and KEYS. `undo` takes them
 back after the paths: grub.cfg may have to be made anew from files that go back first.
@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from node.errors import Json
 
-_MODULES = {"grub": "node.grub_step", "hold": "node.hold_step"}
+_MODULES = {"grub": "node.grub_step", "hold": "node.hold_step", "wol": "node.wol_step"}
 OPS = tuple(_MODULES)
 
 
@@ -57,6 +57,8 @@ def describe(entry: Json) -> str:
     """Gives a step in words; here, because the snapshot tells the journal without the modules."""
     if entry["op"] == "hold":
         return f"{'hold' if entry['held'] else 'unhold'} {' '.join(entry['packages'])}"
+    if entry["op"] == "wol":
+        return f"wol {entry['letters']} on {entry['nic']}"
     if entry.get("next"):
         return f"grub next boot {entry['next']}"
     return f"grub default {entry['saved']}" if entry.get("saved") else "grub.cfg"

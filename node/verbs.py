@@ -19,6 +19,8 @@ READING: Dict[str, str] = {
     "venv look": "node.venv_place:look",
     "venv check": "node.venv_check:look",
     "kernel": "node.kernel:collect",
+    "hardware": "node.hardware:collect",
+    "wake": "node.magic:wake",
     "library look": "node.library:look",
     "library check": "node.libcandidate:candidate",
     "kube look": "node.kubelook:look",

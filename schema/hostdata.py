@@ -17,7 +17,7 @@ from schema.dropin import DROP_IN_NAME, Argv, Assignment, DropIn, Restart, UnitN
 from schema.errors import SpecError, nearest, shown
 from schema.kernelfiles import module_name, release_name
 from schema.rig import AbsolutePath, Address, Device, Fabric, HostName, Name, Node
-from schema.text import argument, http_url, mount_path
+from schema.text import argument, http_url, mac_address, mount_path
 from schema.validate import build, known_keys
 from schema.venv import Version
 
@@ -78,6 +78,7 @@ def _as_version(value: object) -> object:
 Argument = Annotated[str, AfterValidator(argument)]
 Release = Annotated[str, AfterValidator(release_name)]
 Module = Annotated[str, AfterValidator(module_name)]
+Mac = Annotated[str, AfterValidator(mac_address)]
 Url = Annotated[str, AfterValidator(http_url)]
 Commit = Annotated[str, BeforeValidator(_as_text), AfterValidator(commit_or_pr)]
 
@@ -166,6 +167,19 @@ class HostData(Frozen):
     kernel: Release | None = None
     candidate: Release | None = None
     driver_module: Module | None = None
+    # firmware: items that a person has seen at the board, and who; the card to arm (None: the one
+    # that carries lan_address)
+    attest: Annotated[tuple[Name, ...], BeforeValidator(_listed)] = ()
+    by: Argument | None = None
+    nic: Device | None = None
+    # wake: the card's address (None: as firmware recorded it), the peer that sends the packet, a
+    # program on the operator's machine that is called with `off` and `on`, whether to call it, and
+    # the seconds in between
+    mac: Mac | None = None
+    via: HostName | None = None
+    power_cycle_command: Annotated[Argv | None, BeforeValidator(listed_argv)] = None
+    power_cycle: bool = False
+    off_s: Annotated[int, Field(ge=3, le=600)] = 10
 
     def override(self) -> DropIn:
         """What the keys of a unit's drop-in say; empty where none was given."""
@@ -228,6 +242,12 @@ def host_data(name: str, data: Mapping[str, object], sources: Mapping[str, str])
         )
     if checked.reason and not checked.waive:
         raise SpecError(f"{where('reason')}: reason: without waive; allowed: together with waive")
+    if bool(checked.attest) != bool(checked.by):
+        given, missing = ("attest", "by") if checked.attest else ("by", "attest")
+        raise SpecError(
+            f"{where(given)}: {missing}: is missing; allowed: --data attest=ITEM,… together with "
+            "--data by=NAME"
+        )
     if checked.webhook and checked.webhook_file:
         raise SpecError(f"{where('webhook')}: webhook: and webhook_file; allowed: one of them")
     return checked

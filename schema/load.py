@@ -21,7 +21,10 @@ from schema.yamlfile import read_map
 
 RECIPES_DIR = "catalog/recipes"
 # What every host of a rig must say alike: one run has one recipe, one profile, one fabric.
-PER_HOST = {"role", "rank", "lan_address", "fabric_address", "ssh_user", "home"}
+PER_HOST = {
+    "role", "rank", "lan_address", "fabric_address", "ssh_user", "home", "mac", "nic",
+    "power_cycle_command",
+}  # fmt: skip
 RIG_WIDE = sorted(HostData.model_fields.keys() - PER_HOST)
 SECRET = frozenset({"webhook"})
 # Settings that change how much memory a load finds or how it is placed (NUMA).

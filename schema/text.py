@@ -14,6 +14,7 @@ from schema.errors import HiddenValueError
 MAX_LINE = 8192
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")
 _FLAG_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*\Z")
 _SHM_SIZE = re.compile(r"[1-9][0-9]*[kmg]\Z")
@@ -46,6 +47,14 @@ def plain_name(value: str) -> str:
             "is not a plain name; allowed: letters, digits and . _ @ + -, no leading -"
         )
     return value
+
+
+def mac_address(value: str) -> str:
+    """One machine's MAC address, in small letters with colons: no multicast, not all zero."""
+    text = value.lower().replace("-", ":")
+    if not _MAC.match(text) or int(text[:2], 16) & 1 or text == "00:00:00:00:00:00":
+        raise ValueError("is not one machine's MAC address; allowed: such as 00:1a:2b:3c:4d:5e")
+    return text
 
 
 def device_name(value: str) -> str:

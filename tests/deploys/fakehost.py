@@ -38,6 +38,14 @@ CONTAINER: Json = {
 }  # fmt: skip
 
 
+HARDWARE: Json = {
+    "format": 1, "virtual": "docker", "processor": "", "nics": [], "addresses": {},
+    "board": {"unreadable": "no SMBIOS"}, "displays": [], "graphics": [],
+    "efi": {"unreadable": "no UEFI"}, "clock": {"unreadable": "no clock"}, "clock_unix_s": 0.0,
+    "sleep": {}, "attestations": [], "took_s": 0.0,
+}  # fmt: skip
+
+
 def scenario_hosts() -> list[Any]:
     """The scenario's hosts as pyinfra's inventory takes them; from here on they answer."""
     folder = Path(os.environ[VARIABLE])
@@ -114,6 +122,8 @@ class FakeNode:
         said = self.faults.get(f"says {command.verb}")
         if said is not None:
             return True, json.dumps({"ok": True, **self._said(said)}), ""
+        if command.verb == "hardware":  # a container, whose firmware is another machine's
+            return True, json.dumps({"ok": True, **HARDWARE}), ""
         if command.verb == "unit-state":
             return True, self._unit_state(), ""
         if command.verb == "log":

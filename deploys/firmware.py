@@ -1,0 +1,38 @@
+"""firmware: arm Wake-on-LAN for good, check what Linux can read, list what a person must do.
+
+Runbook: docs/runbooks/firmware.md. Data: attest=ITEM,… and by=NAME record what a person has seen;
+only=NODE, nic=CARD.
+"""
+
+from pyinfra import host, state
+
+from deploys.arming import asked, decide, gates_of, observed, proof
+from deploys.support import dry_run, gate, load, once, operator_data
+from operations import engine, machine
+
+# Load: what we want, and the board's checklist.
+rig = load()
+data = operator_data()
+want = once("want", lambda: asked(rig, data))
+
+# Gate: whether this rig may be changed now, and which card must wake it.
+snapshots, waivers = gate(want.plan, gates_of(want), lambda: observed(state, want))
+work = once("work", lambda: decide(state, want, snapshots, waivers, dry_run()))
+
+# Act: what can be set, and what was attested, as one journalled change.
+machine.change(
+    name="Set what Linux can set, record what was attested",
+    run=work.run,
+    steps=work.steps[host.name],
+    members=work.members,
+    files=work.files[host.name],
+)
+
+# Verify: it is read again.
+if host.name == want.plan.rig.head.name:
+    engine.prove(
+        name="What was set is so",
+        run=work.run,
+        needed=bool(work.members),
+        check=lambda: proof(state, want, work),
+    )
