@@ -7,6 +7,7 @@ which is the ssh session). Its threads are daemons: nothing listens longer than 
 
 from __future__ import annotations
 
+import abc
 import errno
 import os
 import select
@@ -25,24 +26,24 @@ IDLE_S = 90.0
 MAX_PEERS = 64
 
 
-class Source:
+class Source(abc.ABC):
     """What is offered: a listing, and items by number. A subclass says what they are."""
 
+    @abc.abstractmethod
     def listing(self) -> Json:
         """Gives what the peers get to know first."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def size(self, item: int) -> int:
         """Gives the length of an item in bytes."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def blocks(self, item: int, offset: int) -> Iterator[wire.Bytes]:
         """Gives an item's bytes from `offset` on, in blocks of at most wire.BLOCK."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
         """Gives an item's sha256; calls `tick` now and then where it has to read for it."""
-        raise NotImplementedError
 
 
 class Alive:
