@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import Dict, List
 
-from node import change, check, journal, proc, step_tree, tree_store
+from node import change, check, journal, proc, step_tree, tree_store, tree_walk
 from node.errors import Json, NodeError
 from node.lock import Lock
 
@@ -95,7 +95,6 @@ def _prune(tree: object, keep: int, with_displaced: bool, dry: bool) -> Json:
     kept: List[Json] = []
     for rows in _by_tree(tree).values():
         _sort(rows, keep, removed, kept)
-    freed = sum(row["bytes"] for row in removed)
     if not dry:
         for n, row in enumerate(removed):
             if change.interrupted():
@@ -103,6 +102,7 @@ def _prune(tree: object, keep: int, with_displaced: bool, dry: bool) -> Json:
                                 " are removed", "interrupted", "run it again")  # fmt: skip
             tree_store.remove(row["id"])
     gone, spared = _prune_displaced(dry) if with_displaced else ([], [])
+    freed = sum(row["bytes"] for row in (*removed, *gone))
     return {"removed": removed, "kept": kept, "swept": swept, "displaced_removed": gone,
             "displaced_kept": spared, "freed_bytes": freed, "dry": dry}  # fmt: skip
 
@@ -167,7 +167,7 @@ def _prune_displaced(dry: bool) -> tuple[List[Json], List[Json]]:
             continue
         if not os.path.basename(row["path"]).startswith(".rigbook-"):
             raise NodeError(f"{row['path']} is no folder of a restore", "internal")
+        gone.append({**row, "bytes": tree_walk.disk_bytes(row["path"])})
         if not dry:
             shutil.rmtree(row["path"])
-        gone.append(row)
     return gone, spared

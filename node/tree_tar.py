@@ -7,7 +7,8 @@ that tar can never read a stream differently from us.
 from __future__ import annotations
 
 import base64
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+import struct
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from node.errors import NodeError
 from node.tree_walk import FILE, FOLDER, LINK, SYMLINK, Member, member
@@ -15,6 +16,9 @@ from node.tree_walk import FILE, FOLDER, LINK, SYMLINK, Member, member
 BLOCK = 512
 MAX_PAX = 1 << 20
 _KNOWN = (FILE, LINK, SYMLINK, FOLDER)
+# name, mode, uid, gid, size, mtime, checksum, type, link, magic, version, prefix
+_HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s80x155s12x")
+_BLANK = sum(b" " * 8)
 _XATTR = "SCHILY.xattr."
 _KINDS = {"3": "a device", "4": "a device", "6": "a pipe", "7": "a contiguous file",
           "L": "a GNU long name", "K": "a GNU long link", "S": "a sparse file",
@@ -29,14 +33,14 @@ def refused(text: str) -> NodeError:
 
 def _text(raw: bytes) -> str:
     """Gives a header's text field, as os.fsdecode would."""
-    return raw.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+    return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def _number(raw: bytes) -> int:
     """Gives a number of a header: octal, or base 256."""
     if raw[:1] and raw[0] & 0x80:
         return int.from_bytes(bytes([raw[0] & 0x7F]) + raw[1:], "big")
-    digits = raw.strip(b" \0") or b"0"
+    digits = raw.rstrip(b" \0").lstrip(b" ") or b"0"
     if not digits.isdigit():
         raise ValueError("a number is none")
     return int(digits, 8)
@@ -61,23 +65,25 @@ def _pax(raw: bytes) -> Dict[str, bytes]:
 
 def _apply(row: Member, pax: Dict[str, bytes]) -> Member:
     """Gives the member with what its pax header says."""
+    if not pax:
+        return row
+    told: Dict[str, Any] = {}
     xattrs: Dict[str, str] = {}
     for key, value in pax.items():
         text = value.decode("utf-8", "surrogateescape")
         if key == "path":
-            row = row._replace(path=text)
+            told["path"] = text
         elif key == "linkpath":
-            row = row._replace(link=text)
+            told["link"] = text
         elif key in ("size", "uid", "gid", "mtime"):
-            value_of: Dict[str, Any] = {key: int(text.partition(".")[0])}
-            row = row._replace(**value_of)
+            told[key] = int(text.partition(".")[0])
         elif key.startswith(_XATTR):
             # tar writes % and = of a name as escapes
             name = key[len(_XATTR) :].replace("%3D", "=").replace("%25", "%")
             xattrs[name] = base64.b64encode(value).decode("ascii")
         else:
             raise ValueError(f"an unknown record {key[:40]!r}")
-    return row._replace(xattrs=xattrs)
+    return row._replace(**told, xattrs=xattrs)
 
 
 class Reader:
@@ -140,48 +146,51 @@ class Reader:
         if self._ended:
             raise refused("something stands behind its end")
         try:
-            if raw[257:263] != b"ustar\0" or raw[263:265] != b"00":
+            fields = _HEADER.unpack(raw)
+            if fields[9] != b"ustar\0" or fields[10] != b"00":
                 raise ValueError("not a header of our form")
-            if _number(raw[148:156]) != sum(raw) - sum(raw[148:156]) + 8 * 32:
+            if _number(fields[6]) != sum(raw) - sum(fields[6]) + _BLANK:
                 raise ValueError("its checksum is wrong")
-            size = _number(raw[124:136])
             letter = chr(raw[156])
             if letter == "x":
+                size = _number(fields[4])
                 if self._pax or size > MAX_PAX:
                     raise ValueError("a pax header that is doubled or too large")
                 self._left, self._skip = size, (size + BLOCK - 1) // BLOCK * BLOCK
                 self._body = []
                 return
-            self._member(raw, letter, size)
+            self._member(fields, letter)
         except ValueError as error:
             raise refused(f"member {self.count + 1}: {error}") from None
 
-    def _member(self, raw: bytes, letter: str, size: int) -> None:
+    def _member(self, fields: Tuple[bytes, ...], letter: str) -> None:
         """Look at one member: what it is, and whether it is the next of the manifest."""
+        name, mode, uid, gid, size, mtime, _, _, target, _, _, prefix = fields
+        path = _text(name)
         if letter not in _KNOWN:
             kind = _KINDS.get(letter, f"of type {letter!r}")
-            raise ValueError(f"{_text(raw[:100])[:80]!r} is {kind}")
-        prefix = _text(raw[345:500])
-        name = _text(raw[:100])
-        link = _text(raw[157:257]) if letter in (LINK, SYMLINK) else ""
-        row = Member(f"{prefix}/{name}" if prefix else name, letter, _number(raw[100:108]),
-                     _number(raw[108:116]), _number(raw[116:124]), size, _number(raw[136:148]),
-                     link, {})  # fmt: skip
+            raise ValueError(f"{path[:80]!r} is {kind}")
+        if prefix[0]:
+            path = f"{_text(prefix)}/{path}"
+        link = _text(target) if letter in (LINK, SYMLINK) else ""
+        row = Member(path, letter, _number(mode), _number(uid), _number(gid), _number(size),
+                     _number(mtime), link, {})  # fmt: skip
         row = _apply(row, self._pax)
         self._pax = {}
         self._skip = (row.size + BLOCK - 1) // BLOCK * BLOCK
-        if letter == FOLDER:
-            row = row._replace(path="." if row.path == "./" else row.path[:-1]
-                               if row.path.endswith("/") else row.path)  # fmt: skip
+        if letter == FOLDER and row.path.endswith("/"):
+            row = row._replace(path="." if row.path == "./" else row.path[:-1])
         if letter != FILE and row.size:
             raise ValueError(f"{row.path[:80]!r} is no file and has a body")
         self._check(row)
         line = next(self._wanted, None)
         if line is None:
             raise ValueError(f"{row.path[:80]!r} is not in the list of members")
-        expected = member(line)
-        if row != expected:
-            raise ValueError(f"{row.path[:80]!r} is not {expected.path[:80]!r} as it was recorded")
+        if row.line() != line:
+            expected = member(line)
+            if row != expected:
+                text = f"{row.path[:80]!r} is not {expected.path[:80]!r} as it was recorded"
+                raise ValueError(text)
         self.count += 1
         self.bytes += row.size
 

@@ -14,6 +14,8 @@ from node.errors import Json, NodeError
 
 # tar's own letters
 FILE, LINK, SYMLINK, FOLDER = "0", "1", "2", "5"
+# one encoder for all lines: json.dumps with separators of its own makes one for each
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 # what shows that an entry was edited: inode, mode, owner, size, mtime and ctime in ns
 Stamp = Tuple[int, int, int, int, int, int, int]
 
@@ -37,7 +39,7 @@ class Member(NamedTuple):
 
     def line(self) -> bytes:
         """Gives the member as its line of members.jsonl."""
-        return json.dumps(list(self), separators=(",", ":")).encode("ascii") + b"\n"
+        return _encode(self).encode("ascii") + b"\n"
 
 
 def member(line: bytes) -> Member:
@@ -82,6 +84,7 @@ class Listing:
                             "back up only what lies on one file system")  # fmt: skip
         self.stamps[path] = stamp(info)
         size, link = 0, ""
+        place = f"{self.root}/{path}"
         if kind == stat.S_IFREG:
             letter, size = FILE, info.st_size
         elif kind == stat.S_IFDIR:
@@ -102,8 +105,8 @@ class Listing:
         if mode & 0o6000 and letter == FILE:
             self.setuid.append(path)
         if letter == SYMLINK:
-            link = os.readlink(os.path.join(self.root, path))
-        xattrs = {} if letter == LINK else _xattrs(os.path.join(self.root, path))
+            link = os.readlink(place)
+        xattrs = {} if letter == LINK else _xattrs(place)
         row = Member(path, letter, mode, info.st_uid, info.st_gid, size,
                      info.st_mtime_ns // 10**9, link, xattrs)  # fmt: skip
         self.lines.append(row.line())
@@ -202,3 +205,13 @@ def as_json(listing: Listing) -> Json:
     """Gives the figures of a walk."""
     return {"apparent_bytes": listing.apparent,
             "room_bytes": listing.room, "setuid": listing.setuid[:100]}  # fmt: skip
+
+
+def disk_bytes(folder: str) -> int:
+    """Gives the bytes on the disk that removing a folder would free; a hard link counts once."""
+    seen: Dict[int, int] = {}
+    for root, names, files in os.walk(folder):
+        for entry in (*names, *files):
+            info = os.lstat(os.path.join(root, entry))
+            seen[info.st_ino] = info.st_blocks * 512
+    return sum(seen.values())

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import Dict, List, Optional
+from typing import List, Optional
 
-from node import atomic, change, check, journal, proc, state
+from node import atomic, change, check, journal, proc, state, tree_walk
 from node import venv_install as installing
 from node import venv_place as place
 from node.errors import Json, NodeError
@@ -46,7 +46,7 @@ def _prune(path: str, name: str, dry: bool) -> Json:
     former = _former(path, changes)
     for folder in _versions(path):
         version = ", ".join(place.installed(folder, name)) or "of no version"
-        row = {"path": folder, "version": version, "bytes": _size(folder)}
+        row = {"path": folder, "version": version, "bytes": tree_walk.disk_bytes(folder)}
         why = _why_kept(folder, path, former, changes)
         if why:
             kept.append({**row, "why": why})
@@ -135,16 +135,6 @@ def _running(folder: str) -> List[int]:
         if any(word.startswith(folder + "/") for word in (*argv[:2], cwd + "/")):
             found.append(pid)
     return found
-
-
-def _size(folder: str) -> int:
-    """Gives the bytes on the disk that removing a folder would free."""
-    seen: Dict[int, int] = {}
-    for root, names, files in os.walk(folder):
-        for entry in (*names, *files):
-            info = os.lstat(os.path.join(root, entry))
-            seen[info.st_ino] = info.st_blocks * 512
-    return sum(seen.values())
 
 
 def _remove(folder: str) -> None:

@@ -91,7 +91,8 @@ def prune(request: Mapping[str, Any], found: PrunePlan) -> Generator[FunctionCom
     for row in found.removed:
         host.log(f"remove backup {row.id} ({row.bytes / MIB:.0f} MiB): {row.why}")
     for kept in found.displaced_removed:
-        host.log(f"remove {kept.path}, displaced by {kept.change}")
+        size = f"{kept.bytes / MIB:.0f} MiB"
+        host.log(f"remove {kept.path} ({size}), displaced by {kept.change}")
 
     def work(state: State, host: Host) -> str:
         answer = call(state, host, "tree prune", dict(request), PRUNE_TIMEOUT_S)

@@ -85,13 +85,19 @@ class KeptDisplaced(DisplacedRow):
     why: str
 
 
+class GoneDisplaced(DisplacedRow):
+    """A displaced tree that goes, and the bytes that this frees."""
+
+    bytes: int
+
+
 class PrunePlan(Frozen):
     """What a prune would do."""
 
     removed: tuple[PruneRow, ...]
     kept: tuple[PruneRow, ...]
     swept: tuple[str, ...]
-    displaced_removed: tuple[DisplacedRow, ...]
+    displaced_removed: tuple[GoneDisplaced, ...]
     displaced_kept: tuple[KeptDisplaced, ...]
     freed_bytes: int
     dry: bool

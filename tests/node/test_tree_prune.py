@@ -117,8 +117,10 @@ def test_displaced_trees_go_only_when_asked_and_once_their_change_is_over(engine
     engine.close()
     engine.ask("prune", {})
     assert kept.exists()
+    size = sum(path.lstat().st_blocks * 512 for path in kept.parent.rglob("*"))
     answer = engine.ask("prune", {"displaced": True})
     assert [row["path"] for row in answer["displaced_removed"]] == [str(kept.parent)]
+    assert answer["freed_bytes"] == size > 0
     assert not kept.parent.exists() and foreign.exists()
     assert engine.ask("list")["displaced"] == []
 
