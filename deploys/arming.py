@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.guards import ROOT
 from deploys.handing import Machine, keep, tell
+from deploys.looks import files_in, units_in, wider
 from deploys.support import remember
 from facts.hardware import hardware_of, with_hardware
 from facts.observe import observe
@@ -97,21 +97,15 @@ def gates_of(want: Want) -> tuple[Gate, ...]:
 def observed(state: State, want: Want) -> Observed:
     """The rig with each node's hardware, and the files that this run may write there."""
     found = hardware_of(state, want.plan)
-    requests = dict(want.plan.requests)
+    plan = want.plan
     for name, facts in found.items():
         if isinstance(facts, Unreadable) or isinstance(facts.nics, Unreadable):
             continue
         ours = [path for nic in facts.nics for path in paths(nic)]
         ours += [attestation.path_of(item) for item in want.attest]
         folders = [path.rpartition("/")[0] for path in ours]
-        request = requests[name]
-        requests[name] = request.model_copy(
-            update={
-                "files": (*request.files, *dict.fromkeys([*ours, *folders])),
-                "units": (*request.units, *(unit_name(nic) for nic in facts.nics)),
-            }
-        )
-    plan = dataclasses.replace(want.plan, requests=requests)
+        units = (unit_name(nic) for nic in facts.nics)
+        plan = wider(plan, (name,), (*ours, *folders), units)
     return with_hardware(observe(state, plan), found)
 
 
@@ -130,7 +124,7 @@ def decide(
             for name, snapshot in snapshots.items()
             if name in want.nodes and isinstance(snapshot, MachineSnapshot)
         }
-        files = {name: _files(snapshot) for name, snapshot in snapshots.items()}
+        files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
         steps: dict[str, Steps] = {name: [] for name in snapshots}
         for name, machine in machines.items():
             steps[name] = steps_of(machine, files[name], _enabled(snapshots[name]))
@@ -220,15 +214,8 @@ def steps_of(machine: Machine, files: Mapping[str, FileState], enabled: frozense
     return steps
 
 
-def _files(snapshot: NodeSnapshot) -> dict[str, FileState]:
-    if isinstance(snapshot.files, Unreadable):
-        raise DeployError(f"the files cannot be read: {snapshot.files.unreadable}")
-    return {state.path: state for state in snapshot.files}
-
-
 def _enabled(snapshot: NodeSnapshot) -> frozenset[str]:
-    units = () if isinstance(snapshot.units, Unreadable) else snapshot.units
-    return frozenset(unit.name for unit in units if unit.enabled == "enabled")
+    return frozenset(n for n, unit in units_in(snapshot).items() if unit.enabled == "enabled")
 
 
 def taken_back(run: Run) -> str:

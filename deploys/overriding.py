@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.looks import files_in, units_in, wider
 from facts import engine as engine_facts
 from facts.dropin import DropInCheck
 from facts.observe import fact_of, observe, real
@@ -24,7 +24,7 @@ from operations.systemd import Target, remove_steps, write_steps
 from schema.dropin import drop_in_path, ordered
 from schema.engine import Plan
 from schema.hostdata import HostData
-from schema.snapshot import FileState, NodeSnapshot, Unit, Unreadable
+from schema.snapshot import FileState, NodeSnapshot, Unit
 
 # Serve writes these units whole; a drop-in would outlive what it writes.
 OWN = "rigbook-"
@@ -100,16 +100,7 @@ def asked(plan: Plan, data: HostData) -> tuple[Plan, Wanted]:
     text = None if data.remove else override.text()
     nodes = (data.only,) if data.only else names
     wanted = Wanted(data.unit, path, text, override.exec_start, nodes, data.only is not None)
-    requests = dict(plan.requests)
-    for node in nodes:
-        request = requests[node]
-        requests[node] = request.model_copy(
-            update={
-                "files": (*request.files, path, path.rpartition("/")[0]),
-                "units": tuple(dict.fromkeys((*request.units, data.unit))),
-            }
-        )
-    return dataclasses.replace(plan, requests=requests), wanted
+    return wider(plan, nodes, (path, path.rpartition("/")[0]), (data.unit,)), wanted
 
 
 def decide(
@@ -173,14 +164,9 @@ def comes_anew(unit: Unit, now: float, plan: Plan) -> bool:
 
 def _target(node: str, snapshot: NodeSnapshot, wanted: Wanted) -> Target | None:
     """The drop-in as it is on a node; None where systemd does not know the unit."""
-    if isinstance(snapshot.units, Unreadable):
-        raise DeployError(f"{node}: the units cannot be read: {snapshot.units.unreadable}")
-    if isinstance(snapshot.files, Unreadable):
-        raise DeployError(f"{node}: the files cannot be read: {snapshot.files.unreadable}")
-    unit = next((u for u in snapshot.units if u.name == wanted.unit), None)
-    if unit is None or unit.load_state == "not-found":
+    unit, files = units_in(snapshot).get(wanted.unit), files_in(snapshot)
+    if unit is None:
         return None
-    files = {file.path: file for file in snapshot.files}
     now, folder = files[wanted.path], files[wanted.path.rpartition("/")[0]]
     if now.kind not in ("file", "absent") or folder.kind not in ("directory", "absent"):
         raise DeployError(f"{node}: {wanted.path} or its folder is a link or no plain file")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.arming import load_lists
+from deploys.looks import files_in, wider
 from deploys.serving import may_run, own_unit
 from deploys.support import once, remember
 from facts.hardware import observe_machines
@@ -86,17 +86,8 @@ def wanted(plan: Plan, data: HostData) -> Want:
                           "once: give one of them")  # fmt: skip
     if data.candidate == "current":
         raise DeployError("--data candidate=current: it runs already; name another kernel")
-    requests = {
-        name: request.model_copy(
-            update={
-                "files": (*request.files, *PIN_PATHS, *CANDIDATE_PATHS),
-                "units": (*request.units, CANDIDATE_SERVICE),
-            }
-        )
-        for name, request in plan.requests.items()
-    }
     return Want(
-        plan=dataclasses.replace(plan, requests=requests),
+        plan=wider(plan, names, (*PIN_PATHS, *CANDIDATE_PATHS), (CANDIDATE_SERVICE,)),
         kernel=data.kernel or data.candidate or "",
         candidate=data.candidate is not None,
         nodes=frozenset({data.only}) if data.only else names,
@@ -163,7 +154,7 @@ def _decide(
     run = Run(state, "kernel", want.plan, waivers, give_back)
     steps: dict[str, Steps] = {}
     words: dict[str, tuple[str, ...]] = {}
-    files = {name: _files(snapshot) for name, snapshot in snapshots.items()}
+    files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
     for name, snapshot in snapshots.items():
         steps[name], words[name] = [], ()
         if name not in want.nodes:
@@ -188,10 +179,6 @@ def _decide(
         engine_up=frozenset(n for n, s in snapshots.items() if may_run(own_unit(s))),
         boots={n: s.identity.boot_id for n, s in snapshots.items()},
     )
-
-
-def _files(snapshot: NodeSnapshot) -> dict[str, FileState]:
-    return {f.path: f for f in snapshot.files} if isinstance(snapshot.files, tuple) else {}
 
 
 def _folders(files: Mapping[str, FileState]) -> Steps:

@@ -12,6 +12,7 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.looks import files_in
 from deploys.support import endpoint, remember
 from facts.endpoint import KEY_VARIABLE, Answer, Endpoint, ask
 from gates.drift import Difference, drift, engine_state
@@ -87,7 +88,7 @@ def decide(state: State, plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> W
 
 
 def _decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
-    files = {name: _files(snapshot) for name, snapshot in snapshots.items()}
+    files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
     steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
     states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
@@ -115,10 +116,6 @@ def _decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
         needs_proof=True,
         answer=answer,
     )
-
-
-def _files(snapshot: NodeSnapshot) -> dict[str, FileState]:
-    return {f.path: f for f in snapshot.files} if isinstance(snapshot.files, tuple) else {}
 
 
 def own_unit(snapshot: NodeSnapshot, name: str = UNIT) -> Unit | None:

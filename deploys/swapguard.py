@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyinfra.api.exceptions import DeployError
-
+from deploys.looks import files_in, units_in
 from operations.engine import Steps, file_steps, timer_steps
 from schema.cluster import ClusterPlan
 from schema.libraryfiles import FILES, GUARD_PATH, GUARD_TIMER, library_documents
-from schema.snapshot import FileState, NodeSnapshot, Unit, Unreadable
+from schema.snapshot import FileState, NodeSnapshot, Unit
 
 
 def around(
     plan: ClusterPlan, snapshot: NodeSnapshot, target: str, original: str, ours: str
 ) -> Steps:
     """The state file and the guard: written, started, or taken away."""
-    files, units = files_now(snapshot), units_now(snapshot)
+    files, units = files_in(snapshot), units_now(snapshot)
     documents = library_documents(plan, target, original, ours)
     steps: Steps = []
     folder = files.get("/etc/rigbook")
@@ -52,16 +51,6 @@ def _is_file(files: Mapping[str, FileState], path: str) -> bool:
     return path in files and files[path].kind == "file"
 
 
-def files_now(snapshot: NodeSnapshot) -> dict[str, FileState]:
-    """The snapshot's files by path; DeployError when they cannot be read."""
-    if isinstance(snapshot.files, Unreadable):
-        raise DeployError(f"the files cannot be read: {snapshot.files.unreadable}")
-    return {file.path: file for file in snapshot.files}
-
-
 def units_now(snapshot: NodeSnapshot) -> dict[str, Unit]:
     """The guard's units that systemd knows; DeployError when they cannot be read."""
-    if isinstance(snapshot.units, Unreadable):
-        raise DeployError(f"the units cannot be read: {snapshot.units.unreadable}")
-    ours = (GUARD_PATH, GUARD_TIMER)
-    return {u.name: u for u in snapshot.units if u.name in ours and u.load_state != "not-found"}
+    return {n: u for n, u in units_in(snapshot).items() if n in (GUARD_PATH, GUARD_TIMER)}

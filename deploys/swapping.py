@@ -13,9 +13,10 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.clusters import looked, taken_back
+from deploys.looks import files_in
 from deploys.repodding import to_restart
 from deploys.support import once, remember
-from deploys.swapguard import around, files_now, no_guard, units_now
+from deploys.swapguard import around, no_guard, units_now
 from gates import library as gates
 from gates.mounted import files_of, mappers_of, named, state_of, target_of
 from gates.violation import Violation
@@ -170,7 +171,7 @@ def _removal(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
     if known is None:
         return Swap("", "", [], (), run)
     file = files_of(now).get(known.target)
-    steps = no_guard(files_now(snapshot), units_now(snapshot))
+    steps = no_guard(files_in(snapshot), units_now(snapshot))
     if file is None or file.sha256 not in (known.ours, known.original):
         raise DeployError(
             f"{known.target} is neither ours nor the original: it may be a new plugin's own; "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pyinfra import host
 from pyinfra.api import State
 
+from deploys.looks import files_in
 from deploys.pinning import UNDO_TIMEOUT_S, KernelWork, Want, kernels_of, pin_steps
 from deploys.serving import proof
 from deploys.support import endpoint
@@ -118,14 +119,13 @@ def _bless(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -> 
     """The candidate becomes the pinned kernel, and nobody waits for it any more."""
     assert isinstance(seen, KernelSnapshot)
     _, grub, apt = kernels_of(seen)
-    files = {f.path: f for f in seen.files} if isinstance(seen.files, tuple) else {}
     end: list[dict[str, object]] = [
         {"op": "absent", "path": CANDIDATE_PATH},
         {"op": "unit", "unit": CANDIDATE_SERVICE, "enabled": False, "active": "stop"},
         {"op": "absent", "path": CANDIDATE_SERVICE_PATH},
         {"op": "unit", "unit": CANDIDATE_SERVICE, "daemon_reload": True},
     ]
-    steps = [*pin_steps(want.kernel, grub, apt, files), *end]
+    steps = [*pin_steps(want.kernel, grub, apt, files_in(seen)), *end]
     run.apply(name, steps, PIN_TIMEOUT_S)
 
 

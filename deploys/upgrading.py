@@ -13,6 +13,7 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys import backing_up
 from deploys.knowing import ask_pip, known_versions, pip_args, venv_of, wheels_spec
+from deploys.looks import files_in
 from deploys.newpatches import patch_into
 from deploys.serving import may_run, own_unit
 from deploys.support import endpoint, once, operator_data, stand
@@ -126,7 +127,7 @@ def _decide(
     _room(node, place, backup, inplace)
     unit = own_unit(snapshots[node])
     available = getattr(snapshots[node].memory, "available", None)
-    files = _files(snapshots[node])
+    files = files_in(snapshots[node])
     documents = engine.file_steps(plan.documents[node], files)
     work = UpgradeWork(
         node=node,
@@ -148,10 +149,6 @@ def _decide(
     )
     _show(state, work, pip[node], backup)
     return work
-
-
-def _files(snapshot: NodeSnapshot) -> dict[str, FileState]:
-    return {f.path: f for f in snapshot.files} if isinstance(snapshot.files, tuple) else {}
 
 
 def would_prune(state: State, plan: Plan) -> tuple[str, dict[str, str], VenvPrunePlan]:

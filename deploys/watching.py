@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass, field
 
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.looks import files_in, units_in, wider
 from deploys.support import remember
 from facts import engine as engine_facts
 from facts.observe import fact_of, observe, real
@@ -18,7 +18,7 @@ from operations.run import Run
 from operations.watch import LOOK_S, install_steps, remove_steps
 from schema.engine import Document, Plan
 from schema.hostdata import HostData
-from schema.snapshot import FileState, NodeSnapshot, Unit, Unreadable
+from schema.snapshot import NodeSnapshot
 from schema.watchfiles import WATCH_SERVICE, WATCH_TIMER, watch_documents
 
 POLL_S = 1.0
@@ -45,14 +45,8 @@ def watched(plan: Plan, data: HostData) -> tuple[Plan, str, tuple[Document, ...]
     if node not in names:
         raise DeployError(f"--data only={node}: no such node; the rig has: {', '.join(names)}")
     documents = watch_documents(plan, node, data)
-    request = plan.requests[node]
-    wider = request.model_copy(
-        update={
-            "files": (*request.files, *(document.path for document in documents)),
-            "units": (*request.units, WATCH_TIMER),
-        }
-    )
-    return dataclasses.replace(plan, requests={**plan.requests, node: wider}), node, documents
+    files = (document.path for document in documents)
+    return wider(plan, (node,), files, (WATCH_TIMER,)), node, documents
 
 
 def decide(
@@ -68,28 +62,15 @@ def decide(
     def make() -> WatchWork:
         snapshot = observe(state, plan)[node]
         assert isinstance(snapshot, NodeSnapshot)  # the gate has stopped the run otherwise
-        files, timer = _files(snapshot, documents), _timer(snapshot)
+        paths = {document.path for document in documents}
+        files = {path: row for path, row in files_in(snapshot).items() if path in paths}
+        timer = units_in(snapshot).get(WATCH_TIMER)
         steps = (
             remove_steps(files, timer) if data.remove else install_steps(documents, files, timer)
         )
         return WatchWork(node, documents, steps, Run(state, "watch", plan, waivers, taken_back))
 
     return remember("watch", make)
-
-
-def _files(snapshot: NodeSnapshot, documents: tuple[Document, ...]) -> dict[str, FileState]:
-    if isinstance(snapshot.files, Unreadable):
-        raise DeployError(f"the files cannot be read: {snapshot.files.unreadable}")
-    paths = {document.path for document in documents}
-    return {file.path: file for file in snapshot.files if file.path in paths}
-
-
-def _timer(snapshot: NodeSnapshot) -> Unit | None:
-    if isinstance(snapshot.units, Unreadable):
-        raise DeployError(f"the units cannot be read: {snapshot.units.unreadable}")
-    found = (unit for unit in snapshot.units if unit.name == WATCH_TIMER)
-    unit = next(found, None)
-    return None if unit is None or unit.load_state == "not-found" else unit
 
 
 def taken_back(run: Run) -> str:

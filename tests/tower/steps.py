@@ -59,7 +59,7 @@ class Tower(Lab):
         """Whether a real completion comes."""
         return ask(self.endpoint, 20).ok
 
-    def killed_operator(self, deploy: str, *arguments: str, budget_s: float = 120) -> str:
+    def killed_operator(self, deploy: str, *arguments: str, budget_s: float = 900) -> str:
         """The id of a change whose operator was killed -9 once the engine had been started."""
         known = {str(change["id"]) for change in self.changes(NAME)}
         process = subprocess.Popen(
@@ -77,9 +77,11 @@ class Tower(Lab):
                 for step in newest["steps"]  # type: ignore[attr-defined]
             )
 
-        wait_until(f"{deploy} starts the engine", budget_s, started)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            wait_until(f"{deploy} starts the engine", budget_s, started)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
         return str(self.newest()["id"])
 
 
