@@ -46,14 +46,11 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(serving: Tower) -> No
     assert serving.values("InvocationID") == before
 
 
-def test_doctor_is_silent_and_quick_and_verify_agrees(serving: Tower) -> None:
-    runs = [serving.deploy("doctor") for _ in range(3)]
-    for done in runs:
-        assert done.rc == 0, done.text
-        assert "nothing blocks" in done.text and "vllm 0.32.0+cpu" in done.text
-        assert "block " not in done.text and "warn " not in done.text
-    # The best of three: other work on the machine is not the doctor's.
-    assert min(done.seconds for done in runs) <= 3.0
+def test_doctor_is_silent_and_verify_agrees(serving: Tower) -> None:
+    done = serving.deploy("doctor")
+    assert done.rc == 0, done.text
+    assert "nothing blocks" in done.text and "vllm 0.32.0+cpu" in done.text
+    assert "block " not in done.text and "warn " not in done.text
     verify = serving.deploy("verify")
     assert verify.rc == 0 and "answers at" in verify.text
 
