@@ -11,10 +11,19 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from tests.rehearsal import PYINFRA, ROOT
 from tests.tower.steps import INVENTORY, UNIT, VENV, Tower, unchanged, wait_until
 
 OLD, OTHER, BROKEN = "0.32.0", "0.31.0", "0.33.0"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(serving: Tower) -> None:
+    """The evening begins with an engine that serves: the tests before end with a stopped one."""
+    done = serving.deploy("serve")
+    assert done.rc == 0, done.text
 
 
 def leads_to(tower: Tower) -> str:
