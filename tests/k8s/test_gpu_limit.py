@@ -270,10 +270,10 @@ def test_the_stale_shared_cache_goes_once_nobody_has_it(
     make = f"import struct; open('{path}', 'wb').write(struct.pack('<i', 19920718) + bytes(8192))"
     olares.lab.ssh("lab1", f'sudo mkdir -p /srv/hami; sudo python3 -c "{make}"')
     olares.lab.ssh("lab1", "cat > /tmp/hold.py", stdin=HOLD)
-    hold = f"sudo setsid python3 /tmp/hold.py {path} {seconds}"
-    olares.lab.ssh("lab1", f"{hold} >/dev/null 2>&1 </dev/null &")
+    hold = f"setsid python3 /tmp/hold.py {path} {seconds}"
+    pid = olares.lab.ssh("lab1", f"sudo sh -c '{hold} >/dev/null 2>&1 </dev/null & echo $!'")
     done = olares.limit("limit=24000m")
     assert done.rc == 0 and f"shared cache {path} {said}" in done.text, done.text
     left = olares.lab.ssh("lab1", "ls /srv/hami")
     assert left == ("" if seconds == 8 else "cudevshr.cache")
-    olares.lab.ssh("lab1", "sudo pkill -f /tmp/hold.p[y]; sudo rm -rf /srv/hami", check=False)
+    olares.lab.ssh("lab1", f"sudo kill {pid}; sudo rm -rf /srv/hami", check=False)

@@ -19,15 +19,15 @@ from tests.k8s.conftest import Olares, deployment
 from tests.k8s.test_gpu_limit import change_of
 
 ADDRESS = "10.96.0.77"
-SERVICE = ("service=lucebox", "port=8000", "model=qwen")
-POD = ("kubectl=k3s kubectl", "port=8000", "model=qwen")
+SERVICE = ("service=lucebox", "port=8000", "model=qwen", "start_budget_s=120")
+POD = ("kubectl=k3s kubectl", "port=8000", "model=qwen", "deadline=60")
 K3S = """\
 #!/bin/sh
 # rigbook stand-in for `k3s kubectl exec` (runs here) and `logs` (a file); the rest is kubectl
 shift
-case "$1" in
-exec) while [ "$1" != -- ]; do shift; done; shift; exec "$@";;
-logs) exec cat /tmp/stand_in_pod.log;;
+case " $* " in
+*" exec "*) while [ "$1" != -- ]; do shift; done; shift; exec "$@";;
+*" logs "*) exec cat /tmp/stand_in_pod.log;;
 esac
 exec /usr/local/bin/kubectl "$@"
 """
@@ -111,7 +111,7 @@ def loop(olares: Olares) -> None:
         name = pod["metadata"]["name"]
         olares.lab.ssh(
             "lab1",
-            f"curl -sfk -X PATCH -H 'Authorization: Bearer {TOKENS['admin'][0]}' "
+            f"curl -sfk -A lab -m 30 -X PATCH -H 'Authorization: Bearer {TOKENS['admin'][0]}' "
             "-H 'Content-Type: application/strategic-merge-patch+json' --data-binary @- "
             f"{SERVER}/api/v1/namespaces/default/pods/{name}/status",
             stdin=patch,
@@ -155,6 +155,7 @@ def gguf(name: str, tensors: int = 0) -> bytes:
         (struct.pack("<Q", 64) + b'{"t": {"dtype": "BF16"', "cut off in its header"),
         (None, "No such file"),
     ],
+    ids=["the other format", "cut off", "not there"],
 )
 def test_a_drafter_of_the_wrong_format_stops_it_before_the_pod_starts(
     host: Olares, draft: bytes | None, said: str
