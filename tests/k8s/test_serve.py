@@ -111,7 +111,7 @@ def loop(olares: Olares) -> None:
            "state": {"waiting": {"reason": "CrashLoopBackOff"}}}  # fmt: skip
     patch = json.dumps({"status": {"phase": "Running", "containerStatuses": [row]}})
     for name in ghosts(olares):
-        # not as curl: the API server then writes pretty JSON, and this build may die of that
+        # not as curl, to whom the API server writes pretty JSON: see lab/kubernetes.py
         olares.lab.ssh(
             "lab1",
             f"curl -sSfk -A lab -m 30 -X PATCH -H 'Authorization: Bearer {TOKENS['admin'][0]}' "
