@@ -109,7 +109,7 @@ class Run:
         self.touched.add(node)
         request = {"change": self.change(), "steps": steps}
         answer = call(self.state, self.host(node), "apply", request, timeout_s)
-        self.did[node] = answer["steps"]
+        self.did[node] = answer.get("steps", [])
         return bool(answer["changed"])
 
     def close(self, status: str, reason: str) -> None:
