@@ -10,20 +10,24 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.answering import ask_once, where
 from deploys.diagnosis import as_row, tell
 from deploys.limiting import look as deployment
 from deploys.limiting import models
 from deploys.swapping import look
-from facts.observe import observe
+from facts.observe import observe, real
 from gates import gpulimit, library
 from gates.causes import Finding, explain
-from gates.codes import section_unreadable
+from gates.codes import section_unreadable, violation
 from gates.mounted import state_of
 from gates.serving import CHANGING, check
 from gates.violation import Violation
 from gates.waiver import blocking
 from schema.cluster import ClusterPlan
 from schema.snapshot import NodeSnapshot, Unreadable
+
+# a doctor does not wait as a start does
+ANSWER_S = 15
 
 
 def diagnose_cluster(state: State, plan: ClusterPlan) -> Sequence[Finding]:
@@ -35,7 +39,7 @@ def diagnose_cluster(state: State, plan: ClusterPlan) -> Sequence[Finding]:
         now = look(plan)
         found += [*library.readable(node, now), *library.preloaded(node, now)]
         found += [*library.stayed(node, now), *library.old_mapped(node, now)]
-        found += [*models(plan), *_of_deployment(plan)]
+        found += [*models(plan), *_of_deployment(plan), *_of_answer(state, plan)]
     return explain(found, {node: 0})
 
 
@@ -49,7 +53,27 @@ def _of_deployment(plan: ClusterPlan) -> list[Violation]:
     return [
         *gpulimit.pods_run(node, now),
         *gpulimit.limits_readable(node, now),
+        *gpulimit.limits_inside(node, now),
         *gpulimit.limit_enough(node, now),
+    ]
+
+
+def _of_answer(state: State, plan: ClusterPlan) -> list[Violation]:
+    """No real completion; not asked for where group_data does not say how."""
+    if plan.data.model is None:
+        return []
+    node = plan.rig.head.name
+    answer = ask_once(real(state), real(state).inventory.get_host(node), plan, ANSWER_S)
+    if answer.answered:
+        return []
+    return [
+        violation(
+            "no-answer",
+            node,
+            f"{plan.data.model} gives no real answer at {where(plan)}",
+            evidence=answer.detail,
+            remedy="mend the findings above first, then: pyinfra INVENTORY deploys/serve.py",
+        )
     ]
 
 

@@ -28,12 +28,13 @@ LIMITS = (memlimit.VARIABLE, *(memlimit.variable(n) for n in range(DEVICES)))
 
 @dataclass(frozen=True)
 class Patch:
-    """One run: the values, the step, what to say, the change."""
+    """One run: the values, the step, what to say, the pods before it, the change."""
 
     values: Mapping[str, str]
     steps: Steps
     lines: tuple[str, ...]
     generation: int
+    former: frozenset[str]
     run: Run = field(compare=False)
 
 
@@ -166,6 +167,7 @@ def decide(
 
     def make() -> Patch:
         now = look(plan)
+        former = frozenset(pod.uid for pod in now.pods)
         run = Run(state, "gpu_limit", plan, waivers, taken_back)  # type: ignore[arg-type]
         unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
         if unclear:
@@ -173,20 +175,22 @@ def decide(
         todo = {n: v for n, v in values.items() if now.variables[n].value != v}
         if not todo:
             logger.info(f"    {named(plan, now)} has {pairs(values)} already")
-            return Patch(values, [], (), now.rollout.generation, run)
+            return Patch(values, [], (), now.rollout.generation, former, run)
         asked = request(plan, set=todo, logs=False, variables=list(todo))
         planned = looked(plan, "kube look", asked, KubeLook, "planned")
         step = {key: value for key, value in request(plan).items() if key != "container"} | {
             "op": "kube",
             "container": planned.container,
             "set": todo,
+            # a limit that an earlier process wrote into HAMi's shared cache would stay in force
+            "clear_cache": any(name in LIMITS for name in todo),
             "uid": planned.uid,
             "resource_version": planned.resource_version,
         }
         lines = [f"{named(plan, planned)}, resourceVersion {planned.resource_version}:"]
         for change in planned.changes or ():
             lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
-        return Patch(values, [step], tuple(lines), planned.rollout.generation, run)
+        return Patch(values, [step], tuple(lines), planned.rollout.generation, former, run)
 
     work: Patch = once("patch", make)
     return work

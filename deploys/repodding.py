@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import gevent
 from pydantic import ValidationError
 from pyinfra.api import Host, State
 
-from deploys.rollouts import progress, stop_if_stuck
+from deploys.underway import progress, stop_if_stuck
 from facts.asking import AskFailed, ask_node
 from facts.observe import real
 from gates.mounted import mappers_of
@@ -59,13 +60,18 @@ def restart_pods(
         if done["restarted"]:
             host.log(f"restart Deployment {pod.namespace}/{name}")
             where["container"] = done["container"]
-            _wait(state, host, where, done["generation"], data.deadline)
+            _wait(state, host, where, done["generation"], data.patience_s, pods)
         lines.append(f"Deployment {pod.namespace}/{name} was restarted")
     return tuple(dict.fromkeys(lines))
 
 
 def _wait(
-    state: State, host: Host, where: dict[str, str | None], generation: int, seconds: int
+    state: State,
+    host: Host,
+    where: dict[str, str | None],
+    generation: int,
+    seconds: int,
+    former: Collection[str],
 ) -> None:
     deadline, said = time.monotonic() + seconds, ""
     while True:
@@ -76,7 +82,7 @@ def _wait(
             pass
         else:
             line = progress(now)
-            stop_if_stuck(now)
+            stop_if_stuck(now, former)
             done = now.rollout.done and now.rollout.generation > generation
         if done:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import gevent
 from pydantic import ValidationError
@@ -11,6 +11,7 @@ from pyinfra.api import State
 
 from deploys.answering import wait_for_completion
 from deploys.limiting import Patch, named, pairs, request
+from deploys.underway import last_lines, progress, staying, stop_if_stuck
 from facts.asking import AskFailed, ask_node
 from facts.observe import real
 from operations.node import StepFailed
@@ -24,7 +25,7 @@ def proof(state: State, plan: ClusterPlan, work: Patch) -> str:
     """A line about the new pod and its values; StepFailed once it cannot or does not come up."""
     host = real(state).inventory.get_host(plan.rig.head.name)
     asked = request(plan, variables=list(work.values))
-    deadline, said = time.monotonic() + plan.data.deadline, ""
+    deadline, said = time.monotonic() + plan.data.patience_s, ""
     while True:
         try:
             now = KubeLook.model_validate(ask_node(real(state), host, "kube look", asked))
@@ -32,46 +33,22 @@ def proof(state: State, plan: ClusterPlan, work: Patch) -> str:
             now, line = None, f"the cluster does not answer: {' '.join(str(error).split())[:200]}"
         else:
             line = progress(now)
-            stop_if_stuck(now)
+            stop_if_stuck(now, work.former)
             if now.rollout.done and now.rollout.generation > work.generation:
                 line = _values_seen(plan, now, work)
-                return f"{line}; {wait_for_completion(state, plan, deadline)}"
+                line += "".join(
+                    f"; {row['cache']}" for row in work.run.did[host.name] if "cache" in row
+                )
+                return f"{line}; {wait_for_completion(state, plan, deadline, work.former)}"
         if line != said:
             host.log(line)
             said = line
         if time.monotonic() > deadline:
             raise StepFailed(
-                f"{host.name}: not rolled out within {plan.data.deadline} s: {line}"
-                + (_last_lines(now.pods) if now else "")
+                f"{host.name}: not rolled out within {plan.data.patience_s} s: {line}"
+                + (last_lines(now.pods) if now else "")
             )
         gevent.sleep(POLL_S)
-
-
-def progress(now: KubeLook) -> str:
-    """The rollout in a line: numbers, the newest pod, its newest event, its last log line."""
-    parts = [now.rollout.words]
-    fresh = [pod for pod in now.pods if not pod.leaving][:1]
-    parts += [f"{p.name} {p.waiting or p.phase} {p.ready}/{p.containers}" for p in fresh]
-    parts += [f"event: {now.event}"] if now.event else []
-    parts += [f"log: {pod.log[-1][:120]}" for pod in fresh if pod.log]
-    return "; ".join(parts)
-
-
-def stop_if_stuck(now: KubeLook) -> None:
-    """StepFailed when the newest pod cannot come up, with its last words."""
-    newest = [pod for pod in now.pods if not pod.leaving][:1]
-    for pod in newest:
-        if pod.stuck:
-            raise StepFailed(
-                f"{pod.name}: {pod.stuck}, {pod.restarts} restarts{_last_lines([pod])}"
-            )
-    if now.rollout.failed:
-        raise StepFailed(f"the rollout's own deadline has passed: {progress(now)}")
-
-
-def _last_lines(pods: Sequence[Pod]) -> str:
-    lines = [line for pod in pods[:1] for line in pod.log[-5:]]
-    return "".join(f"\n    {line}" for line in lines)
 
 
 def _values_seen(plan: ClusterPlan, now: KubeLook, work: Patch) -> str:
@@ -81,7 +58,7 @@ def _values_seen(plan: ClusterPlan, now: KubeLook, work: Patch) -> str:
             raise StepFailed(
                 f"{name} is {now.variables[name].value!r} again: overwritten by others"
             )
-    pods = [pod for pod in now.pods if not pod.leaving and pod.phase == "Running"]
+    pods = [pod for pod in staying(now) if pod.phase == "Running"]
     seen = [pod for pod in pods if pod.live.processes]
     for pod in seen:
         _same_inside(pod, work.values)

@@ -80,8 +80,8 @@ def load() -> Plan:
         pairs = {h.name: data_of(h) for h in state.inventory}
         if any(is_cluster(merged) for merged, _ in pairs.values()):
             raise DeployError(
-                f"{inventory_name()} is a Kubernetes rig: its deploys are libvgpu, gpu_limit, "
-                "verify, doctor and rollback"
+                f"{inventory_name()} is a Kubernetes rig: its deploys are serve, verify, "
+                "libvgpu, gpu_limit, doctor and rollback"
             )
         try:
             return loader.plan(

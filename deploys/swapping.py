@@ -30,6 +30,8 @@ from schema.snapshot import NodeSnapshot
 
 # As node's limit: the request carries the library.
 MAX_LIBRARY = 24 << 20
+# Processes that are named one by one.
+SHOWN = 6
 # Loaded once more from where it will lie, before the rename: a folder mounted noexec shows here.
 LOADS = (
     'said=$(LD_PRELOAD="$1" /bin/true 2>&1) && case "$said" in *ld.so*) echo "$said"; exit 1;; esac'
@@ -135,11 +137,10 @@ def _swap(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
     lines += [f"{describe(step)}{_hash_line(step, file, ours)}" for step in steps]
     restarts = to_restart(now, ours) if plan.data.restart_pods else {}
     lines += [f"will be restarted: {pod.namespace}/{pod.name}" for pod in restarts.values()]
-    lines += [
-        f"keeps the former one until its restart: {named(now, m)}"
-        for m in mappers_of(now)
-        if m.pod not in restarts and m.sha256 != ours
-    ]
+    keep = [named(now, m) for m in mappers_of(now) if m.pod not in restarts and m.sha256 != ours]
+    lines += [f"keeps the former one until its restart: {line}" for line in keep[:SHOWN]]
+    if len(keep) > SHOWN:
+        lines.append(f"and {len(keep) - SHOWN} more processes")
     if not steps:
         logger.info(f"    {file.path} is ours already: {ours[:12]}")
     told = tuple(lines if steps or restarts else ())

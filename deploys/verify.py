@@ -1,6 +1,7 @@
 """verify: read-only proof that the rig serves: a real chat completion, and its metrics.
 
-Runbook: docs/runbooks/verify.md. Exit status 1 with the reason when it does not serve.
+Runbook: docs/runbooks/verify.md. Data: deadline (on a Kubernetes rig). Exit status 1 with the
+reason when it does not serve.
 """
 
 from pyinfra import host, state

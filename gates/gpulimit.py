@@ -29,6 +29,32 @@ def limits_readable(node: str, now: KubeLook) -> Iterator[Violation]:
             )
 
 
+def limits_inside(node: str, now: KubeLook) -> Iterator[Violation]:
+    """What a pod's processes have counts: the plugin may set the variable too (fault 49), and
+    Olares sets `0m` where the template has none (A3).
+    """
+    for pod in now.pods:
+        for name, values in pod.live.values.items():
+            wanted = now.variables[name].value if name in now.variables else None
+            for value in values:
+                if not name.startswith(memlimit.VARIABLE) or value == wanted:
+                    continue
+                try:
+                    memlimit.parse_limit(value)
+                    wrong = "" if wanted is None else f"the template says {wanted!r}"
+                except memlimit.LimitError as error:
+                    wrong = str(error)
+                if wrong:
+                    yield violation(
+                        "gpu-limit",
+                        node,
+                        f"{name} inside {pod.name} is {value!r}",
+                        evidence=f"{wrong}; read in {pod.live.processes} processes of the pod",
+                        remedy=f"{DEPLOY} --data limit=24000m (computed for your card); where the "
+                        "plugin or the image's start sets it later, change it there",
+                    )
+
+
 def limit_enough(node: str, now: KubeLook) -> Iterator[Violation]:
     """`Device N OOM <wanted> / <allowed>`: the engine dies at its first request (A5)."""
     lines = [line for pod in now.pods for line in pod.log]

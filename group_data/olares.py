@@ -13,7 +13,10 @@ deployment = "lucedflashqwen36one"
 vgpu_dir = "/usr/local/vgpu"
 # The model files as the host sees them, target and drafter, with the format that each loader reads:
 # models = {"/path/target.gguf": "gguf", "/path/draft/model.safetensors": "safetensors"}
-# Where the host reaches the engine (kubectl get service), and the name that it serves; verify and
-# gpu_limit then ask for a real completion:
-# url = "http://10.96.0.10:8000"
+# The name that the engine serves, and how it is asked for a real completion: through its Service,
+# or with `port` alone by the pod's own Python. serve, verify, doctor and gpu_limit then ask.
 # model = "qwen3.6-27b"
+# service = "lucedflashqwen36one"
+# port = 8000
+# How long a start may take, kernels that compile at the first request included:
+# start_budget_s = 600

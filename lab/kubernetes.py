@@ -3,6 +3,10 @@
 Debian 12 ships etcd as a package and Kubernetes 1.20.2 as a source with its vendor tree; nothing is
 installed on this machine: packages are unpacked into the build's own folder. The cache is named by
 the source's .dsc, which names every file of it by hash.
+
+Kubernetes 1.20.2 vendors reflect2 1.0.1, which calls into Go's maps as they were before 1.18: its
+API server may die of pretty JSON [ran], which curl, browsers and ?pretty get, never kubectl or the
+controllers.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ TOOLS = ("apt-get", "dpkg-source", "dpkg", "make", "gcc")
 
 
 def binaries(settings: LabSettings) -> Path:
-    """The folder of the binaries, built if they are not there (10 to 20 minutes, once)."""
+    """The folder of the binaries, built if they are not there (10 to 35 minutes, once)."""
     done = sorted((settings.cache / "kubernetes").glob("*/kubemark"))
     if done:
         return done[-1].parent

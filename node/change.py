@@ -141,6 +141,8 @@ def _do_all(change: Json, wanted: List[Json]) -> List[Json]:
         if step["op"] == "kube":
             changed = kubestep.do(step, change["steps"], record)
             answers.append(_answer(step, changed, "changed" if changed else "as wanted"))
+            if changed and "cache" in change["steps"][-1]:
+                answers[-1]["cache"] = change["steps"][-1]["cache"]
         elif step["op"] == "unit":
             before = any(row["changed"] for row in answers)
             ran = unit.do(step, before, change["steps"], record)

@@ -46,8 +46,8 @@ def opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
 
-def ask(endpoint: Endpoint, timeout_s: float) -> Reply:
-    """Asks for a completion and waits at most about `timeout_s` seconds for it."""
+def question(endpoint: Endpoint) -> Json:
+    """Gives the body of the request: a short completion."""
     body: Json = {
         "model": endpoint.model,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -56,9 +56,14 @@ def ask(endpoint: Endpoint, timeout_s: float) -> Reply:
     }
     if endpoint.chat_template_kwargs:
         body["chat_template_kwargs"] = endpoint.chat_template_kwargs
+    return body
+
+
+def ask(endpoint: Endpoint, timeout_s: float) -> Reply:
+    """Asks for a completion and waits at most about `timeout_s` seconds for it."""
     request = urllib.request.Request(
         f"{endpoint.url}/v1/chat/completions",
-        data=json.dumps(body).encode("utf-8"),
+        data=json.dumps(question(endpoint)).encode("utf-8"),
         headers={"Content-Type": "application/json"},
     )
     started = time.monotonic()
@@ -100,13 +105,19 @@ def reason(error: Exception) -> str:
 def _refused(error: urllib.error.HTTPError) -> Reply:
     """Gives the reply of an HTTP status that is not 2xx."""
     try:
-        said = " ".join(error.read(2000).decode("utf-8", "replace").split())[:200]
+        said = error.read(2000).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):
         said = ""
-    if error.code == 401:
+    return refused(error.code, said)
+
+
+def refused(status: int, text: str) -> Reply:
+    """Gives what a status that is not 2xx, with its body, is worth."""
+    said = " ".join(text.split())[:200]
+    if status == 401:
         return Reply(False, "HTTP 401: the engine lives and wants a key", True, "", True)
-    detail = f"HTTP {error.code}: {said}" if said else f"HTTP {error.code}"
-    return Reply(False, detail, error.code not in RETRY)
+    detail = f"HTTP {status}: {said}" if said else f"HTTP {status}"
+    return Reply(False, detail, status not in RETRY)
 
 
 def judge(raw: bytes, endpoint: Endpoint, seconds: float) -> Reply:

@@ -19,11 +19,15 @@ class Client:
     def __init__(self, argv: List[str]) -> None:
         self.argv = argv
 
-    def run(self, words: Sequence[str], timeout_s: float = ASK_S) -> run.Done:
-        """Run one kubectl command. Raises CannotRead when it is not there or does not end."""
+    def run(
+        self, words: Sequence[str], timeout_s: float = ASK_S, rest: Sequence[str] = ()
+    ) -> run.Done:
+        """Run one kubectl command; `rest` stands behind all of its flags. Raises CannotRead when it
+        is not there or does not end.
+        """
         limit = f"--request-timeout={max(1, int(timeout_s))}s"
         try:
-            return run.run([*self.argv, *words, limit], timeout_s + 5)
+            return run.run([*self.argv, *words, limit, *rest], timeout_s + 5)
         except (run.TimedOut, OSError) as error:
             raise CannotRead(f"{' '.join(self.argv)}: {error}") from None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import calendar
 import os
 import re
+import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from node import check, kubectl, kubeobj, kubepatch, libmaps, proc
@@ -159,9 +161,18 @@ def told(
         "restarts": restarts,
         "waiting": str(waiting.get("reason") or "") or None,
         "stuck": stuck,
+        "age_s": age(status.get("startTime")),
         "log": log_of(client, space, pod_name, box, bool(stuck and restarts)) if logs else [],
         "live": live(uid, names),
     }
+
+
+def age(stamp: Any) -> Optional[float]:
+    """Gives how many seconds ago a pod was taken by its node; None for one that was not yet."""
+    try:
+        return time.time() - calendar.timegm(time.strptime(str(stamp), "%Y-%m-%dT%H:%M:%SZ"))
+    except ValueError:
+        return None
 
 
 def log_of(client: kubectl.Client, space: str, pod: str, box: str, previous: bool) -> List[str]:

@@ -15,6 +15,8 @@ _PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./-]*$")
 # the server moves these itself with every change
 _OWN = ("resourceVersion", "generation", "managedFields")
 REVISION = "deployment.kubernetes.io/revision"
+# stands where a variable's name does; no variable's name has a dot
+REPLICAS = "spec.replicas"
 
 
 class Place(NamedTuple):
@@ -71,6 +73,13 @@ def find(box: Json, name: str) -> Place:
     return Place("env", -1, rows[0].get("value", "") if rows else None, "")
 
 
+def value_of(deployment: Json, box: Json, name: str) -> Optional[str]:
+    """Gives a variable's value, or how many pods there are to be. Raises NodeError as `find`."""
+    if name == REPLICAS:
+        return str(deployment["spec"].get("replicas", 1))
+    return find(box, name).value
+
+
 def _source(row: Json) -> str:
     return ", ".join(row["valueFrom"]) or "elsewhere"
 
@@ -112,8 +121,13 @@ def patch(deployment: Json, box: Json, values: Dict[str, Optional[str]]) -> Json
     resourceVersion, so that the server refuses it when somebody else wrote meanwhile.
     """
     change: Json = {"name": box["name"]}
+    spec: Json = {}
     for name in sorted(values):
-        value, place = values[name], find(box, name)
+        value = values[name]
+        if name == REPLICAS:
+            spec["replicas"] = int(value or 0)
+            continue
+        place = find(box, name)
         if place.kind == "env":
             row = {"name": name, "value": value}
             gone = {"name": name, "$patch": "delete"}
@@ -124,10 +138,10 @@ def patch(deployment: Json, box: Json, values: Dict[str, Optional[str]]) -> Json
         lines = change.setdefault(place.kind, list(box[place.kind]))
         whole = Place(place.kind, place.at, place.value, lines[place.at])
         lines[place.at] = replaced(whole, name, value)
-    return {
-        "metadata": {"resourceVersion": deployment["metadata"]["resourceVersion"]},
-        "spec": {"template": {"spec": {"containers": [change]}}},
-    }
+    if len(change) > 1:
+        spec["template"] = {"spec": {"containers": [change]}}
+    version = deployment["metadata"]["resourceVersion"]
+    return {"metadata": {"resourceVersion": version}, "spec": spec}
 
 
 def flat(value: Any, path: str = "") -> Dict[str, Any]:
@@ -166,6 +180,9 @@ def expected(box: Json, values: Dict[str, Optional[str]]) -> List[str]:
     base = f"spec.template.spec.containers[{box['name']}]"
     paths: Set[str] = set()
     for name in values:
+        if name == REPLICAS:
+            paths.add(name)
+            continue
         place = find(box, name)
         if place.kind == "env":
             paths.update((f"{base}.env[{name}].value", f"{base}.env[{name}].name"))

@@ -1,4 +1,5 @@
-"""The `kube` step of a change: variables of one container of a Deployment, set and set back.
+"""The `kube` step of a change: variables of one container of a Deployment, or how many pods it has,
+set and set back.
 
 Undo sets the recorded values back by the same kind of patch. It does not use `rollout undo`, which
 needs the former ReplicaSet and would take other people's later changes with it.
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional
 
-from node import check, kubectl, kubelook, kubeobj, kubepatch
+from node import check, hamicache, kubectl, kubelook, kubeobj, kubepatch
 from node.errors import CannotRead, Json, NodeError
 
-KEYS = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "set", "uid",
-        "resource_version")  # fmt: skip
-REQUIRED = ("kubectl", "namespace", "deployment", "container", "set", "uid", "resource_version")
+KEYS = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "set", "replicas", "uid",
+        "resource_version", "clear_cache")  # fmt: skip
+REQUIRED = ("kubectl", "namespace", "deployment", "container", "uid", "resource_version")
+MAX_REPLICAS = 1000
 TRIES = 3
 Record = Callable[[], None]
 
@@ -33,10 +35,21 @@ def checked(step: Json, where: str) -> Json:
         "namespace": space,
         "deployment": name,
         "container": box,
-        "set": kubelook.values_of(step["set"], f"{where}.set"),
+        "set": _wanted(step, where),
+        "clear_cache": check.boolean(step.get("clear_cache", False), f"{where}.clear_cache"),
         "uid": check.text(step["uid"], f"{where}.uid", 100),
         "resource_version": check.text(step["resource_version"], f"{where}.resource_version", 100),
     }
+
+
+def _wanted(step: Json, where: str) -> Dict[str, Optional[str]]:
+    """Gives what the step sets by name: variables, or how many pods there are to be."""
+    if "replicas" not in step:
+        return kubelook.values_of(step.get("set"), f"{where}.set")
+    if "set" in step:
+        raise check.bad(f"{where}: give 'set' or 'replicas', one of them")
+    count = check.number(step["replicas"], f"{where}.replicas", 0, MAX_REPLICAS)
+    return {kubeobj.REPLICAS: str(int(count))}
 
 
 def _client(row: Json) -> kubectl.Client:
@@ -54,8 +67,8 @@ def _read(row: Json, client: kubectl.Client) -> Any:
     return deployment, kubeobj.container_of(deployment, row["container"])
 
 
-def _values(box: Json, names: Any) -> Dict[str, Optional[str]]:
-    return {name: kubeobj.find(box, name).value for name in names}
+def _values(deployment: Json, box: Json, names: Any) -> Dict[str, Optional[str]]:
+    return {name: kubeobj.value_of(deployment, box, name) for name in names}
 
 
 def dry(step: Json) -> bool:
@@ -73,7 +86,7 @@ def do(step: Json, records: List[Json], record: Record) -> bool:
     """
     client = _client(step)
     deployment, box = _read(step, client)
-    before = _values(box, step["set"])
+    before = _values(deployment, box, step["set"])
     if before == step["set"]:
         return False
     if deployment["metadata"]["resourceVersion"] != step["resource_version"]:
@@ -99,6 +112,11 @@ def do(step: Json, records: List[Json], record: Record) -> bool:
             record()
         raise
     entry["state"] = "done"
+    if step["clear_cache"]:
+        # named before: an undo after a kill in here clears it too
+        entry["cache"] = "not yet looked for"
+        record()
+        entry["cache"] = hamicache.clear(deployment, box)
     record()
     return True
 
@@ -106,8 +124,8 @@ def do(step: Json, records: List[Json], record: Record) -> bool:
 def _look_again(entry: Json, client: kubectl.Client) -> Optional[Json]:
     """Gives the values as they are now, or None when that cannot be told."""
     try:
-        _, box = _read(entry, client)
-        return _values(box, entry["pre"])
+        deployment, box = _read(entry, client)
+        return _values(deployment, box, entry["pre"])
     except (NodeError, CannotRead):
         return None
 
@@ -135,12 +153,12 @@ def _gone(error: NodeError) -> bool:
 def edited(entry: Json) -> bool:
     """Gives True when the variables are neither as the step found them nor as it left them."""
     try:
-        _, box = _read(entry, _client(entry))
+        deployment, box = _read(entry, _client(entry))
     except NodeError as error:
         if _gone(error):
             return False
         raise
-    now = _values(box, entry["pre"])
+    now = _values(deployment, box, entry["pre"])
     return any(now[key] not in (entry["pre"][key], entry["post"][key]) for key in now)
 
 
@@ -154,7 +172,7 @@ def revert(entry: Json, overwrite: bool) -> str:
             if _gone(error):
                 return f"nothing to set back: {error}"
             raise
-        now = _values(box, entry["pre"])
+        now = _values(deployment, box, entry["pre"])
         if now == entry["pre"]:
             return "restored" if attempt else "was as before"
         if edited(entry) and not overwrite:
@@ -168,7 +186,8 @@ def revert(entry: Json, overwrite: bool) -> str:
             if error.code != "conflict" or attempt == TRIES - 1:
                 raise
             continue
-        _, box = _read(entry, client)
-        if _values(box, entry["pre"]) == entry["pre"]:
-            return "restored"
+        deployment, box = _read(entry, client)
+        if _values(deployment, box, entry["pre"]) == entry["pre"]:
+            told = [hamicache.clear(deployment, box)] if "cache" in entry else []
+            return "; ".join(["restored", *told])
     raise NodeError(f"{entry['path']} does not keep the former value", "not_patched")

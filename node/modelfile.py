@@ -102,7 +102,9 @@ def gguf(file: BinaryIO, size: int) -> Tuple[str, int]:
     align = int(known.get("general.alignment") or 32)
     data = -(-head.at // align) * align
     name = known.get("general.architecture") or "unknown"
-    return f"GGUF version {version}, {tensors} tensors, architecture {name}", data + end
+    # a vocabulary alone has no data, and need not be padded up to it
+    wanted = data + end if tensors else head.at
+    return f"GGUF version {version}, {tensors} tensors, architecture {name}", wanted
 
 
 def safetensors(file: BinaryIO, size: int) -> Tuple[str, int]:

@@ -24,6 +24,7 @@ READING: Dict[str, str] = {
     "library look": "node.library:look",
     "library check": "node.libcandidate:candidate",
     "kube look": "node.kubelook:look",
+    "kube answer": "node.kubeanswer:look",
     "models look": "node.modelfile:look",
     "answer look": "node.answerlook:look",
 }

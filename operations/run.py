@@ -70,6 +70,8 @@ class Run:
         self.waivers = waivers
         self.failure: str | None = None
         self.touched: set[str] = set()
+        # by host, what node said about the steps of the last apply there
+        self.did: dict[str, list[dict[str, object]]] = {}
         self.closed = False
         # True from the proof on: what is proven stays, whatever the journal's last line meets.
         self.proven = False
@@ -106,7 +108,9 @@ class Run:
         # Before the call: a lost connection may have left an open change there.
         self.touched.add(node)
         request = {"change": self.change(), "steps": steps}
-        return bool(call(self.state, self.host(node), "apply", request, timeout_s)["changed"])
+        answer = call(self.state, self.host(node), "apply", request, timeout_s)
+        self.did[node] = answer.get("steps", [])
+        return bool(answer["changed"])
 
     def close(self, status: str, reason: str) -> None:
         """Ends this change on every node that it touched; StepFailed names those that refused."""

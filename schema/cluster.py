@@ -91,15 +91,17 @@ Variables = Annotated[dict[str, str], AfterValidator(variables)]
 class ClusterData(Frozen):
     """One host's data. `kubectl` auto: kubectl, else `k3s kubectl`. `container` None: the
     Deployment has one. `models`: the model files on the host, target and drafter, each with the
-    format that its loader reads. `url`, `model`: where the host reaches the engine, and the
-    name that it serves. The rest are keys for `--data`.
+    format that its loader reads. `model`: the name that the engine serves; one of `url` (where the
+    host reaches it), `service` (its own address, on `port` where it has several) and `port` alone
+    (the pod's own Python asks there) says how. `start_budget_s`: how long a start may take, kernels
+    compiled included. The rest are keys for `--data`.
 
     libvgpu: `library` (a file here) and its `sha256`, `target` (which file of `vgpu_dir` the
     plugin mounts, where that cannot be told), `without` (exported names that may be missing),
     `restart_pods`, `guard`, `reapply`, `webhook` or `webhook_file` as for watch, `remove`.
     gpu_limit: `limit` (`24000m`), `wanted` (bytes, of the OOM line; None: read from the log),
     `reserve_mib` kept free, `device` (None: all), `hardware_mib` (None: the driver is asked),
-    `set` (other variables), `deadline` of the rollout in seconds.
+    `set` (other variables). `deadline`: seconds in place of start_budget_s, for this run.
     """
 
     lan_address: Address
@@ -116,7 +118,10 @@ class ClusterData(Frozen):
     reason: Argument | None = None
     as_json: bool = Field(default=False, alias="json")
     url: Url | None = None
+    service: DnsName | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
     model: Argument | None = None
+    start_budget_s: Annotated[int, Field(ge=10, le=7200)] = 600
     reasoning: bool = False
     change: Name | None = None
     overwrite: Annotated[tuple[AbsolutePath, ...], BeforeValidator(_listed)] = ()
@@ -136,7 +141,12 @@ class ClusterData(Frozen):
     device: Annotated[int, Field(ge=0, le=63)] | None = None
     hardware_mib: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     set: Variables | None = None
-    deadline: Annotated[int, Field(ge=10, le=7200)] = 600
+    deadline: Annotated[int, Field(ge=10, le=7200)] | None = None
+
+    @property
+    def patience_s(self) -> int:
+        """Seconds until a started pod must run and answer."""
+        return self.deadline or self.start_budget_s
 
 
 @dataclass(frozen=True)
@@ -179,8 +189,14 @@ def cluster_data(name: str, data: Mapping[str, object], sources: Mapping[str, st
         )
     if checked.webhook and checked.webhook_file:
         raise SpecError(f"{where('webhook')}: webhook: and webhook_file; allowed: one of them")
-    if (checked.url is None) != (checked.model is None):
-        raise SpecError(f"{where('url')}: url: and model belong together; allowed: both or none")
+    asked = checked.url or checked.service or checked.port
+    if (asked is None) != (checked.model is None):
+        raise SpecError(
+            f"{where('model')}: model: belongs to url, service or port; allowed: one of them with "
+            "model, or none"
+        )
+    if checked.url and (checked.service or checked.port):
+        raise SpecError(f"{where('url')}: url: and service or port; allowed: one of them")
     if checked.reapply and not checked.guard:
         raise SpecError(f"{where('reapply')}: reapply: without guard; allowed: with guard=true")
     return checked

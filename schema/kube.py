@@ -32,7 +32,9 @@ class Live(Frozen):
 
 
 class Pod(Frozen):
-    """One pod of a Deployment. `stuck`: why waiting for it is useless."""
+    """One pod of a Deployment. `stuck`: why waiting for it is useless. `age_s`: since its node took
+    it, None: not yet.
+    """
 
     name: str
     uid: str
@@ -46,6 +48,7 @@ class Pod(Frozen):
     stuck: str | None
     log: tuple[str, ...]
     live: Live
+    age_s: float | None = None
 
 
 class Change(Frozen):
@@ -88,9 +91,13 @@ class ModelFiles(Frozen):
 
 
 class HostAnswer(Frozen):
-    """What came back when the host asked for a completion; `final`: asking again is useless."""
+    """What came back when the host asked for a completion; `final`: asking again is useless.
+
+    `where`: what was asked, where the host had to find that out.
+    """
 
     answered: bool
     detail: str
     final: bool
     model: str
+    where: str = ""

@@ -17,7 +17,8 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
     "dropin", "snapshot", "kernel", "hardware", "wake", "journal", "journal look", "unit-state",
-    "log", "tree list", "library look", "library check", "kube look", "models look",
+    "log", "tree list", "library look", "library check", "kube look", "kube answer",
+    "models look",
     "answer look", "venv look", "venv check",
 }  # fmt: skip
 

@@ -82,7 +82,7 @@ def scenarios(path: Path, ours: str) -> dict[str, object]:
         "remove other": scenario(LIBVGPU, "-y", "--data", "remove=true", faults=host(other)),
         "bad key": scenario(LIBVGPU, "-y", "--data", "recipe=tiny", faults=host()),
         "injected": scenario(LIBVGPU, "-y", *want, "--data", "without=a;id", faults=host()),
-        "not this rig": scenario("deploys/serve.py", "-y", faults=host()),
+        "not this rig": scenario("deploys/restart.py", "-y", faults=host()),
         "doctor": scenario("deploys/doctor.py", "-y", faults=host(done)),
         "doctor drift": scenario(
             "deploys/doctor.py", "-y", faults=host(look(state=swapped()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -38,6 +39,24 @@ def deployment(args: list[str] | None = None, **env: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# A labelled stand-in: it is no engine. Its first answers are "loading", as while kernels compile.
+STAND_IN = """
+import http.server, json, sys
+class Engine(http.server.BaseHTTPRequestHandler):
+    early = int(sys.argv[2])
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        row = {"message": {"content": "hello"}, "finish_reason": "length"}
+        loading, Engine.early = Engine.early > 0, Engine.early - 1
+        raw = b"compiling" if loading else json.dumps({"model": "qwen", "choices": [row]}).encode()
+        self.send_response(503 if loading else 200)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+http.server.HTTPServer(("0.0.0.0", int(sys.argv[1])), Engine).serve_forever()
+"""
+
+
 class Olares:
     """The rig as an operator sees it."""
 
@@ -48,7 +67,8 @@ class Olares:
         """A fresh Deployment, rolled out."""
         self.cluster.kubectl("delete", "deployment", "lucebox", "--ignore-not-found", "--wait")
         self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
-        self.until(lambda: self.get()["status"].get("availableReplicas") == 1)
+        wanted = document["spec"]["replicas"] or None
+        self.until(lambda: self.get()["status"].get("availableReplicas") == wanted)
 
     def until(self, ready: Callable[[], bool]) -> None:
         """Wait for the cluster."""
@@ -75,6 +95,23 @@ class Olares:
         words = [word for pair in (CARD, *pairs) for word in ("--data", pair)]
         how = ["--dry", "--diff"] if dry else []
         return self.lab.pyinfra("gpu_limit", *how, *words, inventory=OLARES, yes=not dry)
+
+    def run(self, deploy: str, *pairs: str, dry: bool = False) -> Done:
+        """Runs a deploy with `--data` pairs."""
+        words = [word for pair in pairs for word in ("--data", pair)]
+        how = ["--dry", "--diff"] if dry else []
+        return self.lab.pyinfra(deploy, *how, *words, inventory=OLARES, yes=not dry)
+
+    @contextmanager
+    def engine(self, port: int, early: int = 0) -> Iterator[None]:
+        """A stand-in engine that listens on the host: no hollow pod runs one."""
+        self.lab.ssh("lab1", "cat > /tmp/stand_in_engine.py", stdin=STAND_IN)
+        start = f"setsid python3 /tmp/stand_in_engine.py {port} {early}"
+        pid = self.lab.ssh("lab1", f"{start} >/dev/null 2>&1 </dev/null & echo $!")
+        try:
+            yield
+        finally:
+            self.lab.ssh("lab1", f"kill {pid}", check=False)
 
     def rollback(self, *pairs: str) -> Done:
         """Runs rollback."""

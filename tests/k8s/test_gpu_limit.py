@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from node import kubeobj
 from tests.k8s.conftest import OLARES, Olares, deployment
 from tests.rehearsal import Done
 
@@ -47,6 +48,21 @@ def test_the_seeds_limit_is_set_and_nothing_else_moves(olares: Olares) -> None:
     assert again.counts("Set the variables") == ("1", "-", "-", "1")
     back = olares.rollback(f"change={change_of(done)}")
     assert back.rc == 0 and olares.get()["spec"] == before["spec"], back.text
+
+
+def test_a_merge_patch_would_drop_the_sidecar_and_the_rehearsal_sees_it(olares: Olares) -> None:
+    """Fault 47: the server's own dry run of what a person types, and what node says of it."""
+    before = olares.get()
+    box = {"name": "engine", "image": "lucebox:1.3.0", "env": [{"name": NAME, "value": "24000m"}]}
+    patch = {"spec": {"template": {"spec": {"containers": [box]}}}}
+    after = json.loads(olares.cluster.kubectl(
+        "patch", "deployment", "lucebox", "--type=merge", f"--patch={json.dumps(patch)}",
+        "--dry-run=server", "--output=json"))  # fmt: skip
+    assert len(after["spec"]["template"]["spec"]["containers"]) == 1
+    paths = {row["path"] for row in kubeobj.differences(before, after)}
+    ours = kubeobj.expected(kubeobj.container_of(before, "engine"), {NAME: "24000m"})
+    assert any("containers[sidecar]" in path for path in paths - set(ours))
+    assert olares.get()["spec"] == before["spec"]
 
 
 @pytest.mark.parametrize(
@@ -220,33 +236,44 @@ def test_doctor_reads_the_cluster_without_changing_it(olares: Olares) -> None:
     assert olares.get()["metadata"]["generation"] == before["metadata"]["generation"]
 
 
-STAND_IN = """
-import http.server, json
-class Engine(http.server.BaseHTTPRequestHandler):  # a labelled stand-in: it is no engine
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        row = {"message": {"content": "hello"}, "finish_reason": "length"}
-        raw = json.dumps({"model": "qwen", "choices": [row]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-http.server.HTTPServer(("127.0.0.1", 8123), Engine).serve_forever()
+def test_verify_and_the_limits_proof_ask_on_the_host(olares: Olares) -> None:
+    """The address is the host's own: what listens there is a stand-in."""
+    words = ("url=http://127.0.0.1:8123", "model=qwen")
+    silent = olares.run("verify", *words, "deadline=10")
+    assert silent.rc == 1 and "qwen does not answer" in silent.text, silent.text
+    with olares.engine(8123):
+        done = olares.run("verify", *words)
+        assert done.rc == 0 and "qwen answers at http://127.0.0.1:8123" in done.text, done.text
+        limit = olares.limit("limit=24000m", *words)
+        assert limit.rc == 0 and "qwen answers at" in limit.text, limit.text
+
+
+HOLD = """
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 0)
+time.sleep(float(sys.argv[2]))
 """
 
 
-def test_verify_and_the_limits_proof_ask_on_the_host(olares: Olares) -> None:
-    """The Service's address is the host's own: what listens there is a stand-in."""
-    words = ("--data", "url=http://127.0.0.1:8123", "--data", "model=qwen")
-    silent = olares.lab.pyinfra("verify", *words, inventory=OLARES)
-    assert silent.rc == 1 and "qwen does not answer" in silent.text, silent.text
-    olares.lab.ssh("lab1", "cat > /tmp/stand_in_engine.py", stdin=STAND_IN)
-    start = "setsid python3 /tmp/stand_in_engine.py >/dev/null 2>&1 </dev/null & echo $!"
-    pid = olares.lab.ssh("lab1", start)
-    try:
-        done = olares.lab.pyinfra("verify", *words, inventory=OLARES)
-        assert done.rc == 0 and "qwen answers at http://127.0.0.1:8123" in done.text, done.text
-        limit = olares.limit("limit=24000m", *words[1::2])
-        assert limit.rc == 0 and "qwen answers at" in limit.text, limit.text
-    finally:
-        olares.lab.ssh("lab1", f"kill {pid}", check=False)
+@pytest.mark.parametrize(("seconds", "said"), [(8, "was removed"), (60, "stays, with the former")])
+def test_the_stale_shared_cache_goes_once_nobody_has_it(
+    olares: Olares, seconds: int, said: str
+) -> None:
+    """A real process maps the file in a hostPath volume, as one of the pod that goes."""
+    document = deployment(CUDA_DEVICE_MEMORY_LIMIT_0="23000m")
+    spec = document["spec"]["template"]["spec"]
+    spec["volumes"] = [{"name": "shared", "hostPath": {"path": "/srv/hami"}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "shared", "mountPath": "/tmp"}]
+    olares.make(document)
+    path = "/srv/hami/cudevshr.cache"
+    make = f"import struct; open('{path}', 'wb').write(struct.pack('<i', 19920718) + bytes(8192))"
+    olares.lab.ssh("lab1", f'sudo mkdir -p /srv/hami; sudo python3 -c "{make}"')
+    olares.lab.ssh("lab1", "cat > /tmp/hold.py", stdin=HOLD)
+    hold = f"setsid python3 /tmp/hold.py {path} {seconds}"
+    pid = olares.lab.ssh("lab1", f"sudo sh -c '{hold} >/dev/null 2>&1 </dev/null & echo $!'")
+    done = olares.limit("limit=24000m")
+    assert done.rc == 0 and f"shared cache {path} {said}" in done.text, done.text
+    left = olares.lab.ssh("lab1", "ls /srv/hami")
+    assert left == ("" if seconds == 8 else "cudevshr.cache")
+    olares.lab.ssh("lab1", f"sudo kill {pid}; sudo rm -rf /srv/hami", check=False)

@@ -109,6 +109,21 @@ def test_2_guard_puts_ours_back_when_the_plugin_overwrites_it(vgpu: Vgpu) -> Non
     assert "the plugin had put its own library back" in log
 
 
+def test_2_a_plugin_that_loops_is_told_and_not_fought_for_ever(vgpu: Vgpu) -> None:
+    """Fault 32: five times an hour, the one above among them; then it is told and left."""
+    vgpu.send(vgpu.original, "/tmp/plugins-own.so")
+    vgpu.lab.ssh(
+        "lab1", f"for i in $(seq 10); do sudo cp /tmp/plugins-own.so {TARGET}; sleep 4; done; "
+        "sudo rm /tmp/plugins-own.so",
+    )  # fmt: skip
+    log = vgpu.lab.ssh("lab1", "sudo journalctl -q -u rigbook-library.service --no-pager")
+    assert log.count("the plugin had put its own library back") == 5, log
+    assert log.count("the plugin put its own library back") == 1, log
+    assert vgpu.now() == sha(vgpu.original) and vgpu.alive() == 20
+    doctor = vgpu.run("doctor")
+    assert doctor.rc == 1 and "libvgpu-drift" in doctor.text
+
+
 def test_3_without_the_guard_doctor_names_it(vgpu: Vgpu) -> None:
     assert vgpu.swap().rc == 0
     vgpu.put(vgpu.original)

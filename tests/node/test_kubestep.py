@@ -38,7 +38,9 @@ if fault == "before" and not dry:
     sys.exit(1)
 box = document["spec"]["template"]["spec"]["containers"][0]
 rows = {row["name"]: row for row in box["env"]}
-for row in patch["spec"]["template"]["spec"]["containers"][0]["env"]:
+document["spec"]["replicas"] = patch["spec"].get("replicas", document["spec"]["replicas"])
+boxes = patch["spec"].get("template", {"spec": {"containers": [{"env": []}]}})["spec"]["containers"]
+for row in boxes[0]["env"]:
     if row.get("$patch") == "delete":
         rows.pop(row["name"], None)
     else:
@@ -62,7 +64,7 @@ def cluster(host: Host) -> Host:
     box = {"name": "engine", "image": "one", "env": [{"name": NAME, "value": "23000m"}]}
     document = {
         "metadata": {"name": "lucebox", "uid": "u-1", "resourceVersion": "7", "generation": 1},
-        "spec": {"template": {"spec": {"containers": [box]}}},
+        "spec": {"replicas": 0, "template": {"spec": {"containers": [box]}}},
     }
     (host.bin / "deployment.json").write_text(json.dumps(document))
     return host
@@ -108,6 +110,39 @@ def test_a_variable_that_was_not_there_goes_again(cluster: Host) -> None:
     assert env(cluster)["NEW"] == "x y"
     cluster.call("undo")
     assert env(cluster) == {NAME: "23000m"}
+
+
+def replicas(host: Host) -> int:
+    """How many pods the Deployment is to have."""
+    document = json.loads((host.bin / "deployment.json").read_text())
+    return int(document["spec"]["replicas"])
+
+
+def start() -> dict[str, object]:
+    """The step that serve sends."""
+    return {**{key: value for key, value in step().items() if key != "set"}, "replicas": 1}
+
+
+def test_a_stopped_deployment_is_started_and_stopped_again_by_undo(cluster: Host) -> None:
+    cluster.call("apply", apply_request(start()))
+    assert replicas(cluster) == 1 and env(cluster) == {NAME: "23000m"}
+    again = apply_request({**start(), "resource_version": "8"})
+    assert cluster.call("apply", again)["changed"] is False
+    assert cluster.call("undo")["status"] == "ROLLED_BACK" and replicas(cluster) == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_start_that_is_killed_is_undone_by_what_the_cluster_has(cluster: Host, when: str) -> None:
+    fault(cluster, when)
+    cluster.run(cluster.argv("apply"), json.dumps(apply_request(start())))
+    fault(cluster, "")
+    assert cluster.call("undo")["status"] == "ROLLED_BACK" and replicas(cluster) == 0
+
+
+def test_a_container_without_a_volume_keeps_its_shared_cache_to_itself(cluster: Host) -> None:
+    answer = cluster.call("apply", apply_request(step(clear_cache=True)))
+    said = "shared cache /tmp/cudevshr.cache: it goes with the container"
+    assert answer["steps"][0]["cache"] == said
 
 
 @pytest.mark.parametrize(("when", "now"), [("before", "23000m"), ("after", "24000m")])
@@ -159,7 +194,8 @@ def test_dry_asks_the_server_and_changes_nothing(cluster: Host) -> None:
 @pytest.mark.parametrize(
     "bad",
     [{"deployment": "-x"}, {"namespace": "a b"}, {"set": {}}, {"set": {"A B": "x"}},
-     {"set": {"A": "x\ny"}}, {"kubectl": "rm"}, {"kubeconfig": "relative"}, {"more": 1}],
+     {"set": {"A": "x\ny"}}, {"kubectl": "rm"}, {"kubeconfig": "relative"}, {"more": 1},
+     {"replicas": 1}, {"clear_cache": "yes"}],
 )  # fmt: skip
 def test_bad_steps_are_refused(cluster: Host, bad: dict[str, object]) -> None:
     answer = cluster.call("apply", apply_request(step(**bad)))

@@ -54,6 +54,8 @@ def test_whole_files_tell_what_they_are(tmp_path: Path) -> None:
     found = look(tmp_path, gguf())
     assert (found["format"], found["broken"]) == ("gguf", None)
     assert found["said"] == "GGUF version 3, 2 tensors, architecture qwen3"
+    vocabulary = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("general.architecture")
+    assert look(tmp_path, vocabulary + struct.pack("<I", 8) + text("qwen3"))["broken"] is None
     found = look(tmp_path, safetensors())
     assert (found["format"], found["broken"]) == ("safetensors", None)
     assert found["said"] == "safetensors, 2 tensors of BF16, F32"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gates import gpulimit
-from schema.kube import ModelFile, ModelFiles
-from tests.unit.kube_parts import OOM, look
+from schema.kube import Live, ModelFile, ModelFiles
+from tests.unit.kube_parts import NAME, OOM, look
 
 
 @pytest.mark.parametrize(("value", "count"), [("0m", 1), ("24x", 1), ("24000m", 0), (None, 0)])
@@ -14,6 +14,26 @@ def test_a_limit_that_hami_misreads(value: str | None, count: int) -> None:
     """Incident A3; another variable of that value is nobody's business."""
     found = list(gpulimit.limits_readable("one", look(value)))
     assert [v.code for v in found] == ["gpu-limit"] * count
+
+
+@pytest.mark.parametrize(
+    ("template", "inside", "part"),
+    [
+        ("24000m", ("24000m",), None),
+        ("24000m", ("20000m", "24000m"), "the template says '24000m'"),
+        (None, ("0m",), "0 bytes to HAMi-core"),
+        (None, ("20000m",), None),
+        ("24000m", (), None),
+    ],
+)
+def test_what_the_processes_have_counts(
+    template: str | None, inside: tuple[str, ...], part: str | None
+) -> None:
+    """Fault 49, incident A3: the plugin sets the variable after the template."""
+    live = Live(processes=2, values={NAME: inside, "OTHER": ("1",)})
+    found = list(gpulimit.limits_inside("one", look(template, live=live)))
+    assert [v.code for v in found] == (["gpu-limit"] if part else [])
+    assert part is None or part in found[0].evidence
 
 
 def test_the_oom_line_names_what_is_lacking() -> None:

@@ -21,7 +21,7 @@ def made(**changes: object) -> ClusterData:
 
 def test_defaults() -> None:
     found = made()
-    assert (found.kubectl, found.vgpu_dir, found.deadline) == ("auto", "/usr/local/vgpu", 600)
+    assert (found.kubectl, found.vgpu_dir, found.patience_s) == ("auto", "/usr/local/vgpu", 600)
 
 
 @pytest.mark.parametrize("key", ["namespace", "deployment", "container"])
@@ -46,6 +46,9 @@ def test_names_of_kubernetes_are_plain(key: str, value: str) -> None:
         ("set", {"A": "x\ny"}),
         ("set", {}),
         ("deadline", 1),
+        ("port", 8000),
+        ("service", "a;b"),
+        ("start_budget_s", 1),
         ("wanted", -5),
         ("library", "-x"),
         ("nonsense", 1),
