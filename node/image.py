@@ -62,7 +62,7 @@ class Stored(offer.Source):
         """Gives the length of a layer's tar."""
         return self._layers[item].size()
 
-    def blocks(self, item: int, offset: int) -> Iterator[bytes]:
+    def blocks(self, item: int, offset: int) -> Iterator[memoryview]:
         """Gives a layer's tar."""
         return self._layers[item].blocks(offset)
 
