@@ -162,7 +162,7 @@ def test_a_giver_that_is_killed_leaves_the_old_image_and_the_next_run_goes_on(sm
     with m.slow_fabric(small, 40):
         started = m.start("image", *m.RECIPE)
         m.wait_for(lambda: m.spooled(small) > 2 * MB)
-        small.ssh("lab1", "sudo kill -9 $(pgrep -f 'rignode.*image offer')")
+        small.ssh("lab1", "sudo kill -9 $(pgrep -f '[r]ignode.*image offer')")
         out, _ = started.communicate(timeout=240)
     assert started.returncode == 1 and "Traceback" not in out and "run it again" in out, out
     assert m.image_id(small, "lab2") == "" and not m.listens(small)
