@@ -17,7 +17,7 @@ from operations.dockerarchive import Archive, BadArchive
 from operations.node import StepFailed
 from operations.run import Run
 from operations.transfer import DEADLINE_S, Transfer
-from schema.imagebuild import Context
+from schema.imagebuild import SCRATCH, Context
 from schema.snapshot import Image
 
 PULL_TIMEOUT_S = 4 * 3600
@@ -57,6 +57,13 @@ def _seed(
     run: Run, node: str, reference: str, archive: Archive | None, build: Context | None
 ) -> None:
     if build is not None:
+        base = build.build.base
+        # docker would pull whatever the tag means today, and try for minutes without a network
+        if base != SCRATCH and "@" not in base and not _has(run, node, base):
+            raise StepFailed(
+                f"{node}: the base {base} is not on it; name it by digest (NAME@sha256:…), or on "
+                f"{node}: docker pull {base}"
+            )
         made = imagepipe.build(run, node, build)
         imagepipe.tag(run, node, reference, {"id": made, "layers": _layers(run, node, made)})
         return
@@ -74,18 +81,24 @@ def _seed(
         raise StepFailed(f"{node}: docker pull {reference}: {output.stderr.strip()[-300:]}")
 
 
+def _inspect(run: Run, node: str, image: str, what: str) -> tuple[bool, str]:
+    """Whether docker on a node has an image, and a part of what it says of it."""
+    a_host = run.host(node)
+    line = f"docker image inspect --format {shlex.quote(what)} {shlex.quote(image)}"
+    done, said = in_host(run.state, a_host, a_host.run_shell_command, bounded(line, 60), _sudo=True)
+    return done, said.stdout if done else said.stderr
+
+
+def _has(run: Run, node: str, image: str) -> bool:
+    return _inspect(run, node, image, "{{.Id}}")[0]
+
+
 def _layers(run: Run, node: str, image: str) -> list[str]:
     """The diff ids of an image on a node."""
-    a_host = run.host(node)
-    line = f"docker image inspect --format '{{{{json .RootFS.Layers}}}}' {shlex.quote(image)}"
-    done, output = in_host(
-        run.state, a_host, a_host.run_shell_command, bounded(line, 60), _sudo=True
-    )
+    done, said = _inspect(run, node, image, "{{json .RootFS.Layers}}")
     if not done:
-        raise StepFailed(
-            f"{node}: docker image inspect {image[:19]}: {output.stderr.strip()[-300:]}"
-        )
-    return [str(layer) for layer in json.loads(output.stdout)]
+        raise StepFailed(f"{node}: docker image inspect {image[:19]}: {said.strip()[-300:]}")
+    return [str(layer) for layer in json.loads(said)]
 
 
 @operation()

@@ -19,6 +19,7 @@ from schema.recipe import ImageBuild
 
 FOLDER = TEMPLATES / "image"
 LABEL = "rigbook.inputs"
+SCRATCH = "scratch"
 METADATA = "build-metadata.yaml"
 # A context is text and patches; what is large belongs into a base image or is fetched by the build.
 MAX_BYTES = 64 << 20

@@ -291,3 +291,24 @@ def test_a_stranger_learns_nothing_on_the_port(small: Lab) -> None:
             assert key_free == "0"
         finally:
             m.kill(started)
+
+
+def test_another_kind_of_store_is_named_and_gets_the_image_whole(small: Lab) -> None:
+    """A real docker on vfs: its layers cannot be read by themselves; docker save and load do it."""
+    before = "sudo cat /etc/docker/daemon.json 2>/dev/null || echo '{}'"
+    former = small.ssh("lab2", before)
+    set_to = "sudo mkdir -p /etc/docker; sudo tee /etc/docker/daemon.json >/dev/null; "
+    restart = "sudo systemctl reset-failed docker; sudo systemctl restart docker"
+    small.ssh("lab2", set_to + restart, stdin='{"storage-driver": "vfs"}')
+    try:
+        refused = small.pyinfra("image", *m.RECIPE, "--data", "method=layers")
+        assert refused.rc == 1 and "lab2 has vfs" in refused.text, refused.text
+        assert m.image_id(small, "lab2") == ""
+        done = small.pyinfra("image", *m.RECIPE)
+        assert done.rc == 0 and "lab2 (vfs)" in done.text and "method=ssh" in done.text, done.text
+        assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+        again = small.pyinfra("image", *m.RECIPE)
+        assert again.rc == 0 and again.counts("Grand total")[1:] == ("-", "-", "5"), again.text
+    finally:
+        small.ssh("lab2", f"sudo docker rmi -f {m.IMAGE} >/dev/null 2>&1; true")
+        small.ssh("lab2", set_to + restart, stdin=former)
