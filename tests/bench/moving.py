@@ -111,8 +111,10 @@ class Moves:
 
     def away(self, image: str) -> None:
         """The taker has no such image, and nothing is left to write back."""
+        # a displaced image would keep the layers
         script = (
-            f"sudo docker rmi -f {image} >/dev/null 2>&1; sudo docker image prune -f >/dev/null"
+            f"sudo docker rmi -f {image} $(sudo docker images -q rigbook-kept) >/dev/null 2>&1; "
+            "sudo docker image prune -f >/dev/null"
         )
         self.lab.ssh("lab2", f"{script}; sync")
         self.lab.ssh("lab1", "sync")
