@@ -293,8 +293,8 @@ def part(rounds: int, megabytes: int = 1024) -> Part:
     load = f"load average {os.getloadavg()[0]:.1f} after"
     text = f"""Measured {today()} on {where}, {load}: the lab's real vLLM
 image (a layer of 2.38 GB, 50,000 files; small ones of earlier rounds on top), from lab1 to lab2
-over the lab's fabric (a veth pair, MTU 9000). Rounds: {rounds}, the two ways by turns in each. Run again on a lab with its engine:
-`python -m tests.bench moving`.
+over the lab's fabric (a veth pair, MTU 9000). Rounds: {rounds}, the two ways by turns in each.
+Run again on a lab with its engine: `python -m tests.bench moving`.
 
 {table(listed)}
 - Both hosts, the operator and whatever else ran share the two cores. Of the pipe, docker save,
