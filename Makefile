@@ -35,7 +35,7 @@ test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint
 
-bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART=rig, backup or rollback)
+bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART=rig, backup, moving or rollback)
 	@$(PY) -m tests.bench $(PART)
 
 lab-up: setup tools ## make or complete the rehearsal hosts (N=2), with the engine's image

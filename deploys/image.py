@@ -1,6 +1,6 @@
 """image: bring the recipe's image to every node: missing layers, over the fabric, the tag last.
 
-Runbook: docs/runbooks/image.md. Data: from, archive, method, port, compress, waive + reason.
+Runbook: docs/runbooks/image.md. Data: from, archive, build, method, port, compress, waive + reason.
 """
 
 from pyinfra import host, state
@@ -16,7 +16,7 @@ data = operator_data()
 
 # Gate: one right image, a way over the fabric, room, nobody else at work.
 image_of_recipe(plan)
-snapshots, waivers = gate(plan, image_gates(data.source, data.port))
+snapshots, waivers = gate(plan, image_gates(data.source, data.port, data.build))
 work = decide(state, plan, snapshots, waivers, data)
 
 # Act: on one node first, where none has it; from there to all others at the same time.
@@ -26,6 +26,7 @@ image.seed(
     reference=image_of_recipe(plan),
     nodes=work.seeds,
     archive=work.archive,
+    build=work.build,
 )
 image.move(
     name="Move the image",

@@ -19,7 +19,9 @@ from operations.node import StepFailed, call
 from operations.run import Run
 from operations.transfer import Transfer, Way
 from schema.engine import Plan
+from schema.errors import SpecError
 from schema.hostdata import HostData
+from schema.imagebuild import Context, context
 from schema.snapshot import Docker, Image, NodeSnapshot
 
 LAYERS_STORE = "overlay2"
@@ -33,6 +35,7 @@ class ImageWork:
     run: Run
     seeds: frozenset[str]
     archive: dockerarchive.Archive | None
+    build: Context | None
     transfer: Transfer | None
     whole: bool
     image: Callable[[], Image]
@@ -73,7 +76,14 @@ def _decide(
     run = Run(state, "image", plan, waivers, keep_what_is_whole)
     reference = image_of_recipe(plan)
     found = images(plan, snapshots)
-    source = giver(found, data.source)
+    made_of = _context(plan, data.archive) if data.build else None
+    if made_of is not None:
+        # What was made of other inputs is as good as absent here.
+        found = {n: i if i and i.inputs == made_of.inputs else None
+                 for n, i in found.items()}  # fmt: skip
+        have = ", ".join(n for n, i in found.items() if i) or "no node"
+        logger.info(f"    inputs {made_of.inputs[:12]}: {have} has them")
+    source = giver(found, data.source if made_of is None else None)
     lacking = takers(found, source)
     for name, image in found.items():
         said = identity_of(image) if image else "absent"
@@ -86,7 +96,7 @@ def _decide(
         # A name by digest comes from a registry alone: docker load cannot set it.
         seeds, lacking = frozenset(lacking), ()
     elif source is None:
-        source = plan.rig.head.name
+        source = data.source or plan.rig.head.name
         seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
         archive = _archive(data.archive, snapshots[source]) if data.archive else None
     transfer = None
@@ -96,10 +106,27 @@ def _decide(
         run=run,
         seeds=seeds,
         archive=archive,
+        build=made_of if seeds else None,
         transfer=transfer,
         whole=_whole(snapshots, transfer, data),
         image=lambda: _image_now(state, plan, transfer, found),
     )
+
+
+def _context(plan: Plan, archive: str | None) -> Context:
+    """What the recipe's image is built of; DeployError where it does not say."""
+    container = plan.recipe.container
+    if archive is not None:
+        raise DeployError("nothing was changed: build=true and archive= are two sources; take one")
+    if container is None or container.build is None:
+        raise DeployError(
+            f"nothing was changed: the recipe {plan.recipe.name} has no container.build: "
+            "it does not say how its image is made"
+        )
+    try:
+        return context(container.image, container.build)
+    except SpecError as error:
+        raise DeployError(f"nothing was changed: {error}") from None
 
 
 def _store(snapshot: NodeSnapshot) -> str:

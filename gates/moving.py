@@ -52,7 +52,7 @@ def takers(found: Mapping[str, Image | None], source: str | None) -> tuple[str, 
     )
 
 
-def image_gates(chosen: str | None, port: int) -> tuple[Gate, ...]:
+def image_gates(chosen: str | None, port: int, built: bool = False) -> tuple[Gate, ...]:
     """All gates before an image moves: `chosen` is the node that the operator named."""
 
     @per_node
@@ -62,7 +62,12 @@ def image_gates(chosen: str | None, port: int) -> tuple[Gate, ...]:
         yield from ()
 
     def one_source(plan: Plan, observed: Observed) -> list[Violation]:
-        """It is known whose image is the right one: two builds under one tag need a word."""
+        """It is known whose image is the right one: two builds under one tag need a word.
+
+        Where the image is built from its inputs, these say which one is right.
+        """
+        if built:
+            return []
         found = images(plan, observed)
         reference = image_name(plan) or ""
         evidence = "; ".join(f"{n}: {identity_of(i) if i else 'absent'}" for n, i in found.items())

@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--hosts", type=int, metavar="N", help=f"default: {DEFAULT_HOSTS}")
     up.add_argument("--tower", action="store_true", help="a host with the engine in a venv, too")
     up.add_argument("--no-engine", action="store_true", help="without the engine's image")
+    up.add_argument("--image-on-one", action="store_true", help="the image in the first host only")
     down = verbs.add_parser("down", help="stop and remove everything")
     down.add_argument("--purge", action="store_true", help="remove the caches as well")
     verbs.add_parser("status", help="hosts, addresses, what is cached")
@@ -80,7 +81,7 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     if verb == "up":
         hosts.up(settings, arguments.hosts, arguments.tower)
         if not arguments.no_engine and any(not host.is_tower for host in settings.hosts()):
-            engine.provide(settings)
+            engine.provide(settings, arguments.image_on_one)
         status.show(settings)
     elif verb == "engine":
         engine.provide(settings)

@@ -1,8 +1,9 @@
 """The main job, shown: two rehearsal hosts serve a model with the real vLLM over both nodes.
 
-`python -m lab.demo` (as root, from the project's root): makes the lab, converges it with
-deploys/serve.py, prints a real chat completion, converges again (no change), and says how long
-each phase took. The lab stays up; `make lab-down` takes it away.
+`python -m lab.demo` (as root, from the project's root): makes the lab with the engine's image on
+one host, brings it to the other with deploys/image.py, converges both with deploys/serve.py,
+prints a real chat completion, converges again (no change), and says how long each phase took. The
+lab stays up; `make lab-down` takes it away.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def main() -> None:
         (_pyinfra if pyinfra else _run)(*command)
         phases.append((name, time.monotonic() - started))
 
-    phase("lab: two hosts, their links, the engine's image", sys.executable, "-m", "lab", "up")
-    phase("image: the same on both hosts", *IMAGE, pyinfra=True)
+    up = (sys.executable, "-m", "lab", "up", "--image-on-one")
+    phase("lab: two hosts, their links, the engine's image on the first", *up)
+    phase("image: from the first host to the second, over the fabric", *IMAGE, pyinfra=True)
     phase("weights: the same on both hosts", *WEIGHTS, pyinfra=True)
     phase("serve: converge and prove", *SERVE, pyinfra=True)
     print("\n== a chat completion", flush=True)

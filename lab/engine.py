@@ -75,8 +75,11 @@ def inputs() -> str:
     return cache.recipe_hash([debian.SUITE, steps, script, pins])
 
 
-def provide(settings: LabSettings) -> None:
-    """Image and model: in the cache, and in every running host."""
+def provide(settings: LabSettings, on_one: bool = False) -> None:
+    """Image and model: in the cache, and in every running host.
+
+    `on_one`: the image in the first host only, so that deploys/image.py has something to move.
+    """
     folder = build(settings)
     # a tower has its own engine and model, in its layer
     hosts = [
@@ -88,9 +91,10 @@ def provide(settings: LabSettings) -> None:
         raise LabError("no host runs: 'up' first")
     image_id = json.loads((folder / "build.json").read_text())["image_id"]
     in_parallel(hosts, lambda host: put_model(settings, host, folder))
-    lacking = [host for host in hosts if image_in(settings, host) != image_id]
+    wanted = hosts[:1] if on_one else hosts
+    lacking = [host for host in wanted if image_in(settings, host) != image_id]
     if not lacking:
-        console.say(f"{ENGINE_IMAGE} is in all hosts")
+        console.say(f"{ENGINE_IMAGE} is in {'all hosts' if not on_one else wanted[0].name}")
         return
     with console.phase(f"docker load into {len(lacking)} hosts", "1 minute"):
         in_parallel(lacking, lambda host: load_image(settings, host, folder, image_id))

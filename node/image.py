@@ -8,23 +8,17 @@ sets the tag last.
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import os
-import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Callable, Iterator, Optional
 
-from node import change, check, dockerctl, fetch, imageload, imagetag, journal, layers, offer
+from node import change, check, fetch, imagebring, imageload, imagetag, journal, layers, offer
 from node import spool as spooling
 from node.errors import CannotRead, Json, NodeError
 from node.lock import Lock
 from node.snapshot import docker
 
-SUFFIX = ".layer"
-DOCKER_WAIT_S = 60.0
 _TAG_KEYS = ("change", "image", "want")
-ATTEMPTS = 3
 
 
 def store() -> str:
@@ -68,7 +62,7 @@ class Stored(offer.Source):
         """Gives the length of a layer's tar."""
         return self._layers[item].size()
 
-    def blocks(self, item: int, offset: int) -> Iterator[bytes]:
+    def blocks(self, item: int, offset: int) -> Iterator[memoryview]:
         """Gives a layer's tar."""
         return self._layers[item].blocks(offset)
 
@@ -109,11 +103,12 @@ def receive(request: Json) -> Json:
     started = time.monotonic()
     with spooling.Busy("image"):
         peer = fetch.Peer(body["from"], body["key"], alive.gone)
-        job = _Transfer(body, peer, alive)
+        job = imagebring.Bringing(body, peer)
         try:
             root = store()
-            if not _whole(body["want"]):
+            if not imageload.whole(body["want"]):
                 job.bring(root)
+            imageload.drop_parts()
             error = None
         except (NodeError, OSError) as failure:
             error = str(failure)
@@ -132,15 +127,6 @@ def receive(request: Json) -> Json:
     return {**answer, "changed": changed, "took_s": round(time.monotonic() - started, 2)}
 
 
-def _whole(want: Json) -> bool:
-    """Gives whether docker has the image with just this config and these layers."""
-    found = imageload.inspect(want["id"])
-    if found is None:
-        return False
-    there = (found.get("RootFS") or {}).get("Layers")
-    return bool(found["Id"] == want["id"] and there == want["layers"])
-
-
 def tag(request: Json) -> Json:
     """`image tag`: set the tag on an image that is here whole, as a journalled step."""
     body = check.keys(request, "request", _TAG_KEYS, _TAG_KEYS)
@@ -156,141 +142,10 @@ def _tag(body: Json) -> bool:
     with Lock(f"image receive {header['deploy']} by {header['operator']}"):
         journal.sweep()
         found = change.opened(header)
-        if not _whole(body["want"]):
+        if not imageload.whole(body["want"]):
             raise NodeError(
                 "the image went away before it was tagged", "image_load", "run it again"
             )
         return imagetag.do(
             body["image"], body["want"]["id"], found["steps"], lambda: journal.save(found)
         )
-
-
-class _Transfer:
-    """One image on its way: wire to spool in one thread, spool to docker in this one."""
-
-    def __init__(self, body: Json, peer: fetch.Peer, alive: offer.Alive) -> None:
-        self._body, self._peer, self._alive = body, peer, alive
-        self._progress: Optional[spooling.Progress] = None
-        self.figures: Json = {"layers": 0, "bytes": 0, "resumed_bytes": 0}
-
-    def end(self) -> None:
-        """Clears the progress away."""
-        if self._progress:
-            self._progress.end()
-
-    def bring(self, root: str) -> None:
-        """Brings what the store lacks and has docker load it. Raises NodeError."""
-        want = self._body["want"]
-        config = self._config()
-        have = layers.present(root, want["layers"])
-        sizes = {n: int(self._peer.ask({"size": n})["size"])
-                 for n in range(have, len(want["layers"]))}  # fmt: skip
-        names = {n: want["layers"][n][7:] + SUFFIX for n in sizes}
-        spooling.keep_only([SUFFIX], list(names.values()))
-        paths = {n: os.path.join(spooling.folder(), name) for n, name in names.items()}
-        kept = {n: _size(path) for n, path in paths.items()}
-        total, there = sum(sizes.values()), sum(kept.values())
-        # docker load unpacks the archive beside its store before it registers the layers.
-        spooling.require_room([(root, 2 * total), (spooling.folder(), max(0, total - there))])
-        self.figures.update(layers=len(sizes), bytes=total, resumed_bytes=there)
-        self._progress = spooling.Progress("image", total, there)
-        started = time.monotonic()
-        growing = imageload.Growing()
-        wire_s: List[float] = []
-
-        def fetch_all() -> None:
-            try:
-                for item in sorted(sizes):
-                    self._fetch(item, paths[item], want["layers"][item][7:], growing)
-                wire_s.append(time.monotonic() - started)
-                # docker needs minutes for what is here now; the giver need not wait for it
-                self._peer.bye(None)
-            except Exception as error:
-                growing.failed(error)
-
-        thread = threading.Thread(target=fetch_all, daemon=True)
-        thread.start()
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                self._load(config, sizes, paths, growing)
-                break
-            except NodeError as error:
-                if error.code != "image_load" or attempt == ATTEMPTS or not self._docker_back():
-                    raise
-        thread.join()
-        if not _whole(want):
-            raise NodeError("docker load ended well and the image is not what it was to be",
-                            "image_load", "docker images --no-trunc; run it again")  # fmt: skip
-        self.figures.update(wire_s=round(wire_s[0], 2),
-                            load_s=round(time.monotonic() - started, 2))  # fmt: skip
-        for path in paths.values():
-            os.unlink(path)
-
-    def _config(self) -> bytes:
-        """Gives the image's config, which is what its id says."""
-        want = self._body["want"]
-        raw = base64.b64decode(str(self._peer.ask({"list": True}).get("config", "")))
-        if "sha256:" + hashlib.sha256(raw).hexdigest() != want["id"]:
-            raise NodeError(
-                "the giving node has another image by now", "not_the_same", "run it again"
-            )
-        said: Any = json.loads(raw)
-        if said.get("rootfs", {}).get("diff_ids") != want["layers"]:
-            raise NodeError("the image's config names other layers", "not_the_same")
-        return raw
-
-    def _fetch(self, item: int, path: str, want: str, growing: imageload.Growing) -> None:
-        size = [_size(path)]
-
-        def grown(count: int) -> None:
-            size[0] += count
-            growing.grew(item, size[0])
-            if self._progress:
-                self._progress.add(count)
-
-        if size[0]:
-            growing.grew(item, size[0])
-        fetch.fetch(self._peer, item, path, want, grown)
-        growing.grew(item, size[0])
-
-    def _load(
-        self,
-        config: bytes,
-        sizes: Dict[int, int],
-        paths: Dict[int, str],
-        growing: imageload.Growing,
-    ) -> None:
-        want = self._body["want"]
-
-        def told(row: Json) -> None:
-            self._peer.stop_if_gone()
-            detail = row.get("progressDetail") or {}
-            if detail.get("total") and self._progress:
-                self._progress.at(f"docker load {detail['current'] / 1e9:.2f} GB")
-
-        chunks = imageload.archive(
-            want["id"], config, want["layers"], sizes,
-            lambda item: growing.read(item, paths[item], sizes[item]),
-        )  # fmt: skip
-        imageload.load(chunks, self._body["deadline_s"], self._all_sent, told)
-
-    def _all_sent(self) -> None:
-        if self._progress:
-            self._progress.at("docker load")
-
-    def _docker_back(self) -> bool:
-        """Waits for a docker that restarts; gives whether it answers again."""
-        deadline = time.monotonic() + DOCKER_WAIT_S
-        while time.monotonic() < deadline:
-            self._peer.stop_if_gone()
-            if dockerctl.answers():
-                return True
-            time.sleep(0.5)
-        return False
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0

@@ -14,12 +14,15 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional
 from urllib.parse import quote
 
-from node import wire
+from node import dockerctl, wire
 from node.dockerhttp import Connection
 from node.errors import Json, NodeError
 from node.snapshot import docker
 
 _CHUNK = wire.BLOCK
+# The label of the nameless images that keep the layers of an image of which more has to come.
+PART = "rigbook.part"
+PART_TIMEOUT_S = 60.0
 
 
 class Growing:
@@ -109,10 +112,46 @@ def load(
     Raises NodeError (`image_load`) with docker's words, and whatever making the archive raises:
     docker then sees an archive that is cut, and keeps nothing.
     """
+    last = _post("/images/load?quiet=0", chunks, timeout_s, sent, told)
+    # A connection that just ends is no success: `socat … docker load` gave 0 and no image.
+    if not last.startswith("Loaded image"):
+        raise _cut(last)
+
+
+def import_layer(
+    chunks: Iterator[bytes],
+    timeout_s: float,
+    sent: Callable[[], None],
+    told: Callable[[Json], None],
+) -> None:
+    """Hand the tar of a lowest layer to docker, which registers it while it comes.
+
+    docker load writes all of an archive to its disk first; an import does not. The image that it
+    makes has no name and carries the label PART. Raises as `load`.
+    """
+    label = quote(f"LABEL {PART}=1")
+    last = _post(f"/images/create?fromSrc=-&changes={label}", chunks, timeout_s, sent, told)
+    if not last.startswith("sha256:"):
+        raise _cut(last)
+
+
+def _cut(last: str) -> NodeError:
+    return NodeError(f"docker ended in the middle of the load ({last.strip()[:80] or 'no word'})",
+                     "image_load", "systemctl status docker; then run it again")  # fmt: skip
+
+
+def _post(
+    path: str,
+    chunks: Iterator[bytes],
+    timeout_s: float,
+    sent: Callable[[], None],
+    told: Callable[[Json], None],
+) -> str:
+    """Sends chunks to docker and reads what it tells; gives its last word."""
     connection = Connection(docker.SOCKET, timeout_s)
     try:
         try:
-            connection.putrequest("POST", "/images/load?quiet=0")
+            connection.putrequest("POST", path)
             connection.putheader("Content-Type", "application/x-tar")
             connection.putheader("Transfer-Encoding", "chunked")
             connection.endheaders()
@@ -125,7 +164,7 @@ def load(
         except (BrokenPipeError, ConnectionResetError):
             pass  # docker has said why, and closed: its answer is read below
         sent()
-        _answer(connection, told)
+        return _answer(connection, told)
     except socket.timeout:
         raise NodeError(f"docker load was not done in {timeout_s:g} s", "image_load") from None
     except (OSError, http.client.HTTPException) as error:
@@ -135,7 +174,7 @@ def load(
         connection.close()
 
 
-def _answer(connection: http.client.HTTPConnection, told: Callable[[Json], None]) -> None:
+def _answer(connection: http.client.HTTPConnection, told: Callable[[Json], None]) -> str:
     response = connection.getresponse()
     last = ""
     for line in iter(response.readline, b""):
@@ -150,14 +189,40 @@ def _answer(connection: http.client.HTTPConnection, told: Callable[[Json], None]
             raise NodeError(f"docker load: {str(said)[:400]}", "image_load", "df -h; run it again")
         last = str(row.get("stream") or row.get("status") or last)
         told(row)
-    # A connection that just ends is no success: `socat … docker load` gave 0 and no image.
-    if not last.startswith("Loaded image"):
-        said = last.strip()[:80] or "no word"
-        raise NodeError(f"docker ended in the middle of the load ({said})", "image_load",
-                        "systemctl status docker; then run it again")  # fmt: skip
+    return last
+
+
+def part_config(config: bytes, diff_ids: List[str]) -> bytes:
+    """Gives the config of an image of the lowest layers only, nameless and labelled PART.
+
+    Docker keeps a layer for as long as an image has it: this is what keeps the layers of an image
+    of which more has to come.
+    """
+    whole: Json = json.loads(config)
+    part: Json = {key: whole[key] for key in ("architecture", "os", "variant") if key in whole}
+    part["config"] = {"Labels": {PART: "1"}}
+    part["rootfs"] = {"type": "layers", "diff_ids": diff_ids}
+    return json.dumps(part, sort_keys=True).encode()
+
+
+def drop_parts() -> None:
+    """Removes the nameless images that only kept layers; what another image has stays."""
+    wanted = quote(json.dumps({"label": [f"{PART}=1"], "dangling": ["true"]}))
+    for row in docker.get(f"/images/json?filters={wanted}"):
+        # 409: somebody made a container of it; 404: somebody was faster
+        dockerctl.call("DELETE", f"/images/{quote(str(row['Id']), safe=':')}", PART_TIMEOUT_S)
 
 
 def inspect(reference: str) -> Optional[Json]:
     """Gives an image by name or id as docker knows it, or None. Raises CannotRead."""
     row = docker.get(f"/images/{quote(reference, safe='/:@')}/json", absent_ok=True)
     return None if row is None else dict(row)
+
+
+def whole(want: Json) -> bool:
+    """Gives whether docker has the image with just this config and these layers."""
+    found = inspect(want["id"])
+    if found is None:
+        return False
+    there = (found.get("RootFS") or {}).get("Layers")
+    return bool(found["Id"] == want["id"] and there == want["layers"])

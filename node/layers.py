@@ -8,12 +8,14 @@ order: put together they are the layer's tar byte for byte, whose sha256 is its 
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from node.errors import NodeError
 from node.wire import BLOCK
@@ -21,6 +23,7 @@ from node.wire import BLOCK
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _CACHE = re.compile(r"^[0-9a-z-]{16,80}$")
 DRIVER = "overlay2"
+Reader = Callable[[memoryview], int]
 
 
 def chains(diff_ids: List[str]) -> List[str]:
@@ -97,43 +100,49 @@ class Layer:
         """Gives the length of the layer's tar in bytes; reads no file of it."""
         return sum(length for length, _ in self._entries())
 
-    def blocks(self, offset: int = 0) -> Iterator[bytes]:
+    def blocks(self, offset: int = 0) -> Iterator[memoryview]:
         """Gives the layer's tar from `offset` on, in blocks of BLOCK bytes (the last is shorter).
 
-        Raises NodeError when a file is not as long as the store says, or leads out of the layer.
+        A block holds until the next one is asked for. Raises NodeError when a file is not as long
+        as the store says, or leads out of the layer.
         """
-        gathered = bytearray()
+        # Filled in place: every copy of the bytes costs as much as reading them.
+        block = memoryview(bytearray(BLOCK))
+        full = 0
         for length, part in self._entries():
             if offset >= length:
                 offset -= length
                 continue
-            if isinstance(part, str):
-                gathered += base64.b64decode(part)[offset:]
-            else:
-                yield from self._file(part, length, offset, gathered)
+            left = length - offset
+            with self._reader(part, length, offset) as read_into:
+                while left:
+                    count = read_into(block[full : min(BLOCK, full + left)])
+                    if not count:
+                        raise NodeError(
+                            f"a file of layer {self.diff_id[:19]} is cut", "image_store"
+                        )
+                    left -= count
+                    full += count
+                    if full == BLOCK:
+                        yield block
+                        full = 0
             offset = 0
-            if len(gathered) >= BLOCK:
-                yield from _whole(gathered)
-        if gathered:
-            yield bytes(gathered)
+        if full:
+            yield block[:full]
 
-    def _file(self, entry: Any, length: int, offset: int, gathered: bytearray) -> Iterator[bytes]:
-        """Adds a file's bytes to `gathered`; gives whole blocks as they are full."""
-        fd = os.open(self._path(entry), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    @contextlib.contextmanager
+    def _reader(self, part: Any, length: int, offset: int) -> Iterator[Reader]:
+        """Gives what reads a part of the tar from `offset` on into a buffer."""
+        if isinstance(part, str):
+            yield io.BytesIO(base64.b64decode(part)[offset:]).readinto
+            return
+        fd = os.open(self._path(part), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_size != length:
                 raise NodeError(f"a file of layer {self.diff_id[:19]} changed", "image_store")
             if offset:
                 os.lseek(fd, offset, os.SEEK_SET)
-            left = length - offset
-            while left:
-                chunk = os.read(fd, min(left, BLOCK))
-                if not chunk:
-                    raise NodeError(f"a file of layer {self.diff_id[:19]} is cut", "image_store")
-                left -= len(chunk)
-                gathered += chunk
-                if len(gathered) >= BLOCK:
-                    yield from _whole(gathered)
+            yield lambda into: os.readv(fd, [into])
         finally:
             os.close(fd)
 
@@ -149,11 +158,3 @@ class Layer:
                 raise NodeError(f"{known!r} leads out of layer {self.diff_id[:19]}", "image_store")
             self._safe[known] = real
         return os.path.join(os.fsencode(self._safe[known]), base)
-
-
-def _whole(gathered: bytearray) -> Iterator[bytes]:
-    """Gives the full blocks of `gathered` and leaves the rest in it."""
-    while len(gathered) >= BLOCK:
-        block = bytes(gathered[:BLOCK])
-        del gathered[:BLOCK]
-        yield block

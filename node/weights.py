@@ -13,7 +13,7 @@ import pwd
 import queue
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from node import atomic, check, fetch, lasting, offer, spool, wire
@@ -23,6 +23,8 @@ from node.journal import checked_change
 from node.state import sync_folder
 
 STREAMS = 4
+# Bytes after which a file's flush begins while more of it comes: else all of it waits for the end.
+FLUSH = 64 << 20
 
 
 class Files(offer.Source):
@@ -251,9 +253,10 @@ class _Transfer:
     def _stream(self, jobs: "queue.Queue[Tuple[int, Json]]", parts: Dict[int, str]) -> None:
         peer = fetch.Peer(self._body["from"], self._body["key"], self._alive.gone)
         try:
-            while not self._errors:
-                item, row = jobs.get_nowait()
-                self._one(peer, item, row, parts[item])
+            with ThreadPoolExecutor(1) as flusher:
+                while not self._errors:
+                    item, row = jobs.get_nowait()
+                    self._one(peer, item, row, parts[item], flusher)
         except queue.Empty:
             pass
         except Exception as error:
@@ -264,8 +267,17 @@ class _Transfer:
                 self._wire[0] += peer.wire_bytes
                 self._wire[1] += peer.damaged
 
-    def _one(self, peer: fetch.Peer, item: int, row: Json, part: str) -> None:
+    def _one(
+        self, peer: fetch.Peer, item: int, row: Json, part: str, flusher: ThreadPoolExecutor
+    ) -> None:
+        flushed: "Optional[Future[None]]" = None
+        waiting = 0
+
         def grown(count: int) -> None:
+            nonlocal flushed, waiting
+            waiting += count
+            if waiting >= FLUSH and (flushed is None or flushed.done()):
+                flushed, waiting = flusher.submit(_flush, part), 0
             with self._lock:
                 if self._progress:
                     self._progress.add(count)
@@ -306,6 +318,12 @@ class _Transfer:
         for name in extra:
             os.unlink(os.path.join(self._folder.path, name))
         return extra
+
+
+def _flush(path: str) -> None:
+    """Has what a file holds by now written to the disk; what fails here, the last fsync meets."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        os.fdatasync(file.fileno())
 
 
 def _listed(answer: Json) -> List[Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from operations.dockerarchive import Archive, BadArchive
 from operations.node import StepFailed
 from operations.run import Run
 from operations.transfer import DEADLINE_S, Transfer
+from schema.imagebuild import SCRATCH, Context
 from schema.snapshot import Image
 
 PULL_TIMEOUT_S = 4 * 3600
@@ -23,26 +25,48 @@ PULL_TIMEOUT_S = 4 * 3600
 
 @operation()
 def seed(
-    run: Run, reference: str, nodes: Collection[str], archive: Archive | None
+    run: Run,
+    reference: str,
+    nodes: Collection[str],
+    archive: Archive | None,
+    build: Context | None = None,
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Bring an image that no node has to the rig: from its registry, or from an archive here.
+    Bring an image that no node has to the rig: from its registry, an archive here, or a build.
 
     + run: the change
     + reference: the image
     + nodes: the nodes that get it (several only where each has to pull by digest)
     + archive: the operator's archive; None pulls
+    + build: what to build it from, on the node
     """
     if host.name not in nodes:
         host.noop("no pull here")
         return
     line = f"docker pull {reference}" if archive is None else f"docker load of {archive.path}"
+    if build is not None:
+        line = f"docker build of {build.build.template} on {build.build.base}: {build.inputs[:12]}"
     run.say(host, "seed", lambda: host.log(line))
     node = host.name
-    yield run.step("seed", nodes, lambda: _seed(run, node, reference, archive), PULL_TIMEOUT_S)
+    yield run.step(
+        "seed", nodes, lambda: _seed(run, node, reference, archive, build), PULL_TIMEOUT_S
+    )
 
 
-def _seed(run: Run, node: str, reference: str, archive: Archive | None) -> None:
+def _seed(
+    run: Run, node: str, reference: str, archive: Archive | None, build: Context | None
+) -> None:
+    if build is not None:
+        base = build.build.base
+        # docker would pull whatever the tag means today, and try for minutes without a network
+        if base != SCRATCH and "@" not in base and not _has(run, node, base):
+            raise StepFailed(
+                f"{node}: the base {base} is not on it; name it by digest (NAME@sha256:…), or on "
+                f"{node}: docker pull {base}"
+            )
+        made = imagepipe.build(run, node, build)
+        imagepipe.tag(run, node, reference, {"id": made, "layers": _layers(run, node, made)})
+        return
     if archive is not None:
         layers = list(archive.diff_ids)
         try:
@@ -55,6 +79,26 @@ def _seed(run: Run, node: str, reference: str, archive: Archive | None) -> None:
     done, output = in_host(run.state, a_host, a_host.run_shell_command, command, _sudo=True)
     if not done:
         raise StepFailed(f"{node}: docker pull {reference}: {output.stderr.strip()[-300:]}")
+
+
+def _inspect(run: Run, node: str, image: str, what: str) -> tuple[bool, str]:
+    """Whether docker on a node has an image, and a part of what it says of it."""
+    a_host = run.host(node)
+    line = f"docker image inspect --format {shlex.quote(what)} {shlex.quote(image)}"
+    done, said = in_host(run.state, a_host, a_host.run_shell_command, bounded(line, 60), _sudo=True)
+    return done, said.stdout if done else said.stderr
+
+
+def _has(run: Run, node: str, image: str) -> bool:
+    return _inspect(run, node, image, "{{.Id}}")[0]
+
+
+def _layers(run: Run, node: str, image: str) -> list[str]:
+    """The diff ids of an image on a node."""
+    done, said = _inspect(run, node, image, "{{json .RootFS.Layers}}")
+    if not done:
+        raise StepFailed(f"{node}: docker image inspect {image[:19]}: {said.strip()[-300:]}")
+    return [str(layer) for layer in json.loads(said)]
 
 
 @operation()

@@ -17,6 +17,7 @@ from pyinfra.api import Host
 from facts.rig import bounded
 from operations.node import StepFailed, call
 from operations.run import Run
+from schema.imagebuild import LABEL, Context
 
 TIMEOUT_S = 4 * 3600
 _CHUNK = 1 << 20
@@ -39,6 +40,31 @@ def from_archive(
     """Loads an archive of this machine on a node and tags it. Raises StepFailed."""
     loaded = _load(run.host(target), chunks)
     tag(run, target, reference, {"id": loaded, "layers": layers})
+
+
+def build(run: Run, target: str, context: Context) -> str:
+    """Has docker on a node build a context; what it made, as docker's id. Raises StepFailed.
+
+    No tag is set. docker build without a tag prints the id in a way of its own for each builder:
+    the id file is the same for both.
+    """
+    words = ["docker", "build", "--label", f"{LABEL}={context.inputs}", "--force-rm"]
+    for name, value in sorted(context.args.items()):
+        words += ["--build-arg", f"{name}={value}"]
+    line = shlex.join(words)
+    script = f"f=$(mktemp -d); {line} --iidfile $f/id - >&2 && cat $f/id; r=$?; rm -rf $f; exit $r"
+    host = run.host(target)
+    with closing(_Command(host, script, "build")) as builder:
+        builder.write(context.tar())
+        said = builder.finish(lambda step: host.log(step) if _is_step(step) else None)
+    if not said.strip().startswith("sha256:"):
+        raise StepFailed(f"{target}: docker build answered: {said.strip()[:200] or 'nothing'}")
+    return said.strip()
+
+
+def _is_step(line: str) -> bool:
+    """Whether a line of docker build names a step: `Step 2/4 : RUN …`, or `#7 [2/4] RUN …`."""
+    return line.startswith("Step ") or (line.startswith("#") and " [" in line)
 
 
 def tag(run: Run, node: str, reference: str, want: dict[str, Any]) -> None:
@@ -69,11 +95,11 @@ def _load(host: Host, chunks: Iterator[bytes]) -> str:
 class _Command:
     """A command on a host over pyinfra's own ssh connection, with its streams open."""
 
-    def __init__(self, host: Host, command: str) -> None:
+    def __init__(self, host: Host, command: str, name: str = "") -> None:
         client = getattr(host.connector, "client", None)
         if client is None:
             raise StepFailed(f"{host.name}: method=ssh needs an ssh connection to it")
-        self._host, self._name = host, command.split()[1]
+        self._host, self._name = host, name or command.split()[1]
         line = f"sudo -n {bounded(command, TIMEOUT_S)}"
         self._stdin, self._stdout, self._stderr = client.exec_command(line, timeout=TIMEOUT_S)
         self._channel = self._stdout.channel
@@ -91,14 +117,21 @@ class _Command:
             self.finish()
             raise StepFailed(f"{self._host.name}: docker {self._name} ended early") from None
 
-    def finish(self) -> str:
-        """Ends its input and waits; what else it wrote. Raises StepFailed for its exit status."""
+    def finish(self, told: Callable[[str], None] = lambda line: None) -> str:
+        """Ends its input and waits; what else it wrote. Raises StepFailed for its exit status.
+
+        `told` gets the lines of its standard error as they come.
+        """
         self._channel.shutdown_write()
+        errors = []
+        for line in self._stderr:
+            errors.append(line.rstrip())
+            told(errors[-1])
         said = self._stdout.read().decode("utf-8", "replace")
-        errors = self._stderr.read().decode("utf-8", "replace").strip()
         if self._channel.recv_exit_status() != 0:
-            raise StepFailed(f"{self._host.name}: docker {self._name}: {errors[-300:]}")
-        return said
+            last = " ".join(line for line in errors[-4:] if line)
+            raise StepFailed(f"{self._host.name}: docker {self._name}: {last[-300:]}")
+        return str(said)
 
     def close(self) -> None:
         """Closes the channel; the command ends by its broken pipe."""

@@ -82,6 +82,7 @@ class Run:
         self._lock = RLock()
         self._given_back = False
         self._said: set[tuple[str, str]] = set()
+        self._gone: set[str] = set()
 
     def say(self, host: Host, key: str, show: Callable[[], None]) -> None:
         """Calls `show` once a run for a host: pyinfra runs an operation's body twice."""
@@ -164,13 +165,18 @@ class Run:
             except Exception as error:  # a defect of ours must not leave the rig half changed
                 self._fail(host, f"{label}: {type(error).__name__}: {error}")
         with self._lock:
-            meeting = self._meetings.setdefault(label, _Meeting(members))
+            meeting = self._meetings.setdefault(label, _Meeting(members - self._gone))
             meeting.arrive(host.name)
         if not meeting.open.wait(wait_s) and self.failure is None:
             late = ", ".join(sorted(meeting.waiting))
             self._fail(host, f"{label}: {late} did not finish within {wait_s:g} s")
         if self.failure is None:
             return True
+        with self._lock:
+            # pyinfra goes on without it: nobody may wait for it at a later step
+            self._gone.add(host.name)
+            for other in self._meetings.values():
+                other.arrive(host.name)
         self._return_once(host)
         return False
 

@@ -157,9 +157,10 @@ class HostData(Frozen):
     inplace: bool = False
     backup: Name | None = None
     # image, weights: the node that gives, an archive on the operator's machine, the giver's port
-    # for this one transfer
+    # for this one transfer; whether the image is built from the recipe's container.build
     source: HostName | None = Field(default=None, alias="from")
     archive: AbsolutePath | None = None
+    build: bool = False
     method: Literal["auto", "layers", "ssh"] = "auto"
     port: Annotated[int, Field(ge=1024, le=65535)] = 29680
     compress: Literal["auto", "yes", "no"] = "auto"

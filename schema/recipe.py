@@ -50,10 +50,22 @@ class Volume(Frozen):
     read_only: bool = False
 
 
+class ImageBuild(Frozen):
+    """How the image is made where `image.py --data build=true` makes it."""
+
+    # a folder of templates/image, with its Dockerfile
+    template: Name
+    # what it stands on: name@sha256:…, an image that the building node has, or scratch
+    base: Annotated[str, AfterValidator(image_reference)]
+    # values of the Dockerfile's ARG lines
+    args: dict[EnvName, Line] = Field(default_factory=dict)
+
+
 class ContainerSpec(Frozen):
     """How the engine's container runs. `gpus` None: no `--gpus` flag (CPU rigs)."""
 
     image: Annotated[str, AfterValidator(image_reference)]
+    build: ImageBuild | None = None
     runtime: Name | None = None
     gpus: Argument | None = None
     network: Literal["host"] = "host"
@@ -61,6 +73,14 @@ class ContainerSpec(Frozen):
     privileged: bool = False
     shm_size: Annotated[str, AfterValidator(memory_size)] | None = None
     volumes: tuple[Volume, ...] = ()
+
+    @model_validator(mode="after")
+    def _what_is_built_has_a_tag(self) -> ContainerSpec:
+        if self.build is not None and "@" in self.image:
+            raise ValueError(
+                "build: with an image by digest; allowed: a tag, the digest comes of the build"
+            )
+        return self
 
 
 class MultiNode(Frozen):

@@ -200,6 +200,8 @@ class Image(Frozen):
     config_sha256: str
     arch: str
     size: int
+    # of an image that rigbook built: the sha256 of what it was made of
+    inputs: str = ""
 
 
 class Mount(Frozen):

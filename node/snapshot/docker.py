@@ -15,6 +15,8 @@ from node.together import each
 
 SOCKET = "/var/run/docker.sock"
 TIMEOUT_S = 8.0
+# schema/imagebuild.py sets it
+INPUTS_LABEL = "rigbook.inputs"
 # what decides how a container of the image runs; the rest differs by store and engine version
 _CONFIG = (
     "Cmd", "Entrypoint", "Env", "ExposedPorts", "Labels", "Shell", "StopSignal", "User",
@@ -85,6 +87,7 @@ def image(row: Json) -> Json:
         "config_sha256": hashlib.sha256(canonical.encode()).hexdigest(),
         "arch": str(row.get("Architecture", "")),
         "size": int(row.get("Size", 0)),
+        "inputs": str(((row.get("Config") or {}).get("Labels") or {}).get(INPUTS_LABEL, "")),
     }
 
 

@@ -2,6 +2,7 @@
 
 - rig: a rig that is as it should be is found to be so (on a lab that serves)
 - backup: backup and restore against plain tar and zstd (on 3 GB of real venvs)
+- moving: an image and weights between two hosts, against the seed's pipe (on a lab with its engine)
 - rollback: seconds until the former engine's process is started (on the lab's tower that serves)
 
 Prints the tables and writes each part's section of docs/benchmarks.md; exit status 1 when a target
@@ -15,12 +16,12 @@ import os
 import sys
 from pathlib import Path
 
-from tests.bench import backup, page, rig, rollback
+from tests.bench import backup, moving, page, rig, rollback
 from tests.bench.report import table
 from tests.infra.plugin import ROOT
 
-PARTS = ("rig", "backup", "rollback")
-ROUNDS = {"rig": 3, "backup": 3, "rollback": 2}
+PARTS = ("rig", "backup", "moving", "rollback")
+ROUNDS = {"rig": 3, "backup": 3, "moving": 2, "rollback": 2}
 
 
 def part(name: str, asked: argparse.Namespace) -> page.Part:
@@ -28,6 +29,8 @@ def part(name: str, asked: argparse.Namespace) -> page.Part:
     rounds = asked.rounds or ROUNDS[name]
     if name == "backup":
         return backup.part(asked.tree, asked.work, rounds)
+    if name == "moving":
+        return moving.part(rounds)
     if name == "rollback":
         return rollback.part(rounds)
     return rig.part(asked.rig, asked.rig_data, rounds)

@@ -1,21 +1,28 @@
-"""`python -m tests.bench.moving`: an image and weights from lab1 to lab2, against the seed's pipe.
+"""`python -m tests.bench moving`: an image and weights from lab1 to lab2, against the seed's pipe.
 
 On the lab, as root, with the engine's image on lab1. The baseline is `docker save | ssh | docker
 load` from lab1 to lab2 over the fabric, ssh with its default cipher, in the same run, alternating
-with ours. Prints the table. It removes the image from lab2 before each cold move.
+with ours. It removes the image from lab2 before each cold move.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import re
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from lab.settings import ENGINE_IMAGE, MODEL_PATH
+from tests.bench.measure import timed
+from tests.bench.page import Part, machine, today
+from tests.bench.report import Row, table
 from tests.rehearsal import Lab
 
 KEY = "/root/.ssh/rigbook-bench"
@@ -43,11 +50,46 @@ else:
 """
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes."""
-    started = time.monotonic()
-    work()
-    return time.monotonic() - started
+# The memory of all of node's processes on a host, in kB, looked at five times a second.
+WATCH = """
+import glob, sys, time
+most = 0
+while True:
+    now = 0
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            if b"rignode" in open(path, "rb").read():
+                now += int(open(path[:-7] + "statm").read().split()[1]) * 4
+        except (OSError, ValueError, IndexError):
+            pass
+    most = max(most, now)
+    open("/tmp/rss.out", "w").write(str(most))
+    time.sleep(0.2)
+"""
+TIMES_COLD, TIMES_LAYER, MAX_WIRE, MAX_COMMANDS, SHARE, MAX_MB = 1.7, 25, 5, 2, 0.9, 200
+
+
+@dataclass
+class Figures:
+    """Seconds, one entry a round; MB; bytes a second."""
+
+    pipe: list[float] = field(default_factory=list)
+    ours: list[float] = field(default_factory=list)
+    wire_s: list[float] = field(default_factory=list)
+    node_s: list[float] = field(default_factory=list)
+    save: list[float] = field(default_factory=list)
+    wire: list[float] = field(default_factory=list)
+    load: list[float] = field(default_factory=list)
+    layer_pipe: list[float] = field(default_factory=list)
+    layer: list[float] = field(default_factory=list)
+    layer_node: list[float] = field(default_factory=list)
+    layer_mb: list[float] = field(default_factory=list)
+    nothing: list[float] = field(default_factory=list)
+    commands: int = 0
+    memory: int = 0
+    raw: float = 0.0
+    disk: float = 0.0
+    weights: list[float] = field(default_factory=list)
 
 
 class Moves:
@@ -60,7 +102,7 @@ class Moves:
                 f"ssh-keygen -q -t ed25519 -N \"\" -f {KEY}'")  # fmt: skip
         public = lab.ssh("lab1", f"sudo cat {KEY}.pub")
         lab.ssh("lab2", "cat >> ~/.ssh/authorized_keys", stdin=public + "\n")
-        self.lines: list[str] = []
+        self.said = ""
 
     def close(self) -> None:
         """No key stays that lets one host into the other."""
@@ -69,8 +111,10 @@ class Moves:
 
     def away(self, image: str) -> None:
         """The taker has no such image, and nothing is left to write back."""
+        # a displaced image would keep the layers
         script = (
-            f"sudo docker rmi -f {image} >/dev/null 2>&1; sudo docker image prune -f >/dev/null"
+            f"sudo docker rmi -f {image} $(sudo docker images -q rigbook-kept) >/dev/null 2>&1; "
+            "sudo docker image prune -f >/dev/null"
         )
         self.lab.ssh("lab2", f"{script}; sync")
         self.lab.ssh("lab1", "sync")
@@ -80,17 +124,63 @@ class Moves:
         command = f"sudo sh -c 'docker save {image} | {SSH} rig@{self.taker} sudo docker load'"
         return timed(lambda: self.lab.ssh("lab1", command))
 
+    def save(self, image: str) -> float:
+        """docker save alone."""
+        return timed(lambda: self.lab.ssh("lab1", f"sudo docker save {image} > /dev/null"))
+
+    def wire(self, megabytes: int) -> float:
+        """ssh with its default cipher alone: as many bytes, nothing read and nothing written."""
+        command = f"head -c {megabytes}M /dev/zero | {SSH} rig@{self.taker} 'cat > /dev/null'"
+        return timed(lambda: self.lab.ssh("lab1", f"sudo sh -c {command!r}"))
+
+    def load(self, image: str) -> float:
+        """docker load alone, from the cache that the hosts see."""
+        archive = "ls -t /srv/rigbook-cache/engine-*/image.tar | head -1"
+        return timed(lambda: self.lab.ssh("lab2", f"sudo docker load -q -i $({archive})"))
+
     def ours(self, *data: str) -> float:
-        """The deploy, with the start of the command line."""
+        """The deploy, with the start of the command line; what it said stays in `said`."""
         words = [word for pair in data for word in ("--data", pair)]
 
         def work() -> None:
             done = self.lab.pyinfra("image", *words)
             if done.rc != 0:
                 raise RuntimeError(f"the deploy failed: {done.text[-300:]}")
-            self.lines += re.findall(r"\d+ layers, .*", done.text)
+            self.said = done.text
 
         return timed(work)
+
+    def figure(self, pattern: str) -> float:
+        """A figure of what the deploy said last."""
+        found = re.search(pattern, self.said)
+        if not found:
+            raise RuntimeError(f"the deploy did not say {pattern!r}: {self.said[-300:]}")
+        return float(found[1])
+
+    def commands(self) -> int:
+        """The most remote commands that a run with nothing to do asks of a host."""
+        with tempfile.TemporaryDirectory() as folder:
+            counts = Path(folder) / "counts.json"
+            line = ["-m", "tests.bench.counted", str(counts), "inventory/lab.py",
+                    "deploys/image.py", "-y"]  # fmt: skip
+            if self.lab.run(sys.executable, *line).rc != 0:
+                raise RuntimeError("the deploy failed with nothing to do")
+            return max(int(count) for count in json.loads(counts.read_text()).values())
+
+    @contextmanager
+    def watched(self, figures: Figures) -> Iterator[None]:
+        """Notes the most memory that node's processes have on a host meanwhile."""
+        pids = {}
+        for host in ("lab1", "lab2"):
+            self.lab.ssh(host, "cat > /tmp/watch.py", stdin=WATCH)
+            started = "nohup sudo python3 /tmp/watch.py >/dev/null 2>&1 & echo $!"
+            pids[host] = self.lab.ssh(host, started)
+        try:
+            yield
+        finally:
+            for host, pid in pids.items():
+                most = int(self.lab.ssh(host, f"sudo kill {pid}; cat /tmp/rss.out")) * 1024
+                figures.memory = max(figures.memory, most)
 
     def raw(self, megabytes: int) -> float:
         """Bytes a second of one plain stream between the hosts, nothing read or written."""
@@ -125,46 +215,105 @@ class Moves:
         return float(found[1]) * 1e6
 
 
-def main(arguments: list[str]) -> int:
-    """The exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.moving", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--weights-mb", type=int, default=1024)
-    asked = parser.parse_args(arguments)
-    moves, rows = Moves(Lab()), {}
+def measured(moves: Moves, rounds: int, megabytes: int) -> Figures:
+    """All figures, the two ways by turns, so that a busy minute meets both."""
+    figures = Figures()
+    for number in range(1, rounds + 1):
+        print(f"round {number} of {rounds}", flush=True)
+        moves.away(ENGINE_IMAGE)
+        figures.pipe.append(moves.pipe(ENGINE_IMAGE))
+        moves.away(ENGINE_IMAGE)
+        with moves.watched(figures):
+            figures.ours.append(moves.ours())
+        figures.wire_s.append(moves.figure(r"on the wire in ([\d.]+) s"))
+        figures.node_s.append(moves.figure(r"in all ([\d.]+) s"))
+        figures.nothing.append(moves.ours())
+        moves.lab.ssh("lab1", "bash -s", stdin=ADD_LAYER.format(image=ENGINE_IMAGE))
+        figures.layer.append(moves.ours("from=lab1"))
+        figures.layer_node.append(moves.figure(r"in all ([\d.]+) s"))
+        figures.layer_mb.append(moves.figure(r"([\d.]+) MB on the wire"))
+        moves.lab.ssh("lab1", "bash -s", stdin=ADD_LAYER.format(image=ENGINE_IMAGE))
+        figures.layer_pipe.append(moves.pipe(ENGINE_IMAGE))
+        figures.weights.append(moves.weights(megabytes))
+    figures.save.append(moves.save(ENGINE_IMAGE))
+    figures.wire.append(moves.wire(2270))
+    moves.away(ENGINE_IMAGE)
+    figures.load.append(moves.load(ENGINE_IMAGE))
+    moves.ours("from=lab1")
+    figures.commands = moves.commands()
+    figures.raw, figures.disk = moves.raw(megabytes), moves.disk(megabytes)
+    return figures
+
+
+def rows(figures: Figures) -> list[Row]:
+    """The table."""
+    cold = _median(figures.pipe) / _median(figures.ours)
+    layer = _median(figures.layer_pipe) / _median(figures.layer)
+    wire = max(figures.layer_mb)
+    weights, bound = _median(figures.weights), min(figures.raw, figures.disk)
+    most = figures.memory / 10**6
+    return [
+        Row("cold, the seed's pipe: docker save, ssh, docker load", _seconds(figures.pipe)),
+        Row("cold, image.py, with the start of the command line", _seconds(figures.ours)),
+        Row("cold, against the pipe", f"{cold:.2f} times faster",
+            f"≥ {TIMES_COLD}", cold >= TIMES_COLD),
+        Row("of image.py: the wire, while docker registers", _seconds(figures.wire_s)),
+        Row("of image.py: all of it on the taking node", _seconds(figures.node_s)),
+        Row("of the pipe: docker save alone", _seconds(figures.save)),
+        Row("of the pipe: ssh alone, as many bytes", _seconds(figures.wire)),
+        Row("of the pipe: docker load alone, from a file", _seconds(figures.load)),
+        Row("one layer of 1 MB on top, the pipe", _seconds(figures.layer_pipe)),
+        Row("one layer of 1 MB on top, image.py", _seconds(figures.layer)),
+        Row("one layer, against the pipe", f"{layer:.1f} times faster",
+            f"≥ {TIMES_LAYER}", layer >= TIMES_LAYER),
+        Row("one layer: on the taking node", _seconds(figures.layer_node)),
+        Row("one layer: on the wire", f"{wire:.1f} MB", f"≤ {MAX_WIRE} MB", wire <= MAX_WIRE),
+        Row("nothing to do, image.py", _seconds(figures.nothing)),
+        Row("nothing to do: remote commands a host", str(figures.commands),
+            f"≤ {MAX_COMMANDS}", figures.commands <= MAX_COMMANDS),
+        Row("one plain TCP stream", _rate(figures.raw)),
+        Row("the taker's disk, written and flushed", _rate(figures.disk)),
+        Row("weights, four files", _rate(weights)),
+        Row("weights against the lower of the two", f"{100 * weights / bound:.0f} %",
+            f"≥ {100 * SHARE:.0f} %", weights >= SHARE * bound),
+        Row("memory of node on a host, cold move", f"{most:.0f} MB",
+            f"≤ {MAX_MB} MB", most <= MAX_MB),
+    ]  # fmt: skip
+
+
+def part(rounds: int, megabytes: int = 1024) -> Part:
+    """The section of docs/benchmarks.md and its rows; RuntimeError when it was not measured."""
+    where, moves = machine(), Moves(Lab())
     try:
-        for _ in range(asked.rounds):
-            for name, work in (
-                ("cold, the seed's pipe", lambda: moves.pipe(ENGINE_IMAGE)),
-                ("cold, ours", moves.ours),
-            ):
-                moves.away(ENGINE_IMAGE)
-                rows.setdefault(name, []).append(work())
-            for name, work in (
-                ("one layer of 1 MB, the seed's pipe", lambda: moves.pipe(ENGINE_IMAGE)),
-                ("one layer of 1 MB, ours", lambda: moves.ours("from=lab1")),
-            ):
-                moves.lab.ssh("lab1", "bash -s", stdin=ADD_LAYER.format(image=ENGINE_IMAGE))
-                rows.setdefault(name, []).append(work())
-            rows.setdefault("nothing to do, ours", []).append(moves.ours())
-        rates = {
-            "one plain TCP stream": moves.raw(asked.weights_mb),
-            "the taker's disk, flushed": moves.disk(asked.weights_mb),
-            "weights, ours": moves.weights(asked.weights_mb),
-        }
-    except (RuntimeError, AssertionError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+        listed = rows(measured(moves, rounds, megabytes))
+    except AssertionError as error:
+        raise RuntimeError(str(error)[-500:]) from None
     finally:
         moves.close()
-    print("\n".join(["", "| what | seconds (median) |", "|---|---|"]))
-    for name, seconds in rows.items():
-        print(f"| {name} | {statistics.median(seconds):.1f} |")
-    for name, rate in rates.items():
-        print(f"| {name} | {rate / 1e6:.0f} MB/s |")
-    print(json.dumps(rows), *moves.lines, sep="\n")
-    return 0
+    load = f"load average {os.getloadavg()[0]:.1f} after"
+    text = f"""Measured {today()} on {where}, {load}: the lab's real vLLM
+image (a layer of 2.38 GB, 50,000 files; small ones of earlier rounds on top), from lab1 to lab2
+over the lab's fabric (a veth pair, MTU 9000). Rounds: {rounds}, the two ways by turns in each.
+Run again on a lab with its engine: `python -m tests.bench moving`.
+
+{table(listed)}
+- Both hosts, the operator and whatever else ran share the two cores. Of the pipe, docker save,
+  both ends of ssh and docker load compete for them; of image.py the giver, the taker and docker.
+- weights: {megabytes} MB in four files of random bytes whose hashes nobody knows: both ends take
+  the sha256, on the same two cores. The rate is the deploy's own, from the first block to the last
+  name.
+- memory: all of node's processes on the worse host, five times a second.
+"""
+    return Part("Image and weights over the fabric", text, listed)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return f"{_median(values):.1f} s ({min(values):.1f} to {max(values):.1f})"
+
+
+def _rate(value: float) -> str:
+    return f"{value / 1e6:.0f} MB/s"

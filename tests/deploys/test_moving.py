@@ -61,6 +61,10 @@ SCENARIOS = {
         image_missing,
         faults={f"{WORKER}:image receive": {"error": "no room", "code": "no_room"}},
     ),
+    "build, no word": Scenario((IMAGE, "-y", "--data", "build=true"), image_missing),
+    "build and archive": Scenario(
+        (IMAGE, "-y", "--data", "build=true", "--data", "archive=/x.tar"), image_missing
+    ),
     "bad method": Scenario((IMAGE, "-y", "--data", "method=$(id)")),
     "bad from": Scenario((IMAGE, "-y", "--data", "from=-x;id")),
     "bad port": Scenario((IMAGE, "-y", "--data", "port=80")),
@@ -154,6 +158,8 @@ def test_two_builds_are_refused_until_somebody_says_which(ran: Runs) -> None:
         ("locked", "lock-held"),
         ("other store, layers", "method=ssh"),
         ("archive absent", "cannot be read as a docker archive"),
+        ("build, no word", "has no container.build"),
+        ("build and archive", "two sources"),
         ("bad method", "method"),
         ("bad from", "from"),
         ("bad port", "port"),

@@ -52,6 +52,7 @@ sudo tc qdisc del dev bond0 root 2>/dev/null
 for name in rigbook/small rigbook-kept; do
     sudo docker images -q $name | sort -u | xargs -r sudo docker rmi -f >/dev/null 2>&1
 done
+sudo docker images -q --filter label=rigbook.part | xargs -r sudo docker rmi -f >/dev/null 2>&1
 sudo rm -rf /var/lib/rigbook/spool
 sudo rignode undo </dev/null >/dev/null 2>&1
 true

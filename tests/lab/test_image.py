@@ -157,6 +157,96 @@ def test_a_taker_that_reboots_in_the_middle_has_no_half_image(small: Lab) -> Non
     assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
 
 
+def test_a_giver_that_is_killed_leaves_the_old_image_and_the_next_run_goes_on(small: Lab) -> None:
+    m.make_image(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        started = m.start("image", *m.RECIPE)
+        m.wait_for(lambda: m.spooled(small) > 2 * MB)
+        small.ssh("lab1", "sudo kill -9 $(pgrep -f '[r]ignode.*image offer')")
+        out, _ = started.communicate(timeout=240)
+    assert started.returncode == 1 and "Traceback" not in out and "run it again" in out, out
+    assert m.image_id(small, "lab2") == "" and not m.listens(small)
+    m.wait_for(lambda: not m.at_work(small, "lab2"), 90)
+    there = m.spooled(small)
+    done = small.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
+    assert abs(m.megabytes(done.text, "came in an earlier run") - there / MB) < 0.2
+
+
+def test_a_disk_that_fills_in_the_middle_leaves_the_old_image(small: Lab) -> None:
+    """The look before the transfer saw room; somebody else took it meanwhile."""
+    m.make_image(small, "lab2", MB)
+    former = m.image_id(small, "lab2")
+    m.make_image(small, "lab1", 40 * MB)
+    spool = "/var/lib/rigbook/spool"
+    small.ssh(
+        "lab2", f"sudo mkdir -p {spool}; sudo mount -t tmpfs -o size=620m,mode=0700 none {spool}"
+    )
+    try:
+        with m.slow_fabric(small, 40):
+            started = m.start("image", *m.RECIPE, "--data", "from=lab1")
+            m.wait_for(lambda: m.spooled(small) > 2 * MB)
+            small.ssh("lab2", f"sudo dd if=/dev/zero of={spool}/other bs=1M 2>/dev/null || true")
+            out, _ = started.communicate(timeout=240)
+        assert started.returncode == 1 and "Traceback" not in out, out
+        assert "No space left" in out and m.image_id(small, "lab2") == former
+        small.ssh("lab2", f"sudo rm {spool}/other")
+        done = small.pyinfra("image", *m.RECIPE, "--data", "from=lab1")
+        assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
+    finally:
+        small.ssh("lab2", f"sudo umount -l {spool}")
+
+
+def test_a_damaged_part_never_becomes_an_image(small: Lab) -> None:
+    """As after a power cut: the part is there in its length, and its content is not what came."""
+    m.make_image(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        started = m.start("image", *m.RECIPE)
+        m.wait_for(lambda: m.spooled(small) > 4 * MB)
+        m.kill(started)
+        m.wait_for(lambda: not m.at_work(small, "lab2"), 30)
+    damage = "for f in /var/lib/rigbook/spool/*.layer; do printf X | dd of=$f bs=1 seek=2000000 "
+    small.ssh("lab2", f"sudo sh -c '{damage} conv=notrunc 2>/dev/null; done'")
+    found = small.pyinfra("image", *m.RECIPE)
+    assert found.rc == 1 and "is damaged" in found.text and "run it again" in found.text
+    assert m.image_id(small, "lab2") == "" and m.spooled(small) == 0
+    done = small.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
+    left = small.ssh("lab2", "sudo docker images -q --filter label=rigbook.part")
+    assert left == "", "what kept the layers meanwhile is gone"
+
+
+def test_layers_that_docker_has_registered_are_not_fetched_again(small: Lab) -> None:
+    """A run that is killed behind the lowest layer goes on with the next one."""
+    m.make_image(small, "lab1", 4 * MB)
+    m.add_layer(small, "lab1", 40 * MB)
+    with m.slow_fabric(small, 40):
+        started = m.start("image", *m.RECIPE)
+        kept = "sudo docker images -q --filter label=rigbook.part"
+        m.wait_for(lambda: small.ssh("lab2", kept) and m.spooled(small) > 4 * MB)
+        m.kill(started)
+        m.wait_for(lambda: not m.at_work(small, "lab2"), 30)
+    assert m.image_id(small, "lab2") == ""
+    done = small.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and "1 layers, 40." in done.text, done.text
+    assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+    assert small.ssh("lab2", kept) == ""
+
+
+def test_a_port_that_is_taken_is_named_and_another_one_works(small: Lab) -> None:
+    hold = f'import socket,time; s=socket.create_server(("10.99.0.1", {m.PORT})); time.sleep(600)'
+    pid = small.ssh("lab1", f"nohup python3 -c '{hold}' >/dev/null 2>&1 & echo $!")
+    try:
+        m.wait_for(lambda: m.listens(small))
+        done = small.pyinfra("image", *m.RECIPE)
+        assert done.rc == 1 and f"port {m.PORT} of lab1" in done.text, done.text
+        assert f"--data port={m.PORT + 1}" in done.text and m.image_id(small, "lab2") == ""
+        done = small.pyinfra("image", *m.RECIPE, "--data", f"port={m.PORT + 1}")
+        assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
+    finally:
+        small.ssh("lab1", f"kill {pid}")
+
+
 def test_the_fallback_moves_it_whole(small: Lab) -> None:
     done = small.pyinfra("image", *m.RECIPE, "--data", "method=ssh")
     assert done.rc == 0 and "through this machine" in done.text, done.text
@@ -201,3 +291,24 @@ def test_a_stranger_learns_nothing_on_the_port(small: Lab) -> None:
             assert key_free == "0"
         finally:
             m.kill(started)
+
+
+def test_another_kind_of_store_is_named_and_gets_the_image_whole(small: Lab) -> None:
+    """A real docker on vfs: its layers cannot be read by themselves; docker save and load do it."""
+    before = "sudo cat /etc/docker/daemon.json 2>/dev/null || echo '{}'"
+    former = small.ssh("lab2", before)
+    set_to = "sudo mkdir -p /etc/docker; sudo tee /etc/docker/daemon.json >/dev/null; "
+    restart = "sudo systemctl reset-failed docker; sudo systemctl restart docker"
+    small.ssh("lab2", set_to + restart, stdin='{"storage-driver": "vfs"}')
+    try:
+        refused = small.pyinfra("image", *m.RECIPE, "--data", "method=layers")
+        assert refused.rc == 1 and "lab2 has vfs" in refused.text, refused.text
+        assert m.image_id(small, "lab2") == ""
+        done = small.pyinfra("image", *m.RECIPE)
+        assert done.rc == 0 and "lab2 (vfs)" in done.text and "method=ssh" in done.text, done.text
+        assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+        again = small.pyinfra("image", *m.RECIPE)
+        assert again.rc == 0 and again.counts("Grand total")[1:] == ("-", "-", "5"), again.text
+    finally:
+        small.ssh("lab2", f"sudo docker rmi -f {m.IMAGE} >/dev/null 2>&1; true")
+        small.ssh("lab2", set_to + restart, stdin=former)

@@ -96,6 +96,21 @@ def test_a_slow_member_is_waited_for_before_going_back(monkeypatch: pytest.Monke
     assert finished == [0] and rig.backs == [set(BOTH)]
 
 
+def test_nobody_waits_for_a_host_that_failed_in_a_step_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An image that one node could not pull: the taker must not wait hours for its giver."""
+    node, rig = Node(monkeypatch), Rig()
+
+    def no_registry() -> None:
+        raise StepFailed("no way to the registry")
+
+    assert rig.step("pull", head=no_registry) == {"head": False}
+    command = rig.run.step("move", BOTH, rig.apply(WORKER), 3600)
+    job = gevent.spawn(command.function, rig.state, rig.state.hosts[WORKER])
+    assert job.get(timeout=5) is False and node.requests == []
+
+
 def test_a_member_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Named, after a bounded time."""
     monkeypatch.setattr(run_module, "RENDEZVOUS_S", 0.05)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.bench import backup, rollback
+from tests.bench import backup, moving, rollback
 from tests.bench.page import Part, machine, write
 from tests.bench.report import Row, table
 from tests.infra.plugin import ROOT
@@ -33,10 +33,24 @@ def test_targets_of_backup_and_rollback_are_judged_by_medians() -> None:
     assert len(part.missed) == 2 and part.text.count("NOT MET") == 2
 
 
+def test_a_move_is_judged_by_both_ways_of_the_same_run() -> None:
+    figures = moving.Figures(
+        pipe=[90.0, 100.0], ours=[50.0, 50.0], wire_s=[30.0], node_s=[40.0], save=[30.0],
+        wire=[14.0], load=[50.0], layer_pipe=[50.0], layer=[4.0], layer_node=[1.0],
+        layer_mb=[1.0, 6.0], nothing=[1.5], commands=1, memory=10**8, raw=1e9, disk=4e8,
+        weights=[3.7e8],
+    )  # fmt: skip
+    part = Part("Image", table(moving.rows(figures)), moving.rows(figures))
+    assert [row.met for row in part.rows if row.met is not None] == [
+        True, False, False, True, True, True,
+    ]  # fmt: skip
+    assert "1.90 times faster" in part.text and "12.5 times faster" in part.text
+
+
 def test_the_machine_is_named_and_an_unknown_part_is_refused() -> None:
     assert " cores" in machine() and "load average" in machine()
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", "nonsense"], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 2 and "there are: rig, backup, rollback" in done.stderr
+    assert done.returncode == 2 and "there are: rig, backup, moving" in done.stderr
     assert Row("x", "y").met is None

@@ -1,0 +1,220 @@
+"""The layers of one image on their way: wire to spool in one thread, spool to docker in another.
+
+Docker registers layers while later ones still travel: the lowest by an import, which docker reads
+as it comes; the others in groups, each by a docker load of an archive that ends with them. What is
+registered, a nameless image keeps until the whole one is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+from node import dockerctl, fetch, imageload, layers
+from node import spool as spooling
+from node.errors import Json, NodeError
+
+SUFFIX = ".layer"
+DOCKER_WAIT_S = 60.0
+ATTEMPTS = 3
+# A docker load costs about a third of a second besides its bytes.
+GROUP = 256 << 20
+
+
+def groups(sizes: Dict[int, int], from_nothing: bool) -> List[List[int]]:
+    """Gives the layers that docker gets together, in order; the lowest one of all by itself."""
+    found: List[List[int]] = []
+    room = 0
+    for item in sorted(sizes):
+        if from_nothing and item == 0:
+            found.append([item])
+            continue
+        if room <= 0:
+            found.append([])
+            room = GROUP
+        found[-1].append(item)
+        room -= sizes[item]
+    return found
+
+
+def room_needed(sizes: Dict[int, int], from_nothing: bool) -> int:
+    """Gives the bytes that docker's store needs at most: all layers, and one unpacked archive."""
+    loaded = [sum(sizes[item] for item in group) for group in groups(sizes, from_nothing)
+              if not (from_nothing and group == [0])]  # fmt: skip
+    return sum(sizes.values()) + max(loaded, default=0)
+
+
+class Bringing:
+    """One image: brought, registered, looked at; never tagged."""
+
+    def __init__(self, body: Json, peer: fetch.Peer) -> None:
+        self._want, self._deadline_s, self._peer = body["want"], body["deadline_s"], peer
+        self._progress: Optional[spooling.Progress] = None
+        self._growing = imageload.Growing()
+        self._sizes: Dict[int, int] = {}
+        self._paths: Dict[int, str] = {}
+        self._root = ""
+        self.figures: Json = {"layers": 0, "bytes": 0, "resumed_bytes": 0}
+
+    def end(self) -> None:
+        """Clears the progress away."""
+        if self._progress:
+            self._progress.end()
+
+    def bring(self, root: str) -> None:
+        """Brings what the store lacks and has docker register it. Raises NodeError."""
+        self._root = root
+        config = self._config()
+        diff_ids = self._want["layers"]
+        have = layers.present(root, diff_ids)
+        self._sizes = {n: int(self._peer.ask({"size": n})["size"])
+                       for n in range(have, len(diff_ids))}  # fmt: skip
+        names = {n: diff_ids[n][7:] + SUFFIX for n in self._sizes}
+        spooling.keep_only([SUFFIX], list(names.values()))
+        self._paths = {n: os.path.join(spooling.folder(), name) for n, name in names.items()}
+        total = sum(self._sizes.values())
+        there = sum(_size(path) for path in self._paths.values())
+        spooling.require_room([
+            (root, room_needed(self._sizes, have == 0)),
+            (spooling.folder(), max(0, total - there)),
+        ])  # fmt: skip
+        self.figures.update(layers=len(self._sizes), bytes=total, resumed_bytes=there)
+        self._progress = spooling.Progress("image", total, there)
+        started = time.monotonic()
+        wire_s: List[float] = []
+
+        def fetch_all() -> None:
+            try:
+                for item in sorted(self._sizes):
+                    self._fetch(item)
+                wire_s.append(time.monotonic() - started)
+                # docker needs minutes for what is here now; the giver need not wait for it
+                self._peer.bye(None)
+            except Exception as error:
+                self._growing.failed(error)
+
+        thread = threading.Thread(target=fetch_all, daemon=True)
+        thread.start()
+        for group in groups(self._sizes, have == 0):
+            self._register(config, group)
+        thread.join()
+        if not imageload.whole(self._want):
+            # Every layer is there; what lacks is the image itself, which has no bytes.
+            self._register(config, [])
+        if not imageload.whole(self._want):
+            raise NodeError("docker load ended well and the image is not what it was to be",
+                            "image_load", "docker images --no-trunc; run it again")  # fmt: skip
+        self.figures.update(wire_s=round(wire_s[0], 2) if wire_s else 0.0,
+                            load_s=round(time.monotonic() - started, 2))  # fmt: skip
+
+    def _config(self) -> bytes:
+        """Gives the image's config, which is what its id says."""
+        raw = base64.b64decode(str(self._peer.ask({"list": True}).get("config", "")))
+        if "sha256:" + hashlib.sha256(raw).hexdigest() != self._want["id"]:
+            raise NodeError(
+                "the giving node has another image by now", "not_the_same", "run it again"
+            )
+        said: Any = json.loads(raw)
+        if said.get("rootfs", {}).get("diff_ids") != self._want["layers"]:
+            raise NodeError("the image's config names other layers", "not_the_same")
+        return raw
+
+    def _fetch(self, item: int) -> None:
+        path = self._paths[item]
+        size = [_size(path)]
+
+        def grown(count: int) -> None:
+            size[0] += count
+            self._growing.grew(item, size[0])
+            if self._progress:
+                self._progress.add(count)
+
+        if size[0]:
+            self._growing.grew(item, size[0])
+        fetch.fetch_unhashed(self._peer, item, path, grown)
+        self._growing.grew(item, size[0])
+
+    def _register(self, config: bytes, group: List[int]) -> None:
+        """Has docker register a group of layers, and drops them from the spool."""
+        upto = group[-1] + 1 if group else len(self._want["layers"])
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._try(config, group, upto)
+                break
+            except NodeError as error:
+                if error.code != "image_load":
+                    raise
+                full = "no space left" in str(error)
+                if full or attempt == ATTEMPTS or not self._docker_back():
+                    self._damaged(group)
+                    raise
+        if layers.present(self._root, self._want["layers"]) < upto:
+            self._damaged(group)
+            raise NodeError("docker ended its load well and does not have the layers",
+                            "image_load", "run it again")  # fmt: skip
+        for item in group:
+            os.unlink(self._paths[item])
+
+    def _try(self, config: bytes, group: List[int], upto: int) -> None:
+        diff_ids = self._want["layers"][:upto]
+        part = group == [0] or upto < len(self._want["layers"])
+        if part and layers.present(self._root, diff_ids) == upto:
+            return  # an attempt before this one had come so far
+        if group == [0]:
+            chunks = self._growing.read(0, self._paths[0], self._sizes[0])
+            imageload.import_layer(chunks, self._deadline_s, self._all_sent, self._told)
+            return
+        if upto < len(self._want["layers"]):
+            config = imageload.part_config(config, diff_ids)
+        image_id = "sha256:" + hashlib.sha256(config).hexdigest()
+        chunks = imageload.archive(
+            image_id, config, diff_ids, {item: self._sizes[item] for item in group},
+            lambda item: self._growing.read(item, self._paths[item], self._sizes[item]),
+        )  # fmt: skip
+        imageload.load(chunks, self._deadline_s, self._all_sent, self._told)
+
+    def _damaged(self, group: List[int]) -> None:
+        """Drops what docker would not take because it is not what its digest says, and says so."""
+        bad = []
+        for item in group:
+            digest = hashlib.sha256()
+            # One that is still on its way was not what docker complained of.
+            whole = fetch.digest_of(self._paths[item], digest) == self._sizes[item]
+            if whole and digest.hexdigest() != self._want["layers"][item][7:]:
+                os.unlink(self._paths[item])
+                bad.append(self._want["layers"][item][7:19])
+        if bad:
+            raise NodeError(f"what came of layer {', '.join(bad)} is damaged", "not_the_same",
+                            "run it again: it is fetched anew")  # fmt: skip
+
+    def _told(self, row: Json) -> None:
+        self._peer.stop_if_gone()
+        detail = row.get("progressDetail") or {}
+        if detail.get("total") and self._progress:
+            self._progress.at(f"docker load {detail['current'] / 1e9:.2f} GB")
+
+    def _all_sent(self) -> None:
+        if self._progress and self._progress.done >= self._progress.total:
+            self._progress.at("docker load")
+
+    def _docker_back(self) -> bool:
+        """Waits for a docker that restarts; gives whether it answers again."""
+        deadline = time.monotonic() + DOCKER_WAIT_S
+        while time.monotonic() < deadline:
+            self._peer.stop_if_gone()
+            if dockerctl.answers():
+                return True
+            time.sleep(0.5)
+        return False
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

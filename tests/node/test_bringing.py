@@ -1,0 +1,160 @@
+"""An image's layers on their way to docker: which go together, what keeps them, what is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from node import fetch, imagebring, imageload, spool
+from node.errors import NodeError
+from tests.node.support import Host
+from tests.node.transfers import HERE, Ends, Meddler, files
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def test_the_lowest_layer_of_all_goes_by_itself() -> None:
+    """Only a layer with nothing below it can be imported."""
+    sizes = {0: 5, 1: 5, 2: 5}
+    assert imagebring.groups(sizes, from_nothing=True) == [[0], [1, 2]]
+    assert imagebring.groups({1: 5, 2: 5}, from_nothing=False) == [[1, 2]]
+    assert imagebring.groups({}, from_nothing=False) == []
+
+
+def test_large_layers_are_registered_while_the_next_travels() -> None:
+    sizes = {1: imagebring.GROUP, 2: GIB, 3: 10, 4: imagebring.GROUP, 5: 1}
+    assert imagebring.groups(sizes, from_nothing=False) == [[1], [2], [3, 4], [5]]
+
+
+def test_room_is_for_all_layers_and_one_unpacked_archive() -> None:
+    sizes = {0: 4 * GIB, 1: 3 * GIB, 2: 2 * GIB}
+    assert imagebring.room_needed(sizes, from_nothing=True) == 9 * GIB + 3 * GIB
+    assert imagebring.room_needed({0: 4 * GIB}, from_nothing=True) == 4 * GIB
+    assert imagebring.room_needed({1: GIB}, from_nothing=False) == 2 * GIB
+    assert imagebring.room_needed({}, from_nothing=False) == 0
+
+
+def test_what_keeps_layers_has_no_command_and_says_what_it_is() -> None:
+    whole = {"architecture": "amd64", "os": "linux", "config": {"Cmd": ["x"], "Env": ["A=secret"]},
+             "rootfs": {"type": "layers", "diff_ids": ["a", "b"]}, "history": [{}, {}]}  # fmt: skip
+    part = json.loads(imageload.part_config(json.dumps(whole).encode(), ["a"]))
+    assert part["rootfs"]["diff_ids"] == ["a"] and part["architecture"] == "amd64"
+    assert part["config"] == {"Labels": {imageload.PART: "1"}}
+
+
+@pytest.fixture
+def ends(tmp_path: Path, pyz: Path) -> Ends:
+    """A giver with files, and a folder for what comes."""
+    hosts = []
+    for name in ("giver", "taker"):
+        root = tmp_path / name
+        (root / "bin").mkdir(parents=True)
+        hosts.append(Host(root, pyz))
+    return Ends(hosts[0], hosts[1], tmp_path / "source", tmp_path / "target")
+
+
+def test_a_layer_whose_byte_flipped_on_the_wire_comes_right(ends: Ends, tmp_path: Path) -> None:
+    """The blocks are checked where they come, though nobody takes a sha256 there."""
+    made = files(ends.source, a_bin=12 * MIB)
+    flipped: list[int] = []
+
+    def spoil(connection: int, offset: int, data: bytes) -> bytes:
+        if offset > 6 * MIB and not flipped:
+            flipped.append(connection)
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
+
+    meddler = Meddler(ends.port, spoil)
+    path, grown = tmp_path / "layer", []
+    with ends.offering():
+        place = {"address": HERE, "port": meddler.port, "device": None}
+        peer = fetch.Peer(place, ends.key, lambda: None)
+        fetch.fetch_unhashed(peer, 0, str(path), grown.append)
+        peer.bye(None)
+    meddler.close()
+    assert flipped and peer.damaged == 1
+    assert path.read_bytes() == made["a.bin"] and sum(grown) == 12 * MIB
+
+
+def bringing(
+    folder: Path, contents: dict[int, bytes], said: dict[int, bytes]
+) -> tuple[imagebring.Bringing, dict[int, Path]]:
+    """One whose spool holds `contents`, of layers that should have been `said`."""
+    diff_ids = [f"sha256:{hashlib.sha256(said[n]).hexdigest()}" for n in sorted(said)]
+    body = {"want": {"id": "", "layers": diff_ids}, "deadline_s": 5}
+    made = imagebring.Bringing(body, fetch.Peer({}, "", lambda: None))
+    paths = {n: folder / f"{n}.layer" for n in contents}
+    for n, raw in contents.items():
+        paths[n].write_bytes(raw)
+        made._paths[n], made._sizes[n] = str(paths[n]), len(said[n])
+    return made, paths
+
+
+def test_a_layer_that_docker_finds_wrong_is_dropped_and_named(tmp_path: Path) -> None:
+    """After a power cut a part may hold zeroes: the next run must not try it again."""
+    made, paths = bringing(tmp_path, {0: b"right", 1: b"wrong"}, {0: b"right", 1: b"other"})
+    with pytest.raises(NodeError, match="is damaged") as caught:
+        made._damaged([0, 1])
+    assert caught.value.code == "not_the_same"
+    assert paths[0].exists() and not paths[1].exists()
+
+
+def test_a_layer_that_is_not_all_here_is_not_called_damaged(tmp_path: Path) -> None:
+    made, paths = bringing(tmp_path, {0: b"rig"}, {0: b"right"})
+    made._damaged([0])
+    assert paths[0].exists()
+
+
+class _Docker:
+    """Stand-in for docker's side of a load: fails as told, then has the layers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+        self.words, self.imports, self.have = words, 0, 0
+        monkeypatch.setattr(imageload, "import_layer", self._import)
+        monkeypatch.setattr(imagebring.layers, "present", lambda root, ids: self.have)
+        monkeypatch.setattr(imagebring.dockerctl, "answers", lambda: True)
+
+    def _import(self, chunks: object, *_: object) -> None:
+        self.imports += 1
+        if self.words:
+            raise NodeError(self.words.pop(0), "image_load")
+        self.have = 1
+
+
+def test_a_docker_that_ended_is_tried_again_and_a_full_disk_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, paths = bringing(tmp_path, {0: b"right"}, {0: b"right"})
+    docker = _Docker(monkeypatch, ["docker ended while it loaded"])
+    made._register(b"{}", [0])
+    assert docker.imports == 2 and not paths[0].exists()
+    made, paths = bringing(tmp_path, {0: b"right"}, {0: b"right"})
+    docker = _Docker(monkeypatch, ["docker load: write: no space left on device"])
+    with pytest.raises(NodeError, match="no space left"):
+        made._register(b"{}", [0])
+    assert docker.imports == 1 and paths[0].exists()
+
+
+def test_two_images_at_once_the_second_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    seen: list[str] = []
+
+    def other() -> None:
+        try:
+            with spool.Busy("image"):
+                seen.append("let in")
+        except NodeError as error:
+            seen.append(error.code)
+
+    with spool.Busy("image"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert seen == ["transfer_runs"]
