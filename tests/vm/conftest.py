@@ -117,6 +117,7 @@ class Rig:
             going = going or marked.returncode == 0
             time.sleep(1)
         process.kill()
+        process.communicate()
         self.note("the node goes down; the operator's machine dies")
         first = self.machine.boots_seen(until=self.kernels.first, other_than=before)
         for kernel in first:
