@@ -114,24 +114,39 @@ class Machine:
 
     def power_cut(self) -> None:
         """QEMU is killed: what the guest had not flushed is gone."""
+        self._drop_connection()
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(30)
         self._process = None
 
-    def ssh_argv(self) -> list[str]:
-        """The ssh command line to the VM, without the remote command."""
+    def ssh_argv(self, shared: bool = True) -> list[str]:
+        """The ssh command line to the VM, without the remote command.
+
+        `shared`: over one connection for all commands, since an emulated handshake takes seconds.
+        """
+        path = self.folder / "ssh"
+        share = [f"-oControlPath={path}", "-oControlMaster=auto", "-oControlPersist=300"]
         return [
-            "ssh", "-F/dev/null", f"-i{self.key}", "-oIdentitiesOnly=yes", "-oBatchMode=yes",
+            *(["ssh", *share] if shared else ["ssh", "-oControlPath=none"]),
+            "-F/dev/null", f"-i{self.key}", "-oIdentitiesOnly=yes", "-oBatchMode=yes",
             "-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null", "-oLogLevel=ERROR",
             "-oConnectTimeout=10", "-oServerAliveInterval=15", f"-p{self.port}",
             f"{USER}@127.0.0.1",
         ]  # fmt: skip
 
-    def sudo(self, script: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def _drop_connection(self) -> None:
+        """Ends the shared connection: its other end is gone, or is of another boot."""
+        argv = [*self.ssh_argv(), "-Oexit"]
+        subprocess.run(argv, capture_output=True, timeout=30, check=False)
+        (self.folder / "ssh").unlink(missing_ok=True)
+
+    def sudo(
+        self, script: str, timeout: float = 300, shared: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """Runs a shell script as root; the result is the caller's to judge."""
-        argv = [*self.ssh_argv(), "sudo", "-n", "sh", "-s"]
+        argv = [*self.ssh_argv(shared), "sudo", "-n", "sh", "-s"]
         try:
             return subprocess.run(
                 argv, input=script, capture_output=True, text=True, timeout=timeout, check=False
@@ -149,7 +164,7 @@ class Machine:
 
     def boot_id(self) -> str | None:
         """The boot that answers ssh now, or None."""
-        done = self.sudo("cat /proc/sys/kernel/random/boot_id", 30)
+        done = self.sudo("cat /proc/sys/kernel/random/boot_id", 30, shared=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
     def wait(self, other_than: str | None = None, seconds: float = BOOT_S) -> float:
@@ -159,6 +174,7 @@ class Machine:
             _ = self.pid
             now = self.boot_id()
             if now is not None and now != other_than:
+                self._drop_connection()
                 return time.monotonic() - began
             time.sleep(2)
         tail = self.log.read_text(errors="replace")[-1500:] if self.log.exists() else "none"
@@ -169,12 +185,13 @@ class Machine:
         began, seen = time.monotonic(), []
         while time.monotonic() - began < BOOT_S:
             _ = self.pid
-            done = self.sudo("cat /proc/sys/kernel/random/boot_id; uname -r", 30)
+            done = self.sudo("cat /proc/sys/kernel/random/boot_id; uname -r", 30, shared=False)
             if done.returncode == 0 and done.stdout.split()[0] != other_than:
                 kernel = done.stdout.split()[1]
                 if kernel not in seen:
                     seen.append(kernel)
                 if kernel == until:
+                    self._drop_connection()
                     return seen
             time.sleep(2)
         raise LabError(f"{until} did not boot within {BOOT_S:.0f} s; seen: {seen}; {self.log}")
@@ -182,7 +199,7 @@ class Machine:
     def reboot(self) -> float:
         """An orderly reboot from inside; the seconds until ssh answers from the next boot."""
         before = self.boot_id()
-        self.sudo("nohup sh -c 'sleep 1; systemctl reboot' >/dev/null 2>&1 &", 30)
+        self.sudo("nohup sh -c 'sleep 1; systemctl reboot' >/dev/null 2>&1 &", 30, shared=False)
         return self.wait(other_than=before)
 
     def kernel(self) -> str:

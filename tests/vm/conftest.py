@@ -30,6 +30,10 @@ WantedBy=multi-user.target
 PIN = ("deploys/kernel.py", "-y", "--data", "kernel=current")
 # What a candidate has to be blessed, from its kernel's start: an emulated boot takes half of it.
 BUDGET_S = 180
+NODE = (
+    "PYTHONPATH=/opt/node python3 -c "
+    "'import sys; from node.__main__ import main; sys.exit(main(sys.argv[1:]))'"
+)
 # Emulated, and beside whatever else this machine does.
 DEPLOY_S = 2400
 
@@ -81,8 +85,8 @@ class Rig:
         return process.returncode, output
 
     def node(self, verb: str, request: object = None) -> dict[str, Any]:
-        """node's answer to a verb, the program sent beside."""
-        line = f"python3 /tmp/rignode.pyz {verb} '{json.dumps(request or {})}'"
+        """node's answer to a verb, by `send_node`'s program."""
+        line = f"{NODE} {verb} '{json.dumps(request or {})}'"
         done = self.machine.sudo(line, 600)
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
@@ -97,6 +101,11 @@ class Rig:
         command = f"sudo -n install -m {mode} /dev/stdin {path}"
         argv = [*self.machine.ssh_argv(), command]
         subprocess.run(argv, input=raw, check=True, timeout=300)
+
+    def send_node(self) -> None:
+        """Puts node beside, unpacked: compiled once, it starts in a tenth of the time."""
+        self.send(pack.zipapp_bytes(), "/root/rignode.pyz")
+        self.machine.must("rm -rf /opt/node; python3 -m zipfile -e /root/rignode.pyz /opt/node")
 
     def second_kernel(self) -> None:
         """apt brings the second kernel and makes it the default, as on the seed's tower."""
@@ -171,7 +180,7 @@ def boot(disk: tuple[Path, Path], tmp_path: Path) -> Iterator[Callable[..., Rig]
         rig = Rig(machine)
         took = machine.wait()
         rig.note(f"booted by its own GRUB after {took:.0f} s ({accel}): {machine.kernel()}")
-        rig.send(pack.zipapp_bytes(), "/tmp/rignode.pyz")
+        rig.send_node()
         return rig
 
     yield start

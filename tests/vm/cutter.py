@@ -1,6 +1,6 @@
 """Runs in the test VM: node, stopped at a named point, where the test then cuts the power.
 
-Usage: cutter.py ZIPAPP POINT VERB … . The points: `grubenv` (it is renamed, grub.cfg is not yet),
+Usage: cutter.py FOLDER POINT VERB … . The points: `grubenv` (it is renamed, grub.cfg is not yet),
 `renamed` and `settled` (both are, nothing is flushed; settled: the filesystem has committed by
 itself, so that a rename may stand in its journal alone), `flushed` (the journal says intent still).
 """

@@ -9,11 +9,10 @@ from pathlib import Path
 from gates import fabric
 from lab import console
 from lab.vmroot import MODULE
-from node import pack
 from schema.kernelfiles import GRUB_PATH, pin_documents
 from schema.snapshot import NodeSnapshot
 from tests.unit.spark_rig import spark_plan
-from tests.vm.conftest import DEPLOY_S, PIN, Rig
+from tests.vm.conftest import DEPLOY_S, NODE, PIN, Rig
 
 CUTTER = Path(__file__).parent / "cutter.py"
 
@@ -62,7 +61,6 @@ def test_the_power_fails_during_the_pin(boot: Callable[..., Rig], staged: Path) 
     """The first entry is a kernel without a driver: any damage to GRUB's files would boot it."""
     rig = boot(base=staged)
     good = rig.kernels.first
-    rig.send(pack.zipapp_bytes(), "/root/rignode.pyz")
     rig.send(CUTTER.read_bytes(), "/root/cutter.py")
     rig.send(SLOW.encode(), "/etc/grub.d/20_slow", "0755")
     pin = pin_documents(good, [])[0]
@@ -77,37 +75,36 @@ def test_the_power_fails_during_the_pin(boot: Callable[..., Rig], staged: Path) 
         return json.dumps({"change": change, "steps": steps})
 
     rig.send(request("first-pin").encode(), "/root/first")
-    rig.machine.must("python3 /root/rignode.pyz apply < /root/first")
+    rig.machine.must(f"{NODE} apply < /root/first")
     assert rig.node("close", {"change": "first-pin", "status": "COMMITTED"})["ok"]
     assert rig.boots() == (good, good)
     path = rig.machine.must("grub-editenv - list | sed -n 's/^saved_entry=//p'").strip()
 
     for number, point in enumerate(POINTS, 1):
         # so that both files are to change: a setting of update-grub, and next_entry to take away
-        rig.send(request(f"cut-{number}").encode(), "/root/request")
+        rig.send(request(f"power-cut-{number}").encode(), "/root/request")
         rig.machine.must(
             f"printf 'GRUB_TIMEOUT=0\nGRUB_CMDLINE_LINUX_DEFAULT=cut={number}\n'"
             f" > /etc/default/grub.d/50-other.cfg; grub-editenv - set 'next_entry={path}'; sync"
         )
-        program = f"cutter.py /root/rignode.pyz {point}"
+        program = f"python3 cutter.py /opt/node {point}"
         if point == "update-grub":
             rig.machine.must("touch /run/cut")
-            program = "rignode.pyz"
-        rig.machine.must(f"cd /root; nohup python3 {program} apply < request > said 2>&1 &")
+            program = NODE
+        rig.machine.must(f"cd /root; {program} apply < request > said 2>&1 &")
         rig.machine.said("CUT THE POWER")
         rig.machine.power_cut()
         rig.note(f"power cut at: {point}")
         rig.machine.start()
         rig.note(f"boots by itself after {rig.machine.wait():.0f} s: {rig.machine.kernel()}")
         assert rig.machine.kernel() == good
-        rig.send(pack.zipapp_bytes(), "/tmp/rignode.pyz")
         assert rig.boots() == (good, good)
         undone = rig.node("undo")
         assert undone["ok"], undone
         rig.note(f"undo: {undone['status'] or undone['detail']}: {undone['steps']}")
         assert rig.boots() == (good, good)
     # and not cut, the same change is done
-    rig.machine.must("python3 /root/rignode.pyz apply < /root/request", 600)
+    rig.machine.must(f"{NODE} apply < /root/request", 600)
     assert rig.boots() == (good, good)
 
 
