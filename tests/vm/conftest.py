@@ -79,7 +79,7 @@ class Rig:
         process = self.start_deploy(*words)
         output, _ = process.communicate(timeout=DEPLOY_S)
         for line in output.splitlines():
-            if line.strip() and not line.startswith("-->"):
+            if line.strip() and (not line.startswith("-->") or "error" in line):
                 self.note(f"    {line.strip()}")
         assert "Traceback" not in output, output
         return process.returncode, output

@@ -121,7 +121,7 @@ def test_on_lvm_one_boot_would_be_for_ever(
         "mkfs.ext4 -q -O ^metadata_csum_seed,^orphan_file /dev/vg/boot && "
         "mount /dev/vg/boot /mnt && cp -a /boot/. /mnt/ && umount /mnt && "
         "mv /boot /boot.was && mkdir /boot && mount /dev/vg/boot /boot && "
-        "echo '/dev/vg/boot /boot ext4 defaults 0 2' >> /etc/fstab && "
+        "echo '/dev/vg/boot /boot ext4 defaults,x-systemd.device-timeout=900 0 0' >> /etc/fstab && "
         "grub-install /dev/vda && update-grub && "
         f"install -D -m 0644 -t /lib/modules/{other}/updates /srv/modules/{other}/{MODULE}.ko && "
         f"depmod {other}",
