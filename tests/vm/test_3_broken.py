@@ -104,6 +104,7 @@ def test_the_power_fails_during_the_pin(boot: Callable[..., Rig], staged: Path) 
         rig.note(f"undo: {undone['status'] or undone['detail']}: {undone['steps']}")
         assert rig.boots() == (good, good)
     # and not cut, the same change is done
+    rig.send(request("not-cut").encode(), "/root/request")
     rig.machine.must(f"{NODE} apply < /root/request", 600)
     assert rig.boots() == (good, good)
 
