@@ -6,6 +6,7 @@ after 300 s (pyinfra-notes.md, "server.reboot"); big boards take longer.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Generator
 
@@ -66,6 +67,8 @@ def _reboot(state: State, target: Host, before: str, budget_s: int) -> None:
 
 def wait_for_boot(state: State, target: Host, before: str, budget_s: int) -> float:
     """Waits until the host answers from another boot; the seconds it took, or StepFailed."""
+    # it would print a traceback for each look at a host that takes a connection and says nothing
+    logging.getLogger("paramiko.transport").setLevel(logging.CRITICAL)
     started = told = time.monotonic()
     while True:
         time.sleep(POLL_S)
