@@ -87,7 +87,10 @@ def test_a_pin_whose_package_was_removed_is_seen(plan: Plan) -> None:
     removed = k.installed(OLD, k.module(OLD), vmlinuz=None, initrd=None)
     grub = k.grub(next=GONE, default=GONE)
     facts = k.facts(grub=grub, kernels=(removed, k.installed(NEW, None)))
-    assert [v.code for v in found(plan, facts, boot.BOOT)] == ["boot-no-driver", "pin-gone"]
+    rows = found(plan, facts, boot.BOOT)
+    assert [v.code for v in rows] == ["boot-no-driver", "pin-gone"]
+    # it runs still, but a pin of it would be refused
+    assert all(f"--reinstall linux-image-{OLD}" in row.remedy for row in rows)
 
 
 @pytest.mark.parametrize(
