@@ -162,7 +162,8 @@ def _decide(
         facts, grub, apt = kernels_of(snapshot)
         release = facts.running if want.kernel == "current" else want.kernel
         if want.candidate:
-            steps[name] = candidate_steps(want, run.id, facts, files[name])
+            waived = "boot-sticky" in {code for code, _ in waivers}
+            steps[name] = candidate_steps(want, run.id, facts, files[name], waived)
             words[name] = (f"next boot: {release} once; after it: {facts.running}, the pinned one",)
         else:
             steps[name] = pin_steps(release, grub, apt, files[name])
@@ -231,9 +232,12 @@ def pin_words(release: str, grub: Grub, apt: Apt) -> tuple[str, ...]:
 
 
 def candidate_steps(
-    want: Want, change: str, facts: KernelFacts, files: Mapping[str, FileState]
+    want: Want, change: str, facts: KernelFacts, files: Mapping[str, FileState], sticky_ok: bool
 ) -> Steps:
-    """The steps before a candidate's one boot: the unit that falls back, then next_entry."""
+    """The steps before a candidate's one boot: the unit that falls back, then next_entry.
+
+    `sticky_ok`: also where GRUB cannot take next_entry back; the unit does it in its place.
+    """
     documents = candidate_documents(want.kernel, facts.running, want.budget_s, change)
     folders = [step for step in _folders(files) if step["path"] == "/etc/rigbook"]
     return [
@@ -241,7 +245,7 @@ def candidate_steps(
         *file_steps(documents, files),
         {"op": "unit", "unit": CANDIDATE_SERVICE, "enabled": True, "active": None,
          "daemon_reload": True},
-        {"op": "grub", "saved": facts.running, "next": want.kernel},
+        {"op": "grub", "saved": facts.running, "next": want.kernel, "sticky_ok": sticky_ok},
     ]  # fmt: skip
 
 

@@ -169,9 +169,13 @@ def boot_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
 
 def pin(plan: Plan, facts: KernelFacts) -> str:
     """The command that pins a kernel with a driver: the running one, else another that has it."""
-    if driver_problem(facts, facts.running) is None:
-        return pyinfra(plan, "kernel", "kernel=current") + " -y"
     kernels = () if isinstance(facts.kernels, Unreadable) else facts.kernels
+    # it runs, and its package is gone: it cannot be pinned as it is
+    gone = any(k.release == facts.running and k.vmlinuz is None for k in kernels)
+    current = pyinfra(plan, "kernel", "kernel=current") + " -y"
+    if driver_problem(facts, facts.running) is None:
+        again = f"sudo apt-get install --reinstall linux-image-{facts.running} on the node, then "
+        return again + current if gone else current
     good = [k.release for k in kernels if k.vmlinuz and driver_problem(facts, k.release) is None]
     if good:
         return pyinfra(plan, "kernel", f"kernel={good[-1]}") + " -y"

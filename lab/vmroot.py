@@ -23,6 +23,11 @@ MODULE = "gpustand"
 DRIVER = "580.126.09"
 REPOSITORY = "srv/debs"
 INITRDS = "srv/initrds"
+# What brings the second kernel: the meta package's new version.
+UPGRADE = (
+    "export DEBIAN_FRONTEND=noninteractive; apt-get update -q && "
+    "apt-get upgrade -y -q --with-new-pkgs"
+)
 SOURCES = Path(__file__).parent / "files" / "module"
 PACKAGES = [
     "systemd-sysv", "dbus", "udev", "openssh-server", "python3", "sudo", "iproute2",
@@ -44,7 +49,9 @@ FILES = {
     "etc/fstab": "/dev/vda1 / ext4 defaults 0 1\n",
     "etc/hostname": "tower\n",
     "etc/hosts": "127.0.0.1 localhost tower\n",
-    "etc/systemd/network/10-lan.network": "[Match]\nName=eth0\n\n[Network]\nDHCP=ipv4\n",
+    "etc/systemd/network/10-lan.network": (
+        "[Match]\nMACAddress=52:54:00:88:00:01\n\n[Network]\nDHCP=ipv4\n"
+    ),
     # Stand-in for /usr/sbin/mkinitramfs: hands out what that program made when the image was built.
     "usr/local/sbin/mkinitramfs": (
         "#!/bin/sh\n"
@@ -155,7 +162,7 @@ def _set_up(wanted: Kernels) -> tuple[str, ...]:
 def recipe(wanted: Kernels) -> list[object]:
     """What decides how the tree comes out; its hash names the cached image."""
     sources = {path.name: path.read_text() for path in sorted(SOURCES.iterdir())}
-    return ["vm-5", PACKAGES, FILES, vars(wanted), _set_up(wanted), sources]
+    return ["vm-6", PACKAGES, FILES, vars(wanted), _set_up(wanted), sources]
 
 
 def build(target: Path, wanted: Kernels, public_key: str, log: Path) -> None:

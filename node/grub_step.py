@@ -227,6 +227,26 @@ def _values(raw: Optional[bytes]) -> Json:
     return {key: values[key] for key in _ENV_KEYS if key in values}
 
 
+def use_up(kernel: str) -> bool:
+    """Take next_entry away where it still names this kernel: GRUB itself could not write (sticky).
+
+    Gives whether a write was needed. Raises NodeError where GRUB's files cannot be read yet, and
+    OSError. The caller holds the lock.
+    """
+    folder = _folder()
+    state, values = kernel_boot.environment(folder)
+    if values is None:
+        raise NodeError(f"{folder}/grubenv is {state}", "grubenv_bad")
+    menu = _menu(proc.read_bytes(f"{folder}/grub.cfg") or b"", values, folder)
+    chosen = kernel_boot.following(menu, values, state)
+    if chosen["how"] != "next_entry" or chosen["kernel"] != kernel:
+        return False
+    kept = {key: value for key, value in values.items() if key != "next_entry"}
+    _put(folder, "grubenv", grubenv.render(kept), 0o644)
+    bootsync.flush(folder)
+    return True
+
+
 def _sweep(folder: str) -> None:
     """Remove temp files that a kill left in GRUB's folder."""
     for name in os.listdir(folder):

@@ -30,7 +30,7 @@ def _section(read: Callable[[], Any]) -> Any:
     except (CannotRead, TimedOut) as error:
         return {"unreadable": str(error)}
     except grubcfg.Malformed as error:
-        return {"unreadable": f"grub.cfg is malformed: {error}"}
+        return {"unreadable": f"grub.cfg is malformed: {error}; sudo update-grub makes it anew"}
     except OSError as error:
         return {"unreadable": io_reason(error)}
 

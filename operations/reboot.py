@@ -6,9 +6,11 @@ after 300 s (pyinfra-notes.md, "server.reboot"); big boards take longer.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Generator
 
+import gevent
 from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.api.exceptions import ConnectError
@@ -21,6 +23,9 @@ from operations.run import Run
 POLL_S = 2.0
 PROGRESS_S = 15.0
 SHUTDOWN_S = 120
+# One look, handshake included. A host that goes down in the middle of one may say no goodbye, and a
+# connection without a limit then waits for ever.
+LOOK_S = 60.0
 
 
 @operation()
@@ -62,6 +67,8 @@ def _reboot(state: State, target: Host, before: str, budget_s: int) -> None:
 
 def wait_for_boot(state: State, target: Host, before: str, budget_s: int) -> float:
     """Waits until the host answers from another boot; the seconds it took, or StepFailed."""
+    # it would print a traceback for each look at a host that takes a connection and says nothing
+    logging.getLogger("paramiko.transport").setLevel(logging.CRITICAL)
     started = told = time.monotonic()
     while True:
         time.sleep(POLL_S)
@@ -80,15 +87,17 @@ def wait_for_boot(state: State, target: Host, before: str, budget_s: int) -> flo
 
 
 def _boot_id(state: State, target: Host) -> str | None:
-    """The host's boot_id over a fresh connection; None while there is none."""
-    try:
-        in_host(state, target, target.disconnect)
-        in_host(state, target, target.connect, show_errors=False)
-    except (ConnectError, OSError, EOFError):
-        return None
-    if not target.connected:
-        return None
-    try:
-        return fact_of(state, target, BootId)
-    except Exception:  # a connection that the shutdown cuts while it is used
-        return None
+    """The host's boot_id over a fresh connection; None while none comes, or no answer in time."""
+    with gevent.Timeout(LOOK_S, False):
+        try:
+            in_host(state, target, target.disconnect)
+            in_host(state, target, target.connect, show_errors=False)
+        except (ConnectError, OSError, EOFError):
+            return None
+        if not target.connected:
+            return None
+        try:
+            return fact_of(state, target, BootId)
+        except Exception:  # a connection that the shutdown cuts while it is used
+            return None
+    return None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node import candidate
+from node import candidate, grub_step
 from node.errors import NodeError
 from node.lock import Lock
 from tests.node.support import Host
@@ -74,6 +74,46 @@ def test_a_blessing_that_is_under_way_goes_first(
         path.unlink()
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 0 and "is blessed" in said
+
+
+@pytest.mark.parametrize("fails", [0, 2], ids=["at once", "the disk is read-only at first"])
+def test_it_sees_that_one_boot_stays_one_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    path, asked = tmp_path / "candidate.json", []
+    write(path)
+
+    def use_up(kernel: str) -> bool:
+        asked.append(kernel)
+        if len(asked) <= fails:
+            raise OSError(30, "Read-only file system")
+        path.unlink()
+        return True
+
+    monkeypatch.setenv("RIGBOOK_CANDIDATE", str(path))
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(grub_step, "use_up", use_up)
+    monkeypatch.setattr(candidate, "POLL_S", 0.01)
+    candidate.run()
+    assert asked == [RUNS] * (fails + 1)
+
+
+def test_before_it_falls_back_it_tries_again_to_make_it_one_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def use_up(kernel: str) -> bool:
+        asked.append(kernel)
+        raise NodeError("no GRUB", "no_grub")
+
+    write(tmp_path / "candidate.json", budget_s=1)
+    monkeypatch.setenv("RIGBOOK_CANDIDATE", str(tmp_path / "candidate.json"))
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(grub_step, "use_up", use_up)
+    with pytest.raises(NodeError, match="was not blessed"):
+        candidate.run()
+    assert asked == [RUNS, RUNS]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}'])

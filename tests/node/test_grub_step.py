@@ -189,6 +189,17 @@ def test_one_boot_where_grub_cannot_write_is_refused_unless_wanted(grub: Grub) -
     assert change.apply(request)["changed"]
 
 
+def test_next_entry_that_grub_could_not_take_back_is_taken_away_alone(grub: Grub) -> None:
+    assert change.apply(pin(OLD, next=NEW))["changed"]
+    assert grub.boots() == (NEW, OLD)
+    # the other kernel's candidate, and one boot that GRUB has used up: nothing to do
+    assert not grub_step.use_up(OLD)
+    assert grub_step.use_up(NEW) and grub.boots() == (OLD, OLD)
+    values = grubenv.parse((grub.folder / "grubenv").read_bytes())
+    assert values == {"recordfail": "1", "saved_entry": advanced(OLD)}
+    assert not grub_step.use_up(NEW)
+
+
 @pytest.mark.parametrize("value", ["-x", "6.1 rm", "$(id)", "../6", "6\n1", "", 6])
 def test_a_hostile_kernel_name_is_refused(grub: Grub, value: object) -> None:
     before = grub.state()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploys.pinning import pin_steps, pin_words
+from deploys.pinning import Want, candidate_steps, pin_steps, pin_words
 from gates import boot
 from gates.base import Gate
 from gates.doctor import examine
@@ -87,7 +87,10 @@ def test_a_pin_whose_package_was_removed_is_seen(plan: Plan) -> None:
     removed = k.installed(OLD, k.module(OLD), vmlinuz=None, initrd=None)
     grub = k.grub(next=GONE, default=GONE)
     facts = k.facts(grub=grub, kernels=(removed, k.installed(NEW, None)))
-    assert [v.code for v in found(plan, facts, boot.BOOT)] == ["boot-no-driver", "pin-gone"]
+    rows = found(plan, facts, boot.BOOT)
+    assert [v.code for v in rows] == ["boot-no-driver", "pin-gone"]
+    # it runs still, but a pin of it would be refused
+    assert all(f"--reinstall linux-image-{OLD}" in row.remedy for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +171,16 @@ def test_a_candidate_needs_a_pinned_kernel_and_a_plain_boot(plan: Plan) -> None:
     ):
         codes = [v.code for v in found(plan, k.facts(**{"kernels": ready, **changes}), gates)]
         assert code in codes, (changes, codes)
+
+
+@pytest.mark.parametrize("waived", [False, True])
+def test_one_boot_where_grub_cannot_write_is_asked_for_only_when_waived(
+    plan: Plan, waived: bool
+) -> None:
+    want = Want(plan, NEW, True, frozenset({HEAD}), "nvidia", 1800)
+    *_, unit, once = candidate_steps(want, "change", k.facts(), {}, waived)
+    assert unit["op"] == "unit" and unit["enabled"] is True
+    assert once == {"op": "grub", "saved": OLD, "next": NEW, "sticky_ok": waived}
 
 
 def files(release: str) -> dict[str, FileState]:

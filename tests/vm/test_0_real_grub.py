@@ -114,8 +114,7 @@ def test_apt_stages_a_kernel_the_pin_holds_and_undo_restores_all(tree: Tree) -> 
     assert tree.must(STATE) == before
 
     # the evening: apt makes a kernel without a module the default
-    tree.must("export DEBIAN_FRONTEND=noninteractive; apt-get update -q; "
-              "apt-get upgrade -y -q --with-new-pkgs")  # fmt: skip
+    tree.must(vmroot.UPGRADE)
     facts = tree.facts()
     assert tree.boots() == (staged, staged)
     modules = {k.release: k.module for k in facts.kernels}  # type: ignore[union-attr]

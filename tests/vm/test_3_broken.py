@@ -6,11 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from gates import fabric
 from lab import console
-from node import pack
-from tests.vm.conftest import Rig
+from lab.vmroot import MODULE
+from schema.kernelfiles import GRUB_PATH, pin_documents
+from schema.snapshot import NodeSnapshot
+from tests.unit.spark_rig import spark_plan
+from tests.vm.conftest import DEPLOY_S, NODE, PIN, Rig
 
-PIN = ("deploys/kernel.py", "-y", "--data", "kernel=current")
+CUTTER = Path(__file__).parent / "cutter.py"
 
 
 def test_refusals_and_a_failing_update_grub_change_nothing(boot: Callable[..., Rig]) -> None:
@@ -45,75 +49,135 @@ def test_refusals_and_a_failing_update_grub_change_nothing(boot: Callable[..., R
     assert rig.machine.sudo(state).stdout == before
 
 
-# Seconds into the pin at which QEMU is killed; the emulated update-grub takes about ten.
-CUTS_S = (2.0, 6.0, 12.0)
+POINTS = ("update-grub", "grubenv", "renamed", "settled", "flushed")
+# Real update-grub stops here while its output is half written.
+SLOW = """#!/bin/sh
+[ -e /run/cut ] || exit 0
+echo '# half'; sleep 1; printf '\nCUT THE POWER\n' > /dev/ttyS0; sleep 3600
+"""
 
 
-def test_the_power_fails_during_the_pin(boot: Callable[..., Rig]) -> None:
-    rig = boot()
+def test_the_power_fails_during_the_pin(boot: Callable[..., Rig], staged: Path) -> None:
+    """The first entry is a kernel without a driver: any damage to GRUB's files would boot it."""
+    rig = boot(base=staged)
     good = rig.kernels.first
-    rig.machine.must("mkdir -p /etc/default/grub.d; sync")
-    file = {"op": "file", "path": "/etc/default/grub.d/zz-rigbook.cfg", "mode": "0644",
-            "content": "GRUB_DEFAULT=saved\n"}  # fmt: skip
-    grub = {"op": "grub", "saved": good, "regenerate": True}
-    for number, delay_s in enumerate(CUTS_S):
-        change = {"id": f"cut-{number}-x", "deploy": "kernel", "operator": "a@b"}
-        request = json.dumps({"change": change, "steps": [file, grub]})
-        rig.send(pack.zipapp_bytes(), "/root/rignode.pyz")
-        rig.send(request.encode(), "/root/request")
-        rig.machine.must("sync")
-        rig.machine.sudo(
-            "nohup python3 /root/rignode.pyz apply < /root/request >/root/said 2>&1 &"
-            f" sleep {delay_s}"
+    rig.send(CUTTER.read_bytes(), "/root/cutter.py")
+    rig.send(SLOW.encode(), "/etc/grub.d/20_slow", "0755")
+    pin = pin_documents(good, [])[0]
+    steps = [
+        {"op": "directory", "path": str(Path(GRUB_PATH).parent), "mode": "0755"},
+        {"op": "file", "path": GRUB_PATH, "mode": "0644", "content": pin.content},
+        {"op": "grub", "saved": good, "regenerate": True},
+    ]
+
+    def request(name: str) -> str:
+        change = {"id": name, "deploy": "kernel", "operator": "a@b"}
+        return json.dumps({"change": change, "steps": steps})
+
+    rig.send(request("first-pin").encode(), "/root/first")
+    rig.machine.must(f"{NODE} apply < /root/first")
+    assert rig.node("close", {"change": "first-pin", "status": "COMMITTED"})["ok"]
+    assert rig.boots() == (good, good)
+    path = rig.machine.must("grub-editenv - list | sed -n 's/^saved_entry=//p'").strip()
+
+    for number, point in enumerate(POINTS, 1):
+        # so that both files are to change: a setting of update-grub, and next_entry to take away
+        rig.send(request(f"power-cut-{number}").encode(), "/root/request")
+        rig.machine.must(
+            f"printf 'GRUB_TIMEOUT=0\nGRUB_CMDLINE_LINUX_DEFAULT=cut={number}\n'"
+            f" > /etc/default/grub.d/50-other.cfg; grub-editenv - set 'next_entry={path}'; sync"
         )
+        program = f"python3 cutter.py /opt/node {point}"
+        if point == "update-grub":
+            rig.machine.must("touch /run/cut")
+            program = NODE
+        rig.machine.must(f"cd /root; {program} apply < request > said 2>&1 &")
+        rig.machine.said("CUT THE POWER")
         rig.machine.power_cut()
-        rig.note(f"power cut {delay_s} s into the pin")
+        rig.note(f"power cut at: {point}")
         rig.machine.start()
         rig.note(f"boots by itself after {rig.machine.wait():.0f} s: {rig.machine.kernel()}")
         assert rig.machine.kernel() == good
-        rig.send(pack.zipapp_bytes(), "/tmp/rignode.pyz")
         assert rig.boots() == (good, good)
-        steps = [c["steps"] for c in rig.node("snapshot")["journal"]["changes"][:1]]
-        rig.note(f"journal: {steps}")
         undone = rig.node("undo")
         assert undone["ok"], undone
+        rig.note(f"undo: {undone['status'] or undone['detail']}: {undone['steps']}")
         assert rig.boots() == (good, good)
+    # and not cut, the same change is done
+    rig.send(request("not-cut").encode(), "/root/request")
+    rig.machine.must(f"{NODE} apply < /root/request", 600)
+    assert rig.boots() == (good, good)
 
 
-def test_on_lvm_one_boot_would_be_for_ever(boot: Callable[..., Rig], tmp_path: Path) -> None:
+def test_on_lvm_one_boot_would_be_for_ever(
+    boot: Callable[..., Rig], staged: Path, tmp_path: Path
+) -> None:
+    """Refused; waived, and the candidate's unit takes next_entry back in GRUB's place."""
     second = tmp_path / "lvm.raw"
     console.run(["truncate", "-s", "512M", second])
-    rig = boot(second)
-    good = rig.kernels.first
+    rig = boot(second, base=staged)
+    good, other = rig.kernels.first, rig.kernels.second
     rig.machine.must(
         "pvcreate -q /dev/vdb && vgcreate -q vg /dev/vdb && lvcreate -q -n boot -L 400M vg && "
-        "mkfs.ext4 -q -O ^metadata_csum_seed /dev/vg/boot && mount /dev/vg/boot /mnt && "
-        "cp -a /boot/. /mnt/ && umount /mnt && mount /dev/vg/boot /boot",
-        900,
+        "mkfs.ext4 -q -O ^metadata_csum_seed,^orphan_file /dev/vg/boot && "
+        "mount /dev/vg/boot /mnt && cp -a /boot/. /mnt/ && umount /mnt && "
+        "mv /boot /boot.was && mkdir /boot && mount /dev/vg/boot /boot && "
+        "echo '/dev/vg/boot /boot ext4 defaults,x-systemd.device-timeout=900 0 0' >> /etc/fstab && "
+        "grub-install /dev/vda && update-grub && "
+        f"install -D -m 0644 -t /lib/modules/{other}/updates /srv/modules/{other}/{MODULE}.ko && "
+        f"depmod {other}",
+        DEPLOY_S,
     )
     place = rig.node("kernel", {})["boot"]
     assert place["kind"] == "lvm" and place["sticky"], place
-    change = {"id": "lvm-1", "deploy": "kernel", "operator": "a@b"}
-    step = {"op": "grub", "saved": None, "next": good}
-    refused = rig.node("apply", {"change": change, "steps": [step]})
-    assert refused["code"] == "sticky" and "lies on lvm" in refused["error"]
+    status, output = rig.deploy(*PIN)
+    assert status == 0, output
+    attempt = ("deploys/kernel.py", "-y", "--data", f"candidate={other}")
+    status, output = rig.deploy(*attempt)
+    assert status == 1 and "boot-sticky" in output and "lies on lvm" in output
+    assert rig.boots() == (good, good)
+
+    waived = ("--data", "waive=boot-sticky", "--data", "reason=the test wants to see it")
+    said = rig.tried_without_operator(*attempt, *waived)
+    # real GRUB has left next_entry: without the unit it would boot the candidate for ever
+    assert "GRUB could not take next_entry back; it is gone now" in said
+    assert f"{other} was not blessed within" in said
+    assert rig.machine.kernel() == good and rig.boots() == (good, good)
 
 
 def test_a_bond_of_two_cards_is_seen_with_its_slaves(boot: Callable[..., Rig]) -> None:
-    rig = boot(nics=3)
+    """Real bonding driver, the fabric's gates: a slave with another MTU, and one that is down."""
+    rig = boot(cards=("virtio-net-pci", "virtio-net-pci"))
+    mtu, device = 1400, "bond0"
+    plan = spark_plan(fabric_mtu=mtu, fabric_device=device)
+    node = plan.rig.head
     rig.machine.must(
-        "modprobe bonding && ip link add bond0 type bond mode active-backup miimon 100 && "
-        "ip link set eth1 master bond0 && ip link set eth2 master bond0 && "
-        "ip link set bond0 mtu 1400 up && ip addr add 10.99.0.1/24 dev bond0"
+        f"modprobe bonding max_bonds=0 && ip link add {device} type bond mode active-backup "
+        f"miimon 100 && ip link set eth1 master {device} && ip link set eth2 master {device} && "
+        f"ip link set {device} mtu {mtu} up && ip addr add {node.fabric_address}/24 dev {device}; "
+        "sleep 2"
     )
+    gates = (fabric.fabric_link, fabric.fabric_mtu, fabric.bond_slaves)
 
-    def link(name: str) -> dict[str, object]:
-        links = rig.node("snapshot", {})["network"]["links"]
-        return next(one for one in links if one["name"] == name)
+    def found() -> tuple[NodeSnapshot, list[tuple[str, str]]]:
+        document = rig.node("snapshot", {})
+        assert document.pop("ok", True)
+        seen = NodeSnapshot.model_validate(document)
+        rows = [v for gate in gates for v in gate(plan, {node.name: seen})]
+        for row in rows:
+            rig.note(f"{row.severity} {row.code}: {row.summary}; {row.evidence}")
+        return seen, [(row.code, row.summary) for row in rows]
 
-    bond = link("bond0")
-    assert bond["slaves"] == ["eth1", "eth2"] and bond["mtu"] == 1400
-    assert bond["bond_slaves_down"] == []
-    assert link("eth1")["mtu"] == 1400 and link("eth1")["master"] == "bond0"
+    seen, rows = found()
+    bond = next(link for link in seen.network.links if link.name == device)
+    assert (bond.kind, bond.slaves, bond.mtu) == ("bond", ("eth1", "eth2"), mtu)
+    assert rows == []
     rig.machine.must("ip link set eth2 down; sleep 1")
-    assert link("bond0")["bond_slaves_down"] == ["eth2"]
+    _, rows = found()
+    assert [code for code, _ in rows] == ["bond-slave-down"] and "eth2" in rows[0][1]
+    rig.machine.must(f"ip link set eth2 up; ip link set {device} mtu 1300; sleep 2")
+    _, rows = found()
+    assert [code for code, _ in rows] == ["fabric-mtu"]
+    assert f"{device}, eth1, eth2" in rows[0][1]
+    rig.machine.must(f"ip link del {device}")
+    assert [code for code, _ in found()[1]] == ["fabric-down"]
