@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any, Callable, Optional, Tuple
 
-from node import wire
+from node import sink, wire
 from node.errors import Json, NodeError
 
 # How long a link may be away before the transfer gives up (less than the giver's IDLE_S).
@@ -145,9 +145,9 @@ def fetch(peer: Peer, item: int, path: str, want: Optional[str], grown: Grown) -
     `grown` is called with the bytes that came. Raises NodeError: those of Peer, and
     `not_the_same`: the file is removed then.
     """
-    digest = hashlib.sha256()
-    said = _all(peer, item, path, digest_of(path, digest), digest.update, grown)
-    found = digest.hexdigest()
+    running = wire.Running()
+    said = _all(peer, item, path, digest_of(path, running), running, grown)
+    found = running.hexdigest()
     wanted = want or said.get("sha256")
     if found != wanted:
         os.unlink(path)
@@ -165,7 +165,7 @@ def fetch_unhashed(peer: Peer, item: int, path: str, grown: Grown) -> None:
     Docker takes the sha256 of each layer that it registers: a second one here would cost a core.
     """
     offset = os.stat(path).st_size if os.path.exists(path) else 0
-    _all(peer, item, path, offset, lambda block: None, grown)
+    _all(peer, item, path, offset, None, grown)
 
 
 def _all(
@@ -173,25 +173,22 @@ def _all(
     item: int,
     path: str,
     offset: int,
-    read: Callable[[memoryview], object],
+    running: Optional[wire.Running],
     grown: Grown,
 ) -> Json:
     """Brings an item's blocks from `offset` on into its file; gives the giver's closing message."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.lseek(fd, offset, os.SEEK_SET)
+    # What nobody hashes here is read again at once, from the page cache; weights are not.
+    with sink.Sink(path, offset, direct=running is not None) as file:
         said = None
         while said is None:
             line = peer.line()
             try:
-                said, offset = _blocks(peer, line, item, fd, read, offset, grown)
+                said, offset = _blocks(peer, line, item, file, running, offset, grown)
             except _Broken as broken:
                 offset = broken.offset
                 peer.broke(broken.error)
         if "error" in said:
             raise NodeError(f"the giving node: {said['error']}", "source")
-    finally:
-        os.close(fd)
     return said
 
 
@@ -207,32 +204,37 @@ def _blocks(
     peer: Peer,
     line: wire.Line,
     item: int,
-    fd: int,
-    read: Callable[[memoryview], object],
+    file: sink.Sink,
+    running: Optional[wire.Running],
     offset: int,
     grown: Grown,
 ) -> Tuple[Json, int]:
     """Asks for an item and writes the blocks that come; gives the closing message and the offset
     reached. Raises _Broken."""
     try:
-        line.say({"get": item, "offset": offset})
+        line.say({"get": item, "offset": offset, "hashes": running is not None and not offset})
     except wire.WireError as error:
         raise _Broken(error, offset) from None
+    checks: Optional[wire.Running] = None
     while True:
         peer.stop_if_gone()
         try:
-            said, block = line.hear()
+            said, block = line.hear(checks)
+            if said is not None and "checks" in said and (running is None or offset):
+                raise wire.WireError("the giver checks by a hash that is not taken here")
         except wire.WireError as error:
             raise _Broken(error, offset) from None
         if said is not None:
+            if "checks" in said:
+                checks = running
+                continue
             if "wait" in said:
                 peer.progressed()
                 continue
             return said, offset
-        left = block
-        while left:
-            left = left[os.write(fd, left) :]
-        read(block)
+        if running is not None and checks is None:
+            running.update(block)
+        file.write(block)
         offset += len(block)
         peer.progressed()
         grown(len(block))

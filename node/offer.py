@@ -41,6 +41,13 @@ class Source(abc.ABC):
     def blocks(self, item: int, offset: int) -> Iterator[wire.Bytes]:
         """Gives an item's bytes from `offset` on, in blocks of at most wire.BLOCK."""
 
+    def hashing(self, item: int, offset: int) -> bool:
+        """Gives whether the item's sha256 is to be taken while it passes; `learned` gets it."""
+        return False
+
+    def learned(self, item: int, sha256: str) -> None:
+        """Notes an item's sha256, taken while it passed whole."""
+
     @abc.abstractmethod
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
         """Gives an item's sha256; calls `tick` now and then where it has to read for it."""
@@ -216,18 +223,25 @@ class _Offer:
                 elif "size" in asked:
                     line.say({"size": self._source.size(int(asked["size"]))})
                 elif "get" in asked:
-                    self._give(line, chooser, int(asked["get"]), int(asked["offset"]))
+                    self._give(line, chooser, asked)
                 else:
                     raise NodeError("an unknown request", "bad_request")
             except (NodeError, OSError, LookupError, TypeError, ValueError) as error:
                 line.say({"error": str(error) or type(error).__name__})
 
-    def _give(self, line: wire.Line, chooser: Chooser, item: int, offset: int) -> None:
+    def _give(self, line: wire.Line, chooser: Chooser, asked: Json) -> None:
+        item, offset = int(asked["get"]), int(asked["offset"])
+        both = asked.get("hashes") is True and self._source.hashing(item, offset)
+        running = wire.Running() if both else None
+        if running:
+            line.say({"checks": "sha256"})
         for block in self._source.blocks(item, offset):
             squeeze = chooser.decide(block)
             started = time.monotonic()
-            count = line.send(block, squeeze)
+            count = line.send(block, squeeze, running)
             chooser.sent(count, time.monotonic() - started)
+        if running:
+            self._source.learned(item, running.hexdigest())
         said = [time.monotonic()]
 
         def tick() -> None:

@@ -45,21 +45,24 @@ class Files(offer.Source):
         return int(self._files[item]["size"])
 
     def blocks(self, item: int, offset: int) -> Iterator[memoryview]:
-        """Gives a file's bytes; one that passes whole is hashed on the way, unless it is known."""
+        """Gives a file's bytes. Raises NodeError where somebody writes to it meanwhile."""
         row = self._files[item]
-        hashing = hashlib.sha256() if offset == 0 and not self._known(row) else None
         buffer = bytearray(wire.BLOCK)
         with open(os.path.join(self._folder.path, row["name"]), "rb", buffering=0) as file:
             _unchanged(row, file.fileno())
             file.seek(offset)
             for count in iter(lambda: file.readinto(buffer), 0):
-                block = memoryview(buffer)[:count]
-                if hashing:
-                    hashing.update(block)
-                yield block
+                yield memoryview(buffer)[:count]
             _unchanged(row, file.fileno())
-        if hashing:
-            self._learn(row, hashing.hexdigest())
+
+    def hashing(self, item: int, offset: int) -> bool:
+        """Gives whether a file that passes whole is to be hashed: unless it is known."""
+        return offset == 0 and self._known(self._files[item]) is None
+
+    def learned(self, item: int, sha256: str) -> None:
+        """Keeps a file's sha256, for the folder's manifest."""
+        with self._lock:
+            self.hashes[self._files[item]["name"]] = sha256
 
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
         """Gives a file's sha256: known, learned while it passed, or read for."""
@@ -68,15 +71,11 @@ class Files(offer.Source):
         if found is None:
             path = os.path.join(self._folder.path, row["name"])
             found = manifests.sha256_of(path, lambda count: tick())
-            self._learn(row, found)
+            self.learned(item, found)
         return found
 
     def _known(self, row: Json) -> Optional[str]:
         return row["sha256"] or self.hashes.get(row["name"])
-
-    def _learn(self, row: Json, digest: str) -> None:
-        with self._lock:
-            self.hashes[row["name"]] = digest
 
 
 def _unchanged(row: Json, fd: int) -> None:
