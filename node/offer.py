@@ -46,7 +46,8 @@ class Source(abc.ABC):
         return False
 
     def learned(self, item: int, sha256: str) -> None:
-        """Notes an item's sha256, taken while it passed whole."""
+        """Notes an item's sha256, taken while it passed whole. Needed where `hashing` is."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
@@ -126,7 +127,10 @@ def serve(source: Source, wanted: Json) -> Json:
             if offer.idle_s() > IDLE_S:
                 raise NodeError(f"no peer was heard for {IDLE_S:g} s", "no_peer",
                                 "look at the peers' own lines")  # fmt: skip
-            if select.select([listener], [], [], 0.2)[0]:
+            ready = select.select([listener.fileno(), offer.bell], [], [], 0.2)[0]
+            if offer.bell in ready:
+                os.read(offer.bell, 64)
+            if listener.fileno() in ready:
                 offer.take(*listener.accept())
     finally:
         listener.close()
@@ -165,6 +169,8 @@ class _Offer:
         self._busy = 0
         self._peers: Dict[str, Json] = {}
         self.strangers = 0
+        # Rung when a peer is done, so that nobody waits for the next look.
+        self.bell, self._rope = os.pipe()
 
     def done(self) -> bool:
         """Gives whether every peer said that it is done."""
@@ -197,8 +203,9 @@ class _Offer:
         with self._lock:
             self._busy += 1
             peer = self._peers.setdefault(address, {"done": False, "error": None, "wire_bytes": 0})
+        over = False
         try:
-            self._talk(line, peer)
+            over = self._talk(line, peer)
         except wire.WireError:
             pass  # the receiver calls again, or does not; idle_s tells
         finally:
@@ -207,8 +214,11 @@ class _Offer:
                 self._busy -= 1
                 self._heard = time.monotonic()
                 peer["wire_bytes"] += line.wire_bytes
+                peer["done"] = peer["done"] or over
+            os.write(self._rope, b"!")
 
-    def _talk(self, line: wire.Line, peer: Json) -> None:
+    def _talk(self, line: wire.Line, peer: Json) -> bool:
+        """Answers until the peer says that it needs no more; gives whether that was for good."""
         # One Chooser a connection: each has a link and a core of its own.
         chooser = Chooser(self._wanted["compress"])
         while True:
@@ -216,8 +226,9 @@ class _Offer:
             try:
                 if "bye" in asked:
                     peer["error"] = asked["bye"]
-                    peer["done"] = True
-                    return
+                    return True
+                if "wait" in asked:
+                    continue
                 if "list" in asked:
                     line.say(self._source.listing())
                 elif "size" in asked:
@@ -226,7 +237,9 @@ class _Offer:
                     self._give(line, chooser, asked)
                 else:
                     raise NodeError("an unknown request", "bad_request")
-            except (NodeError, OSError, LookupError, TypeError, ValueError) as error:
+            except wire.WireError:
+                raise
+            except Exception as error:  # whatever it is: the peer must not ask for it for ever
                 line.say({"error": str(error) or type(error).__name__})
 
     def _give(self, line: wire.Line, chooser: Chooser, asked: Json) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from typing import Any
+from typing import Any, Optional
 
 from node import wire
 
@@ -17,23 +17,24 @@ from node import wire
 class Sink:
     """A file that is written from `offset` on, made where it is not there; a context manager.
 
+    `dir_fd`: the folder that `path` is in, where it is a bare name.
     `direct`: try to write past the page cache (O_DIRECT). What cannot be written so, because the
     filesystem does not do it or the end of a file is no whole sector, goes through the cache.
     """
 
-    def __init__(self, path: str, offset: int, direct: bool) -> None:
+    def __init__(self, path: str, offset: int, direct: bool, dir_fd: Optional[int] = None) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = -1
         self._direct = direct and hasattr(os, "O_DIRECT")
         if self._direct:
             try:
-                self._fd = os.open(path, flags | os.O_DIRECT, 0o600)
+                self._fd = os.open(path, flags | os.O_DIRECT, 0o600, dir_fd=dir_fd)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 self._direct = False
         if self._fd < 0:
-            self._fd = os.open(path, flags, 0o600)
+            self._fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
         os.lseek(self._fd, offset, os.SEEK_SET)
 
     def __enter__(self) -> Sink:

@@ -40,8 +40,16 @@ class Damaged(WireError):
     """A block that is not what was sent."""
 
 
+class Closed(WireError):
+    """The other end hung up in good order."""
+
+
 class Refused(WireError):
     """The other end does not know the key."""
+
+
+class HungUp(Refused):
+    """The other end hung up on the proof: it does not know the key, or the line was lost."""
 
 
 def new_key() -> str:
@@ -205,7 +213,7 @@ def _receive(
         except OSError as error:
             raise WireError(f"the connection broke: {error}") from None
         if not count:
-            raise WireError("the other end closed the connection")
+            raise Closed("the other end closed the connection")
         got += count
     return wanted
 
@@ -251,8 +259,8 @@ def call(address: str, port: int, key: str, device: Optional[str] = None) -> Lin
         _send(sock, own + _mac(secret, b"client", theirs, own))
         try:
             proof = bytes(_receive(sock, bytearray(32)))
-        except WireError:
-            raise Refused(f"{address}:{port} refuses the key: another transfer's?") from None
+        except Closed:
+            raise HungUp(f"{address}:{port} refuses the key: another transfer's?") from None
         if not hmac.compare_digest(proof, _mac(secret, b"server", own, theirs)):
             raise Refused(f"what listens at {address}:{port} does not know the key")
         return Line(sock, _mac(secret, b"session", theirs, own), server=False)
