@@ -327,8 +327,8 @@ def part(rounds: int, megabytes: int = 1024) -> Part:
         moves.close()
     load = f"load average {os.getloadavg()[0]:.1f} after"
     text = f"""Measured {today()} on {where}, {load}: the lab's real vLLM
-image of {figures.size / 1e9:.2f} GB (a layer of 2.38 GB, 50,000 files; one of 1.4 GB that copies some of
-its libraries; small ones of earlier rounds on top), from lab1 to lab2
+image of {figures.size / 1e9:.2f} GB (a layer of 2.38 GB, 50,000 files; one of 1.4 GB that copies
+some of its libraries; small ones of earlier rounds on top), from lab1 to lab2
 over the lab's fabric (a veth pair, MTU 9000). Rounds: {rounds}, the two ways by turns in each.
 Run again on a lab with its engine: `python -m tests.bench moving`.
 
