@@ -43,8 +43,9 @@ HOST_SET_UP = (
     "systemctl mask systemd-networkd-wait-online.service getty.target console-getty.service"
     " apt-daily.timer apt-daily-upgrade.timer",
 )
-# That docker has its command line in a package of its own; its unit uses the system's containerd.
-CONTAINERD_PACKAGES = [*HOST_PACKAGES, "docker-cli", "containerd"]
+# That docker has its command line and BuildKit in packages of their own, and its unit uses the
+# system's containerd.
+CONTAINERD_PACKAGES = [*HOST_PACKAGES, "docker-cli", "docker-buildx", "containerd"]
 CONTAINERD_SET_UP = (
     *HOST_SET_UP,
     'printf \'{"live-restore": false, "features": {"containerd-snapshotter": true}}\\n\''
