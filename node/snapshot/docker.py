@@ -149,12 +149,12 @@ def _unpacked(found: Json) -> int:
     Its inspection counts the blobs as they came, compressed ones too; the list counts blobs and
     unpacked layers together.
     """
-    names = (found["tags"] or found["digests"])[:1]
+    size, names = int(found["size"]), (found["tags"] or found["digests"])[:1]
     wanted = quote(json.dumps({"reference": names}))
     for row in get(f"/images/json?filters={wanted}") if names else []:
         if row["Id"] == found["id"]:
-            return max(found["size"], int(row.get("Size", 0)) - found["size"])
-    return int(found["size"])
+            return max(size, int(row.get("Size", 0)) - size)
+    return size
 
 
 def read(images: List[str]) -> Json:

@@ -1,0 +1,223 @@
+"""image between docker's own store and the containerd store, both ways, with real dockers."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import moving as m
+from tests.rehearsal import ROOT, Lab
+
+MB = 1_000_000
+MOVE = "Move the image"
+# who gives, who takes
+WAYS = (("lab1", "lab2"), ("lab2", "lab1"))
+# what of a docker load is on the taker's disk before docker has all of it
+ARRIVING = {
+    "lab1": "/var/lib/docker/tmp",
+    "lab2": "/var/lib/containerd/io.containerd.content.v1.content/ingest",
+}
+SWAPPED = "tests/containerd/swapped/lab.py"
+NOTHING = ("-", "-", "5")
+
+
+@pytest.fixture
+def bare(lab: Lab) -> Iterator[Lab]:
+    """Neither host has the image, nor a change that is open."""
+    m.clear(lab)
+    yield lab
+    m.clear(lab)
+
+
+def make(lab: Lab, host: str, size: int = 8 * MB) -> str:
+    """An image of two layers on a host; its id there."""
+    m.make_image(lab, host, size)
+    m.add_layer(lab, host, MB)
+    return m.image_id(lab, host)
+
+
+def seen(lab: Lab, host: str) -> dict[str, Any]:
+    """The docker section of a host's snapshot."""
+    request = json.dumps({"images": [m.IMAGE]})
+    return dict(json.loads(lab.ssh(host, "sudo rignode snapshot", stdin=request))["docker"])
+
+
+def config_of(lab: Lab, host: str) -> str:
+    """The digest of the image's config, as docker save of it says."""
+    said = lab.ssh(host, f"sudo docker save {m.IMAGE} | tar -xO manifest.json")
+    return Path(json.loads(said)[0]["Config"]).name.removesuffix(".json")
+
+
+def write_archive(path: Path, layer: bytes, diff: str) -> None:
+    """An archive of docker save's old form, of one layer."""
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{diff}"]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
+    name = f"{hashlib.sha256(config).hexdigest()}.json"
+    manifest = [{"Config": name, "RepoTags": None, "Layers": ["l/layer.tar"]}]
+    members = {name: config, "manifest.json": json.dumps(manifest).encode(), "l/layer.tar": layer}
+    with tarfile.open(path, "w") as tar:
+        for member, raw in members.items():
+            info = tarfile.TarInfo(member)
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+
+
+def layer_of(content: bytes) -> bytes:
+    """A layer's tar with one file."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        info = tarfile.TarInfo("blob")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    return raw.getvalue()
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_it_moves_and_a_second_run_changes_nothing(bare: Lab, giver: str, taker: str) -> None:
+    make(bare, giver)
+    done = bare.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and done.counts(MOVE)[1] == "2" and "COMMITTED" in done.text, done.text
+    assert "lab1 (overlay2)" in done.text and "lab2 (containerd/overlayfs)" in done.text
+    assert bare.changes(taker)[0]["status"] == "COMMITTED"
+    assert m.image_id(bare, "lab1") != m.image_id(bare, "lab2"), ".Id is comparable after all"
+    assert config_of(bare, "lab1") == config_of(bare, "lab2")
+    again = bare.pyinfra("image", *m.RECIPE)
+    assert again.rc == 0 and again.counts("Grand total")[1:] == NOTHING, again.text
+    assert "is the same on all 2 nodes" in again.text
+
+
+def test_the_snapshot_names_the_store_and_one_config_for_both(bare: Lab) -> None:
+    made = make(bare, "lab1")
+    assert bare.pyinfra("image", *m.RECIPE).rc == 0
+    one, two = seen(bare, "lab1"), seen(bare, "lab2")
+    assert (one["storage_driver"], one["containerd"]) == ("overlay2", None)
+    assert (two["storage_driver"], two["containerd"]) == ("overlayfs", "/var/lib/containerd")
+    (here,), (there,) = one["images"], two["images"]
+    assert here["layers"] == there["layers"] and len(here["layers"]) == 2
+    assert here["config_sha256"] == there["config_sha256"]
+    assert here["id"] == made == f"sha256:{config_of(bare, 'lab2')}" != there["id"]
+    # the containerd store says a digest of an image that no registry has ever seen
+    assert here["digests"] == [] and there["digests"] == [f"rigbook/small@{there['id']}"]
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_another_image_under_the_tag_is_kept_and_undo_brings_it_back(
+    bare: Lab, giver: str, taker: str
+) -> None:
+    make(bare, giver)
+    former = make(bare, taker, MB)
+    refused = bare.pyinfra("image", *m.RECIPE)
+    assert refused.rc == 1 and "image-differs" in refused.text
+    done = bare.pyinfra("image", *m.RECIPE, "--data", f"from={giver}")
+    assert done.rc == 0 and config_of(bare, taker) == config_of(bare, giver), done.text
+    assert m.image_id(bare, taker, f"rigbook-kept:{former[7:19]}") == former
+    change = bare.changes(taker)[0]["id"]
+    undone = bare.pyinfra("rollback", *m.RECIPE, "--data", f"change={change}")
+    assert undone.rc == 0 and m.image_id(bare, taker) == former, undone.text
+    assert m.image_id(bare, taker, f"rigbook-kept:{former[7:19]}") == ""
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_undo_takes_a_tag_away_where_there_was_none(bare: Lab, giver: str, taker: str) -> None:
+    make(bare, giver)
+    assert bare.pyinfra("image", *m.RECIPE).rc == 0
+    change = bare.changes(taker)[0]["id"]
+    undone = bare.pyinfra("rollback", *m.RECIPE, "--data", f"change={change}")
+    assert undone.rc == 0 and m.image_id(bare, taker) == "", undone.text
+    assert m.image_id(bare, giver) != ""
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_layers_by_themselves_are_refused(bare: Lab, giver: str, taker: str) -> None:
+    make(bare, giver)
+    done = bare.pyinfra("image", *m.RECIPE, "--data", "method=layers")
+    assert done.rc == 1 and "Traceback" not in done.text, done.text
+    assert "nothing was changed: lab2 has containerd/overlayfs; method=layers needs" in done.text
+    assert "use --data method=ssh" in done.text and m.image_id(bare, taker) == ""
+
+
+def arrived(lab: Lab, taker: str) -> int:
+    """The bytes of a docker load that the taker's docker has on its disk, not yet as an image."""
+    said = lab.ssh(taker, f"sudo find {ARRIVING[taker]} -type f -printf '%s\\n' 2>/dev/null; true")
+    return sum(int(line) for line in said.split())
+
+
+def commands(lab: Lab, host: str) -> str:
+    """The docker save and docker load that run on a host."""
+    return lab.ssh(host, "pgrep -af 'docker (save|load)' | grep -v pgrep || true")
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_a_killed_operator_leaves_the_old_image(bare: Lab, giver: str, taker: str) -> None:
+    make(bare, giver, 40 * MB)
+    former = make(bare, taker, MB)
+    way = (*m.RECIPE, "--data", f"from={giver}")
+    with m.slow_link(bare, giver, "host0", 40):
+        started = m.start("image", *way)
+        m.wait_for(lambda: arrived(bare, taker) > 4 * MB)
+        m.kill(started)
+        m.wait_for(lambda: not commands(bare, giver) and not commands(bare, taker), 30)
+    assert m.image_id(bare, taker) == former and bare.changes(taker)[:1] != ["OPEN"]
+    done = bare.pyinfra("image", *way)
+    assert done.rc == 0 and config_of(bare, taker) == config_of(bare, giver), done.text
+
+
+def test_a_docker_that_restarts_meanwhile_leaves_the_old_image(bare: Lab) -> None:
+    make(bare, "lab1", 40 * MB)
+    former = make(bare, "lab2", MB)
+    way = (*m.RECIPE, "--data", "from=lab1")
+    with m.slow_link(bare, "lab1", "host0", 40):
+        started = m.start("image", *way)
+        m.wait_for(lambda: arrived(bare, "lab2") > 4 * MB)
+        bare.ssh("lab2", "sudo systemctl restart docker")
+        out, _ = started.communicate(timeout=180)
+    assert started.returncode == 1 and "lab2: docker load" in out and "Traceback" not in out, out
+    assert "lab2's tag was not touched: run it again" in out, out
+    assert m.image_id(bare, "lab2") == former
+    done = bare.pyinfra("image", *way)
+    assert done.rc == 0 and config_of(bare, "lab2") == config_of(bare, "lab1"), done.text
+
+
+def test_an_archive_goes_into_the_containerd_store_and_on_from_there(
+    bare: Lab, tmp_path: Path
+) -> None:
+    """Its layer is compressed; the room that it takes is told as unpacked."""
+    layer = layer_of(bytes(20 * MB))
+    archive = tmp_path / "zeros.tar"
+    write_archive(archive, gzip.compress(layer), hashlib.sha256(layer).hexdigest())
+    done = bare.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}", inventory=SWAPPED)
+    assert done.rc == 0 and "[lab2] docker load of" in done.text, done.text
+    (here,), (there,) = seen(bare, "lab1")["images"], seen(bare, "lab2")["images"]
+    assert here["layers"] == there["layers"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
+    assert here["size"] >= 20 * MB and there["size"] >= 20 * MB
+
+
+def test_a_damaged_archive_gets_no_name_in_the_containerd_store(bare: Lab, tmp_path: Path) -> None:
+    layer = layer_of(os.urandom(2 * MB))
+    archive = tmp_path / "damaged.tar"
+    damaged = layer[:MB] + b"XXXX" + layer[MB + 4 :]
+    write_archive(archive, damaged, hashlib.sha256(layer).hexdigest())
+    done = bare.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}", inventory=SWAPPED)
+    assert done.rc == 1 and "wrong diff id" in done.text and "Traceback" not in done.text
+    assert m.image_id(bare, "lab2") == "" == m.image_id(bare, "lab1")
+
+
+def test_what_buildkit_builds_is_the_same_on_overlay2(bare: Lab, tmp_path: Path) -> None:
+    """An index with an attestation and compressed layers; overlay2 gets the one image in it."""
+    text = (ROOT / "tests/lab/recipes/built-image.yaml").read_text()
+    (tmp_path / "built.yaml").write_text(text.replace("rigbook/built:1", m.IMAGE))
+    recipe = ("--data", "recipe=built", "--data", f"recipes_dir={tmp_path}", "--data", "build=true")
+    done = bare.pyinfra("image", *recipe, "--data", "from=lab2")
+    assert done.rc == 0 and "[1/2] COPY" in done.text, done.text
+    assert config_of(bare, "lab1") == config_of(bare, "lab2")
+    again = bare.pyinfra("image", *recipe)
+    assert again.rc == 0 and again.counts("Grand total")[1:] == NOTHING, again.text
