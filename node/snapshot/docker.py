@@ -140,7 +140,7 @@ def containerd(info: Json) -> Optional[str]:
         return None
     if os.path.isdir(os.path.join(_CONTAINERD_ROOT, "io.containerd.content.v1.content")):
         return _CONTAINERD_ROOT
-    return os.path.join(str(info.get("DockerRootDir", "")), "containerd")
+    return os.path.join(str(info.get("DockerRootDir", "")), "containerd", "daemon")
 
 
 def _unpacked(found: Json) -> int:
