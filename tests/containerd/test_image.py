@@ -57,28 +57,30 @@ def config_of(lab: Lab, host: str) -> str:
     return Path(json.loads(said)[0]["Config"]).name.removesuffix(".json")
 
 
-def write_archive(path: Path, layer: bytes, diff: str) -> None:
-    """An archive of docker save's old form, of one layer."""
-    rootfs = {"type": "layers", "diff_ids": [f"sha256:{diff}"]}
-    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
-    name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = [{"Config": name, "RepoTags": None, "Layers": ["l/layer.tar"]}]
-    members = {name: config, "manifest.json": json.dumps(manifest).encode(), "l/layer.tar": layer}
-    with tarfile.open(path, "w") as tar:
-        for member, raw in members.items():
-            info = tarfile.TarInfo(member)
-            info.size = len(raw)
-            tar.addfile(info, io.BytesIO(raw))
-
-
-def layer_of(content: bytes) -> bytes:
-    """A layer's tar with one file."""
+def tar_of(files: dict[str, bytes]) -> bytes:
+    """A tar with these files."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:
-        info = tarfile.TarInfo("blob")
-        info.size = len(content)
-        tar.addfile(info, io.BytesIO(content))
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
     return raw.getvalue()
+
+
+def digest(raw: bytes) -> str:
+    """The digest of bytes, as images name it."""
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def write_archive(path: Path, *layers: bytes, diff_ids: list[str]) -> None:
+    """An archive of docker save's old form."""
+    rootfs = {"type": "layers", "diff_ids": diff_ids}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
+    files = {f"{n}/layer.tar": layer for n, layer in enumerate(layers)}
+    name = f"{digest(config)[7:]}.json"
+    manifest = json.dumps([{"Config": name, "RepoTags": None, "Layers": list(files)}]).encode()
+    path.write_bytes(tar_of({name: config, "manifest.json": manifest, **files}))
 
 
 @pytest.mark.parametrize(("giver", "taker"), WAYS)
@@ -171,17 +173,19 @@ def test_a_killed_operator_leaves_the_old_image(bare: Lab, giver: str, taker: st
     assert done.rc == 0 and config_of(bare, taker) == config_of(bare, giver), done.text
 
 
-def test_a_docker_that_restarts_meanwhile_leaves_the_old_image(bare: Lab) -> None:
+def test_a_docker_that_is_killed_meanwhile_leaves_the_old_image(bare: Lab) -> None:
+    """systemd starts it again; one that is restarted in good order ends the load first."""
     make(bare, "lab1", 40 * MB)
     former = make(bare, "lab2", MB)
     way = (*m.RECIPE, "--data", "from=lab1")
     with m.slow_link(bare, "lab1", "host0", 40):
         started = m.start("image", *way)
         m.wait_for(lambda: arrived(bare, "lab2") > 4 * MB)
-        bare.ssh("lab2", "sudo systemctl restart docker")
+        bare.ssh("lab2", "sudo systemctl kill -s KILL docker")
         out, _ = started.communicate(timeout=180)
     assert started.returncode == 1 and "lab2: docker load" in out and "Traceback" not in out, out
     assert "lab2's tag was not touched: run it again" in out, out
+    m.wait_for(lambda: bare.ssh("lab2", "sudo docker info -f '{{.ID}}' 2>/dev/null || true"))
     assert m.image_id(bare, "lab2") == former
     done = bare.pyinfra("image", *way)
     assert done.rc == 0 and config_of(bare, "lab2") == config_of(bare, "lab1"), done.text
@@ -191,21 +195,40 @@ def test_an_archive_goes_into_the_containerd_store_and_on_from_there(
     bare: Lab, tmp_path: Path
 ) -> None:
     """Its layer is compressed; the room that it takes is told as unpacked."""
-    layer = layer_of(bytes(20 * MB))
+    layer = tar_of({"blob": bytes(20 * MB)})
     archive = tmp_path / "zeros.tar"
-    write_archive(archive, gzip.compress(layer), hashlib.sha256(layer).hexdigest())
+    write_archive(archive, gzip.compress(layer), diff_ids=[digest(layer)])
     done = bare.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}", inventory=SWAPPED)
     assert done.rc == 0 and "[lab2] docker load of" in done.text, done.text
     (here,), (there,) = seen(bare, "lab1")["images"], seen(bare, "lab2")["images"]
-    assert here["layers"] == there["layers"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
+    assert here["layers"] == there["layers"] == [digest(layer)]
     assert here["size"] >= 20 * MB and there["size"] >= 20 * MB
 
 
+def test_files_inside_are_read_alike_in_both_stores(bare: Lab, tmp_path: Path) -> None:
+    """Also one that an upper layer changes, and one that it deletes; no container is made."""
+    lower = tar_of({"opt/kept": b"old old", "opt/changed": b"old", "opt/gone": b"old"})
+    upper = tar_of({"opt/changed": b"new", "opt/.wh.gone": b""})
+    archive = tmp_path / "two.tar"
+    write_archive(archive, lower, upper, diff_ids=[digest(lower), digest(upper)])
+    assert bare.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}").rc == 0
+    found = []
+    for host in ("lab1", "lab2"):
+        probe = {"image": m.IMAGE, "path": "/opt/*", "contains": "old"}
+        said = bare.ssh(host, "sudo rignode snapshot", stdin=json.dumps({"image_files": [probe]}))
+        (answer,) = json.loads(said)["image_files"]
+        found.append({row["path"]: row["count"] for row in answer["matches"]})
+        assert bare.ssh(host, "sudo docker ps -aq") == ""
+    assert found == [{"/opt/kept": 2, "/opt/changed": 0}] * 2
+    told = bare.pyinfra("provenance", *m.RECIPE)
+    assert told.rc == 0 and f"[lab2] image {m.IMAGE}" in told.text, told.text
+
+
 def test_a_damaged_archive_gets_no_name_in_the_containerd_store(bare: Lab, tmp_path: Path) -> None:
-    layer = layer_of(os.urandom(2 * MB))
+    layer = tar_of({"blob": os.urandom(2 * MB)})
     archive = tmp_path / "damaged.tar"
     damaged = layer[:MB] + b"XXXX" + layer[MB + 4 :]
-    write_archive(archive, damaged, hashlib.sha256(layer).hexdigest())
+    write_archive(archive, damaged, diff_ids=[digest(layer)])
     done = bare.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}", inventory=SWAPPED)
     assert done.rc == 1 and "wrong diff id" in done.text and "Traceback" not in done.text
     assert m.image_id(bare, "lab2") == "" == m.image_id(bare, "lab1")
