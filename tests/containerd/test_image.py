@@ -226,6 +226,25 @@ def test_files_inside_are_read_alike_in_both_stores(bare: Lab, tmp_path: Path) -
     assert told.rc == 0 and f"[lab2] image {m.IMAGE}" in told.text, told.text
 
 
+def test_files_of_a_container_that_never_ran_are_found(bare: Lab) -> None:
+    """A unit that starts a container is checked by what lies in it (`unit.py`)."""
+    make(bare, "lab2")
+    assert bare.pyinfra("image", *m.RECIPE).rc == 0
+    look = (
+        "import sys; sys.path.insert(0, '/usr/local/bin/rignode'); from node import inside; "
+        "print(*inside.container('rigbook-look').layers)"
+    )
+    bare.ssh("lab2", f"sudo docker create --name rigbook-look {m.IMAGE} none")
+    try:
+        folders = bare.ssh("lab2", f'sudo python3 -B -c "{look}"').split()
+        names = bare.ssh("lab2", f"sudo find {' '.join(folders)} -printf '%P\\n'").split("\n")
+    finally:
+        bare.ssh("lab2", "sudo docker rm rigbook-look")
+    # docker's own two (hosts, hostname and the like; what it writes) upon the image's two
+    assert len(folders) == 4 and "dir/blob" in names
+    assert any(name.startswith("layer-") for name in names), names
+
+
 def test_a_damaged_archive_gets_no_name_in_the_containerd_store(bare: Lab, tmp_path: Path) -> None:
     layer = tar_of({"blob": os.urandom(2 * MB)})
     archive = tmp_path / "damaged.tar"
