@@ -228,7 +228,7 @@ def test_files_inside_are_read_alike_in_both_stores(bare: Lab, tmp_path: Path) -
 
 def test_files_of_a_container_that_never_ran_are_found(bare: Lab) -> None:
     """A unit that starts a container is checked by what lies in it (`unit.py`)."""
-    make(bare, "lab2")
+    make(bare, "lab1")
     assert bare.pyinfra("image", *m.RECIPE).rc == 0
     look = (
         "import sys; sys.path.insert(0, '/usr/local/bin/rignode'); from node import inside; "
