@@ -32,7 +32,7 @@ test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulat
 test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run builds it: 20 minutes)
 	@$(PY) -m tests.tiers k8s
 
-test-containerd: setup tools ## image between docker's own store and the containerd store (4 minutes; not in CI)
+test-containerd: setup tools ## image between docker's own store and the containerd store (5 minutes; not in CI)
 	@$(PY) -m tests.tiers containerd
 
 lint: setup ## ruff and mypy
