@@ -1,8 +1,8 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-tower test-vm test-cluster lint bench lab-up lab-down lab-status lab-ssh \
-	setup tools
+.PHONY: help demo test test-full test-tower test-vm test-cluster test-containerd lint bench \
+	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 HOST ?= lab1
 
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: setup tools ## the main job: two rehearsal hosts serve a model with the real vLLM
 	@$(PY) -m lab.demo
@@ -31,6 +31,9 @@ test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulat
 
 test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run builds it: 20 minutes)
 	@$(PY) -m tests.tiers k8s
+
+test-containerd: setup tools ## image between docker's own store and the containerd store (5 minutes; not in CI)
+	@$(PY) -m tests.tiers containerd
 
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint

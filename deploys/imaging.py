@@ -130,7 +130,7 @@ def _context(plan: Plan, archive: str | None) -> Context:
 
 
 def _store(snapshot: NodeSnapshot) -> str:
-    return snapshot.docker.storage_driver if isinstance(snapshot.docker, Docker) else "unknown"
+    return snapshot.docker.store if isinstance(snapshot.docker, Docker) else "unknown"
 
 
 def _archive(path: str, target: NodeSnapshot) -> dockerarchive.Archive:

@@ -130,11 +130,14 @@ def image_gates(chosen: str | None, port: int, built: bool = False) -> tuple[Gat
         image = found.get(source) if source else None
         if image is None:
             return []
-        wanted = {}
-        for name in takers(found, source):
+        short: list[Violation] = []
+        for node, snapshot in reached(plan, observed):
             # Only missing layers travel; an image that differs shares some with its former self.
-            wanted[name] = 3 * image.size if found[name] is None else 0
-        return list(room_on(plan, observed, "/var/lib/docker", wanted))
+            if node.name not in takers(found, source) or found[node.name] is not None:
+                continue
+            root = known(snapshot.docker, "docker").store_root
+            short += room_on(plan, observed, root, {node.name: 3 * image.size})
+        return short
 
     def port_free(plan: Plan, observed: Observed) -> list[Violation]:
         """Nobody listens on the port that the giver uses for this one transfer."""

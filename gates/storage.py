@@ -26,7 +26,9 @@ def disk_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
     disks = {disk.path: disk for disk in known(snapshot.disks, "disks")}
     yield from _room(node, disks, STATE_DIR, STATE_ROOM, plan.recipe.container is None)
     if plan.recipe.container is not None:
-        yield from _room(node, disks, known(snapshot.docker, "docker").root, DOCKER_ROOM)
+        docker = known(snapshot.docker, "docker")
+        for root in dict.fromkeys((docker.root, docker.store_root)):
+            yield from _room(node, disks, root, DOCKER_ROOM)
 
 
 def _room(

@@ -21,6 +21,11 @@ def parser() -> argparse.ArgumentParser:
     up = verbs.add_parser("up", help="make and boot the hosts, load the engine")
     up.add_argument("--hosts", type=int, metavar="N", help=f"default: {DEFAULT_HOSTS}")
     up.add_argument("--tower", action="store_true", help="a host with the engine in a venv, too")
+    up.add_argument(
+        "--containerd",
+        action="store_true",
+        help="the second host's docker with the containerd image store; without the engine's image",
+    )
     up.add_argument("--no-engine", action="store_true", help="without the engine's image")
     up.add_argument("--image-on-one", action="store_true", help="the image in the first host only")
     down = verbs.add_parser("down", help="stop and remove everything")
@@ -79,8 +84,11 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     """Do what a changing verb says."""
     verb = arguments.verb
     if verb == "up":
-        hosts.up(settings, arguments.hosts, arguments.tower)
-        if not arguments.no_engine and any(not host.is_tower for host in settings.hosts()):
+        hosts.up(settings, arguments.hosts, arguments.tower, arguments.containerd)
+        made = settings.hosts()
+        # the engine's image has another id in a containerd store: no test serves there
+        without = arguments.no_engine or any(host.containerd for host in made)
+        if not without and any(not host.is_tower for host in made):
             engine.provide(settings, arguments.image_on_one)
         status.show(settings)
     elif verb == "engine":

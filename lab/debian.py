@@ -12,6 +12,8 @@ from lab import cache, console
 from lab.settings import LabError, LabSettings
 
 SUITE = "bookworm"
+# the next release: its docker has the containerd image store
+CONTAINERD_SUITE = "trixie"
 TOOLS = {
     "mmdebstrap": "mmdebstrap",
     "systemd-nspawn": "systemd-container",
@@ -40,6 +42,15 @@ HOST_SET_UP = (
     "systemctl enable systemd-networkd.service ssh.service docker.service",
     "systemctl mask systemd-networkd-wait-online.service getty.target console-getty.service"
     " apt-daily.timer apt-daily-upgrade.timer",
+)
+# That docker has its command line and BuildKit in packages of their own, and its unit uses the
+# system's containerd.
+CONTAINERD_PACKAGES = [*HOST_PACKAGES, "docker-cli", "docker-buildx", "containerd"]
+CONTAINERD_SET_UP = (
+    *HOST_SET_UP,
+    'printf \'{"live-restore": false, "features": {"containerd-snapshotter": true}}\\n\''
+    " > /etc/docker/daemon.json",
+    "systemctl enable containerd.service",
 )
 
 
@@ -75,8 +86,11 @@ def belongs(word: str, suite: str) -> bool:
     return word in (suite, f"{suite}-updates", f"{suite}-security")
 
 
-def write_sources(folder: Path) -> list[Path]:
-    """This machine's own sources for SUITE, as files for mmdebstrap; [] = its defaults."""
+def write_sources(folder: Path, suite: str = SUITE) -> list[Path]:
+    """This machine's own sources, as files for mmdebstrap; [] = its defaults.
+
+    They name SUITE; for another suite its name is put in their place.
+    """
     apt = Path("/etc/apt")
     lists = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*.list"))]
     stanzas = [
@@ -94,12 +108,17 @@ def write_sources(folder: Path) -> list[Path]:
     for name, blocks in (("own.sources", stanzas), ("own.list", entries)):
         if blocks:
             files.append(folder / name)
-            files[-1].write_text("\n".join(blocks))
+            files[-1].write_text("\n".join(blocks).replace(SUITE, suite))
     return files
 
 
 def bootstrap(
-    target: Path, variant: str, packages: Sequence[str], set_up: Sequence[str], log: Path
+    target: Path,
+    variant: str,
+    packages: Sequence[str],
+    set_up: Sequence[str],
+    log: Path,
+    suite: str = SUITE,
 ) -> None:
     """Make a root tree at ``target``; mmdebstrap's output goes to ``log``."""
     script = " && ".join(set_up)
@@ -115,9 +134,9 @@ def bootstrap(
                 "--dpkgopt=path-exclude=/usr/share/locale/*",
                 "--dpkgopt=path-exclude=/usr/share/doc/*",
                 *([f"--customize-hook=chroot \"$1\" sh -ec '{_quoted(script)}'"] if script else []),
-                SUITE,
+                suite,
                 target,
-                *write_sources(Path(folder)),
+                *write_sources(Path(folder), suite),
             ],
             log=log,
         )
@@ -127,16 +146,22 @@ def _quoted(script: str) -> str:
     return script.replace("'", "'\\''")
 
 
-def host_root(settings: LabSettings) -> Path:
-    """The cached root tree of a lab host, built if it is not there."""
-    recipe = [SUITE, "minbase", HOST_PACKAGES, HOST_SET_UP, "no-doc-1"]
+def host_root(settings: LabSettings, containerd: bool = False) -> Path:
+    """The cached root tree of a lab host, built if it is not there.
+
+    `containerd`: of one whose docker keeps images in the containerd store.
+    """
+    suite, packages, set_up = SUITE, HOST_PACKAGES, HOST_SET_UP
+    if containerd:
+        suite, packages, set_up = CONTAINERD_SUITE, CONTAINERD_PACKAGES, CONTAINERD_SET_UP
+    recipe = [suite, "minbase", packages, set_up, "no-doc-1"]
     target = settings.roots / f"host-{cache.recipe_hash(recipe)}"
     if target.exists():
         return target
     settings.roots.mkdir(parents=True, exist_ok=True)
     log = settings.roots / f"{target.name}.log"
-    with console.phase("host root tree by mmdebstrap", "2 minutes"):
+    with console.phase(f"host root tree of {suite} by mmdebstrap", "2 minutes"):
         cache.build_once(
-            target, lambda part: bootstrap(part, "minbase", HOST_PACKAGES, HOST_SET_UP, log)
+            target, lambda part: bootstrap(part, "minbase", packages, set_up, log, suite)
         )
     return target

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab import cache, console, debian, hoststate, network, prepare, processes, remote, tower
 from lab.settings import (
+    CONTAINERD_HOST,
     DEFAULT_HOSTS,
     FABRIC_DEVICE,
     MAX_HOSTS,
@@ -32,11 +33,17 @@ DOWN_SECONDS = 3
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def up(settings: LabSettings, count: int | None = None, with_tower: bool = False) -> None:
+def up(
+    settings: LabSettings,
+    count: int | None = None,
+    with_tower: bool = False,
+    containerd: bool = False,
+) -> None:
     """Bring ``count`` hosts up and wait until they are ready; nothing to do when they are.
 
     ``count`` None: those that exist, else the default lab's, and none beside a tower alone. A
-    tower that exists stays; ``with_tower`` adds one.
+    tower that exists stays; ``with_tower`` adds one. ``containerd``: the second host's docker has
+    the containerd image store; that a lab is made with.
     """
     exists = settings.state_file.exists()
     there = [host for host in settings.hosts() if not host.is_tower]
@@ -47,21 +54,30 @@ def up(settings: LabSettings, count: int | None = None, with_tower: bool = False
         raise LabError(f"--hosts must be 1 to {MAX_HOSTS}, not {count}")
     elif exists and len(there) != count:
         raise LabError(f"a lab of {len(there)} hosts exists; run 'down' first")
+    has_it = exists and any(host.containerd for host in there)
+    if containerd and exists and not has_it:
+        raise LabError("a lab without the containerd store exists; run 'down' first")
+    containerd = containerd or has_it
+    if containerd and count < CONTAINERD_HOST:
+        raise LabError(f"--containerd needs --hosts {CONTAINERD_HOST} or more")
     debian.check_tools()
     lower = debian.host_root(settings)
+    newer = debian.host_root(settings, containerd=True) if containerd else lower
     settings.images.mkdir(parents=True, exist_ok=True)
     if with_tower and not towers:
         towers = make_towers(1)
         tower.give(settings, towers[0])
     settings.home.mkdir(parents=True, exist_ok=True)
-    state = {"hosts": count, **({"towers": len(towers)} if towers else {})}
+    state: dict[str, int | bool] = {"hosts": count}
+    state |= {"towers": len(towers)} if towers else {}
+    state |= {"containerd": True} if containerd else {}
     settings.state_file.write_text(json.dumps(state) + "\n")
     prepare.make_keys(settings)
     hosts = settings.hosts()
     asleep = [host for host in hosts if not hoststate.read(settings, host).running()]
     with console.phase(f"boot {len(asleep)} of {len(hosts)} hosts", "5 s"):
         for host in asleep:
-            start(settings, host, lower)
+            start(settings, host, newer if host.containerd else lower)
         in_parallel(hosts, lambda host: remote.wait_ready(settings, host))
         wait_fabric(settings)
 

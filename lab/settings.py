@@ -11,6 +11,8 @@ from pathlib import Path
 SSH_USER = "rig"
 DEFAULT_HOSTS = 2
 MAX_HOSTS = 9
+# which host gets the containerd image store where one is asked for: the fabric's second end
+CONTAINERD_HOST = 2
 LAN_BRIDGE = "rig-lan"
 LAN_PREFIX = 24
 OPERATOR_ADDRESS = "10.88.0.254"
@@ -31,11 +33,13 @@ class LabError(Exception):
 class LabHost:
     """One rehearsal host: its number (from 1), name and addresses.
 
-    A tower has its engine in a venv and no docker; its numbers count for themselves.
+    A tower has its engine in a venv and no docker; its numbers count for themselves. A containerd
+    host is of a later Debian, and its docker keeps images in the containerd store.
     """
 
     number: int
     is_tower: bool = False
+    containerd: bool = False
 
     @property
     def name(self) -> str:
@@ -104,9 +108,10 @@ class LabSettings:
         try:
             state = json.loads(self.state_file.read_text())
             count, towers = int(state["hosts"]), int(state.get("towers", 0))
+            containerd = bool(state.get("containerd", False))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            count, towers = DEFAULT_HOSTS, 0
-        return make_hosts(count) + make_towers(towers)
+            count, towers, containerd = DEFAULT_HOSTS, 0, False
+        return make_hosts(count, containerd) + make_towers(towers)
 
     def host(self, name: str) -> LabHost:
         """The host of that name; LabError lists the names there are."""
@@ -117,9 +122,12 @@ class LabSettings:
         raise LabError(f"no host {name!r} in the lab; there are: {names}")
 
 
-def make_hosts(count: int) -> list[LabHost]:
-    """``count`` hosts, numbered from 1."""
-    return [LabHost(number) for number in range(1, count + 1)]
+def make_hosts(count: int, containerd: bool = False) -> list[LabHost]:
+    """``count`` hosts, numbered from 1; ``containerd``: the second one with that image store."""
+    return [
+        LabHost(number, containerd=containerd and number == CONTAINERD_HOST)
+        for number in range(1, count + 1)
+    ]
 
 
 def make_towers(count: int) -> list[LabHost]:

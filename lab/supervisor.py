@@ -32,6 +32,7 @@ NSPAWN_ENVIRONMENT = {
 def nspawn_argv(settings: LabSettings, host: LabHost) -> list[str]:
     """The systemd-nspawn command line of a host."""
     folder = settings.host_dir(host)
+    containerd = [f"--bind={folder / 'containerd'}:/var/lib/containerd"] if host.containerd else []
     return [
         "systemd-nspawn",
         f"--directory={folder / 'root'}",
@@ -49,6 +50,7 @@ def nspawn_argv(settings: LabSettings, host: LabHost) -> list[str]:
         "--console=read-only",
         # overlay2 works on this plain folder; overlay on overlay does not
         f"--bind={folder / 'docker'}:/var/lib/docker",
+        *containerd,
         f"--bind-ro={settings.images}:{CACHE_IN_HOST}",
     ]
 
@@ -56,7 +58,7 @@ def nspawn_argv(settings: LabSettings, host: LabHost) -> list[str]:
 def mount_root(settings: LabSettings, host: LabHost, lower: Path) -> None:
     """Mount the host's overlay, and a tmpfs where nspawn keeps its sockets and locks."""
     folder = settings.host_dir(host)
-    for name in ("upper", "work", "root", "docker"):
+    for name in ("upper", "work", "root", "docker", "containerd"):
         (folder / name).mkdir(exist_ok=True)
     options = tower.overlay_options(settings, host, lower)
     Path("/run/systemd/nspawn").mkdir(parents=True, exist_ok=True)

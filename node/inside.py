@@ -12,7 +12,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 from urllib.parse import quote
 
 from node.errors import CannotRead
-from node.snapshot import docker, image_files
+from node.snapshot import docker, image_files, stored
 
 MAX_LINKS = 40
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -57,16 +57,15 @@ def container(name: str) -> Tree:
     pid = (row.get("State") or {}).get("Pid")
     if pid:
         return _made(what, [f"/proc/{pid}/root"], [], row["Config"])
-    data = (row.get("GraphDriver") or {}).get("Data") or {}
-    layers = [data.get("UpperDir") or "", *str(data.get("LowerDir") or "").split(":")]
-    if not any(layers):
+    layers = stored.of_container(row)
+    if not layers:
         raise CannotRead(f"{what} does not run, and its store keeps layers packed")
     mounts = [
         (str(mount["Destination"]).rstrip("/"), str(mount["Source"]))
         for mount in row.get("Mounts") or []
         if mount.get("Source")
     ]
-    return _made(what, [layer for layer in layers if layer], mounts, row["Config"])
+    return _made(what, layers, mounts, row["Config"])
 
 
 def image(name: str, mounts: List[Tuple[str, str]]) -> Tree:

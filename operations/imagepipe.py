@@ -28,9 +28,12 @@ def between(run: Run, source: str, target: str, reference: str, want: dict[str, 
     """Brings the image `want` from node to node and tags it. Raises StepFailed."""
     # By id, so that docker load sets no tag.
     save = f"docker save {shlex.quote(str(want['id']))}"
-    with closing(_Command(run.host(source), save)) as giver:
-        loaded = _load(run.host(target), giver.chunks())
-        giver.finish()
+    try:
+        with closing(_Command(run.host(source), save)) as giver:
+            loaded = _load(run.host(target), giver.chunks())
+            giver.finish()
+    except StepFailed as error:
+        raise StepFailed(f"{error}; {target}'s tag was not touched: run it again") from None
     tag(run, target, reference, {**want, "id": loaded})
 
 

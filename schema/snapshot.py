@@ -242,6 +242,19 @@ class Docker(Frozen):
     root: str
     images: tuple[Image, ...]
     containers: tuple[Container, ...]
+    # the containerd image store's folder; None where docker keeps images by itself, below `root`
+    containerd: str | None = None
+
+    @property
+    def store(self) -> str:
+        """The image store in words: the graph driver, or containerd with its snapshotter."""
+        driver = self.storage_driver
+        return driver if self.containerd is None else f"containerd/{driver}"
+
+    @property
+    def store_root(self) -> str:
+        """The folder whose disk takes images and layers."""
+        return self.root if self.containerd is None else self.containerd
 
 
 class GhostFile(Frozen):

@@ -105,6 +105,11 @@ TIERS = {
     "tower": Tier(
         (_pytest("tests/tower"),), _needs_lab, "one booted host with the real vLLM in a venv"
     ),
+    "containerd": Tier(
+        (_pytest("tests/containerd"),),
+        _needs_lab,
+        "two booted hosts, one of whose dockers keeps images in containerd",
+    ),
     "vm": Tier((_pytest("tests/vm"),), _needs_vm, "real GRUB, kernels and reboots, emulated"),
 }
 
@@ -160,7 +165,7 @@ def run(names: list[str]) -> int:
         rows.append((name, "FAILED" if any(codes) else "passed", took))
     print("== tiers")
     for name, outcome, detail in rows:
-        print(f"{name:8} {outcome:9} {detail}")
+        print(f"{name:10} {outcome:9} {detail}")
     failed = any(outcome == "FAILED" for _, outcome, _ in rows)
     left_out = any(outcome == "LEFT OUT" for _, outcome, _ in rows)
     if left_out and os.environ.get("CI"):

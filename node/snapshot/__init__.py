@@ -118,9 +118,11 @@ def _sections(request: Json) -> List[Tuple[str, float, Section]]:
 
 def _add_docker_root(answers: Json) -> None:
     """Add the room where docker really keeps its things, which only its answer tells."""
-    root, disks = answers["docker"].get("root"), answers["disks"]
-    if root and isinstance(disks, list) and all(row["path"] != root for row in disks):
-        found = guarded(lambda: files.disks([root]))
+    roots = [root for root in map(answers["docker"].get, ("root", "containerd")) if root]
+    disks = answers["disks"]
+    if isinstance(disks, list):
+        more = [root for root in roots if all(row["path"] != root for row in disks)]
+        found = guarded(lambda: files.disks(more))
         answers["disks"] = disks + found if isinstance(found, list) else found
 
 

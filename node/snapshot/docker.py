@@ -17,6 +17,11 @@ SOCKET = "/var/run/docker.sock"
 TIMEOUT_S = 8.0
 # schema/imagebuild.py sets it
 INPUTS_LABEL = "rigbook.inputs"
+# what /info says of a docker that keeps its images in containerd (moby, daemon/containerd)
+_CONTAINERD = ["driver-type", "io.containerd.snapshotter.v1"]
+# containerd's folder where it runs as a service of its own, which both Debian's and Docker's
+# packages make it; else docker starts one below its own root
+_CONTAINERD_ROOT = "/var/lib/containerd"
 # what decides how a container of the image runs; the rest differs by store and engine version
 _CONFIG = (
     "Cmd", "Entrypoint", "Env", "ExposedPorts", "Labels", "Shell", "StopSignal", "User",
@@ -129,6 +134,29 @@ def _container(identifier: str) -> Optional[Json]:
     return None if row is None else container(row)
 
 
+def containerd(info: Json) -> Optional[str]:
+    """Gives the folder of the containerd image store from /info, None for a docker without it."""
+    if _CONTAINERD not in (info.get("DriverStatus") or []):
+        return None
+    if os.path.isdir(os.path.join(_CONTAINERD_ROOT, "io.containerd.content.v1.content")):
+        return _CONTAINERD_ROOT
+    return os.path.join(str(info.get("DockerRootDir", "")), "containerd", "daemon")
+
+
+def _unpacked(found: Json) -> int:
+    """Gives the bytes that an image of the containerd store takes without its compression.
+
+    Its inspection counts the blobs as they came, compressed ones too; the list counts blobs and
+    unpacked layers together.
+    """
+    size, names = int(found["size"]), (found["tags"] or found["digests"])[:1]
+    wanted = quote(json.dumps({"reference": names}))
+    for row in get(f"/images/json?filters={wanted}") if names else []:
+        if row["Id"] == found["id"]:
+            return max(size, int(row.get("Size", 0)) - size)
+    return size
+
+
 def read(images: List[str]) -> Json:
     """Gives the engine, the named images that are there, and all containers."""
     if not os.path.exists(SOCKET):
@@ -138,10 +166,15 @@ def read(images: List[str]) -> Json:
     asked += [f"/images/{quote(name, safe='/:@')}/json" for name in images]
     info, listed, *rows = each(lambda p: get(p, absent_ok=p.startswith("/images/")), asked, 4)
     containers = each(_container, [str(row["Id"]) for row in listed], 4)
+    found = [image(row) for row in rows if row is not None]
+    root = containerd(info)
+    if root is not None:
+        found = [{**row, "size": _unpacked(row)} for row in found]
     return {
         "version": str(info.get("ServerVersion", "")),
         "storage_driver": str(info.get("Driver", "")),
         "root": str(info.get("DockerRootDir", "")),
-        "images": [image(row) for row in rows if row is not None],
+        "images": found,
         "containers": sorted(filter(None, containers), key=lambda row: str(row["name"])),
+        "containerd": root,
     }

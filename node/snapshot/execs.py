@@ -13,7 +13,7 @@ from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 from urllib.parse import quote
 
 from node.errors import CannotRead, Json, NodeError
-from node.snapshot import docker
+from node.snapshot import docker, stored
 
 STEPS = ("ExecStartPre", "ExecStart", "ExecStartPost")
 _INTERPRETERS = re.compile(r"^(?:ba|da|z|k)?sh$|^python[0-9.]*$|^env$")
@@ -108,9 +108,10 @@ def _inside(name: str, path: str) -> Optional[bool]:
     pid = (row.get("State") or {}).get("Pid")
     if pid:
         return _there([f"/proc/{pid}/root"], path)
-    data = (row.get("GraphDriver") or {}).get("Data") or {}
-    layers = [data.get("UpperDir") or "", *str(data.get("LowerDir") or "").split(":")]
-    return _there([layer for layer in layers if layer], path)
+    try:
+        return _there(stored.of_container(row), path)
+    except CannotRead:
+        return None
 
 
 def _there(roots: Sequence[str], path: str) -> Optional[bool]:

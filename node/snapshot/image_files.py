@@ -1,7 +1,7 @@
 """Files inside an image, read where its layers lie on disk: no container is made for it.
 
-Known for graph-driver stores (overlay2), whose layers are folders. With the containerd store they
-are not folders: then a running container of the image is looked into, through /proc/PID/root.
+Known for overlay2 and for the containerd store with overlayfs, whose layers are folders. Where they
+are not, a running container of the image is looked into, through /proc/PID/root.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Dict, Iterator, List
 from urllib.parse import quote
 
 from node.errors import CannotRead, Json
-from node.snapshot import docker
+from node.snapshot import docker, stored
 
 MAX_BYTES = 8 * 1024 * 1024
 
@@ -31,10 +31,7 @@ def layers(image: str) -> List[str]:
     row = docker.get(f"/images/{quote(image, safe='/:@')}/json", absent_ok=True)
     if row is None:
         raise CannotRead(f"no image {image} here")
-    data = (row.get("GraphDriver") or {}).get("Data") or {}
-    folders = [data.get("UpperDir") or "", *str(data.get("LowerDir") or "").split(":")]
-    found = [folder for folder in folders if folder]
-    return found or [_running_root(str(row["Id"]), image)]
+    return stored.of_image(row) or [_running_root(str(row["Id"]), image)]
 
 
 def _running_root(image_id: str, image: str) -> str:

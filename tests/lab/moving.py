@@ -68,12 +68,19 @@ def clear(lab: Lab) -> None:
 @contextmanager
 def slow_fabric(lab: Lab, mbit: int) -> Iterator[None]:
     """The giver's end of the fabric at a rate, so that a transfer has a middle."""
-    rule = f"sudo tc qdisc replace dev bond0 root tbf rate {mbit}mbit burst 256kb latency 200ms"
-    lab.ssh("lab1", rule)
+    with slow_link(lab, "lab1", "bond0", mbit):
+        yield
+
+
+@contextmanager
+def slow_link(lab: Lab, host: str, device: str, mbit: int) -> Iterator[None]:
+    """What a host sends through a device at a rate."""
+    rule = f"sudo tc qdisc replace dev {device} root tbf rate {mbit}mbit burst 256kb latency 200ms"
+    lab.ssh(host, rule)
     try:
         yield
     finally:
-        lab.ssh("lab1", "sudo tc qdisc del dev bond0 root 2>/dev/null || true")
+        lab.ssh(host, f"sudo tc qdisc del dev {device} root 2>/dev/null || true")
 
 
 def start(deploy: str, *arguments: str) -> subprocess.Popen[str]:

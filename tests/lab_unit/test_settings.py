@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import settings
+from lab import hosts, settings
+from lab.supervisor import nspawn_argv
 
 
 def test_paths_follow_the_environment(tmp_path: Path) -> None:
@@ -43,6 +44,28 @@ def test_an_unknown_host_names_those_that_exist(tmp_path: Path) -> None:
 def test_reading_settings_writes_nothing(tmp_path: Path) -> None:
     lab = settings.load({"RIGBOOK_LAB_HOME": f"{tmp_path}/h", "RIGBOOK_CACHE": f"{tmp_path}/c"})
     assert lab.hosts()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_second_host_alone_has_the_containerd_store(tmp_path: Path) -> None:
+    lab = settings.load({"RIGBOOK_LAB_HOME": str(tmp_path)})
+    assert not any(host.containerd for host in lab.hosts())
+    (tmp_path / "lab.json").write_text('{"hosts": 3, "containerd": true}')
+    assert [host.containerd for host in lab.hosts()] == [False, True, False]
+    one, two, _ = lab.hosts()
+    bind = f"--bind={lab.host_dir(two) / 'containerd'}:/var/lib/containerd"
+    assert bind in nspawn_argv(lab, two)
+    assert not any("containerd" in word for word in nspawn_argv(lab, one))
+
+
+def test_the_containerd_store_is_not_given_to_a_lab_that_exists(tmp_path: Path) -> None:
+    lab = settings.load({"RIGBOOK_LAB_HOME": str(tmp_path)})
+    (tmp_path / "lab.json").write_text('{"hosts": 2}')
+    with pytest.raises(settings.LabError, match="without the containerd store exists; run 'down'"):
+        hosts.up(lab, containerd=True)
+    (tmp_path / "lab.json").unlink()
+    with pytest.raises(settings.LabError, match="--containerd needs --hosts 2 or more"):
+        hosts.up(lab, count=1, containerd=True)
     assert not list(tmp_path.iterdir())
 
 

@@ -92,6 +92,29 @@ def test_images_and_containers(engine: Path) -> None:
     assert row.mounts[0].read_only is True and "hunter2" not in seen.model_dump_json()
 
 
+def test_the_containerd_store_is_named_with_its_folder_and_the_unpacked_size(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Docker 26.1 answered: 20 MB of zeros, which came compressed."""
+    info = {**ANSWERS["/info"], "Driver": "overlayfs",
+            "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]}  # fmt: skip
+    monkeypatch.setitem(ANSWERS, "/info", info)
+    listed = "/images/json?filters=%7B%22reference%22%3A%20%5B%22vllm%3A1%22%5D%7D"
+    monkeypatch.setitem(ANSWERS, "/images/reg.local/vllm:1/json", {**IMAGE, "Size": 20134})
+    monkeypatch.setitem(ANSWERS, listed, [{"Id": "sha256:aa", "Size": 20024998}])
+    monkeypatch.setattr(docker, "_CONTAINERD_ROOT", str(tmp_path))
+    seen = take("reg.local/vllm:1")
+    assert isinstance(seen, Docker), seen
+    # no service of its own has a content store there: docker starts a containerd below its root
+    assert seen.containerd == "/var/lib/docker/containerd/daemon"
+    assert (seen.store, seen.images[0].size) == ("containerd/overlayfs", 20024998 - 20134)
+    (tmp_path / "io.containerd.content.v1.content").mkdir()
+    whole = NodeSnapshot.model_validate(snapshot.collect({"images": []}))
+    assert isinstance(whole.docker, Docker) and whole.docker.store_root == str(tmp_path)
+    assert not isinstance(whole.disks, Unreadable)
+    assert {"/var/lib/docker", str(tmp_path)} <= {disk.path for disk in whole.disks}
+
+
 def test_the_config_hash_does_not_depend_on_the_image_store() -> None:
     config = {"Cmd": ["serve"], "Env": ["A=1"], "Hostname": "", "Labels": {}, "Image": "sha256:q"}
     other = {**IMAGE, "Id": "sha256:zz", "Config": config}

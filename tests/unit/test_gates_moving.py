@@ -102,6 +102,22 @@ def test_room_is_asked_of_the_taker_only(plan: Plan) -> None:
     assert "1.00 GiB" in found.evidence
 
 
+def test_room_is_looked_for_where_the_takers_store_is(plan: Plan) -> None:
+    """The containerd store has a folder of its own, which may be on another disk."""
+    place = "/var/lib/containerd"
+    lacks = ((WORKER, "docker.images", ()), (WORKER, "docker.containerd", place))
+    (unknown,) = image_findings(plan, rig(plan, *lacks))
+    assert (unknown.code, unknown.node) == ("transfer-room", WORKER) and unknown.unknown
+    seen = rig(plan, *lacks)
+    disk = seen[WORKER].disks[0].model_copy(update={"path": place})  # type: ignore[union-attr]
+    roomy = f.put(seen[WORKER], "disks", (*seen[WORKER].disks, disk))  # type: ignore[misc]
+    assert image_findings(plan, {**seen, WORKER: roomy}) == []
+    full = disk.model_copy(update={"free": GIB})
+    short = f.put(seen[WORKER], "disks", (*seen[WORKER].disks, full))  # type: ignore[misc]
+    (found,) = image_findings(plan, {**seen, WORKER: short})
+    assert found.code == "transfer-room" and f"df -h {place}" in found.remedy
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0", "10.0.0.1"])
 def test_a_port_that_is_taken_at_the_giver_is_named(plan: Plan, address: str) -> None:
     ports = (h.port(PORT, address=address, process="nginx", pid=77),)

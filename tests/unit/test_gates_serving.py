@@ -54,6 +54,7 @@ BROKEN: list[tuple[str, str, str, Any]] = [
     ("disk-room", HEAD, "disks.3.inodes_free", 3),
     ("disk-room", WORKER, "disks.3.read_only", True),
     ("disk-room", WORKER, "docker.root", "/data/docker"),
+    ("disk-room", WORKER, "docker.containerd", "/var/lib/containerd"),
     ("journal-broken", WORKER, "journal.broken", ("/var/lib/rigbook/journal/x.json",)),
     ("lock-held", WORKER, "journal.lock_held", True),
     ("change-open", WORKER, "journal.changes", (h.change("OPEN"), h.change("COMMITTED"))),
