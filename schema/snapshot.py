@@ -314,7 +314,8 @@ class FileState(Frozen):
 class WeightsFile(Frozen):
     """One file of a weights folder. `magic` is the hex of its first 16 bytes.
 
-    `header_says` is the length that a safetensors file's own header gives it; None for others.
+    `header_says` is the length that the own header of a safetensors or GGUF file gives it; None
+    for others. A GGUF may be longer. `broken` is why a GGUF's header cannot be read to its end.
     """
 
     name: str
@@ -322,6 +323,7 @@ class WeightsFile(Frozen):
     magic: str
     sha256: str | None
     header_says: int | None = None
+    broken: str | None = None
 
 
 class Weights(Frozen):

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from gates import weightfiles
 from node import proc, snapshot
 from node.errors import CannotRead
 from node.snapshot import gpus, ports, shm, weights
 from schema.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
 from tests.node.support import Host
+from tests.node.test_modelfile import gguf
 
 LISTS = {"gpus", "memory", "shm", "engine_processes", "network", "ports", "docker", "units",
          "files", "weights", "image_files", "venvs", "disks", "sysctls", "journal",
@@ -199,6 +202,49 @@ def test_weights(tmp_path: Path) -> None:
     assert not isinstance(shallow, Unreadable) and shallow[0].files[0].sha256 is None
     (folder / "model.safetensors.index.json").write_text("[]")
     assert isinstance(take(weights=[str(folder)]).weights, Unreadable)
+
+
+def test_a_gguf_says_how_long_it_is_and_why_it_cannot_be_read(tmp_path: Path) -> None:
+    """Under any name: its loader goes by the first bytes, too."""
+    whole = gguf()
+    for name, raw in {
+        "whole.gguf": whole,
+        "padded.gguf": whole + bytes(64),
+        "cut.bin": whole[:-1],
+        "header.gguf": whole[:90],
+        "old.gguf": gguf(version=1),
+    }.items():
+        (tmp_path / name).write_bytes(raw)
+    seen = take(weights=[str(tmp_path)]).weights
+    assert not isinstance(seen, Unreadable)
+    found = {f.name: f for f in seen[0].files}
+    for name in ("whole.gguf", "padded.gguf", "cut.bin"):
+        assert (found[name].header_says, found[name].broken) == (len(whole), None)
+    assert found["header.gguf"].header_says is None
+    assert "cut off in its header" in str(found["header.gguf"].broken)
+    assert "version 1" in str(found["old.gguf"].broken)
+    cut = {name for name, file in found.items() if weightfiles.cut(file)}
+    assert cut == {"cut.bin", "header.gguf", "old.gguf"}
+
+
+def test_a_gguf_with_a_large_vocabulary_keeps_the_snapshot_small(
+    host: Host, tmp_path: Path
+) -> None:
+    """As Gemma's: 262144 words, and a header that would be 400 MB of them is not read for ever."""
+    words = b"".join(struct.pack("<Q", 9) + b"%09d" % n for n in range(1 << 18))
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
+    (tmp_path / "vocabulary.gguf").write_bytes(head + struct.pack("<IIQ", 9, 8, 1 << 18) + words)
+    with (tmp_path / "huge.gguf").open("wb") as file:
+        file.write(head + struct.pack("<IIQ", 9, 8, 1 << 30))
+        file.truncate(400 << 20)
+    request = json.dumps({"weights": [str(tmp_path)]})
+    answer = host.run(host.argv("snapshot"), request).stdout
+    files = {row["name"]: row for row in json.loads(answer)["weights"][0]["files"]}
+    size = (tmp_path / "vocabulary.gguf").stat().st_size
+    assert files["vocabulary.gguf"]["header_says"] == size
+    assert "longer than 64 MiB" in files["huge.gguf"]["broken"]
+    done = host.run(["/usr/bin/env", "python3", "-c", MEASURE, *host.argv("snapshot", request)])
+    assert float(done.stdout) < 60 * 1024
 
 
 def test_content_of_private_and_binary_files_stays(tmp_path: Path) -> None:

@@ -132,6 +132,22 @@ def test_whole_weights_give_to_cut_ones(plan: Plan) -> None:
     assert weights_findings(plan, seen) == []
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("weights.0.files.5.broken", "cut off in its header, at byte 9 of 12"),
+        ("weights.0.files.0.magic", e.LFS_POINTER),
+    ],
+)
+def test_a_node_with_a_bad_file_is_no_giver(plan: Plan, path: str, value: str) -> None:
+    """A header that ends too early; a config that is a git-lfs pointer."""
+    seen = rig(plan, (HEAD, path, value))
+    assert weights_giver(plan, seen, None) == WORKER
+    assert weights_findings(plan, seen) == []
+    (found,) = weights_findings(plan, seen, HEAD)
+    assert (found.code, found.node) in {("weights-cut", HEAD), ("weights-magic", HEAD)}
+
+
 def test_missing_weights_come_from_the_node_that_has_them(plan: Plan) -> None:
     seen = rig(plan, (HEAD, "weights.0.exists", False), (HEAD, "weights.0.files", ()))
     assert weights_giver(plan, seen, None) == WORKER and weights_findings(plan, seen) == []
