@@ -16,7 +16,9 @@ data = operator_data()
 
 # Gate: one right image, a way over the fabric, room, nobody else at work.
 image_of_recipe(plan)
-snapshots, waivers = gate(plan, image_gates(data.source, data.port, data.build))
+snapshots, waivers = gate(
+    plan, image_gates(data.source, data.port, data.build, data.method == "ssh")
+)
 work = decide(state, plan, snapshots, waivers, data)
 
 # Act: on one node first, where none has it; from there to all others at the same time.

@@ -13,7 +13,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.support import once
 from facts.observe import observe, real
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.moving import OFF_FABRIC, giver, images, takers
+from gates.moving import LAYERS_STORE, OFF_FABRIC, giver, images, takers
 from operations import dockerarchive
 from operations.node import StepFailed, call
 from operations.run import Run
@@ -24,7 +24,6 @@ from schema.hostdata import HostData
 from schema.imagebuild import Context, context
 from schema.snapshot import Docker, Image, NodeSnapshot
 
-LAYERS_STORE = "overlay2"
 Waivers = tuple[tuple[str, str], ...]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gates import fabric, host, storage
 from gates.base import Gate, Observed, gib, known, per_node, pyinfra, reached
-from gates.codes import violation
+from gates.codes import Severity, violation
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.violation import Violation
 from schema.engine import Plan
@@ -16,6 +17,9 @@ from schema.snapshot import Image, NodeSnapshot, Unreadable
 # Findings of the fabric that a waiver turns into "then over the LAN".
 OFF_FABRIC = frozenset({"fabric-down", "fabric-address", "fabric-route"})
 ROOM_LEFT = 512 * 1024**2
+DOCKER_ROOT = "/var/lib/docker"
+# the only store whose layers node reads and registers one by one
+LAYERS_STORE = "overlay2"
 
 MOVING: tuple[Gate, ...] = (
     host.nodes_reachable,
@@ -52,8 +56,13 @@ def takers(found: Mapping[str, Image | None], source: str | None) -> tuple[str, 
     )
 
 
-def image_gates(chosen: str | None, port: int, built: bool = False) -> tuple[Gate, ...]:
-    """All gates before an image moves: `chosen` is the node that the operator named."""
+def image_gates(
+    chosen: str | None, port: int, built: bool = False, whole: bool = False
+) -> tuple[Gate, ...]:
+    """All gates before an image moves: `chosen` is the node that the operator named.
+
+    `whole`: it goes through docker save and docker load, because the operator says so.
+    """
 
     @per_node
     def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
@@ -124,17 +133,34 @@ def image_gates(chosen: str | None, port: int, built: bool = False) -> tuple[Gat
         ]
 
     def room(plan: Plan, observed: Observed) -> list[Violation]:
-        """Room for docker's unpacked archive, the layers and the spool, at their largest."""
+        """Room for docker's unpacked archive, the layers and the spool, at their largest.
+
+        Which layers another image of the taker shares, and how large each is, no snapshot tells:
+        so this warns, and node refuses by the exact count before a byte comes. It blocks where
+        there is no room at all, and where the whole image goes through docker, which counts none.
+        """
         found = images(plan, observed)
         source = giver(found, chosen)
         image = found.get(source) if source else None
         if image is None:
             return []
-        wanted = {}
-        for name in takers(found, source):
-            # Only missing layers travel; an image that differs shares some with its former self.
-            wanted[name] = 3 * image.size if found[name] is None else 0
-        return list(room_on(plan, observed, "/var/lib/docker", wanted))
+        asked = [name for name in takers(found, source) if found[name] is None]
+        roots = {
+            node.name: (snapshot.docker.root or DOCKER_ROOT, snapshot.docker.storage_driver)
+            for node, snapshot in reached(plan, observed)
+            if not isinstance(snapshot.docker, Unreadable)
+        }
+        by_docker = whole or any(roots[n][1] != LAYERS_STORE for n in (*asked, source) if n)
+        violations: list[Violation] = []
+        for name in asked:
+            path = roots[name][0]
+            least = room_on(plan, observed, path, {name: 0})
+            most = room_on(plan, observed, path, {name: 3 * image.size})
+            severity: Severity = "block" if by_docker else "warn"
+            violations += list(least) or [
+                v if v.unknown else replace(v, severity=severity) for v in most
+            ]
+        return violations
 
     def port_free(plan: Plan, observed: Observed) -> list[Violation]:
         """Nobody listens on the port that the giver uses for this one transfer."""
@@ -149,7 +175,7 @@ def room_on(
 ) -> Iterator[Violation]:
     """A finding for each node whose disk at `path` has less free than `wanted` bytes of it."""
     for node, snapshot in reached(plan, observed):
-        if not wanted.get(node.name) or isinstance(snapshot.disks, Unreadable):
+        if node.name not in wanted or isinstance(snapshot.disks, Unreadable):
             continue
         disk = next((d for d in snapshot.disks if d.path == path), None)
         need = wanted[node.name] + ROOM_LEFT

@@ -66,8 +66,8 @@ def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
         found: list[Violation] = []
         for node in plan.rig.nodes:
             path = plan.specs[node.name].weights
-            some = {node.name: wanted.get(node.name, 0)}
-            found += room_on(plan, observed, path, some)
+            if wanted.get(node.name):
+                found += room_on(plan, observed, path, {node.name: wanted[node.name]})
         return found
 
     def port_free(plan: Plan, observed: Observed) -> list[Violation]:

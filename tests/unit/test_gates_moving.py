@@ -93,13 +93,42 @@ def test_docker_that_cannot_be_read_is_not_no_image(plan: Plan) -> None:
     assert "docker-unreadable" in [v.code for v in image_findings(plan, seen)]
 
 
-def test_room_is_asked_of_the_taker_only(plan: Plan) -> None:
-    index = [d.path for d in rig(plan)[HEAD].disks].index("/var/lib/docker")
-    full = f"disks.{index}.free"
-    seen = rig(plan, (WORKER, "docker.images", ()), (WORKER, full, GIB), (HEAD, full, GIB))
-    (found,) = image_findings(plan, seen)
-    assert (found.code, found.node) == ("transfer-room", WORKER)
-    assert "1.00 GiB" in found.evidence
+def room_findings(plan: Plan, seen: Any, whole: bool = False) -> list[tuple[str, str | None]]:
+    """Severity and node of what is said of the room for an image."""
+    found = check(plan, seen, image_gates(None, PORT, whole=whole))
+    return [(v.severity, v.node) for v in found if v.code == "transfer-room"]
+
+
+def with_free(plan: Plan, free: int, root: str = "/var/lib/docker") -> dict[str, NodeSnapshot]:
+    """The worker lacks the image, and both nodes have so much room for docker's things."""
+    seen = rig(plan, (WORKER, "docker.images", ()))
+    for name, snapshot in seen.items():
+        assert not isinstance(snapshot.disks, Unreadable)
+        disks = tuple(d for d in snapshot.disks if d.path != "/var/lib/docker")
+        there = next(d for d in snapshot.disks if d.path == "/var/lib/docker")
+        own = there.model_copy(update={"path": root, "free": free})
+        seen[name] = f.put(f.put(snapshot, "docker.root", root), "disks", (*disks, own))
+    return seen
+
+
+@pytest.mark.parametrize("root", ["/var/lib/docker", "/data/docker"])
+def test_room_is_asked_of_the_taker_where_docker_keeps_its_things(plan: Plan, root: str) -> None:
+    """One that other layers may make enough is told; none at all blocks."""
+    assert room_findings(plan, with_free(plan, 400 * GIB, root)) == []
+    assert room_findings(plan, with_free(plan, GIB, root)) == [("warn", WORKER)]
+    assert room_findings(plan, with_free(plan, GIB // 4, root)) == [("block", WORKER)]
+
+
+def test_room_of_a_docker_root_that_nobody_looked_at_is_unknown(plan: Plan) -> None:
+    seen = f.put(with_free(plan, 400 * GIB)[WORKER], "docker.root", "/elsewhere")
+    assert room_findings(plan, {**rig(plan), WORKER: seen}) == [("block", WORKER)]
+
+
+def test_room_blocks_where_docker_takes_the_whole_image_and_counts_nothing(plan: Plan) -> None:
+    seen = with_free(plan, GIB)
+    assert room_findings(plan, seen, whole=True) == [("block", WORKER)]
+    seen[WORKER] = f.put(seen[WORKER], "docker.storage_driver", "overlayfs")
+    assert room_findings(plan, seen) == [("block", WORKER)]
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "10.0.0.1"])
