@@ -17,7 +17,8 @@ data = operator_data()
 # Gate: one right image, a way over the fabric, room, nobody else at work.
 image_of_recipe(plan)
 snapshots, waivers = gate(
-    plan, image_gates(data.source, data.port, data.build, data.method == "ssh")
+    plan,
+    image_gates(data.source, data.port, data.build, data.method == "ssh", data.waive),
 )
 work = decide(state, plan, snapshots, waivers, data)
 

@@ -13,7 +13,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.support import once
 from facts.observe import observe, real
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.moving import LAYERS_STORE, OFF_FABRIC, giver, images, takers
+from gates.moving import LAYERS_STORE, giver, images, takers, way_of
 from operations import dockerarchive
 from operations.node import StepFailed, call
 from operations.run import Run
@@ -147,13 +147,8 @@ def _archive(path: str, target: NodeSnapshot) -> dockerarchive.Archive:
 
 def way(plan: Plan, waivers: Waivers, data: HostData) -> Way:
     """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
-    fabric = plan.rig.fabric
-    on_fabric = fabric is not None and not OFF_FABRIC & {code for code, _ in waivers}
-    addresses = {
-        node.name: str(node.fabric_address if on_fabric else node.lan_address)
-        for node in plan.rig.nodes
-    }
-    return Way(addresses, fabric.device if on_fabric and fabric else None, data.port, data.compress)
+    addresses, device = way_of(plan, [code for code, _ in waivers])
+    return Way(addresses, device, data.port, data.compress)
 
 
 def _whole(

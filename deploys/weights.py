@@ -15,7 +15,7 @@ plan = load()
 data = operator_data()
 
 # Gate: one node's weights are whole, a way over the fabric, room, nobody else at work.
-snapshots, waivers = gate(plan, weights_gates(giver(state, plan, data), data.port))
+snapshots, waivers = gate(plan, weights_gates(giver(state, plan, data), data.port, data.waive))
 work = decide(state, plan, snapshots, waivers, data)
 
 # Act: what lacks or differs, to all takers at the same time; full hashes where asked for.

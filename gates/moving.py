@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from gates import fabric, host, storage
@@ -28,6 +28,23 @@ MOVING: tuple[Gate, ...] = (
     storage.changes_closed,
     storage.journal_whole,
 )
+
+
+def used_waivers(plan: Plan, observed: Observed, waive: Collection[str]) -> set[str]:
+    """The codes about the fabric that there is a finding of and that the operator waives."""
+    found = {v.code for gate in fabric.GATES for v in gate(plan, observed)}
+    return found & set(waive) & OFF_FABRIC
+
+
+def way_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], str | None]:
+    """How takers reach the giver: each node's address, and the device (None: any route).
+
+    Out of the fabric's device; over the LAN where a finding about the fabric was waived.
+    """
+    fabric_link = plan.rig.fabric
+    if fabric_link is None or OFF_FABRIC & set(waived):
+        return {node.name: str(node.lan_address) for node in plan.rig.nodes}, None
+    return {node.name: str(node.fabric_address) for node in plan.rig.nodes}, fabric_link.device
 
 
 def images(plan: Plan, observed: Observed) -> dict[str, Image | None]:
@@ -57,11 +74,16 @@ def takers(found: Mapping[str, Image | None], source: str | None) -> tuple[str, 
 
 
 def image_gates(
-    chosen: str | None, port: int, built: bool = False, whole: bool = False
+    chosen: str | None,
+    port: int,
+    built: bool = False,
+    whole: bool = False,
+    waive: Collection[str] = (),
 ) -> tuple[Gate, ...]:
     """All gates before an image moves: `chosen` is the node that the operator named.
 
-    `whole`: it goes through docker save and docker load, because the operator says so.
+    `whole`: it goes through docker save and docker load, because the operator says so. `waive`:
+    the codes that the operator waives, for the way that the transfer then takes.
     """
 
     @per_node
@@ -165,7 +187,7 @@ def image_gates(
     def port_free(plan: Plan, observed: Observed) -> list[Violation]:
         """Nobody listens on the port that the giver uses for this one transfer."""
         source = giver(images(plan, observed), chosen)
-        return list(port_of(plan, observed, source, port))
+        return list(port_of(plan, observed, source, port, waive))
 
     return (*MOVING, docker_known, one_source, arch, room, port_free)
 
@@ -193,15 +215,16 @@ def room_on(
             )  # fmt: skip
 
 
-def port_of(plan: Plan, observed: Observed, source: str | None, port: int) -> Iterator[Violation]:
-    """A finding where somebody listens on the giver's port."""
+def port_of(
+    plan: Plan, observed: Observed, source: str | None, port: int, waive: Collection[str]
+) -> Iterator[Violation]:
+    """A finding where somebody listens on the giver's port, on the address that it would use."""
+    addresses, _ = way_of(plan, used_waivers(plan, observed, waive))
     for node, snapshot in reached(plan, observed):
         if node.name != source or isinstance(snapshot.ports, Unreadable):
             continue
-        address = str(node.fabric_address)
-        holder = next(
-            (p for p in snapshot.ports if p.port == port and p.address in _ANY | {address}), None
-        )
+        own = _ANY | {addresses[node.name]}
+        holder = next((p for p in snapshot.ports if p.port == port and p.address in own), None)
         if holder is not None:
             yield violation(
                 "transfer-port",

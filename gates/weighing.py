@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from gates import fabric, host, storage, weights
@@ -28,8 +28,11 @@ def changes_closed_but(deploy: str) -> Gate:
     return gate
 
 
-def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
-    """All gates before weights move: `source` is the node that gives, None where none can."""
+def weights_gates(source: str | None, port: int, waive: Collection[str] = ()) -> tuple[Gate, ...]:
+    """All gates before weights move: `source` is the node that gives, None where none can.
+
+    `waive`: the codes that the operator waives, for the way that the transfer then takes.
+    """
 
     def one_source(plan: Plan, observed: Observed) -> list[Violation]:
         """There is a node whose weights look whole by themselves; what is wrong there is named."""
@@ -72,7 +75,7 @@ def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
 
     def port_free(plan: Plan, observed: Observed) -> list[Violation]:
         """Nobody listens on the port that the giver uses for this one transfer."""
-        return list(port_of(plan, observed, source, port))
+        return list(port_of(plan, observed, source, port, waive))
 
     return (
         host.nodes_reachable,

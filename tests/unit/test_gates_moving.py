@@ -147,6 +147,26 @@ def test_the_same_port_elsewhere_is_no_obstacle(plan: Plan) -> None:
     assert image_findings(plan, seen) == []
 
 
+def test_the_port_is_looked_at_where_the_transfer_goes(plan: Plan) -> None:
+    """On the LAN's address when a finding about the fabric is waived, and only then."""
+    lan = str(plan.rig.head.lan_address)
+    held = (HEAD, "ports", (h.port(PORT, address=lan, process="nginx"),))
+    lacks = (WORKER, "docker.images", ())
+    away = (WORKER, "network.peers.0.route_device", "eth0")
+    waive = ("fabric-route",)
+
+    def said(*changes: tuple[str, str, Any]) -> set[str]:
+        seen = rig(plan, lacks, *changes)
+        return {v.code for v in check(plan, seen, image_gates(None, PORT, waive=waive))}
+
+    assert "transfer-port" in said(held, away)
+    assert "transfer-port" not in said(held)
+    fabric = (HEAD, "ports", (h.port(PORT, address="10.0.0.1"),))
+    assert "transfer-port" not in said(fabric, away) and "transfer-port" in said(fabric)
+    gates = weights_gates(HEAD, PORT, waive)
+    assert "transfer-port" in {v.code for v in check(plan, rig(plan, held, away), gates)}
+
+
 @pytest.mark.parametrize("path", ["network.peers.0.route_device", "network.links.0.carrier"])
 def test_a_way_that_is_not_the_fabric_blocks(plan: Plan, path: str) -> None:
     value = "eth0" if path.endswith("device") else False
