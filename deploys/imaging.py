@@ -13,7 +13,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.support import once
 from facts.observe import observe, real
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.moving import LAYERS_STORE, giver, images, takers, way_of
+from gates.moving import LAYERS_STORE, asking, giver, images, takers, way_of
 from operations import dockerarchive
 from operations.node import StepFailed, call
 from operations.run import Run
@@ -51,6 +51,15 @@ def image_of_recipe(plan: Plan) -> str:
     if reference is None:
         raise DeployError(f"the recipe {plan.recipe.name} runs in a venv: it has no image to move")
     return reference
+
+
+def asking_the_way(plan: Plan, data: HostData) -> Plan:
+    """The plan whose snapshots also try the port that a transfer would use; the same for all hosts.
+
+    One plan a run: the observation is remembered by it.
+    """
+    asked: Plan = once("asking", lambda: asking(plan, data.port, data.waive))
+    return asked
 
 
 def decide(

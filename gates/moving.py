@@ -12,7 +12,7 @@ from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same
 from gates.violation import Violation
 from schema.engine import Plan
 from schema.rig import Node
-from schema.snapshot import Image, NodeSnapshot, Unreadable
+from schema.snapshot import Image, NodeSnapshot, ReachAsk, Unreadable
 
 # Findings of the fabric that a waiver turns into "then over the LAN".
 OFF_FABRIC = frozenset({"fabric-down", "fabric-address", "fabric-route"})
@@ -45,6 +45,62 @@ def way_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], str | N
     if fabric_link is None or OFF_FABRIC & set(waived):
         return {node.name: str(node.lan_address) for node in plan.rig.nodes}, None
     return {node.name: str(node.fabric_address) for node in plan.rig.nodes}, fabric_link.device
+
+
+def asking(plan: Plan, port: int, waive: Collection[str]) -> Plan:
+    """The plan whose snapshots also try the giver's port on each way that a transfer may take."""
+    ways = [way_of(plan, ())]
+    if OFF_FABRIC & set(waive):
+        ways.append(way_of(plan, waive))
+    requests = {
+        name: request.model_copy(
+            update={
+                "reach": tuple(
+                    ReachAsk(address=address, port=port, device=device)
+                    for addresses, device in ways
+                    for other, address in addresses.items()
+                    if other != name
+                )
+            }
+        )
+        for name, request in plan.requests.items()
+    }
+    return replace(plan, requests=requests)
+
+
+def way_open(
+    plan: Plan,
+    observed: Observed,
+    source: str | None,
+    names: Collection[str],
+    port: int,
+    waive: Collection[str],
+) -> Iterator[Violation]:
+    """A finding for each of the nodes whose connection to the giver's port has no answer."""
+    addresses, device = way_of(plan, used_waivers(plan, observed, waive))
+    for node, snapshot in reached(plan, observed):
+        if (
+            source not in addresses
+            or node.name not in names
+            or isinstance(snapshot.network, Unreadable)
+        ):
+            continue
+        ask = (addresses[source], port, device)
+        rows = snapshot.network.reach
+        row = next((r for r in rows if (r.address, r.port, r.device) == ask), None)
+        if row is not None and row.state in ("open", "refused"):
+            continue
+        where = f"{addresses[source]}:{port}" + (f" out of {device}" if device else "")
+        yield violation(
+            "transfer-way",
+            node.name,
+            f"{node.name} has no way to {where}, where {source} would give",
+            evidence="the snapshot does not name it" if row is None
+            else f"{row.state}: {row.detail}",
+            remedy=f"on {source}: sudo nft list ruleset; let TCP port {port} in from "
+            f"{addresses[node.name]}; or take one that is let in: --data port=N",
+            unknown=row is None,
+        )  # fmt: skip
 
 
 def images(plan: Plan, observed: Observed) -> dict[str, Image | None]:
@@ -85,6 +141,12 @@ def image_gates(
     `whole`: it goes through docker save and docker load, because the operator says so. `waive`:
     the codes that the operator waives, for the way that the transfer then takes.
     """
+
+    def through_docker(observed: Observed, names: Collection[str | None]) -> bool:
+        """Whether the whole image goes through docker and this machine, not over the fabric."""
+        seen = [s for n, s in observed.items() if n in names and isinstance(s, NodeSnapshot)]
+        stores = [s.docker.storage_driver for s in seen if not isinstance(s.docker, Unreadable)]
+        return whole or any(store != LAYERS_STORE for store in stores)
 
     @per_node
     def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
@@ -168,14 +230,14 @@ def image_gates(
             return []
         asked = [name for name in takers(found, source) if found[name] is None]
         roots = {
-            node.name: (snapshot.docker.root or DOCKER_ROOT, snapshot.docker.storage_driver)
+            node.name: snapshot.docker.root or DOCKER_ROOT
             for node, snapshot in reached(plan, observed)
             if not isinstance(snapshot.docker, Unreadable)
         }
-        by_docker = whole or any(roots[n][1] != LAYERS_STORE for n in (*asked, source) if n)
+        by_docker = through_docker(observed, (*asked, source))
         violations: list[Violation] = []
         for name in asked:
-            path = roots[name][0]
+            path = roots[name]
             least = room_on(plan, observed, path, {name: 0})
             most = room_on(plan, observed, path, {name: 3 * image.size})
             severity: Severity = "block" if by_docker else "warn"
@@ -189,7 +251,16 @@ def image_gates(
         source = giver(images(plan, observed), chosen)
         return list(port_of(plan, observed, source, port, waive))
 
-    return (*MOVING, docker_known, one_source, arch, room, port_free)
+    def way(plan: Plan, observed: Observed) -> list[Violation]:
+        """A firewall in between shows only after a minute of trying, as "no way to"."""
+        found = images(plan, observed)
+        source = giver(found, chosen)
+        names = takers(found, source)
+        if through_docker(observed, (*names, source)):
+            return []
+        return list(way_open(plan, observed, source, names, port, waive))
+
+    return (*MOVING, docker_known, one_source, arch, room, port_free, way)
 
 
 def room_on(

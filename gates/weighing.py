@@ -8,7 +8,7 @@ from dataclasses import replace
 from gates import fabric, host, storage, weights
 from gates.base import Gate, Observed, gib, known, per_node, pyinfra, reached
 from gates.codes import violation
-from gates.moving import port_of, room_on
+from gates.moving import port_of, room_on, way_open
 from gates.violation import Violation
 from schema.engine import Plan
 from schema.rig import Node
@@ -28,10 +28,13 @@ def changes_closed_but(deploy: str) -> Gate:
     return gate
 
 
-def weights_gates(source: str | None, port: int, waive: Collection[str] = ()) -> tuple[Gate, ...]:
+def weights_gates(
+    source: str | None, port: int, waive: Collection[str] = (), asked: bool = False
+) -> tuple[Gate, ...]:
     """All gates before weights move: `source` is the node that gives, None where none can.
 
-    `waive`: the codes that the operator waives, for the way that the transfer then takes.
+    `waive`: the codes that the operator waives, for the way that the transfer then takes. `asked`:
+    everybody compares with the giver, because the operator says so.
     """
 
     def one_source(plan: Plan, observed: Observed) -> list[Violation]:
@@ -77,6 +80,18 @@ def weights_gates(source: str | None, port: int, waive: Collection[str] = ()) ->
         """Nobody listens on the port that the giver uses for this one transfer."""
         return list(port_of(plan, observed, source, port, waive))
 
+    def way(plan: Plan, observed: Observed) -> list[Violation]:
+        """A firewall in between shows only after a minute of trying, as "no way to"."""
+        names = {node.name for node in plan.rig.nodes if node.name != source}
+        differ = {
+            v.node
+            for gate in (weights.weights_present, weights.weights_equal)
+            for v in gate(plan, observed)
+        }
+        # weights_equal names those that differ from the head, which may be the one that gets
+        some = names if asked or (differ and source != plan.rig.head.name) else names & differ
+        return list(way_open(plan, observed, source, some, port, waive))
+
     return (
         host.nodes_reachable,
         *fabric.GATES,
@@ -86,6 +101,7 @@ def weights_gates(source: str | None, port: int, waive: Collection[str] = ()) ->
         one_source,
         room,
         port_free,
+        way,
     )
 
 

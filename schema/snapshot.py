@@ -159,12 +159,32 @@ class PeerProbe(Frozen):
     detail: str
 
 
+class ReachAsk(Frozen):
+    """A TCP port of a peer; `device` is the only one that the connection may leave by."""
+
+    address: str
+    port: int
+    device: str | None = None
+
+
+class Reach(ReachAsk):
+    """What a connection to a peer's port met.
+
+    `open`: somebody listens; `refused`: the peer's kernel says that nobody does, so the way is
+    open (or a firewall answers in its name); `filtered`: no answer; `no-way`: no route, no device.
+    """
+
+    state: Literal["open", "refused", "filtered", "no-way"]
+    detail: str
+
+
 class Network(Frozen):
     """Links, RDMA devices and the probes to the peers that the request named."""
 
     links: tuple[Link, ...]
     rdma_devices: tuple[str, ...]
     peers: tuple[PeerProbe, ...]
+    reach: tuple[Reach, ...] = ()
 
 
 class Port(Frozen):
@@ -464,5 +484,6 @@ class SnapshotRequest(Frozen):
     fabric_mtu: int | None = None
     peers: tuple[str, ...] = ()
     connections: tuple[str, ...] = ()
+    reach: tuple[ReachAsk, ...] = ()
     disks: tuple[str, ...] = ()
     sysctls: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -16,8 +17,8 @@ import pytest
 
 from gates import weightfiles
 from node import proc, snapshot
-from node.errors import CannotRead
-from node.snapshot import gpus, ports, shm, weights
+from node.errors import CannotRead, NodeError
+from node.snapshot import gpus, network, ports, shm, weights
 from schema.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
 from tests.node.support import Host
 from tests.node.test_modelfile import gguf
@@ -270,6 +271,41 @@ def test_an_unreachable_peer_is_no_answer() -> None:
     seen = take(peers=["127.0.0.1"], fabric_device="no-such0").network
     assert not isinstance(seen, Unreadable)
     assert seen.peers[0].full_size_ping is None and "no device" in seen.peers[0].detail
+
+
+def reach(port: int, device: str | None = None) -> str:
+    """What a connection to a port meets."""
+    seen = take(reach=[{"address": "127.0.0.1", "port": port, "device": device}]).network
+    assert not isinstance(seen, Unreadable) and seen.reach[0].detail
+    return seen.reach[0].state
+
+
+def test_a_port_of_a_peer_is_open_refused_or_without_a_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert reach(port) == reach(port, "lo") == "open"
+    assert reach(port, "lo") == "refused"
+    assert reach(port, "no-such0") == "no-way"
+
+
+def test_a_peer_that_does_not_answer_is_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener whose queue is full drops what comes, as a firewall does."""
+    monkeypatch.setattr(network, "REACH_S", 0.3)
+    with socket.socket() as full, contextlib.ExitStack() as callers:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        time.sleep(0.1)
+        assert reach(full.getsockname()[1]) == "filtered"
+
+
+def test_a_bad_question_about_a_port_is_refused() -> None:
+    for row in ({"address": "x", "port": 1}, {"address": "127.0.0.1", "port": 0}, {"port": 1}):
+        with pytest.raises(NodeError):
+            snapshot.checked({"reach": [row]})
 
 
 def test_a_port_that_was_opened_after_the_look_at_the_files_has_its_owner() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gates.base import GIB
-from gates.moving import giver, image_gates, images, takers
+from gates.moving import asking, giver, image_gates, images, takers
 from gates.serving import check
 from gates.violation import Violation
 from gates.weighing import weights_gates, weights_giver
@@ -145,6 +145,60 @@ def test_the_same_port_elsewhere_is_no_obstacle(plan: Plan) -> None:
     at_taker = (h.port(PORT),)
     seen = rig(plan, (HEAD, "ports", on_lan), (WORKER, "ports", at_taker))
     assert image_findings(plan, seen) == []
+
+
+def unanswered(node: str, device: str | None = "bond0") -> tuple[str, str, Any]:
+    """A firewall drops what this node sends to the giver's port."""
+    network = f.healthy(spark_plan())[node].network
+    assert not isinstance(network, Unreadable)
+    at = next(n for n, row in enumerate(network.reach) if row.device == device)
+    lost = {"state": "filtered", "detail": "no answer in 2.5 s"}
+    return node, f"network.reach.{at}", network.reach[at].model_copy(update=lost)
+
+
+def test_a_firewall_in_between_is_found_before_anything_moves(plan: Plan) -> None:
+    lacks = (WORKER, "docker.images", ())
+    (found,) = image_findings(plan, rig(plan, lacks, unanswered(WORKER)))
+    assert (found.code, found.node) == ("transfer-way", WORKER)
+    assert "filtered" in found.evidence and str(PORT) in found.remedy and HEAD in found.remedy
+    gone = ((WORKER, "weights.0.exists", False), (WORKER, "weights.0.files", ()))
+    (found,) = weights_findings(plan, rig(plan, *gone, unanswered(WORKER)))
+    assert (found.code, found.node) == ("transfer-way", WORKER)
+
+
+def test_a_firewall_where_nothing_goes_is_no_obstacle(plan: Plan) -> None:
+    """Nothing lacks; or the giver could not call the taker; or it goes through docker and ssh."""
+    assert image_findings(plan, rig(plan, unanswered(WORKER))) == []
+    assert weights_findings(plan, rig(plan, unanswered(WORKER))) == []
+    lacks = (WORKER, "docker.images", ())
+    assert image_findings(plan, rig(plan, lacks, unanswered(HEAD))) == []
+    assert image_findings(plan, rig(plan, lacks, unanswered(WORKER, None))) == []
+    seen = rig(plan, lacks, unanswered(WORKER))
+    codes = {v.code for v in check(plan, seen, image_gates(None, PORT, whole=True))}
+    assert "transfer-way" not in codes
+
+
+def test_the_way_over_the_lan_counts_where_the_fabric_is_waived(plan: Plan) -> None:
+    lacks = (WORKER, "docker.images", ())
+    away = (WORKER, "network.peers.0.route_device", "eth0")
+    gates = image_gates(None, PORT, waive=("fabric-route",))
+    for device, blocks in (("bond0", False), (None, True)):
+        seen = rig(plan, lacks, away, unanswered(WORKER, device))
+        assert ("transfer-way" in {v.code for v in check(plan, seen, gates)}) == blocks
+
+
+def test_a_way_that_nobody_tried_is_unknown(plan: Plan) -> None:
+    seen = rig(plan, (WORKER, "docker.images", ()), (WORKER, "network.reach", ()))
+    (found,) = image_findings(plan, seen)
+    assert found.code == "transfer-way" and found.unknown
+
+
+def test_each_node_tries_the_ways_that_a_transfer_may_take(plan: Plan) -> None:
+    fabric, lan = plan.rig.head.fabric_address, plan.rig.head.lan_address
+    rows = asking(plan, 29700, ()).requests[WORKER].reach
+    assert [(r.address, r.port, r.device) for r in rows] == [(str(fabric), 29700, "bond0")]
+    rows = asking(plan, PORT, ("fabric-down",)).requests[WORKER].reach
+    assert [(r.address, r.device) for r in rows] == [(str(fabric), "bond0"), (str(lan), None)]
 
 
 def test_the_port_is_looked_at_where_the_transfer_goes(plan: Plan) -> None:
