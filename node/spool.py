@@ -15,7 +15,7 @@ import time
 from typing import Dict, List, Optional, Tuple
 
 from node import state
-from node.errors import NodeError
+from node.errors import Json, NodeError
 
 ROOM_LEFT = 512 << 20
 
@@ -107,6 +107,17 @@ def require_room(needs: List[Tuple[str, int]]) -> None:
             )
 
 
+def line(row: Json) -> str:
+    """Gives a line about a transfer: bytes, share, rate, estimate; or what docker does with it."""
+    total, done, rate = row["total"], row["done"], row["rate"]
+    if row["phase"] not in ("wire", "sha256"):
+        return f"{row['phase']}: {total / 1e9:.2f} GB are here, {row['took_s']:.0f} s so far"
+    share = 100 * done // total if total else 100
+    left = f", about {(total - done) / rate:.0f} s left" if rate else ""
+    kept = f" ({row['kept'] / 1e9:.2f} GB of an earlier run)" if row["kept"] else ""
+    return f"{done / 1e9:.2f} of {total / 1e9:.2f} GB{kept}, {share} %, {rate / 1e6:.0f} MB/s{left}"
+
+
 class Progress:
     """How far a transfer is, in a file that anybody with root may read at any time.
 
@@ -150,6 +161,7 @@ class Progress:
                 "rate": round((self.done - self.kept) / took),
                 "took_s": round(took, 1),
             }
+            row["line"] = line(row)
             temp = self._path + ".new"
             with open(temp, "w", encoding="ascii") as file:
                 json.dump(row, file)
