@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node import spool
+from node.errors import NodeError
+from tests.node.support import Host
 
 GB = 10**9
 
@@ -105,3 +110,51 @@ def test_progress_ends_with_its_file(clock: Clock) -> None:
     progress.end()
     progress.end()
     assert spool.progress("image") is None
+
+
+def held(host: Host) -> str:
+    """What `rignode progress` says."""
+    done = host.run(host.argv("progress"))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_console_says_that_no_transfer_runs(host: Host) -> None:
+    assert held(host) == "no transfer runs\n" and not host.state.exists()
+    done = host.run(host.argv("progress", "--nosuch"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_the_console_says_how_far_a_transfer_is(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it runs, after a kill, and of each kind by itself."""
+    monkeypatch.setenv("RIGBOOK_STATE", str(host.state))
+    with spool.Busy("weights"):
+        assert held(host).startswith(f"weights: nothing came yet (pid {os.getpid()}, since ")
+        progress = spool.Progress("weights", 4 * GB)
+        progress.done = GB
+        progress.at("wire")
+        image = spool.Progress("image", 2 * GB)
+        first, second = held(host).splitlines()
+        assert first.startswith("image: was cut off at 0.00 of 2.00 GB, 0 %")
+        assert second.startswith("weights: 1.00 of 4.00 GB, 25 %")
+        assert f"(pid {os.getpid()}, since " in second
+        image.end()
+    assert held(host).startswith("weights: was cut off at 1.00 of 4.00 GB")
+    (host.state / "spool" / "weights.progress").write_text("{")
+    assert "damaged" in held(host)
+
+
+def test_a_look_at_the_progress_refuses_no_transfer(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the lock shared for an instant; a second transfer is still refused."""
+    monkeypatch.setenv("RIGBOOK_STATE", str(host.state))
+    lock = Path(spool.ensure()) / "image.lock"
+    lock.touch()
+    looking = lock.open()
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.02, looking.close).start()
+    with spool.Busy("image"), pytest.raises(NodeError, match="another transfer"):
+        spool.Busy("image").__enter__()
