@@ -17,6 +17,7 @@ from schema.snapshot import Image, NodeSnapshot, ReachAsk, Unreadable
 # Findings of the fabric that a waiver turns into "then over the LAN".
 OFF_FABRIC = frozenset({"fabric-down", "fabric-address", "fabric-route"})
 ROOM_LEFT = 512 * 1024**2
+PRUNE = "sudo docker image prune"
 DOCKER_ROOT = "/var/lib/docker"
 # the only store whose layers node reads and registers one by one
 LAYERS_STORE = "overlay2"
@@ -238,8 +239,8 @@ def image_gates(
         violations: list[Violation] = []
         for name in asked:
             path = roots[name]
-            least = room_on(plan, observed, path, {name: 0})
-            most = room_on(plan, observed, path, {name: 3 * image.size})
+            least = room_on(plan, observed, path, {name: 0}, PRUNE)
+            most = room_on(plan, observed, path, {name: 3 * image.size}, PRUNE)
             severity: Severity = "block" if by_docker else "warn"
             violations += list(least) or [
                 v if v.unknown else replace(v, severity=severity) for v in most
@@ -264,9 +265,12 @@ def image_gates(
 
 
 def room_on(
-    plan: Plan, observed: Observed, path: str, wanted: Mapping[str, int]
+    plan: Plan, observed: Observed, path: str, wanted: Mapping[str, int], mend: str
 ) -> Iterator[Violation]:
-    """A finding for each node whose disk at `path` has less free than `wanted` bytes of it."""
+    """A finding for each node whose disk at `path` has less free than `wanted` bytes of it.
+
+    `mend`: what gives room there.
+    """
     for node, snapshot in reached(plan, observed):
         if node.name not in wanted or isinstance(snapshot.disks, Unreadable):
             continue
@@ -281,7 +285,7 @@ def room_on(
                 + f", the transfer may need {gib(need)}",
                 evidence="the snapshot does not name it" if disk is None else
                 f"mounted at {disk.mount}: {gib(disk.free)} of {gib(disk.total)} free",
-                remedy=f"on {node.name}: df -h {path}; sudo docker image prune",
+                remedy=f"on {node.name}: df -h {path}; {mend}",
                 unknown=disk is None,
             )  # fmt: skip
 

@@ -14,6 +14,8 @@ from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Unreadable
 
+UNNEEDED = "remove from that filesystem what is not needed"
+
 
 def changes_closed_but(deploy: str) -> Gate:
     """As storage.changes_closed, but a change of this deploy that was cut off: it is taken up."""
@@ -73,7 +75,7 @@ def weights_gates(
         for node in plan.rig.nodes:
             path = plan.specs[node.name].weights
             if wanted.get(node.name):
-                found += room_on(plan, observed, path, {node.name: wanted[node.name]})
+                found += room_on(plan, observed, path, {node.name: wanted[node.name]}, UNNEEDED)
         return found
 
     def port_free(plan: Plan, observed: Observed) -> list[Violation]:

@@ -89,31 +89,38 @@ def keep_only(suffixes: List[str], names: List[str]) -> None:
 
 def free(path: str) -> int:
     """Gives the bytes free where `path` lies, or its nearest folder that is there."""
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    room = os.statvfs(path)
+    room = os.statvfs(_filesystem(path)[0])
     return room.f_bavail * room.f_frsize
 
 
-def require_room(needs: List[Tuple[str, int]]) -> None:
-    """Raises NodeError (`no_room`) when a filesystem has less free than is asked of it in sum."""
+def require_room(needs: List[Tuple[str, int]], docker: Optional[str] = None) -> None:
+    """Raises NodeError (`no_room`) when a filesystem has less free than is asked of it in sum.
+
+    `docker`: where docker keeps its images; what lacks room there, pruning them may give.
+    """
     wanted: Dict[int, Tuple[int, str]] = {}
     for path, size in needs:
-        at = path
-        while not os.path.exists(at):
-            at = os.path.dirname(at)
-        device = os.stat(at).st_dev
+        at, device = _filesystem(path)
         total, shown = wanted.get(device, (0, at))
         wanted[device] = (total + size, shown)
-    for total, shown in wanted.values():
+    for device, (total, shown) in wanted.items():
         there = free(shown)
         if there < total + ROOM_LEFT:
+            prune = docker is not None and _filesystem(docker)[1] == device
             raise NodeError(
                 f"{shown} has {there / 1e9:.2f} GB free, the transfer needs"
                 f" {(total + ROOM_LEFT) / 1e9:.2f} GB",
                 "no_room",
-                f"df -h {shown}; sudo docker image prune",
-            )
+                f"df -h {shown}; " + ("sudo docker image prune" if prune
+                                      else "remove from that filesystem what is not needed"),
+            )  # fmt: skip
+
+
+def _filesystem(path: str) -> Tuple[str, int]:
+    """Gives the nearest folder of a path that is there, and its filesystem's number."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path, os.stat(path).st_dev
 
 
 def line(row: Json) -> str:

@@ -158,3 +158,14 @@ def test_a_look_at_the_progress_refuses_no_transfer(
     threading.Timer(0.02, looking.close).start()
     with spool.Busy("image"), pytest.raises(NodeError, match="another transfer"):
         spool.Busy("image").__enter__()
+
+
+def test_the_remedy_fits_the_filesystem_that_lacks_room(tmp_path: Path) -> None:
+    """Pruning images gives no room for weights, nor for a spool on another filesystem."""
+    needs = [(str(tmp_path / "there" / "not"), 1 << 60)]
+    cases = {None: False, str(tmp_path / "docker"): True, "/proc": False}
+    for docker, prunes in cases.items():
+        with pytest.raises(NodeError, match="the transfer needs") as caught:
+            spool.require_room(needs, docker)
+        assert caught.value.code == "no_room" and f"df -h {tmp_path};" in caught.value.remedy
+        assert ("docker image prune" in caught.value.remedy) == prunes
