@@ -5,18 +5,21 @@ Runbook: docs/runbooks/image.md. Data: from, archive, build, method, port, compr
 
 from pyinfra import host, state
 
-from deploys.imaging import agreed, decide, image_of_recipe
+from deploys.imaging import agreed, asking_the_way, decide, image_of_recipe
 from deploys.support import gate, load, operator_data
 from gates.moving import image_gates
 from operations import engine, image
 
 # Load: what we want.
-plan = load()
+plan = asking_the_way(load(), operator_data())
 data = operator_data()
 
 # Gate: one right image, a way over the fabric, room, nobody else at work.
 image_of_recipe(plan)
-snapshots, waivers = gate(plan, image_gates(data.source, data.port, data.build))
+snapshots, waivers = gate(
+    plan,
+    image_gates(data.source, data.port, data.build, data.method == "ssh", data.waive),
+)
 work = decide(state, plan, snapshots, waivers, data)
 
 # Act: on one node first, where none has it; from there to all others at the same time.

@@ -13,7 +13,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.support import once
 from facts.observe import observe, real
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.moving import OFF_FABRIC, giver, images, takers
+from gates.moving import LAYERS_STORE, asking, giver, images, takers, way_of
 from operations import dockerarchive
 from operations.node import StepFailed, call
 from operations.run import Run
@@ -24,7 +24,6 @@ from schema.hostdata import HostData
 from schema.imagebuild import Context, context
 from schema.snapshot import Docker, Image, NodeSnapshot
 
-LAYERS_STORE = "overlay2"
 Waivers = tuple[tuple[str, str], ...]
 
 
@@ -52,6 +51,15 @@ def image_of_recipe(plan: Plan) -> str:
     if reference is None:
         raise DeployError(f"the recipe {plan.recipe.name} runs in a venv: it has no image to move")
     return reference
+
+
+def asking_the_way(plan: Plan, data: HostData) -> Plan:
+    """The plan whose snapshots also try the port that a transfer would use; the same for all hosts.
+
+    One plan a run: the observation is remembered by it.
+    """
+    asked: Plan = once("asking", lambda: asking(plan, data.port, data.waive))
+    return asked
 
 
 def decide(
@@ -148,13 +156,8 @@ def _archive(path: str, target: NodeSnapshot) -> dockerarchive.Archive:
 
 def way(plan: Plan, waivers: Waivers, data: HostData) -> Way:
     """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
-    fabric = plan.rig.fabric
-    on_fabric = fabric is not None and not OFF_FABRIC & {code for code, _ in waivers}
-    addresses = {
-        node.name: str(node.fabric_address if on_fabric else node.lan_address)
-        for node in plan.rig.nodes
-    }
-    return Way(addresses, fabric.device if on_fabric and fabric else None, data.port, data.compress)
+    addresses, device = way_of(plan, [code for code, _ in waivers])
+    return Way(addresses, device, data.port, data.compress)
 
 
 def _whole(

@@ -5,17 +5,23 @@ Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, compress, wa
 
 from pyinfra import host, state
 
+from deploys.imaging import asking_the_way
 from deploys.support import gate, load, operator_data
 from deploys.weighing import agreed, decide, giver
 from gates.weighing import weights_gates
 from operations import engine, weights
 
 # Load: what we want.
-plan = load()
+plan = asking_the_way(load(), operator_data())
 data = operator_data()
 
 # Gate: one node's weights are whole, a way over the fabric, room, nobody else at work.
-snapshots, waivers = gate(plan, weights_gates(giver(state, plan, data), data.port))
+snapshots, waivers = gate(
+    plan,
+    weights_gates(
+        giver(state, plan, data), data.port, data.waive, data.source is not None or data.prune
+    ),
+)
 work = decide(state, plan, snapshots, waivers, data)
 
 # Act: what lacks or differs, to all takers at the same time; full hashes where asked for.

@@ -67,6 +67,7 @@ CODES: dict[str, Code] = {
     "fabric-ping": Code(Layer.FABRIC),
     "bond-slave-down": Code(Layer.FABRIC, "warn"),
     "transfer-port": Code(Layer.FABRIC),
+    "transfer-way": Code(Layer.FABRIC),
     "disks-unreadable": Code(Layer.STORAGE),
     "disk-room": Code(Layer.STORAGE),
     "transfer-room": Code(Layer.STORAGE),

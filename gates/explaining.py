@@ -85,6 +85,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "bond-slave-down": Cause("one cable or port of the bond"),
     "transfer-port": Cause("another transfer, or another program on that port"),
+    "transfer-way": Cause("a firewall on the giving node, or a cable"),
     "transfer-room": Cause("old images, logs or downloads fill the disk"),
     "disk-room": Cause("images and caches that nobody prunes", here=("change-open", *DOWN)),
     "journal-broken": Cause("a disk that lost a write, or an edit by hand"),

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from gates import fabric, host, storage
 from gates.base import Gate, Observed, gib, known, per_node, pyinfra, reached
-from gates.codes import violation
+from gates.codes import Severity, violation
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.violation import Violation
 from schema.engine import Plan
 from schema.rig import Node
-from schema.snapshot import Image, NodeSnapshot, Unreadable
+from schema.snapshot import Image, NodeSnapshot, ReachAsk, Unreadable
 
 # Findings of the fabric that a waiver turns into "then over the LAN".
 OFF_FABRIC = frozenset({"fabric-down", "fabric-address", "fabric-route"})
 ROOM_LEFT = 512 * 1024**2
+PRUNE = "sudo docker image prune"
+DOCKER_ROOT = "/var/lib/docker"
+# the only store whose layers node reads and registers one by one
+LAYERS_STORE = "overlay2"
 
 MOVING: tuple[Gate, ...] = (
     host.nodes_reachable,
@@ -24,6 +29,79 @@ MOVING: tuple[Gate, ...] = (
     storage.changes_closed,
     storage.journal_whole,
 )
+
+
+def used_waivers(plan: Plan, observed: Observed, waive: Collection[str]) -> set[str]:
+    """The codes about the fabric that there is a finding of and that the operator waives."""
+    found = {v.code for gate in fabric.GATES for v in gate(plan, observed)}
+    return found & set(waive) & OFF_FABRIC
+
+
+def way_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], str | None]:
+    """How takers reach the giver: each node's address, and the device (None: any route).
+
+    Out of the fabric's device; over the LAN where a finding about the fabric was waived.
+    """
+    fabric_link = plan.rig.fabric
+    if fabric_link is None or OFF_FABRIC & set(waived):
+        return {node.name: str(node.lan_address) for node in plan.rig.nodes}, None
+    return {node.name: str(node.fabric_address) for node in plan.rig.nodes}, fabric_link.device
+
+
+def asking(plan: Plan, port: int, waive: Collection[str]) -> Plan:
+    """The plan whose snapshots also try the giver's port on each way that a transfer may take."""
+    ways = [way_of(plan, ())]
+    if OFF_FABRIC & set(waive):
+        ways.append(way_of(plan, waive))
+    requests = {
+        name: request.model_copy(
+            update={
+                "reach": tuple(
+                    ReachAsk(address=address, port=port, device=device)
+                    for addresses, device in ways
+                    for other, address in addresses.items()
+                    if other != name
+                )
+            }
+        )
+        for name, request in plan.requests.items()
+    }
+    return replace(plan, requests=requests)
+
+
+def way_open(
+    plan: Plan,
+    observed: Observed,
+    source: str | None,
+    names: Collection[str],
+    port: int,
+    waive: Collection[str],
+) -> Iterator[Violation]:
+    """A finding for each of the nodes whose connection to the giver's port has no answer."""
+    addresses, device = way_of(plan, used_waivers(plan, observed, waive))
+    for node, snapshot in reached(plan, observed):
+        if (
+            source not in addresses
+            or node.name not in names
+            or isinstance(snapshot.network, Unreadable)
+        ):
+            continue
+        ask = (addresses[source], port, device)
+        rows = snapshot.network.reach
+        row = next((r for r in rows if (r.address, r.port, r.device) == ask), None)
+        if row is not None and row.state in ("open", "refused"):
+            continue
+        where = f"{addresses[source]}:{port}" + (f" out of {device}" if device else "")
+        yield violation(
+            "transfer-way",
+            node.name,
+            f"{node.name} has no way to {where}, where {source} would give",
+            evidence="the snapshot does not name it" if row is None
+            else f"{row.state}: {row.detail}",
+            remedy=f"on {source}: sudo nft list ruleset; let TCP port {port} in from "
+            f"{addresses[node.name]}; or take one that is let in: --data port=N",
+            unknown=row is None,
+        )  # fmt: skip
 
 
 def images(plan: Plan, observed: Observed) -> dict[str, Image | None]:
@@ -52,8 +130,24 @@ def takers(found: Mapping[str, Image | None], source: str | None) -> tuple[str, 
     )
 
 
-def image_gates(chosen: str | None, port: int, built: bool = False) -> tuple[Gate, ...]:
-    """All gates before an image moves: `chosen` is the node that the operator named."""
+def image_gates(
+    chosen: str | None,
+    port: int,
+    built: bool = False,
+    whole: bool = False,
+    waive: Collection[str] = (),
+) -> tuple[Gate, ...]:
+    """All gates before an image moves: `chosen` is the node that the operator named.
+
+    `whole`: it goes through docker save and docker load, because the operator says so. `waive`:
+    the codes that the operator waives, for the way that the transfer then takes.
+    """
+
+    def through_docker(observed: Observed, names: Collection[str | None]) -> bool:
+        """Whether the whole image goes through docker and this machine, not over the fabric."""
+        seen = [s for n, s in observed.items() if n in names and isinstance(s, NodeSnapshot)]
+        stores = [s.docker.storage_driver for s in seen if not isinstance(s.docker, Unreadable)]
+        return whole or any(store != LAYERS_STORE for store in stores)
 
     @per_node
     def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
@@ -124,35 +218,61 @@ def image_gates(chosen: str | None, port: int, built: bool = False) -> tuple[Gat
         ]
 
     def room(plan: Plan, observed: Observed) -> list[Violation]:
-        """Room for docker's unpacked archive, the layers and the spool, at their largest."""
+        """Room for docker's unpacked archive, the layers and the spool, at their largest.
+
+        Which layers another image of the taker shares, and how large each is, no snapshot tells:
+        so this warns, and node refuses by the exact count before a byte comes. It blocks where
+        there is no room at all, and where the whole image goes through docker, which counts none.
+        """
         found = images(plan, observed)
         source = giver(found, chosen)
         image = found.get(source) if source else None
         if image is None:
             return []
-        short: list[Violation] = []
-        for node, snapshot in reached(plan, observed):
-            # Only missing layers travel; an image that differs shares some with its former self.
-            if node.name not in takers(found, source) or found[node.name] is not None:
-                continue
-            root = known(snapshot.docker, "docker").store_root
-            short += room_on(plan, observed, root, {node.name: 3 * image.size})
-        return short
+        asked = [name for name in takers(found, source) if found[name] is None]
+        roots = {
+            node.name: snapshot.docker.store_root
+            for node, snapshot in reached(plan, observed)
+            if not isinstance(snapshot.docker, Unreadable)
+        }
+        by_docker = through_docker(observed, (*asked, source))
+        violations: list[Violation] = []
+        for name in asked:
+            path = roots[name]
+            least = room_on(plan, observed, path, {name: 0}, PRUNE)
+            most = room_on(plan, observed, path, {name: 3 * image.size}, PRUNE)
+            severity: Severity = "block" if by_docker else "warn"
+            violations += list(least) or [
+                v if v.unknown else replace(v, severity=severity) for v in most
+            ]
+        return violations
 
     def port_free(plan: Plan, observed: Observed) -> list[Violation]:
         """Nobody listens on the port that the giver uses for this one transfer."""
         source = giver(images(plan, observed), chosen)
-        return list(port_of(plan, observed, source, port))
+        return list(port_of(plan, observed, source, port, waive))
 
-    return (*MOVING, docker_known, one_source, arch, room, port_free)
+    def way(plan: Plan, observed: Observed) -> list[Violation]:
+        """A firewall in between shows only after a minute of trying, as "no way to"."""
+        found = images(plan, observed)
+        source = giver(found, chosen)
+        names = takers(found, source)
+        if through_docker(observed, (*names, source)):
+            return []
+        return list(way_open(plan, observed, source, names, port, waive))
+
+    return (*MOVING, docker_known, one_source, arch, room, port_free, way)
 
 
 def room_on(
-    plan: Plan, observed: Observed, path: str, wanted: Mapping[str, int]
+    plan: Plan, observed: Observed, path: str, wanted: Mapping[str, int], mend: str
 ) -> Iterator[Violation]:
-    """A finding for each node whose disk at `path` has less free than `wanted` bytes of it."""
+    """A finding for each node whose disk at `path` has less free than `wanted` bytes of it.
+
+    `mend`: what gives room there.
+    """
     for node, snapshot in reached(plan, observed):
-        if not wanted.get(node.name) or isinstance(snapshot.disks, Unreadable):
+        if node.name not in wanted or isinstance(snapshot.disks, Unreadable):
             continue
         disk = next((d for d in snapshot.disks if d.path == path), None)
         need = wanted[node.name] + ROOM_LEFT
@@ -165,20 +285,21 @@ def room_on(
                 + f", the transfer may need {gib(need)}",
                 evidence="the snapshot does not name it" if disk is None else
                 f"mounted at {disk.mount}: {gib(disk.free)} of {gib(disk.total)} free",
-                remedy=f"on {node.name}: df -h {path}; sudo docker image prune",
+                remedy=f"on {node.name}: df -h {path}; {mend}",
                 unknown=disk is None,
             )  # fmt: skip
 
 
-def port_of(plan: Plan, observed: Observed, source: str | None, port: int) -> Iterator[Violation]:
-    """A finding where somebody listens on the giver's port."""
+def port_of(
+    plan: Plan, observed: Observed, source: str | None, port: int, waive: Collection[str]
+) -> Iterator[Violation]:
+    """A finding where somebody listens on the giver's port, on the address that it would use."""
+    addresses, _ = way_of(plan, used_waivers(plan, observed, waive))
     for node, snapshot in reached(plan, observed):
         if node.name != source or isinstance(snapshot.ports, Unreadable):
             continue
-        address = str(node.fabric_address)
-        holder = next(
-            (p for p in snapshot.ports if p.port == port and p.address in _ANY | {address}), None
-        )
+        own = _ANY | {addresses[node.name]}
+        holder = next((p for p in snapshot.ports if p.port == port and p.address in own), None)
         if holder is not None:
             yield violation(
                 "transfer-port",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from gates import fabric, host, storage, weights
 from gates.base import Gate, Observed, gib, known, per_node, pyinfra, reached
 from gates.codes import violation
-from gates.moving import port_of, room_on
+from gates.moving import port_of, room_on, way_open
 from gates.violation import Violation
 from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Unreadable
+
+UNNEEDED = "remove from that filesystem what is not needed"
 
 
 def changes_closed_but(deploy: str) -> Gate:
@@ -28,8 +30,14 @@ def changes_closed_but(deploy: str) -> Gate:
     return gate
 
 
-def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
-    """All gates before weights move: `source` is the node that gives, None where none can."""
+def weights_gates(
+    source: str | None, port: int, waive: Collection[str] = (), asked: bool = False
+) -> tuple[Gate, ...]:
+    """All gates before weights move: `source` is the node that gives, None where none can.
+
+    `waive`: the codes that the operator waives, for the way that the transfer then takes. `asked`:
+    everybody compares with the giver, because the operator says so.
+    """
 
     def one_source(plan: Plan, observed: Observed) -> list[Violation]:
         """There is a node whose weights look whole by themselves; what is wrong there is named."""
@@ -66,13 +74,25 @@ def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
         found: list[Violation] = []
         for node in plan.rig.nodes:
             path = plan.specs[node.name].weights
-            some = {node.name: wanted.get(node.name, 0)}
-            found += room_on(plan, observed, path, some)
+            if wanted.get(node.name):
+                found += room_on(plan, observed, path, {node.name: wanted[node.name]}, UNNEEDED)
         return found
 
     def port_free(plan: Plan, observed: Observed) -> list[Violation]:
         """Nobody listens on the port that the giver uses for this one transfer."""
-        return list(port_of(plan, observed, source, port))
+        return list(port_of(plan, observed, source, port, waive))
+
+    def way(plan: Plan, observed: Observed) -> list[Violation]:
+        """A firewall in between shows only after a minute of trying, as "no way to"."""
+        names = {node.name for node in plan.rig.nodes if node.name != source}
+        differ = {
+            v.node
+            for gate in (weights.weights_present, weights.weights_equal)
+            for v in gate(plan, observed)
+        }
+        # weights_equal names those that differ from the head, which may be the one that gets
+        some = names if asked or (differ and source != plan.rig.head.name) else names & differ
+        return list(way_open(plan, observed, source, some, port, waive))
 
     return (
         host.nodes_reachable,
@@ -83,6 +103,7 @@ def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
         one_source,
         room,
         port_free,
+        way,
     )
 
 

@@ -9,6 +9,9 @@ from schema.snapshot import NodeSnapshot, Unreadable, Weights, WeightsFile
 
 SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 MAX_HEADER = 100_000_000
+POINTER = "a git-lfs pointer, not the file itself"
+# what lies beside weights for people; no engine opens it
+UNREAD = (".md", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".pdf")
 
 
 def format_of(magic: str) -> str:
@@ -21,7 +24,7 @@ def format_of(magic: str) -> str:
     if head.startswith(b"GGUF"):
         return "gguf"
     if head.startswith(b"version https://"):
-        return "a git-lfs pointer, not the file itself"
+        return POINTER
     if head.startswith(b"PK\x03\x04"):
         return "a PyTorch zip"
     length = int.from_bytes(head[:8], "little")
@@ -69,11 +72,29 @@ def sound(plan: Plan, weights: Weights) -> bool:
     shards = plan.recipe.weights.shards
     return bool(files) and not (
         weights.missing_shards
+        or pointers(weights)
         or (shards is not None and len(files) < shards)
         or any(format_of(f.magic) != plan.recipe.weights.format or cut(f) for f in files)
     )
 
 
 def cut(file: WeightsFile) -> bool:
-    """Whether a file is shorter or longer than its own header says."""
-    return file.header_says is not None and file.header_says != file.size
+    """Whether a file is not as long as its own header says, or its header cannot be read.
+
+    A GGUF may be padded at its end; the loader of safetensors refuses bytes that nobody owns.
+    """
+    if file.header_says is None:
+        return file.broken is not None
+    short = file.size < file.header_says
+    return short or (file.size > file.header_says and format_of(file.magic) != "gguf")
+
+
+def pointers(weights: Weights) -> list[WeightsFile]:
+    """The git-lfs pointers in place of files that an engine reads: a clone without git-lfs."""
+    return [
+        f
+        for f in weights.files
+        if format_of(f.magic) == POINTER
+        and not f.name.startswith(".")
+        and not f.name.lower().endswith(UNREAD)
+    ]

@@ -9,7 +9,16 @@ from functools import wraps
 from gates.base import Gate, Observed, gather, gib, per_node
 from gates.codes import violation
 from gates.violation import Violation
-from gates.weightfiles import copy, cut, fetch, format_of, sound, tensors, weights_of
+from gates.weightfiles import (
+    copy,
+    cut,
+    fetch,
+    format_of,
+    pointers,
+    sound,
+    tensors,
+    weights_of,
+)
 from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Weights, WeightsFile
@@ -53,16 +62,23 @@ def weights_present(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[
 @_told_who_has_them
 @per_node
 def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """Each file is what its loader reads: `invalid magic characters` comes after minutes (A2)."""
+    """Each file is what its loader reads: `invalid magic characters` comes after minutes (A2).
+
+    And no file of the folder is a git-lfs pointer: a tokenizer that is one fails as late.
+    """
     weights = weights_of(plan, node, snapshot)
     wanted = plan.recipe.weights.format
     files = tensors(plan, weights) if weights else []
-    wrong = [f"{f.name} is {format_of(f.magic)}" for f in files if format_of(f.magic) != wanted]
+    bad = [f for f in files if format_of(f.magic) != wanted]
+    others = [f for f in (pointers(weights) if weights else []) if f not in bad]
+    wrong = [f"{f.name} is {format_of(f.magic)}" for f in (*bad, *others)]
     if wrong:
         yield violation(
             "weights-magic",
             node.name,
-            f"{len(wrong)} weights files on {node.name} are not {wanted}, which the recipe loads",
+            f"{len(wrong)} weights files on {node.name} are not {wanted}, which the recipe loads"
+            if bad
+            else f"{len(wrong)} files of the weights on {node.name} are pointers to files",
             evidence="; ".join(wrong[:5]) + (" …" if len(wrong) > 5 else ""),
             remedy=fetch(plan, node),
         )
@@ -71,7 +87,7 @@ def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
 @_told_who_has_them
 @per_node
 def weights_cut(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """Each safetensors file is as long as its header says: a download that broke off is not."""
+    """Each tensors file is as long as its header says: a download that broke off is not."""
     weights = weights_of(plan, node, snapshot)
     short = [f for f in (tensors(plan, weights) if weights else []) if cut(f)]
     if short:
@@ -80,7 +96,8 @@ def weights_cut(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
             node.name,
             f"{len(short)} weights files on {node.name} are not as long as their headers say",
             evidence="; ".join(
-                f"{f.name}: {f.size} bytes, its header says {f.header_says}" for f in short[:5]
+                f"{f.name}: " + (f.broken or f"{f.size} bytes, its header says {f.header_says}")
+                for f in short[:5]
             ),
             remedy=fetch(plan, node),
         )

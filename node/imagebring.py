@@ -82,7 +82,7 @@ class Bringing:
         spooling.require_room([
             (root, room_needed(self._sizes, have == 0)),
             (spooling.folder(), max(0, total - there)),
-        ])  # fmt: skip
+        ], docker=root)  # fmt: skip
         self.figures.update(layers=len(self._sizes), bytes=total, resumed_bytes=there)
         self._progress = spooling.Progress("image", total, there)
         started = time.monotonic()

@@ -17,6 +17,12 @@ from node.errors import Json, NodeError, io_reason
 # its loader refuses a longer one
 MAX_JSON = 100_000_000
 MAX_HEADER = 256 << 20
+# ggml knows four dimensions; a chat template is the longest text, some 100 KB
+MAX_DIMS, MAX_DEPTH = 8, 4
+MAX_TEXT, MAX_ALIGN = 16 << 20, 1 << 20
+MAX_PAIRS, MAX_TENSORS = 1 << 16, 1 << 20
+_WINDOW = 1 << 18
+_LENGTH = struct.Struct("<Q").unpack_from
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
 # ggml types: values a block, bytes a block (ggml.h)
@@ -34,21 +40,44 @@ class BrokenModel(Exception):
 
 
 class _Gguf:
-    """A GGUF header, read from the front."""
+    """A GGUF header, read from the front through a window of it; arrays are passed over."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self.file, self.size, self.at = file, size, 4
-        file.seek(4)
+    def __init__(self, file: BinaryIO, size: int, limit: int) -> None:
+        self._file, self._size, self._limit = file, size, limit
+        self._window, self._from, self._next = b"", 4, 0
+
+    @property
+    def at(self) -> int:
+        """The byte that is read next."""
+        return self._from + self._next
+
+    def _ahead(self, count: int) -> None:
+        """Raises BrokenModel when the header ends before the next `count` bytes, or is too long."""
+        if self.at + count > self._size:
+            raise BrokenModel(f"cut off in its header, at byte {self.at} of {self._size}")
+        if self.at + count > self._limit:
+            raise BrokenModel(f"its header is longer than {self._limit >> 20} MiB")
 
     def take(self, count: int) -> bytes:
         """Gives the next bytes. Raises BrokenModel when the header ends before them."""
-        if count < 0 or self.at + count > min(self.size, MAX_HEADER):
-            raise BrokenModel(f"cut off in its header, at byte {self.at} of {self.size}")
-        raw = self.file.read(count)
-        if len(raw) != count:
-            raise BrokenModel(f"cut off in its header, at byte {self.at} of {self.size}")
-        self.at += count
-        return raw
+        self._ahead(count)
+        if count > MAX_TEXT:
+            raise BrokenModel(f"its header has a text of {count} bytes")
+        if self._next + count > len(self._window):
+            self._from, self._next = self.at, 0
+            self._file.seek(self._from)
+            self._window = self._file.read(max(count, _WINDOW))
+            if len(self._window) < count:
+                raise BrokenModel(f"cut off in its header, at byte {self.at} of {self._size}")
+        self._next += count
+        return self._window[self._next - count : self._next]
+
+    def pass_over(self, count: int) -> None:
+        """Leaves bytes unread. Raises BrokenModel when the header ends before them."""
+        self._ahead(count)
+        self._next += count
+        if self._next > len(self._window):
+            self._window, self._from, self._next = b"", self.at, 0
 
     def number(self, layout: str) -> int:
         """Gives one little-endian number."""
@@ -58,53 +87,95 @@ class _Gguf:
         """Gives a string."""
         return self.take(self.number("Q")).decode("utf-8", "replace")
 
-    def value(self, kind: int) -> Any:
-        """Gives a small value; None for one that is passed over."""
-        if kind == _STRING:
-            return self.text()
+    def _pass_texts(self, count: int) -> None:
+        """Leaves strings unread: a vocabulary has hundreds of thousands, so without a call each."""
+        while count:
+            window, here, end = self._window, self._next, len(self._window)
+            while count and here + 8 <= end:
+                behind = here + 8 + _LENGTH(window, here)[0]
+                if behind > end:
+                    break
+                here = behind
+                count -= 1
+            self._next = here
+            self._ahead(0)
+            if count:
+                self.pass_over(self.number("Q"))
+                count -= 1
+
+    def _pass_array(self, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise BrokenModel(f"its header has arrays more than {MAX_DEPTH} deep")
+        inner, count = self.number("I"), self.number("Q")
+        if inner in _SCALARS:
+            self.pass_over(_SCALARS[inner] * count)
+        elif inner == _STRING:
+            self._pass_texts(count)
+        elif inner == _ARRAY:
+            for _ in range(count):
+                self._pass_array(depth + 1)
+        else:
+            raise BrokenModel(f"its header has a value of the unknown kind {inner}")
+
+    def value(self, kind: int, wanted: bool) -> Any:
+        """Gives a string or an unsigned number that is wanted; None for what is passed over."""
         if kind == _ARRAY:
-            inner, count = self.number("I"), self.number("Q")
-            if inner in _SCALARS:
-                self.take(_SCALARS[inner] * count)
-            else:
-                for _ in range(count):
-                    self.value(inner)
-            return None
-        if kind not in _SCALARS:
+            self._pass_array(1)
+        elif kind == _STRING and wanted:
+            return self.text()
+        elif kind == _STRING:
+            self.pass_over(self.number("Q"))
+        elif kind in _SCALARS:
+            raw = self.take(_SCALARS[kind])
+            return int.from_bytes(raw, "little") if kind in (4, 10) else None
+        else:
             raise BrokenModel(f"its header has a value of the unknown kind {kind}")
-        raw = self.take(_SCALARS[kind])
-        return int.from_bytes(raw, "little") if kind in (4, 5, 10, 11) else None
+        return None
 
 
-def gguf(file: BinaryIO, size: int) -> Tuple[str, int]:
-    """Gives a GGUF's header in words, and the size that it promises. Raises BrokenModel."""
-    head = _Gguf(file, size)
+def gguf(file: BinaryIO, size: int, limit: int = MAX_HEADER) -> Tuple[str, int]:
+    """Gives a GGUF's header in words, and the size that it promises. Raises BrokenModel.
+
+    `limit` bounds the bytes that are read for it.
+    """
+    head = _Gguf(file, size, limit)
     version = head.number("I")
     if version not in (2, 3):
         raise BrokenModel(f"GGUF of version {version}, which no loader here reads")
     tensors, pairs = head.number("Q"), head.number("Q")
+    if pairs > MAX_PAIRS or tensors > MAX_TENSORS:
+        raise BrokenModel(f"its header would have {pairs} keys and {tensors} tensors")
     known: Dict[str, Any] = {}
     for _ in range(pairs):
         key = head.text()
-        value = head.value(head.number("I"))
-        if key in ("general.architecture", "general.alignment"):
+        wanted = key in ("general.architecture", "general.alignment")
+        value = head.value(head.number("I"), wanted)
+        if wanted:
             known[key] = value
-    end = 0
-    for _ in range(tensors):
-        head.text()
-        dims = [head.number("Q") for _ in range(head.number("I"))]
-        kind, offset = head.number("I"), head.number("Q")
-        count = 1
-        for dim in dims:
-            count *= dim
-        block, width = _BLOCKS.get(kind, (1, 0))
-        end = max(end, offset + count // block * width)
-    align = int(known.get("general.alignment") or 32)
+    end = max((_tensor_end(head) for _ in range(tensors)), default=0)
+    align = known.get("general.alignment", 32)
+    if not isinstance(align, int) or not 0 < align <= MAX_ALIGN:
+        raise BrokenModel("its general.alignment is no number of bytes")
     data = -(-head.at // align) * align
     name = known.get("general.architecture") or "unknown"
     # a vocabulary alone has no data, and need not be padded up to it
-    wanted = data + end if tensors else head.at
-    return f"GGUF version {version}, {tensors} tensors, architecture {name}", wanted
+    promised = data + end if tensors else head.at
+    return f"GGUF version {version}, {tensors} tensors, architecture {name}", promised
+
+
+def _tensor_end(head: _Gguf) -> int:
+    """Gives where a tensor ends, counted from the data's begin, by its entry in the header."""
+    head.text()
+    count = head.number("I")
+    if count > MAX_DIMS:
+        raise BrokenModel(f"its header has a tensor of {count} dimensions")
+    dims = [head.number("Q") for _ in range(count)]
+    kind, offset = head.number("I"), head.number("Q")
+    values = 1
+    for dim in dims:
+        values *= dim
+    block, width = _BLOCKS.get(kind, (1, 0))
+    return offset + values // block * width
 
 
 def safetensors(file: BinaryIO, size: int) -> Tuple[str, int]:
@@ -121,7 +192,7 @@ def safetensors(file: BinaryIO, size: int) -> Tuple[str, int]:
         tensors = [row for key, row in rows.items() if key != "__metadata__"]
         end = max((int(row["data_offsets"][1]) for row in tensors), default=0)
         kinds = sorted({str(row["dtype"]) for row in tensors})
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise BrokenModel("its header is no JSON of tensors") from None
     return f"safetensors, {len(tensors)} tensors of {', '.join(kinds)}", 8 + length + end
 
@@ -154,8 +225,10 @@ def one(path: str) -> Json:
                 answer["broken"] = _wrong_size(info.st_size, wanted, answer["format"])
     except OSError as error:
         answer["broken"] = io_reason(error)
-    except (BrokenModel, struct.error) as error:
+    except BrokenModel as error:
         answer["broken"] = str(error)
+    except (ValueError, ArithmeticError, RecursionError, struct.error) as error:
+        answer["broken"] = f"its header makes no sense: {error}"
     return answer
 
 

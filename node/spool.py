@@ -15,9 +15,11 @@ import time
 from typing import Dict, List, Optional, Tuple
 
 from node import state
-from node.errors import NodeError
+from node.errors import Json, NodeError
+from node.request import usage
 
 ROOM_LEFT = 512 << 20
+KINDS = ("image", "weights")
 
 
 def folder() -> str:
@@ -51,20 +53,27 @@ class Busy:
     def __enter__(self) -> Busy:
         path = os.path.join(ensure(), f"{self._what}.lock")
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        # a look at the progress has it for an instant
+        if not any(self._taken(wait_s) for wait_s in (0.0, 0.05, 0.1)):
             holder = os.read(self._fd, 200).decode("utf-8", "replace") or "an unknown process"
             os.close(self._fd)
             raise NodeError(
                 f"another transfer of {self._what} runs on this host: {holder}",
                 "transfer_runs",
                 "wait for it; how far it is: sudo rignode progress",
-            ) from None
+            )
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"pid {os.getpid()}, since {since}".encode(), 0)
         return self
+
+    def _taken(self, wait_s: float) -> bool:
+        time.sleep(wait_s)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def __exit__(self, *_: object) -> None:
         os.ftruncate(self._fd, 0)
@@ -80,31 +89,49 @@ def keep_only(suffixes: List[str], names: List[str]) -> None:
 
 def free(path: str) -> int:
     """Gives the bytes free where `path` lies, or its nearest folder that is there."""
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    room = os.statvfs(path)
+    room = os.statvfs(_filesystem(path)[0])
     return room.f_bavail * room.f_frsize
 
 
-def require_room(needs: List[Tuple[str, int]]) -> None:
-    """Raises NodeError (`no_room`) when a filesystem has less free than is asked of it in sum."""
+def require_room(needs: List[Tuple[str, int]], docker: Optional[str] = None) -> None:
+    """Raises NodeError (`no_room`) when a filesystem has less free than is asked of it in sum.
+
+    `docker`: where docker keeps its images; what lacks room there, pruning them may give.
+    """
     wanted: Dict[int, Tuple[int, str]] = {}
     for path, size in needs:
-        at = path
-        while not os.path.exists(at):
-            at = os.path.dirname(at)
-        device = os.stat(at).st_dev
+        at, device = _filesystem(path)
         total, shown = wanted.get(device, (0, at))
         wanted[device] = (total + size, shown)
-    for total, shown in wanted.values():
+    for device, (total, shown) in wanted.items():
         there = free(shown)
         if there < total + ROOM_LEFT:
+            prune = docker is not None and _filesystem(docker)[1] == device
             raise NodeError(
                 f"{shown} has {there / 1e9:.2f} GB free, the transfer needs"
                 f" {(total + ROOM_LEFT) / 1e9:.2f} GB",
                 "no_room",
-                f"df -h {shown}; sudo docker image prune",
-            )
+                f"df -h {shown}; " + ("sudo docker image prune" if prune
+                                      else "remove from that filesystem what is not needed"),
+            )  # fmt: skip
+
+
+def _filesystem(path: str) -> Tuple[str, int]:
+    """Gives the nearest folder of a path that is there, and its filesystem's number."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path, os.stat(path).st_dev
+
+
+def line(row: Json) -> str:
+    """Gives a line about a transfer: bytes, share, rate, estimate; or what docker does with it."""
+    total, done, rate = row["total"], row["done"], row["rate"]
+    if row["phase"] not in ("wire", "sha256"):
+        return f"{row['phase']}: {total / 1e9:.2f} GB are here, {row['took_s']:.0f} s so far"
+    share = 100 * done // total if total else 100
+    left = f", about {(total - done) / rate:.0f} s left" if rate else ""
+    kept = f" ({row['kept'] / 1e9:.2f} GB of an earlier run)" if row["kept"] else ""
+    return f"{done / 1e9:.2f} of {total / 1e9:.2f} GB{kept}, {share} %, {rate / 1e6:.0f} MB/s{left}"
 
 
 class Progress:
@@ -150,6 +177,7 @@ class Progress:
                 "rate": round((self.done - self.kept) / took),
                 "took_s": round(took, 1),
             }
+            row["line"] = line(row)
             temp = self._path + ".new"
             with open(temp, "w", encoding="ascii") as file:
                 json.dump(row, file)
@@ -168,3 +196,46 @@ def progress(what: str) -> Optional[str]:
             return file.read()
     except FileNotFoundError:
         return None
+
+
+def holder(what: str) -> Optional[str]:
+    """Gives who moves such a thing now, or None; writes nothing.
+
+    It tries a shared flock for an instant; Busy tries again for longer.
+    """
+    try:
+        path = os.path.join(folder(), f"{what}.lock")
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(fd, 200).decode("utf-8", "replace") or "an unknown process"
+    finally:
+        os.close(fd)
+    return None
+
+
+def lines() -> List[str]:
+    """Gives how far each transfer of this host is, a line each."""
+    found = []
+    for what in KINDS:
+        who, raw = holder(what), progress(what)
+        try:
+            said = str(json.loads(raw)["line"]) if raw else "nothing came yet"
+        except (ValueError, KeyError, TypeError):
+            said = "its progress file is damaged"
+        if who:
+            found.append(f"{what}: {said} ({who})")
+        elif raw:
+            found.append(f"{what}: was cut off at {said}; the next run goes on from there")
+    return found or ["no transfer runs"]
+
+
+def console(args: List[str]) -> Optional[Json]:
+    """`rignode progress`: prints how far the transfers of this host are."""
+    if args:
+        raise usage(f"unknown argument {args[0][:60]!r}")
+    print("\n".join(lines()))
+    return None

@@ -58,6 +58,7 @@ CONSOLE: Dict[str, str] = {
     "journal": "node.console:journal",
     "undo": "node.console:undo",
     "lock": "node.console:lock",
+    "progress": "node.spool:console",
 }
 # run by systemd: lines for the journal, no request (node/unitverbs.py)
 UNIT: Dict[str, str] = {

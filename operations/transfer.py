@@ -92,20 +92,9 @@ def watch(run: Run, host: Host, what: str) -> None:
         gevent.sleep(LOOK_EVERY_S)
         try:
             _, output = in_host(run.state, host, host.run_shell_command, command, _sudo=True)
-            line = progress_line(json.loads(output.stdout_lines[-1]))
+            line = str(json.loads(output.stdout_lines[-1])["line"])
         except Exception:  # a look that fails says nothing about the transfer
             continue
         if line != said:
             host.log(line)
             said = line
-
-
-def progress_line(row: Mapping[str, Any]) -> str:
-    """A line about a transfer: bytes, share, rate, estimate; or what docker does with it."""
-    total, done, rate = int(row["total"]), int(row["done"]), int(row["rate"])
-    if row["phase"] not in ("wire", "sha256"):
-        return f"{row['phase']}: {total / 1e9:.2f} GB are here, {row['took_s']:.0f} s so far"
-    share = 100 * done // total if total else 100
-    left = f", about {(total - done) / rate:.0f} s left" if rate else ""
-    kept = f" ({row['kept'] / 1e9:.2f} GB of an earlier run)" if row["kept"] else ""
-    return f"{done / 1e9:.2f} of {total / 1e9:.2f} GB{kept}, {share} %, {rate / 1e6:.0f} MB/s{left}"

@@ -159,12 +159,32 @@ class PeerProbe(Frozen):
     detail: str
 
 
+class ReachAsk(Frozen):
+    """A TCP port of a peer; `device` is the only one that the connection may leave by."""
+
+    address: str
+    port: int
+    device: str | None = None
+
+
+class Reach(ReachAsk):
+    """What a connection to a peer's port met.
+
+    `open`: somebody listens; `refused`: the peer's kernel says that nobody does, so the way is
+    open (or a firewall answers in its name); `filtered`: no answer; `no-way`: no route, no device.
+    """
+
+    state: Literal["open", "refused", "filtered", "no-way"]
+    detail: str
+
+
 class Network(Frozen):
     """Links, RDMA devices and the probes to the peers that the request named."""
 
     links: tuple[Link, ...]
     rdma_devices: tuple[str, ...]
     peers: tuple[PeerProbe, ...]
+    reach: tuple[Reach, ...] = ()
 
 
 class Port(Frozen):
@@ -327,7 +347,8 @@ class FileState(Frozen):
 class WeightsFile(Frozen):
     """One file of a weights folder. `magic` is the hex of its first 16 bytes.
 
-    `header_says` is the length that a safetensors file's own header gives it; None for others.
+    `header_says` is the length that the own header of a safetensors or GGUF file gives it; None
+    for others. A GGUF may be longer. `broken` is why a GGUF's header cannot be read to its end.
     """
 
     name: str
@@ -335,6 +356,7 @@ class WeightsFile(Frozen):
     magic: str
     sha256: str | None
     header_says: int | None = None
+    broken: str | None = None
 
 
 class Weights(Frozen):
@@ -475,5 +497,6 @@ class SnapshotRequest(Frozen):
     fabric_mtu: int | None = None
     peers: tuple[str, ...] = ()
     connections: tuple[str, ...] = ()
+    reach: tuple[ReachAsk, ...] = ()
     disks: tuple[str, ...] = ()
     sysctls: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ def checked(request: Any) -> Json:
         "disks": _any_path,
         "sysctls": check.sysctl,
     }
-    others = ("image_files", "venvs", "deep", "fabric_device", "fabric_mtu")
+    others = ("image_files", "venvs", "deep", "fabric_device", "fabric_mtu", "reach")
     body = check.keys(request, "request", [*lists, *others])
     out: Json = {
         key: [one(v, f"{key}[{n}]") for n, v in enumerate(check.array(body.get(key) or [], key))]
@@ -50,6 +50,8 @@ def checked(request: Any) -> Json:
     out["image_files"] = [_probe(probe, f"image_files[{n}]") for n, probe in enumerate(probes)]
     rows = check.array(body.get("venvs") or [], "venvs")
     out["venvs"] = [_venv(row, f"venvs[{n}]") for n, row in enumerate(rows)]
+    rows = check.array(body.get("reach") or [], "reach", 100)
+    out["reach"] = [_port(row, f"reach[{n}]") for n, row in enumerate(rows)]
     out["deep"] = check.boolean(body.get("deep", False), "deep")
     device, mtu = body.get("fabric_device"), body.get("fabric_mtu")
     out["fabric_device"] = None if device is None else check.device(device, "fabric_device")
@@ -86,6 +88,17 @@ def _venv(value: Any, where: str) -> Json:
     }
 
 
+def _port(value: Any, where: str) -> Json:
+    """Gives a checked question about a peer's port."""
+    row = check.keys(value, where, ("address", "port", "device"), ("address", "port"))
+    device = row.get("device")
+    return {
+        "address": check.address(row["address"], f"{where}.address"),
+        "port": int(check.number(row["port"], f"{where}.port", 1, 65535)),
+        "device": None if device is None else check.device(device, f"{where}.device"),
+    }
+
+
 def guarded(section: Section) -> Any:
     """Gives the section, or why it cannot be read: one section never spoils the others."""
     try:
@@ -101,7 +114,7 @@ def guarded(section: Section) -> Any:
 def _sections(request: Json) -> List[Tuple[str, float, Section]]:
     """Gives the sections that wait for something: name, time limit in seconds, reader."""
     r = request
-    peers = (r["fabric_device"], r["fabric_mtu"], r["peers"])
+    peers = (r["fabric_device"], r["fabric_mtu"], r["peers"], r["reach"])
     deep = DEEP_TIMEOUT_S if r["deep"] else 20.0
     return [
         ("gpus", 15.0, gpus.read),

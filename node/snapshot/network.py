@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, List, Optional, Tuple
+import socket
+from typing import Any, List, Optional, Sequence, Tuple
 
 from node import proc
 from node.errors import CannotRead, Json
@@ -12,6 +13,7 @@ from node.run import TimedOut, run
 from node.together import each
 
 TIMEOUT_S = 5.0
+REACH_S = 2.5
 _OVERHEAD = {4: 28, 6: 48}  # IP header + ICMP header, in bytes
 
 
@@ -122,10 +124,35 @@ def probe(peer: str, device: Optional[str], mtu: Optional[int], rows: List[Json]
     return {**answer, "detail": detail}
 
 
-def read(device: Optional[str], mtu: Optional[int], peers: List[str]) -> Json:
-    """Gives links, RDMA devices and one probe for each peer, all peers at once."""
+def reach(ask: Json) -> Json:
+    """Gives what a TCP connection to a peer's port meets; nothing is sent over one that opens.
+
+    A packet that a firewall drops has no answer, not even the second SYN that follows after 1 s.
+    """
+    state, detail = "open", "somebody listens there"
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.settimeout(REACH_S)
+        try:
+            if ask["device"]:
+                option = getattr(socket, "SO_BINDTODEVICE", 25)
+                sock.setsockopt(socket.SOL_SOCKET, option, ask["device"].encode() + b"\0")
+            sock.connect((ask["address"], ask["port"]))
+        except ConnectionRefusedError:
+            state, detail = "refused", "nobody listens there"
+        except socket.timeout:
+            state, detail = "filtered", f"no answer in {REACH_S:g} s"
+        except OSError as error:
+            state, detail = "no-way", error.strerror or str(error)
+    return {**ask, "state": state, "detail": detail}
+
+
+def read(
+    device: Optional[str], mtu: Optional[int], peers: List[str], asked: Sequence[Json] = ()
+) -> Json:
+    """Gives links, RDMA devices and one probe for each peer and each port, all at once."""
     rows = _ip("-d", "addr")
+    reached = each(reach, list(asked), 8)
     probes = each(lambda peer: probe(peer, device, mtu, rows), peers, 8)
     infiniband = "/sys/class/infiniband"
     rdma = sorted(os.listdir(infiniband)) if os.path.isdir(infiniband) else []
-    return {"links": links(rows), "rdma_devices": rdma, "peers": probes}
+    return {"links": links(rows), "rdma_devices": rdma, "peers": probes, "reach": reached}

@@ -9,12 +9,15 @@ import re
 import stat
 from typing import List, Optional, Set, Tuple
 
+from node import modelfile
 from node.errors import CannotRead, Json
 from node.together import each
 
 MAX_FILES = 20000
 MAX_INDEX = 64 << 20
 MAX_HEADER = 100_000_000
+# a vocabulary of a million words is half of it
+MAX_GGUF_HEADER = 64 << 20
 _INDEX = ".safetensors.index.json"
 _SUFFIX = ".safetensors"
 _OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d+)\s*\]')
@@ -39,7 +42,7 @@ def _names(folder: str) -> List[str]:
 
 
 def _file(folder: str, name: str, deep: bool) -> Json:
-    """Gives one file: size, first 16 bytes and, when deep, its sha256 (one pass)."""
+    """Gives one file: size, first 16 bytes, what its header says, its sha256 when deep."""
     with open(os.path.join(folder, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         magic = file.read(16)
@@ -49,9 +52,16 @@ def _file(folder: str, name: str, deep: bool) -> Json:
             for chunk in iter(lambda: file.read(1 << 22), b""):
                 sha.update(chunk)
             digest = sha.hexdigest()
-        says = _header_says(file.fileno(), magic, size) if name.endswith(_SUFFIX) else None
+        says, broken = None, None
+        if name.endswith(_SUFFIX):
+            says = _header_says(file.fileno(), magic, size)
+        elif magic.startswith(b"GGUF"):
+            try:
+                says = modelfile.gguf(file, size, MAX_GGUF_HEADER)[1]
+            except modelfile.BrokenModel as error:
+                broken = str(error)
     row = {"name": name, "size": size, "magic": magic.hex(), "sha256": digest}
-    return {**row, "header_says": says}
+    return {**row, "header_says": says, "broken": broken}
 
 
 def _header_says(fd: int, magic: bytes, size: int) -> Optional[int]:
@@ -85,7 +95,7 @@ def _shards(index: str) -> Set[str]:
             raise CannotRead(f"{index} is larger than {MAX_INDEX >> 20} MiB")
         with open(index, encoding="utf-8") as file:
             return {str(shard) for shard in json.load(file)["weight_map"].values()}
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise CannotRead(f"{index} is not a safetensors index") from None
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from schema.engine import Plan
+from schema.snapshot import Network
 from tests.deploys.rigs import (
     broken,
     change_open,
@@ -30,6 +31,16 @@ other_store = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs
 nobody = broken(image_missing, (HEAD, LACKING, ()))
 
 
+def firewall(plan: Plan) -> Snapshots:
+    """The worker lacks the image, and what it sends to the head's port is dropped."""
+    seen = dict(image_missing(plan))
+    network = seen[WORKER].network
+    assert isinstance(network, Network)
+    rows = tuple(r.model_copy(update={"state": "filtered"}) for r in network.reach)
+    seen[WORKER] = put(seen[WORKER], "network.reach", rows)
+    return seen
+
+
 def two_builds(plan: Plan) -> Snapshots:
     """One tag, two builds."""
     other = {"digests": (), "layers": ("sha256:" + "9" * 64,), "id": "sha256:" + "8" * 64}
@@ -49,6 +60,7 @@ SCENARIOS = {
     "no fabric, waived": Scenario(
         (IMAGE, "-y", "--data", "waive=fabric-route", "--data", "reason=the cable"), no_fabric
     ),
+    "firewall": Scenario((IMAGE, "-y"), firewall),
     "silent": Scenario((IMAGE, "-y"), docker_silent),
     "open": Scenario((IMAGE, "-y"), change_open),
     "locked": Scenario((IMAGE, "-y"), locked),
@@ -111,6 +123,22 @@ def test_dry_says_who_gives_and_who_gets(ran: Runs) -> None:
     assert "out of bond0; the tag last" in ran["dry"].stderr
     assert "[@fake/lab1] docker pull rigbook/vllm-cpu:0.32.0" in ran["nobody"].stderr
     assert "method=ssh" in ran["other store"].stderr and "overlayfs" in ran["other store"].stderr
+
+
+def test_a_firewall_is_refused_before_anything_is_sent(ran: Runs) -> None:
+    """With the place, and what lets it in."""
+    refused = ran["firewall"]
+    assert refused.status == 1 and refused.changing == ()
+    assert "transfer-way" in refused.output and "nft list ruleset" in refused.output
+
+
+def test_each_node_is_asked_to_try_the_givers_port(ran: Runs) -> None:
+    """In the one look, out of the fabric's device."""
+    asked = {c.host: c.request["reach"] for c in ran["same"].commands}
+    for host in (HEAD, WORKER):
+        (row,) = asked[host]
+        assert (row["port"], row["device"]) == (29680, "bond0")
+    assert asked[HEAD][0]["address"] != asked[WORKER][0]["address"]
 
 
 def test_a_move_is_offered_received_and_blessed(ran: Runs) -> None:

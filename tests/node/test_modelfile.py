@@ -95,6 +95,68 @@ def test_an_old_version_more_bytes_and_a_hostile_header(tmp_path: Path) -> None:
     assert "no JSON of tensors" in str(look(tmp_path, junk)["broken"])
 
 
+def pair(key: str, kind: int, value: bytes) -> bytes:
+    """A key of a GGUF header."""
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def header(*pairs: bytes, tensors: int = 0, more: bytes = b"") -> bytes:
+    """The front of a GGUF."""
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(pairs)) + b"".join(pairs) + more
+
+
+NESTED = b"".join(struct.pack("<IQ", 9, 1) for _ in range(3000))
+DEEP_JSON = b'{"a":' + b"[" * 200_000
+CRAFTED = {
+    "text for a number": (
+        header(pair("general.alignment", 8, text("abc"))), "general.alignment is no number"),
+    "a list for a number": (
+        header(pair("general.alignment", 9, struct.pack("<IQ", 4, 0))), "general.alignment"),
+    "an alignment of nothing": (
+        header(pair("general.alignment", 4, bytes(4))), "general.alignment"),
+    "an alignment of 4 GB": (
+        header(pair("general.alignment", 4, b"\xff" * 4)), "general.alignment"),
+    "arrays in arrays": (header(pair("k", 9, NESTED)), "more than 4 deep"),
+    "dimensions": (
+        header(tensors=1, more=text("t") + struct.pack("<I", 2_000_000) + b"\xff" * 16_000_012),
+        "2000000 dimensions"),
+    "keys": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 40) + bytes(64), "keys"),
+    "a long key": (header(struct.pack("<Q", 1 << 25), more=bytes(1 << 25)), "a text of"),
+    "lists in lists": (struct.pack("<Q", len(DEEP_JSON)) + DEEP_JSON, "no JSON of tensors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_crafted_header_is_the_files_fault(tmp_path: Path, name: str) -> None:
+    """Each was an exception that the verb called a fault of rignode, or minutes of arithmetic."""
+    raw, said = CRAFTED[name]
+    assert said in str(look(tmp_path, raw)["broken"])
+
+
+def test_arrays_that_the_format_allows_are_passed_over(tmp_path: Path) -> None:
+    inner = struct.pack("<IQ", 8, 2) + text("a") + text("b")
+    nested = struct.pack("<IQ", 9, 2) + inner + struct.pack("<IQ", 4, 3) + bytes(12)
+    found = look(tmp_path, header(pair("k", 9, nested), pair("n", 4, bytes(4))))
+    assert found["broken"] is None and "0 tensors" in str(found["said"])
+
+
+@pytest.mark.parametrize("window", [12, 33, 1 << 18])
+def test_a_vocabulary_larger_than_the_window_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """And what stands behind it is read at its place; a cut in it is still a cut."""
+    monkeypatch.setattr(modelfile, "_WINDOW", window)
+    words = b"".join(text("w" * (n % 50)) for n in range(300))
+    raw = header(
+        pair("tokens", 9, struct.pack("<IQ", 8, 300) + words),
+        pair("general.architecture", 8, text("qwen3")),
+    )
+    found = look(tmp_path, raw)
+    assert found["broken"] is None and "architecture qwen3" in str(found["said"])
+    for size in range(len(raw) - 60, len(raw)):
+        assert "cut off" in str(look(tmp_path, raw[:size])["broken"])
+
+
 def test_a_missing_file_a_folder_and_bad_paths(tmp_path: Path) -> None:
     gone = modelfile.look({"paths": [str(tmp_path / "gone")]})["files"][0]
     assert "No such file" in gone["broken"]

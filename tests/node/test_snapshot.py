@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import stat
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from gates import weightfiles
 from node import proc, snapshot
-from node.errors import CannotRead
-from node.snapshot import gpus, ports, shm, weights
+from node.errors import CannotRead, NodeError
+from node.snapshot import gpus, network, ports, shm, weights
 from schema.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
 from tests.node.support import Host
+from tests.node.test_modelfile import gguf
 
 LISTS = {"gpus", "memory", "shm", "engine_processes", "network", "ports", "docker", "units",
          "files", "weights", "image_files", "venvs", "disks", "sysctls", "journal",
@@ -201,6 +205,49 @@ def test_weights(tmp_path: Path) -> None:
     assert isinstance(take(weights=[str(folder)]).weights, Unreadable)
 
 
+def test_a_gguf_says_how_long_it_is_and_why_it_cannot_be_read(tmp_path: Path) -> None:
+    """Under any name: its loader goes by the first bytes, too."""
+    whole = gguf()
+    for name, raw in {
+        "whole.gguf": whole,
+        "padded.gguf": whole + bytes(64),
+        "cut.bin": whole[:-1],
+        "header.gguf": whole[:90],
+        "old.gguf": gguf(version=1),
+    }.items():
+        (tmp_path / name).write_bytes(raw)
+    seen = take(weights=[str(tmp_path)]).weights
+    assert not isinstance(seen, Unreadable)
+    found = {f.name: f for f in seen[0].files}
+    for name in ("whole.gguf", "padded.gguf", "cut.bin"):
+        assert (found[name].header_says, found[name].broken) == (len(whole), None)
+    assert found["header.gguf"].header_says is None
+    assert "cut off in its header" in str(found["header.gguf"].broken)
+    assert "version 1" in str(found["old.gguf"].broken)
+    cut = {name for name, file in found.items() if weightfiles.cut(file)}
+    assert cut == {"cut.bin", "header.gguf", "old.gguf"}
+
+
+def test_a_gguf_with_a_large_vocabulary_keeps_the_snapshot_small(
+    host: Host, tmp_path: Path
+) -> None:
+    """As Gemma's: 262144 words, and a header that would be 400 MB of them is not read for ever."""
+    words = b"".join(struct.pack("<Q", 9) + b"%09d" % n for n in range(1 << 18))
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
+    (tmp_path / "vocabulary.gguf").write_bytes(head + struct.pack("<IIQ", 9, 8, 1 << 18) + words)
+    with (tmp_path / "huge.gguf").open("wb") as file:
+        file.write(head + struct.pack("<IIQ", 9, 8, 1 << 30))
+        file.truncate(400 << 20)
+    request = json.dumps({"weights": [str(tmp_path)]})
+    answer = host.run(host.argv("snapshot"), request).stdout
+    files = {row["name"]: row for row in json.loads(answer)["weights"][0]["files"]}
+    size = (tmp_path / "vocabulary.gguf").stat().st_size
+    assert files["vocabulary.gguf"]["header_says"] == size
+    assert "longer than 64 MiB" in files["huge.gguf"]["broken"]
+    done = host.run(["/usr/bin/env", "python3", "-c", MEASURE, *host.argv("snapshot", request)])
+    assert float(done.stdout) < 60 * 1024
+
+
 def test_content_of_private_and_binary_files_stays(tmp_path: Path) -> None:
     private, binary, large = tmp_path / "private", tmp_path / "binary", tmp_path / "large"
     private.write_text("hunter2\n")
@@ -224,6 +271,41 @@ def test_an_unreachable_peer_is_no_answer() -> None:
     seen = take(peers=["127.0.0.1"], fabric_device="no-such0").network
     assert not isinstance(seen, Unreadable)
     assert seen.peers[0].full_size_ping is None and "no device" in seen.peers[0].detail
+
+
+def reach(port: int, device: str | None = None) -> str:
+    """What a connection to a port meets."""
+    seen = take(reach=[{"address": "127.0.0.1", "port": port, "device": device}]).network
+    assert not isinstance(seen, Unreadable) and seen.reach[0].detail
+    return seen.reach[0].state
+
+
+def test_a_port_of_a_peer_is_open_refused_or_without_a_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert reach(port) == reach(port, "lo") == "open"
+    assert reach(port, "lo") == "refused"
+    assert reach(port, "no-such0") == "no-way"
+
+
+def test_a_peer_that_does_not_answer_is_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener whose queue is full drops what comes, as a firewall does."""
+    monkeypatch.setattr(network, "REACH_S", 0.3)
+    with socket.socket() as full, contextlib.ExitStack() as callers:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        time.sleep(0.1)
+        assert reach(full.getsockname()[1]) == "filtered"
+
+
+def test_a_bad_question_about_a_port_is_refused() -> None:
+    for row in ({"address": "x", "port": 1}, {"address": "127.0.0.1", "port": 0}, {"port": 1}):
+        with pytest.raises(NodeError):
+            snapshot.checked({"reach": [row]})
 
 
 def test_a_port_that_was_opened_after_the_look_at_the_files_has_its_owner() -> None:

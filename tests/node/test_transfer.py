@@ -385,16 +385,6 @@ def test_hostile_names_of_a_giver_are_refused(name: str) -> None:
         weights._listed({"files": [], "outside": [name]})
 
 
-def test_no_room_is_told_before_anything_comes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    from node import spool
-    from node.errors import NodeError
-
-    monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
-    with pytest.raises(NodeError) as caught:
-        spool.require_room([("/tmp", 1 << 60)])
-    assert caught.value.code == "no_room" and "the transfer needs" in str(caught.value)
-
-
 def test_extra_files_go_only_when_asked(ends: Ends) -> None:
     files(ends.source, a_bin=MIB)
     files(ends.target, old_bin=10)

@@ -1,4 +1,4 @@
-"""Weights whose disk fills in the middle of a transfer, though the look before it saw room."""
+"""Weights for a disk that cannot hold them: told before, or found in the middle of a transfer."""
 
 from __future__ import annotations
 
@@ -41,6 +41,22 @@ def fill(path: Path) -> None:
                 size += step
             except OSError:
                 step //= 2
+
+
+def test_no_room_is_told_before_anything_comes(ends: Ends) -> None:
+    """600 MB hold 20 MiB beside the 512 MiB that stay free, and not 100 MiB."""
+    files(ends.source, a_bin=20 * MIB)
+    with (ends.source / "b.bin").open("wb") as file:
+        file.truncate(100 * MIB)
+    with ends.offering():
+        got = ends.taker.call("weights receive", ends.receive())
+    assert (got["ok"], got["code"]) == (False, "no_room"), got
+    assert f"{ends.target} has 0.63 GB free, the transfer needs 0.66 GB" in got["error"]
+    assert f"df -h {ends.target};" in got["remedy"] and "docker" not in got["remedy"]
+    assert content(ends.target) == {} and not list((ends.target / ".rigbook").glob("*.part"))
+    (ends.source / "b.bin").unlink()
+    got, _ = ends.move()
+    assert got["ok"] and content(ends.target) == content(ends.source)
 
 
 def test_a_disk_that_fills_in_the_middle_leaves_no_half_file_and_goes_on(ends: Ends) -> None:

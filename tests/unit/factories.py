@@ -108,6 +108,17 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
                 )
                 for peer in peers
             ),
+            reach=tuple(
+                s.Reach(
+                    address=str(address),
+                    port=29680,
+                    device=device,
+                    state="refused",
+                    detail="nobody listens there",
+                )
+                for peer in peers
+                for address, device in ((peer.fabric_address, "bond0"), (peer.lan_address, None))
+            ),
         ),
         ports=(port(22),),
         connections=(),

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from gates.weights import weights_cut
 from schema.engine import Plan
-from schema.snapshot import NodeSnapshot
+from schema.snapshot import NodeSnapshot, WeightsFile
 from tests.unit import engine_parts as e
 from tests.unit import factories as f
 from tests.unit.spark_rig import spark_plan
@@ -61,6 +62,41 @@ def test_weights_magic_names_the_format(plan: Plan, magic: str, named: str) -> N
     found = f.beyond_usual(plan, seen)
     assert {(v.code, v.node) for v in found} == {("weights-magic", HEAD), ("weights-magic", WORKER)}
     assert named in found[0].evidence
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer.model"])
+def test_a_pointer_beside_the_weights_is_named(plan: Plan, name: str) -> None:
+    pointer = WeightsFile(name=name, size=133, magic=e.LFS_POINTER, sha256=None)
+    files = (pointer, *e.weights(plan, plan.rig.head).files[1:])
+    found = f.beyond_usual(plan, both(plan, "weights.0.files", files, files))
+    assert {(v.code, v.node) for v in found} == {("weights-magic", HEAD), ("weights-magic", WORKER)}
+    assert f"{name} is a git-lfs pointer" in found[0].evidence
+
+
+def test_a_pointer_that_no_engine_opens_is_nobodys_business(plan: Plan) -> None:
+    files = e.weights(plan, plan.rig.head).files
+    for name in ("figures/benchmark.PNG", "README.md", ".cache/x"):
+        pointer = WeightsFile(name=name, size=133, magic=e.LFS_POINTER, sha256=None)
+        assert not f.beyond_usual(plan, both(plan, "weights.0.files", *[(*files, pointer)] * 2))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"header_says": 10**12}, "its header says 1000000000000"),
+        ({"broken": "cut off in its header, at byte 9 of 12"}, "at byte 9 of 12"),
+    ],
+)
+def test_a_gguf_that_is_cut_is_named(plan: Plan, more: dict[str, object], said: str) -> None:
+    file = (
+        e.weights(plan, plan.rig.head)
+        .files[1]
+        .model_copy(update={"name": "m.gguf", "magic": e.GGUF, **more})
+    )
+    (found, _) = weights_cut(plan, both(plan, "weights.0.files", (file,), (file,)))
+    assert (found.code, found.node) == ("weights-cut", HEAD) and said in found.evidence
+    padded = file.model_copy(update={"header_says": 1, "broken": None})
+    assert not weights_cut(plan, both(plan, "weights.0.files", (padded,), (padded,)))
 
 
 def test_weights_of_the_other_loader(plan: Plan) -> None:

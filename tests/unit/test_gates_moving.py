@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gates.base import GIB
-from gates.moving import giver, image_gates, images, takers
+from gates.moving import asking, giver, image_gates, images, takers
 from gates.serving import check
 from gates.violation import Violation
 from gates.weighing import weights_gates, weights_giver
@@ -93,13 +93,42 @@ def test_docker_that_cannot_be_read_is_not_no_image(plan: Plan) -> None:
     assert "docker-unreadable" in [v.code for v in image_findings(plan, seen)]
 
 
-def test_room_is_asked_of_the_taker_only(plan: Plan) -> None:
-    index = [d.path for d in rig(plan)[HEAD].disks].index("/var/lib/docker")
-    full = f"disks.{index}.free"
-    seen = rig(plan, (WORKER, "docker.images", ()), (WORKER, full, GIB), (HEAD, full, GIB))
-    (found,) = image_findings(plan, seen)
-    assert (found.code, found.node) == ("transfer-room", WORKER)
-    assert "1.00 GiB" in found.evidence
+def room_findings(plan: Plan, seen: Any, whole: bool = False) -> list[tuple[str, str | None]]:
+    """Severity and node of what is said of the room for an image."""
+    found = check(plan, seen, image_gates(None, PORT, whole=whole))
+    return [(v.severity, v.node) for v in found if v.code == "transfer-room"]
+
+
+def with_free(plan: Plan, free: int, root: str = "/var/lib/docker") -> dict[str, NodeSnapshot]:
+    """The worker lacks the image, and both nodes have so much room for docker's things."""
+    seen = rig(plan, (WORKER, "docker.images", ()))
+    for name, snapshot in seen.items():
+        assert not isinstance(snapshot.disks, Unreadable)
+        disks = tuple(d for d in snapshot.disks if d.path != "/var/lib/docker")
+        there = next(d for d in snapshot.disks if d.path == "/var/lib/docker")
+        own = there.model_copy(update={"path": root, "free": free})
+        seen[name] = f.put(f.put(snapshot, "docker.root", root), "disks", (*disks, own))
+    return seen
+
+
+@pytest.mark.parametrize("root", ["/var/lib/docker", "/data/docker"])
+def test_room_is_asked_of_the_taker_where_docker_keeps_its_things(plan: Plan, root: str) -> None:
+    """One that other layers may make enough is told; none at all blocks."""
+    assert room_findings(plan, with_free(plan, 400 * GIB, root)) == []
+    assert room_findings(plan, with_free(plan, GIB, root)) == [("warn", WORKER)]
+    assert room_findings(plan, with_free(plan, GIB // 4, root)) == [("block", WORKER)]
+
+
+def test_room_of_a_docker_root_that_nobody_looked_at_is_unknown(plan: Plan) -> None:
+    seen = f.put(with_free(plan, 400 * GIB)[WORKER], "docker.root", "/elsewhere")
+    assert room_findings(plan, {**rig(plan), WORKER: seen}) == [("block", WORKER)]
+
+
+def test_room_blocks_where_docker_takes_the_whole_image_and_counts_nothing(plan: Plan) -> None:
+    seen = with_free(plan, GIB)
+    assert room_findings(plan, seen, whole=True) == [("block", WORKER)]
+    seen[WORKER] = f.put(seen[WORKER], "docker.storage_driver", "overlayfs")
+    assert room_findings(plan, seen) == [("block", WORKER)]
 
 
 def test_room_is_looked_for_where_the_takers_store_is(plan: Plan) -> None:
@@ -134,6 +163,80 @@ def test_the_same_port_elsewhere_is_no_obstacle(plan: Plan) -> None:
     assert image_findings(plan, seen) == []
 
 
+def unanswered(node: str, device: str | None = "bond0") -> tuple[str, str, Any]:
+    """A firewall drops what this node sends to the giver's port."""
+    network = f.healthy(spark_plan())[node].network
+    assert not isinstance(network, Unreadable)
+    at = next(n for n, row in enumerate(network.reach) if row.device == device)
+    lost = {"state": "filtered", "detail": "no answer in 2.5 s"}
+    return node, f"network.reach.{at}", network.reach[at].model_copy(update=lost)
+
+
+def test_a_firewall_in_between_is_found_before_anything_moves(plan: Plan) -> None:
+    lacks = (WORKER, "docker.images", ())
+    (found,) = image_findings(plan, rig(plan, lacks, unanswered(WORKER)))
+    assert (found.code, found.node) == ("transfer-way", WORKER)
+    assert "filtered" in found.evidence and str(PORT) in found.remedy and HEAD in found.remedy
+    gone = ((WORKER, "weights.0.exists", False), (WORKER, "weights.0.files", ()))
+    (found,) = weights_findings(plan, rig(plan, *gone, unanswered(WORKER)))
+    assert (found.code, found.node) == ("transfer-way", WORKER)
+
+
+def test_a_firewall_where_nothing_goes_is_no_obstacle(plan: Plan) -> None:
+    """Nothing lacks; or the giver could not call the taker; or it goes through docker and ssh."""
+    assert image_findings(plan, rig(plan, unanswered(WORKER))) == []
+    assert weights_findings(plan, rig(plan, unanswered(WORKER))) == []
+    lacks = (WORKER, "docker.images", ())
+    assert image_findings(plan, rig(plan, lacks, unanswered(HEAD))) == []
+    assert image_findings(plan, rig(plan, lacks, unanswered(WORKER, None))) == []
+    seen = rig(plan, lacks, unanswered(WORKER))
+    codes = {v.code for v in check(plan, seen, image_gates(None, PORT, whole=True))}
+    assert "transfer-way" not in codes
+
+
+def test_the_way_over_the_lan_counts_where_the_fabric_is_waived(plan: Plan) -> None:
+    lacks = (WORKER, "docker.images", ())
+    away = (WORKER, "network.peers.0.route_device", "eth0")
+    gates = image_gates(None, PORT, waive=("fabric-route",))
+    for device, blocks in (("bond0", False), (None, True)):
+        seen = rig(plan, lacks, away, unanswered(WORKER, device))
+        assert ("transfer-way" in {v.code for v in check(plan, seen, gates)}) == blocks
+
+
+def test_a_way_that_nobody_tried_is_unknown(plan: Plan) -> None:
+    seen = rig(plan, (WORKER, "docker.images", ()), (WORKER, "network.reach", ()))
+    (found,) = image_findings(plan, seen)
+    assert found.code == "transfer-way" and found.unknown
+
+
+def test_each_node_tries_the_ways_that_a_transfer_may_take(plan: Plan) -> None:
+    fabric, lan = plan.rig.head.fabric_address, plan.rig.head.lan_address
+    rows = asking(plan, 29700, ()).requests[WORKER].reach
+    assert [(r.address, r.port, r.device) for r in rows] == [(str(fabric), 29700, "bond0")]
+    rows = asking(plan, PORT, ("fabric-down",)).requests[WORKER].reach
+    assert [(r.address, r.device) for r in rows] == [(str(fabric), "bond0"), (str(lan), None)]
+
+
+def test_the_port_is_looked_at_where_the_transfer_goes(plan: Plan) -> None:
+    """On the LAN's address when a finding about the fabric is waived, and only then."""
+    lan = str(plan.rig.head.lan_address)
+    held = (HEAD, "ports", (h.port(PORT, address=lan, process="nginx"),))
+    lacks = (WORKER, "docker.images", ())
+    away = (WORKER, "network.peers.0.route_device", "eth0")
+    waive = ("fabric-route",)
+
+    def said(*changes: tuple[str, str, Any]) -> set[str]:
+        seen = rig(plan, lacks, *changes)
+        return {v.code for v in check(plan, seen, image_gates(None, PORT, waive=waive))}
+
+    assert "transfer-port" in said(held, away)
+    assert "transfer-port" not in said(held)
+    fabric = (HEAD, "ports", (h.port(PORT, address="10.0.0.1"),))
+    assert "transfer-port" not in said(fabric, away) and "transfer-port" in said(fabric)
+    gates = weights_gates(HEAD, PORT, waive)
+    assert "transfer-port" in {v.code for v in check(plan, rig(plan, held, away), gates)}
+
+
 @pytest.mark.parametrize("path", ["network.peers.0.route_device", "network.links.0.carrier"])
 def test_a_way_that_is_not_the_fabric_blocks(plan: Plan, path: str) -> None:
     value = "eth0" if path.endswith("device") else False
@@ -146,6 +249,22 @@ def test_whole_weights_give_to_cut_ones(plan: Plan) -> None:
     seen = rig(plan, (HEAD, "weights.0.files.5.header_says", 10))
     assert weights_giver(plan, seen, None) == WORKER
     assert weights_findings(plan, seen) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("weights.0.files.5.broken", "cut off in its header, at byte 9 of 12"),
+        ("weights.0.files.0.magic", e.LFS_POINTER),
+    ],
+)
+def test_a_node_with_a_bad_file_is_no_giver(plan: Plan, path: str, value: str) -> None:
+    """A header that ends too early; a config that is a git-lfs pointer."""
+    seen = rig(plan, (HEAD, path, value))
+    assert weights_giver(plan, seen, None) == WORKER
+    assert weights_findings(plan, seen) == []
+    (found,) = weights_findings(plan, seen, HEAD)
+    assert (found.code, found.node) in {("weights-cut", HEAD), ("weights-magic", HEAD)}
 
 
 def test_missing_weights_come_from_the_node_that_has_them(plan: Plan) -> None:
@@ -193,4 +312,4 @@ def test_room_for_weights_is_what_lacks(plan: Plan) -> None:
     assert weights_findings(plan, {**seen, WORKER: enough}) == []
     short = f.put(seen[WORKER], f"disks.{index}.free", size)
     (found,) = weights_findings(plan, {**seen, WORKER: short})
-    assert found.code == "transfer-room"
+    assert found.code == "transfer-room" and "docker" not in found.remedy

@@ -181,6 +181,7 @@ def test_the_table_breaks_every_code_of_a_gate() -> None:
         # Tested in test_gates_moving.
         "transfer-port",
         "transfer-room",
+        "transfer-way",
         *(code for code in CODES if code.startswith("libvgpu-")),  # test_gates_library
         *("pod-stuck", "model-file", "gpu-limit", "gpu-limit-short"),  # test_gates_gpulimit
         "other-recipe",  # tests/deploys/test_restart

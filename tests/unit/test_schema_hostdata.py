@@ -50,6 +50,7 @@ def error_of(**changes: object) -> str:
         ({"lan_address": "192.168.1.300"}, "is not an address; allowed: an IPv4 address such as"),
         ({"lan_address": "010.0.0.1"}, "is not an address"),
         ({"lan_address": "fe80::1"}, "is not an address"),
+        ({"fabric_address": "fd00::1"}, "is not an address; allowed: an IPv4 address"),
         ({"lan_address": "0.0.0.0"}, "is not one machine's address"),
         ({"lan_address": "224.0.0.1"}, "is not one machine's address"),
         ({"lan_address": "255.255.255.255"}, "is not one machine's address"),
