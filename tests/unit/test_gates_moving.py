@@ -134,7 +134,8 @@ def test_room_blocks_where_docker_takes_the_whole_image_and_counts_nothing(plan:
 def test_room_is_looked_for_where_the_takers_store_is(plan: Plan) -> None:
     """The containerd store has a folder of its own, which may be on another disk."""
     place = "/var/lib/containerd"
-    lacks = ((WORKER, "docker.images", ()), (WORKER, "docker.containerd", place))
+    store = ((WORKER, "docker.storage_driver", "overlayfs"), (WORKER, "docker.containerd", place))
+    lacks = ((WORKER, "docker.images", ()), *store)
     (unknown,) = image_findings(plan, rig(plan, *lacks))
     assert (unknown.code, unknown.node) == ("transfer-room", WORKER) and unknown.unknown
     seen = rig(plan, *lacks)
