@@ -13,7 +13,8 @@ from pyinfra.api.exceptions import DeployError
 from deploys.support import once
 from facts.observe import observe, real
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.moving import LAYERS_STORE, asking, giver, images, takers, way_of
+from gates.moving import LAYERS_STORE, giver, images, takers
+from gates.ways import asking, way_of
 from operations import dockerarchive
 from operations.node import StepFailed, call
 from operations.run import Run

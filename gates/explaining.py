@@ -24,9 +24,7 @@ CAUSES: dict[str, Cause] = {
         anywhere=("fabric-down", "fabric-route", "fabric-ping", *DOWN, *UNSERVED),
     ),
     "clock-skew": Cause("time synchronisation is off, or was never set up"),
-    "clock-jump": Cause(
-        "the clock was set after the change, or its battery is empty", here=("clock-skew",)
-    ),
+    "clock-jump": Cause("the clock was set later, or its battery is empty", here=("clock-skew",)),
     "rebooted-midway": Cause(
         "power cut or reboot in mid-change; the operator's run did not survive it",
         here=("change-open", "change-inconsistent"),

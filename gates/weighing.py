@@ -8,8 +8,8 @@ from dataclasses import replace
 from gates import fabric, host, storage, weights
 from gates.base import Gate, Observed, gib, known, per_node, pyinfra, reached
 from gates.codes import violation
-from gates.moving import port_of, room_on, way_open
 from gates.violation import Violation
+from gates.ways import port_of, room_on, way_open
 from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Unreadable

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gates.base import GIB
-from gates.moving import asking, giver, image_gates, images, takers
+from gates.moving import giver, image_gates, images, takers
 from gates.serving import check
 from gates.violation import Violation
+from gates.ways import asking
 from gates.weighing import weights_gates, weights_giver
 from schema.engine import Plan
 from schema.snapshot import NodeSnapshot, Unreadable
