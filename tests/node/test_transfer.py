@@ -309,17 +309,28 @@ def test_a_damaged_part_is_found_and_fetched_anew(ends: Ends) -> None:
 
 
 def test_two_transfers_at_once_the_second_is_refused(ends: Ends) -> None:
+    """The first is held in its middle until the second has answered, however long that takes."""
     files(ends.source, a_bin=20 * MIB)
-    meddler = Meddler(ends.port, slow)
+    go_on = threading.Event()
+
+    def hold(connection: int, offset: int, data: bytes) -> bytes:
+        if offset > 2 * MIB:
+            go_on.wait()
+        return data
+
+    meddler = Meddler(ends.port, hold)
     place = {"address": HERE, "port": meddler.port, "device": None}
-    with ends.offering():
-        first = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
-        wait_for(lambda: part_bytes(ends) > MIB)
-        second = ends.taker.call("weights receive", ends.receive())
-        assert second["code"] == "transfer_runs" and f"pid {first.pid}" in second["error"]
-        first.kill()
-        first.communicate()
-    meddler.close()
+    try:
+        with ends.offering(deadline_s=600):
+            first = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
+            wait_for(lambda: part_bytes(ends) > MIB, 300)
+            second = ends.taker.call("weights receive", ends.receive())
+            assert second["code"] == "transfer_runs" and f"pid {first.pid}" in second["error"]
+            first.kill()
+            first.communicate()
+    finally:
+        go_on.set()
+        meddler.close()
 
 
 def test_two_peers_get_it_at_the_same_time(ends: Ends, tmp_path: Path) -> None:
