@@ -49,7 +49,7 @@ def test_1_what_is_wrong_ends_it_in_one_line_and_no_tag_is_touched(
     assert spark.at_work() == ""
 
 
-def test_2_a_killed_operator_ends_the_build_and_the_next_run_succeeds(spark: Spark) -> None:
+def test_2_a_killed_operator_ends_the_build_and_no_tag_is_touched(spark: Spark) -> None:
     before = spark.images()
     started = spark.start("slow")
     spark.in_the_middle(started)

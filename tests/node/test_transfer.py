@@ -416,6 +416,27 @@ def test_extra_files_go_only_when_asked(ends: Ends) -> None:
     assert got["pruned"] == ["old.bin"] and list(content(ends.target)) == ["a.bin"]
 
 
+def test_prune_deletes_the_extra_files_and_nothing_else(ends: Ends) -> None:
+    files(ends.source, a_bin=MIB, README_md=10)
+    made = files(ends.target, a_bin=MIB, README_md=10, old_bin=10, LICENSE=5)
+    outside = ends.target.parent / "elsewhere.bin"
+    outside.write_bytes(b"not in the folder")
+    left = {".gitattributes": b"a", ".cache/huggingface/meta": b"b", "sub/.hidden": b"c"}
+    for name, raw in {**left, "sub/extra.txt": b"d", ".rigbook/note": b"e"}.items():
+        (ends.target / name).parent.mkdir(parents=True, exist_ok=True)
+        (ends.target / name).write_bytes(raw)
+    (ends.target / "empty").mkdir()
+    (ends.target / "away.bin").symlink_to(outside)
+    (ends.target / "alias.bin").symlink_to("a.bin")
+    got, _ = ends.move(prune=True)
+    assert got["pruned"] == got["extra"] == ["LICENSE", "alias.bin", "old.bin", "sub/extra.txt"]
+    kept = {name: made[name] for name in ("a.bin", "README.md")}
+    found = content(ends.target)
+    assert found == {**kept, **left, "away.bin": b"not in the folder"}
+    assert (ends.target / "away.bin").is_symlink() and (ends.target / "empty").is_dir()
+    assert (ends.target / ".rigbook" / "note").read_bytes() == b"e"
+
+
 def test_memory_stays_small(ends: Ends) -> None:
     files(ends.source, a_bin=64 * MIB, b_bin=64 * MIB, c_bin=64 * MIB, d_bin=64 * MIB)
     meddler = Meddler(ends.port, lambda number, offset, data: data)
