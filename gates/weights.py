@@ -130,9 +130,9 @@ def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
                     )
                     + (" …" if len(differing) > 3 else ""),
                     # What is not whole gives to nobody: weights would refuse it.
-                    remedy=pyinfra(plan, "weights", f"from={node.name}")
-                    if is_whole and not whole[0]
-                    else copy(plan, first, node),
+                    remedy=copy(plan, first, node)
+                    if is_whole == whole[0]
+                    else pyinfra(plan, "weights", f"from={first.name if whole[0] else node.name}"),
                 )
             )
     return found
