@@ -13,24 +13,30 @@ fail() {
 
 # The folder in which a package is installed; it is found, not imported.
 library_of() {
-  python3 -c 'import sys, importlib.util as u, os
-found = u.find_spec(sys.argv[1])
-sys.exit(1) if found is None or not found.origin else print(os.path.dirname(os.path.dirname(found.origin)))' "$1"
+  python3 -c 'import importlib.util, pathlib, sys
+found = importlib.util.find_spec(sys.argv[1])
+if found is None or not found.origin: sys.exit(1)
+print(pathlib.Path(found.origin).parents[1])' "$1"
 }
 
 # What takes seconds to find out is not told after the half hour that DeepGEMM may take.
 base() {
+  local tool known nvcc=/usr/local/cuda/bin/nvcc
   for tool in git python3; do
     command -v "$tool" >/dev/null || fail "the base has no $tool"
   done
   [[ ${DEEPGEMM_COMMIT-} =~ ^[0-9a-f]{40}$ ]] ||
-    fail "build.args DEEPGEMM_COMMIT is '${DEEPGEMM_COMMIT-}'; allowed: a commit with all its 40 digits, because a branch moves"
+    fail "build.args DEEPGEMM_COMMIT is '${DEEPGEMM_COMMIT-}'; allowed: a commit with all its 40" \
+      "digits, because a branch moves"
   python3 -m pip --version >/dev/null || fail "the base's python3 has no pip"
-  library_of vllm >/dev/null || fail "the base's python3 has no vllm: name an image of vLLM as build.base"
+  library_of vllm >/dev/null ||
+    fail "the base's python3 has no vllm: name an image of vLLM as build.base"
   # Its kernels are compiled when they are first used, by this nvcc (DG_JIT_NVCC_COMPILER).
-  local nvcc=/usr/local/cuda/bin/nvcc
-  [[ -x $nvcc ]] || fail "the base has no $nvcc, with which DeepGEMM compiles its kernels: take a devel image"
-  "$nvcc" --list-gpu-arch | grep -qx compute_121 || fail "$nvcc of the base does not know the GB10 (compute_121): take CUDA 13"
+  [[ -x $nvcc ]] ||
+    fail "the base has no $nvcc, with which DeepGEMM compiles its kernels: take a devel image"
+  known=$("$nvcc" --list-gpu-arch) || fail "$nvcc of the base does not run"
+  [[ $'\n'$known$'\n' == *$'\n'compute_121$'\n'* ]] ||
+    fail "$nvcc of the base does not know the GB10 (compute_121): take CUDA 13"
   torch
 }
 
@@ -56,11 +62,15 @@ patches() {
 # With its submodules: without CUTLASS the import works and the first request fails (C2).
 deepgemm() {
   local library header
-  git clone --no-checkout -- "$DEEPGEMM_REPOSITORY" "$sources" || fail "git clone of $DEEPGEMM_REPOSITORY failed"
-  git -C "$sources" checkout --detach "$DEEPGEMM_COMMIT" || fail "$DEEPGEMM_REPOSITORY has no commit $DEEPGEMM_COMMIT"
-  git -C "$sources" submodule update --init --recursive || fail "the submodules of DeepGEMM cannot be fetched"
+  git clone --no-checkout -- "$DEEPGEMM_REPOSITORY" "$sources" ||
+    fail "git clone of $DEEPGEMM_REPOSITORY failed"
+  git -C "$sources" checkout --detach "$DEEPGEMM_COMMIT" ||
+    fail "$DEEPGEMM_REPOSITORY has no commit $DEEPGEMM_COMMIT"
+  git -C "$sources" submodule update --init --recursive ||
+    fail "the submodules of DeepGEMM cannot be fetched"
   header=third-party/cutlass/include/cutlass/cutlass.h
-  [[ -f $sources/$header ]] || fail "DeepGEMM at $DEEPGEMM_COMMIT has no $header: its submodule CUTLASS is not there"
+  [[ -f $sources/$header ]] ||
+    fail "DeepGEMM at $DEEPGEMM_COMMIT has no $header: its submodule CUTLASS is not there"
   # Its setup.py would fetch a wheel made for CUDA 12 for any CUDA after 11 (both names were in use);
   # a Debian base refuses pip outside of a venv.
   DG_FORCE_BUILD=1 DEEP_GEMM_FORCE_BUILD=TRUE PIP_BREAK_SYSTEM_PACKAGES=1 \
@@ -78,9 +88,11 @@ torch() {
   local found version
   read -r found version < <(python3 -c 'import torch
 cuda = torch.version.cuda
-print("cu" + cuda.replace(".", "") if cuda else "cpu", torch.__version__)') || fail "python3 cannot import torch"
+print("cu" + cuda.replace(".", "") if cuda else "cpu", torch.__version__)') ||
+    fail "python3 cannot import torch"
   [[ $found == "$TORCH_VARIANT"* ]] ||
-    fail "torch $version is a $found build, this image needs $TORCH_VARIANT: a CPU wheel came in (C1), or the base is another"
+    fail "torch $version is a $found build, this image needs $TORCH_VARIANT:" \
+      "a CPU wheel came in (C1), or the base is another"
 }
 
 "$1"
