@@ -7,17 +7,24 @@ holds. A line that breaks is called again from there; a process that was killed 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from typing import Any, Callable, Optional, Tuple
 
-from node import wire
+from node import sink, wire
 from node.errors import Json, NodeError
 
 # How long a link may be away before the transfer gives up (less than the giver's IDLE_S).
 PATIENCE_S = 60.0
 MAX_DAMAGED = 20
+# A giver that hangs up on the key may only have lost the line in between: it is asked again.
+MAX_REFUSED = 3
+# Between two calls of a giver that is not there: it may be starting, so soon at first.
+_SOONEST_S, _LATEST_S = 0.02, 0.5
+# How long a giver that does not answer is told that it is no longer needed.
+_BYE_S = 5.0
+# Told to a giver that waits while this end reads what it has: less than wire.SILENCE_S.
+_HERE_EVERY_S = 5.0
 Grown = Callable[[int], None]
 
 
@@ -31,6 +38,7 @@ class Peer:
         self._last = time.monotonic()
         self._bytes = 0
         self._over = False
+        self._told = time.monotonic()
 
     @property
     def wire_bytes(self) -> int:
@@ -46,6 +54,7 @@ class Peer:
 
         Raises NodeError: `wrong_key` at once, `no_peer` when nobody answers, `interrupted`.
         """
+        pause, refused = _SOONEST_S, 0
         while self._line is None:
             self.stop_if_gone()
             try:
@@ -53,15 +62,24 @@ class Peer:
                     self._place["address"], self._place["port"], self._key, self._place["device"]
                 )
             except wire.Refused as error:
-                raise NodeError(str(error), "wrong_key", "run the deploy again") from None
+                refused += 1
+                if refused == MAX_REFUSED or not isinstance(error, wire.HungUp):
+                    self._over = True  # whoever listens there does not wait for this peer
+                    raise NodeError(str(error), "wrong_key", "run the deploy again") from None
             except wire.WireError as error:
-                if time.monotonic() - self._last > PATIENCE_S:
-                    device = self._place["device"]
-                    way = f" out of {device}" if device else ""
-                    raise NodeError(f"{error}{way}; tried for {PATIENCE_S:g} s", "no_peer",
-                                    f"ip route get {self._place['address']}") from None  # fmt: skip
-                time.sleep(0.5)
+                self._out_of_patience(error)
+            if self._line is None:
+                time.sleep(pause)
+                pause = min(_LATEST_S, 2 * pause)
         return self._line
+
+    def _out_of_patience(self, error: wire.WireError) -> None:
+        """Raises NodeError (`no_peer`) when nothing has come for too long."""
+        if time.monotonic() - self._last > PATIENCE_S:
+            device = self._place["device"]
+            way = f" out of {device}" if device else ""
+            raise NodeError(f"{error}{way}; tried for {PATIENCE_S:g} s", "no_peer",
+                            f"ip route get {self._place['address']}") from None  # fmt: skip
 
     def broke(self, error: wire.WireError) -> None:
         """Drops the line; the next `line` calls again. Raises NodeError after too much damage."""
@@ -71,6 +89,8 @@ class Peer:
                 raise NodeError(f"{self._damaged} blocks were damaged on the wire", "damaged",
                                 "look at the cable: ethtool -S, ip -s link") from None  # fmt: skip
         self.hang_up()
+        # One that greets and then always breaks off is as good as none.
+        self._out_of_patience(error)
         # Not faster than this: a giver that always breaks off must not be hammered.
         time.sleep(0.1)
 
@@ -103,6 +123,18 @@ class Peer:
                 raise NodeError(f"the giving node: {found['error']}", "source")
             return found
 
+    def here(self) -> None:
+        """Tells a giver that this peer is alive and needs nothing at the moment."""
+        if time.monotonic() - self._told < _HERE_EVERY_S:
+            return
+        self._told = time.monotonic()
+        line = self.line()
+        try:
+            line.say({"wait": True})
+        except wire.WireError as error:
+            self.broke(error)
+        self.progressed()
+
     def hang_up(self) -> None:
         """Closes the line, if one is open."""
         if self._line is not None:
@@ -117,44 +149,74 @@ class Peer:
         self._over = True
         # A line of its own: the other may be silent for too long by now, or full of blocks.
         self.hang_up()
+        until = time.monotonic() + _BYE_S
+        while not self._said_bye(error):
+            # One that refuses at once may be faster than the giver's start.
+            if self._gone() or time.monotonic() > until:
+                return
+            time.sleep(_LATEST_S)
+
+    def _said_bye(self, error: Optional[str]) -> bool:
         with contextlib.suppress(wire.WireError):
             line = wire.call(
                 self._place["address"], self._place["port"], self._key, self._place["device"]
             )
             line.say({"bye": error})
             line.close()
+            return True
+        return False
 
 
-def digest_of(path: str, digest: Any) -> int:
-    """Adds a file's bytes to a hash; gives their number (0 where there is no file)."""
+def digest_of(
+    path: str,
+    digest: Any,
+    tick: Callable[[], None] = lambda: None,
+    dir_fd: Optional[int] = None,
+) -> int:
+    """Adds a file's bytes to a hash, with a `tick` now and then; gives their number.
+
+    0 where there is no file.
+    """
     count = 0
     try:
-        with open(path, "rb", buffering=0) as file:
-            for chunk in iter(lambda: file.read(4 << 20), b""):
-                digest.update(chunk)
-                count += len(chunk)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     except FileNotFoundError:
-        pass
+        return 0
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        for chunk in iter(lambda: file.read(4 << 20), b""):
+            digest.update(chunk)
+            count += len(chunk)
+            tick()
     return count
 
 
-def fetch(peer: Peer, item: int, path: str, want: Optional[str], grown: Grown) -> str:
+def fetch(
+    peer: Peer, item: int, path: str, want: Optional[str], grown: Grown, dir_fd: Optional[int]
+) -> str:
     """Brings an item into the file at `path`, from where the file ends; gives its sha256.
 
     `want` is the sha256 that it must have; where it is None, what the giver says in the end.
-    `grown` is called with the bytes that came. Raises NodeError: those of Peer, and
-    `not_the_same`: the file is removed then.
+    `grown` is called with the bytes that came; `dir_fd` is the folder where `path` is a bare name.
+    Raises NodeError: those of Peer, and `not_the_same`: the file is removed then.
     """
-    digest = hashlib.sha256()
-    said = _all(peer, item, path, digest_of(path, digest), digest.update, grown)
-    found = digest.hexdigest()
+    running = wire.Running()
+
+    def here() -> None:
+        peer.stop_if_gone()
+        peer.here()
+
+    # What a killed run left may be 40 GB: the giver is told meanwhile that somebody is there.
+    offset = digest_of(path, running, here, dir_fd)
+    said = _all(peer, item, path, offset, running, grown, dir_fd)
+    found = running.hexdigest()
     wanted = want or said.get("sha256")
     if found != wanted:
-        os.unlink(path)
+        os.unlink(path, dir_fd=dir_fd)
         raise NodeError(
-            f"{os.path.basename(path)} came as {found[:12]}, its source has {str(wanted)[:12]}",
+            f"what came is {found[:12]}, its source says {str(wanted)[:12]}",
             "not_the_same",
-            "run it again: it is fetched anew",
+            "run it again, it is fetched anew; a second time: deploys/weights.py --data "
+            "verify=true reads the source's own files",
         )
     return found
 
@@ -165,7 +227,7 @@ def fetch_unhashed(peer: Peer, item: int, path: str, grown: Grown) -> None:
     Docker takes the sha256 of each layer that it registers: a second one here would cost a core.
     """
     offset = os.stat(path).st_size if os.path.exists(path) else 0
-    _all(peer, item, path, offset, lambda block: None, grown)
+    _all(peer, item, path, offset, None, grown, None)
 
 
 def _all(
@@ -173,25 +235,23 @@ def _all(
     item: int,
     path: str,
     offset: int,
-    read: Callable[[memoryview], object],
+    running: Optional[wire.Running],
     grown: Grown,
+    dir_fd: Optional[int],
 ) -> Json:
     """Brings an item's blocks from `offset` on into its file; gives the giver's closing message."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.lseek(fd, offset, os.SEEK_SET)
+    # What nobody hashes here is read again at once, from the page cache; weights are not.
+    with sink.Sink(path, offset, running is not None, dir_fd) as file:
         said = None
         while said is None:
             line = peer.line()
             try:
-                said, offset = _blocks(peer, line, item, fd, read, offset, grown)
+                said, offset = _blocks(peer, line, item, file, running, offset, grown)
             except _Broken as broken:
                 offset = broken.offset
                 peer.broke(broken.error)
         if "error" in said:
             raise NodeError(f"the giving node: {said['error']}", "source")
-    finally:
-        os.close(fd)
     return said
 
 
@@ -207,32 +267,37 @@ def _blocks(
     peer: Peer,
     line: wire.Line,
     item: int,
-    fd: int,
-    read: Callable[[memoryview], object],
+    file: sink.Sink,
+    running: Optional[wire.Running],
     offset: int,
     grown: Grown,
 ) -> Tuple[Json, int]:
     """Asks for an item and writes the blocks that come; gives the closing message and the offset
     reached. Raises _Broken."""
     try:
-        line.say({"get": item, "offset": offset})
+        line.say({"get": item, "offset": offset, "hashes": running is not None and not offset})
     except wire.WireError as error:
         raise _Broken(error, offset) from None
+    checks: Optional[wire.Running] = None
     while True:
         peer.stop_if_gone()
         try:
-            said, block = line.hear()
+            said, block = line.hear(checks)
+            if said is not None and "checks" in said and (running is None or offset):
+                raise wire.WireError("the giver checks by a hash that is not taken here")
         except wire.WireError as error:
             raise _Broken(error, offset) from None
         if said is not None:
+            if "checks" in said:
+                checks = running
+                continue
             if "wait" in said:
                 peer.progressed()
                 continue
             return said, offset
-        left = block
-        while left:
-            left = left[os.write(fd, left) :]
-        read(block)
+        if running is not None and checks is None:
+            running.update(block)
+        file.write(block)
         offset += len(block)
         peer.progressed()
         grown(len(block))

@@ -41,6 +41,14 @@ class Source(abc.ABC):
     def blocks(self, item: int, offset: int) -> Iterator[wire.Bytes]:
         """Gives an item's bytes from `offset` on, in blocks of at most wire.BLOCK."""
 
+    def hashing(self, item: int, offset: int) -> bool:
+        """Gives whether the item's sha256 is to be taken while it passes; `learned` gets it."""
+        return False
+
+    def learned(self, item: int, sha256: str) -> None:
+        """Notes an item's sha256, taken while it passed whole. Needed where `hashing` is."""
+        raise NotImplementedError
+
     @abc.abstractmethod
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
         """Gives an item's sha256; calls `tick` now and then where it has to read for it."""
@@ -119,7 +127,10 @@ def serve(source: Source, wanted: Json) -> Json:
             if offer.idle_s() > IDLE_S:
                 raise NodeError(f"no peer was heard for {IDLE_S:g} s", "no_peer",
                                 "look at the peers' own lines")  # fmt: skip
-            if select.select([listener], [], [], 0.2)[0]:
+            ready = select.select([listener.fileno(), offer.bell], [], [], 0.2)[0]
+            if offer.bell in ready:
+                os.read(offer.bell, 64)
+            if listener.fileno() in ready:
                 offer.take(*listener.accept())
     finally:
         listener.close()
@@ -158,6 +169,8 @@ class _Offer:
         self._busy = 0
         self._peers: Dict[str, Json] = {}
         self.strangers = 0
+        # Rung when a peer is done, so that nobody waits for the next look.
+        self.bell, self._rope = os.pipe()
 
     def done(self) -> bool:
         """Gives whether every peer said that it is done."""
@@ -190,8 +203,9 @@ class _Offer:
         with self._lock:
             self._busy += 1
             peer = self._peers.setdefault(address, {"done": False, "error": None, "wire_bytes": 0})
+        over = False
         try:
-            self._talk(line, peer)
+            over = self._talk(line, peer)
         except wire.WireError:
             pass  # the receiver calls again, or does not; idle_s tells
         finally:
@@ -200,8 +214,11 @@ class _Offer:
                 self._busy -= 1
                 self._heard = time.monotonic()
                 peer["wire_bytes"] += line.wire_bytes
+                peer["done"] = peer["done"] or over
+            os.write(self._rope, b"!")
 
-    def _talk(self, line: wire.Line, peer: Json) -> None:
+    def _talk(self, line: wire.Line, peer: Json) -> bool:
+        """Answers until the peer says that it needs no more; gives whether that was for good."""
         # One Chooser a connection: each has a link and a core of its own.
         chooser = Chooser(self._wanted["compress"])
         while True:
@@ -209,25 +226,35 @@ class _Offer:
             try:
                 if "bye" in asked:
                     peer["error"] = asked["bye"]
-                    peer["done"] = True
-                    return
+                    return True
+                if "wait" in asked:
+                    continue
                 if "list" in asked:
                     line.say(self._source.listing())
                 elif "size" in asked:
                     line.say({"size": self._source.size(int(asked["size"]))})
                 elif "get" in asked:
-                    self._give(line, chooser, int(asked["get"]), int(asked["offset"]))
+                    self._give(line, chooser, asked)
                 else:
                     raise NodeError("an unknown request", "bad_request")
-            except (NodeError, OSError, LookupError, TypeError, ValueError) as error:
+            except wire.WireError:
+                raise
+            except Exception as error:  # whatever it is: the peer must not ask for it for ever
                 line.say({"error": str(error) or type(error).__name__})
 
-    def _give(self, line: wire.Line, chooser: Chooser, item: int, offset: int) -> None:
+    def _give(self, line: wire.Line, chooser: Chooser, asked: Json) -> None:
+        item, offset = int(asked["get"]), int(asked["offset"])
+        both = asked.get("hashes") is True and self._source.hashing(item, offset)
+        running = wire.Running() if both else None
+        if running:
+            line.say({"checks": "sha256"})
         for block in self._source.blocks(item, offset):
             squeeze = chooser.decide(block)
             started = time.monotonic()
-            count = line.send(block, squeeze)
+            count = line.send(block, squeeze, running)
             chooser.sent(count, time.monotonic() - started)
+        if running:
+            self._source.learned(item, running.hexdigest())
         said = [time.monotonic()]
 
         def tick() -> None:

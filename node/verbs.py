@@ -47,9 +47,9 @@ CHANGING: Dict[str, str] = {
     "image offer": "node.image:offer_image",
     "image receive": "node.image:receive",
     "image tag": "node.image:tag",
-    "weights offer": "node.weights:offer_weights",
+    "weights offer": "node.weightsoffer:offer_weights",
     "weights receive": "node.weights:receive",
-    "weights hash": "node.weights:hashed",
+    "weights hash": "node.weightsoffer:hashed",
     "kube restart": "node.kuberestart:restart",
 }
 # words and JSON alike, for a person at the console too (node/console.py)

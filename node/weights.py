@@ -1,7 +1,8 @@
-"""weights offer, weights receive, weights hash: a weights folder from node to node, by what lacks.
+"""weights receive: a weights folder from a node that offers it, by what lacks.
 
 Each file comes into `.rigbook/` beside the weights, is hashed while it passes, flushed, and gets
-its name in one rename: no half file ever has a name that an engine loads.
+its name in one rename: no half file ever has a name that an engine loads. All of it goes through
+descriptors of folders (node/below.py): the weights' owner may put links in the way.
 """
 
 from __future__ import annotations
@@ -9,132 +10,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pwd
 import queue
+import stat
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from node import atomic, check, fetch, lasting, offer, spool, wire
+from node import below, check, fetch, lasting, offer, spool
 from node import manifest as manifests
 from node.errors import Json, NodeError
 from node.journal import checked_change
-from node.state import sync_folder
 
 STREAMS = 4
 # Bytes after which a file's flush begins while more of it comes: else all of it waits for the end.
 FLUSH = 64 << 20
-
-
-class Files(offer.Source):
-    """A weights folder of this host."""
-
-    def __init__(self, folder: manifests.Folder) -> None:
-        self._folder = folder
-        self._files = folder.list()
-        self._lock = threading.Lock()
-        self.hashes: Dict[str, str] = {}
-
-    def listing(self) -> Json:
-        """Gives the files as they were when the offer began."""
-        return {"files": self._files}
-
-    def size(self, item: int) -> int:
-        """Gives a file's size."""
-        return int(self._files[item]["size"])
-
-    def blocks(self, item: int, offset: int) -> Iterator[memoryview]:
-        """Gives a file's bytes; one that passes whole is hashed on the way, unless it is known."""
-        row = self._files[item]
-        hashing = hashlib.sha256() if offset == 0 and not self._known(row) else None
-        buffer = bytearray(wire.BLOCK)
-        with open(os.path.join(self._folder.path, row["name"]), "rb", buffering=0) as file:
-            _unchanged(row, file.fileno())
-            file.seek(offset)
-            for count in iter(lambda: file.readinto(buffer), 0):
-                block = memoryview(buffer)[:count]
-                if hashing:
-                    hashing.update(block)
-                yield block
-            _unchanged(row, file.fileno())
-        if hashing:
-            self._learn(row, hashing.hexdigest())
-
-    def sha256(self, item: int, tick: Callable[[], None]) -> str:
-        """Gives a file's sha256: known, learned while it passed, or read for."""
-        row = self._files[item]
-        found = self._known(row)
-        if found is None:
-            path = os.path.join(self._folder.path, row["name"])
-            found = manifests.sha256_of(path, lambda count: tick())
-            self._learn(row, found)
-        return found
-
-    def _known(self, row: Json) -> Optional[str]:
-        return row["sha256"] or self.hashes.get(row["name"])
-
-    def _learn(self, row: Json, digest: str) -> None:
-        with self._lock:
-            self.hashes[row["name"]] = digest
-
-
-def _unchanged(row: Json, fd: int) -> None:
-    info = os.fstat(fd)
-    if (info.st_size, info.st_mtime_ns) != (row["size"], row["mtime_ns"]):
-        raise NodeError(f"{row['name']} is written to while it is given", "weights")
-
-
-def _folder(value: Any) -> manifests.Folder:
-    return manifests.Folder(check.path(value, "path"))
-
-
-def offer_weights(request: Json) -> Json:
-    """`weights offer`: give a weights folder to the peers, then be gone."""
-    wanted = offer.checked(request, ["path"])
-    folder = _folder(request["path"])
-    source = Files(folder)
-    if not source.listing()["files"]:
-        raise NodeError(f"{request['path']} holds no files", "weights")
-    answer = offer.serve(source, wanted)
-    if source.hashes:
-        folder.save(source.hashes)
-    return {**answer, "hashed": len(source.hashes)}
-
-
-def hashed(request: Json) -> Json:
-    """`weights hash`: each file with its sha256; hashes what the manifest does not know, or all."""
-    body = check.keys(request, "request", ("path", "again"), ("path",))
-    again = check.boolean(body.get("again", False), "again")
-    folder = _folder(body["path"])
-    alive = offer.Alive()
-    with spool.Busy("weights"):
-        rows = folder.list()
-        todo = [row for row in rows if again or row["sha256"] is None]
-        progress = spool.Progress("weights", sum(row["size"] for row in todo))
-        progress.at("sha256")
-
-        def one(row: Json) -> Tuple[str, str]:
-            def tick(count: int) -> None:
-                why = alive.gone()
-                if why:
-                    raise NodeError(f"hashing stopped: {why}", "interrupted")
-                progress.add(count)
-
-            path = os.path.join(folder.path, row["name"])
-            return row["name"], manifests.sha256_of(path, tick)
-
-        try:
-            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-                found = dict(pool.map(one, todo))
-        finally:
-            progress.end()
-        changed = [row["name"] for row in todo if row["sha256"] not in (None, found[row["name"]])]
-        if found:
-            folder.save(found)
-    files = [{"name": r["name"], "size": r["size"], "sha256": found.get(r["name"]) or r["sha256"]}
-             for r in rows]  # fmt: skip
-    return {"files": files, "hashed": len(found), "changed": changed}
+_PLAIN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _checked(request: Json) -> Json:
@@ -143,11 +34,12 @@ def _checked(request: Json) -> Json:
     return {
         "change": checked_change(body["change"]),
         "path": check.path(body["path"], "path"),
-        "owner": check.name(body["owner"], "owner"),
+        "owner": below.owner_of(check.name(body["owner"], "owner")),
         "from": offer.place(body["from"]),
         "key": check.key(body["key"], "key"),
         "streams": int(check.number(body.get("streams", STREAMS), "streams", 1, 32)),
         "prune": check.boolean(body.get("prune", False), "prune"),
+        "deadline_s": check.number(body.get("deadline_s", 86400), "deadline_s", 1, 86400),
     }
 
 
@@ -160,32 +52,42 @@ def receive(request: Json) -> Json:
     alive = offer.Alive()
     started = time.monotonic()
     error: Optional[str] = "it failed"
-    with spool.Busy("weights"):
-        peer = fetch.Peer(body["from"], body["key"], alive.gone)
-        job = _Transfer(body, alive)
-        try:
+
+    def gone() -> Optional[str]:
+        late = time.monotonic() - started > body["deadline_s"]
+        return f"not done in {body['deadline_s']:g} s" if late else alive.gone()
+
+    # Before the lock: the giver has to hear of a refusal, too, or it waits for nobody.
+    peer = fetch.Peer(body["from"], body["key"], gone)
+    try:
+        with spool.Busy("weights"), contextlib.ExitStack() as stack:
+            job = _Transfer(body, gone, stack)
+            stack.callback(job.end)
             answer = job.run(peer)
-            error = None
-        except (NodeError, OSError) as failure:
-            error = str(failure)
-            raise
-        finally:
-            peer.bye(error)
-            job.end()
+        error = None
+    except (NodeError, OSError) as failure:
+        error = str(failure)
+        raise
+    finally:
+        peer.bye(error)
     return {**answer, "took_s": round(time.monotonic() - started, 2)}
 
 
 class _Transfer:
     """One folder on its way: several streams, a file each, the largest first."""
 
-    def __init__(self, body: Json, alive: offer.Alive) -> None:
-        self._body, self._alive = body, alive
-        self._folder = _folder(body["path"])
+    def __init__(
+        self, body: Json, gone: Callable[[], Optional[str]], stack: contextlib.ExitStack
+    ) -> None:
+        self._body, self._gone, self._stack = body, gone, stack
+        self._folder = manifests.Folder(body["path"])
         self._progress: Optional[spool.Progress] = None
         self._lock = threading.Lock()
         self._errors: List[Exception] = []
-        self._hashes: Dict[str, str] = {}
+        self._hashes: Dict[str, manifests.Hash] = {}
         self._wire = [0, 0]
+        # Descriptors of the weights' folder and of our own in it, while files come.
+        self._fd = self._own = -1
 
     def end(self) -> None:
         """Clears the progress away."""
@@ -194,19 +96,23 @@ class _Transfer:
 
     def run(self, peer: fetch.Peer) -> Json:
         """Brings what is to come; gives the figures."""
-        theirs = _listed(peer.ask({"list": True}))
+        theirs, outside = _listed(peer.ask({"list": True}))
         own = {row["name"]: row for row in self._folder.list()} if self._exists() else {}
         todo = [(item, row) for item, row in enumerate(theirs)
                 if row["name"] not in own or not manifests.same(row, own[row["name"]])]  # fmt: skip
-        extra = sorted(set(own) - {row["name"] for row in theirs})
+        # What the giver has as a link out of its folder it does have: it is nobody's extra file.
+        extra = [name for name in sorted(set(own) - {row["name"] for row in theirs})
+                 if not any((name + "/").startswith(out + "/") for out in outside)]  # fmt: skip
         figures = {
             "files": [row["name"] for _, row in todo],
             "bytes": sum(row["size"] for _, row in todo),
             "extra": extra,
+            "outside": outside,
             "pruned": [],
         }
         if not todo and not (extra and self._body["prune"]):
             return {**figures, "changed": False}
+        self._folder.require_own()
         what = {"folder": self._body["path"], "files": len(todo), "bytes": figures["bytes"]}
         with lasting.opened(self._body["change"], "weights receive") as log:
             log.begin("weights", **what)
@@ -222,11 +128,12 @@ class _Transfer:
         return os.path.isdir(self._folder.path)
 
     def _bring(self, todo: List[Tuple[int, Json]]) -> Json:
-        self._make_folder(self._folder.path)
-        self._folder.make_own()
-        parts = {item: self._folder.own(_part(row)) for item, row in todo}
+        enter = self._stack.enter_context
+        self._fd = enter(below.folder(self._folder.path, self._body["owner"]))
+        self._own = enter(self._folder.own())
+        parts = {item: _part(row) for item, row in todo}
         self._sweep(set(parts.values()))
-        kept = {item: _size(path) for item, path in parts.items()}
+        kept = {item: self._size(part) for item, part in parts.items()}
         total = sum(row["size"] for _, row in todo)
         spool.require_room([(self._folder.path, total - sum(kept.values()))])
         self._progress = spool.Progress("weights", total, sum(kept.values()))
@@ -251,7 +158,7 @@ class _Transfer:
                 "wire_s": took}  # fmt: skip
 
     def _stream(self, jobs: "queue.Queue[Tuple[int, Json]]", parts: Dict[int, str]) -> None:
-        peer = fetch.Peer(self._body["from"], self._body["key"], self._alive.gone)
+        peer = fetch.Peer(self._body["from"], self._body["key"], self._gone)
         try:
             with ThreadPoolExecutor(1) as flusher:
                 while not self._errors:
@@ -277,76 +184,100 @@ class _Transfer:
             nonlocal flushed, waiting
             waiting += count
             if waiting >= FLUSH and (flushed is None or flushed.done()):
-                flushed, waiting = flusher.submit(_flush, part), 0
+                flushed, waiting = flusher.submit(self._flush, part), 0
             with self._lock:
                 if self._progress:
                     self._progress.add(count)
 
-        digest = fetch.fetch(peer, item, part, row["sha256"], grown)
-        target = os.path.join(self._folder.path, row["name"])
-        self._make_folder(os.path.dirname(target))
-        with atomic.Folder(target) as folder:
-            info = folder.lstat()
-            if info is not None and not os.path.isfile(target):
-                raise NodeError(f"{target} is not a file: it is not replaced", "not_a_file")
-        with open(part, "rb+") as file:
-            owner = pwd.getpwnam(self._body["owner"])
-            os.fchown(file.fileno(), owner.pw_uid, owner.pw_gid)
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        os.rename(part, target)
-        sync_folder(os.path.dirname(target))
+        digest = self._fetched(peer, item, row, part, grown)
+        where, name = os.path.split(row["name"])
+        owner = self._body["owner"]
+        with below.inside(self._fd, where, self._folder.path, owner) as folder:
+            _require_replaceable(folder, name, row["name"])
+            with os.fdopen(os.open(part, _PLAIN | os.O_RDWR, dir_fd=self._own), "rb+") as file:
+                os.fchown(file.fileno(), owner.uid, owner.gid)
+                os.fchmod(file.fileno(), 0o644)
+                os.fsync(file.fileno())
+                info = os.fstat(file.fileno())
+            os.rename(part, name, src_dir_fd=self._own, dst_dir_fd=folder)
+            os.fsync(folder)
         with self._lock:
-            self._hashes[row["name"]] = digest
+            self._hashes[row["name"]] = manifests.Hash(digest, info.st_size, info.st_mtime_ns)
 
-    def _make_folder(self, path: str) -> None:
-        if os.path.isdir(path):
-            return
-        self._make_folder(os.path.dirname(path))
-        os.mkdir(path, 0o755)
-        owner = pwd.getpwnam(self._body["owner"])
-        os.chown(path, owner.pw_uid, owner.pw_gid)
+    def _fetched(
+        self, peer: fetch.Peer, item: int, row: Json, part: str, grown: fetch.Grown
+    ) -> str:
+        try:
+            return fetch.fetch(peer, item, part, row["sha256"], grown, self._own)
+        except NodeError as error:
+            if error.code != "not_the_same":
+                raise
+            raise NodeError(f"{row['name']}: {error}", error.code, error.remedy) from None
+
+    def _flush(self, part: str) -> None:
+        """Has what a part holds by now written to the disk; what fails, the last fsync meets."""
+        with contextlib.suppress(OSError):
+            fd = os.open(part, _PLAIN | os.O_RDONLY, dir_fd=self._own)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def _size(self, part: str) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(part, dir_fd=self._own, follow_symlinks=False).st_size
+        return 0
 
     def _sweep(self, keep: "set[str]") -> None:
         """Removes parts that belong to no file of this transfer."""
-        for name in os.listdir(self._folder.own()):
-            path = self._folder.own(name)
-            if name.endswith(".part") and path not in keep:
-                os.unlink(path)
+        # Beside a single file others may lie, with parts of their own.
+        mine = _part_of(self._folder.only) if self._folder.only else ""
+        for name in os.listdir(self._own):
+            if name.startswith(mine) and name.endswith(".part") and name not in keep:
+                os.unlink(name, dir_fd=self._own)
 
     def _prune(self, extra: List[str]) -> List[str]:
-        for name in extra:
-            os.unlink(os.path.join(self._folder.path, name))
+        with below.folder(self._folder.path) as fd:
+            for path in extra:
+                where, name = os.path.split(path)
+                with below.inside(fd, where, self._folder.path) as folder:
+                    os.unlink(name, dir_fd=folder)
         return extra
 
 
-def _flush(path: str) -> None:
-    """Has what a file holds by now written to the disk; what fails here, the last fsync meets."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        os.fdatasync(file.fileno())
+def _require_replaceable(folder: int, name: str, shown: str) -> None:
+    """Raises NodeError where a file cannot take a name: something else than a file has it."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            raise NodeError(f"{shown} is not a file: it is not replaced", "not_a_file")
 
 
-def _listed(answer: Json) -> List[Json]:
-    """Gives the giver's files, every value checked: its names become paths here."""
+def _listed(answer: Json) -> Tuple[List[Json], List[str]]:
+    """Gives the giver's files and its links out, every value checked: names become paths here."""
     rows = check.array(answer.get("files"), "files", manifests.MAX_FILES)
     for n, row in enumerate(rows):
-        name = check.text(row.get("name"), f"files[{n}].name")
-        if name.startswith((".", "/")) or os.path.normpath(name) != name or "/." in name:
-            raise NodeError(f"the giving node names a file {name[:80]!r}", "weights")
+        _name(row.get("name"), f"files[{n}].name")
         check.number(row.get("size"), f"files[{n}].size", 0, 1 << 50)
         for key in ("sha256", "probe"):
             if row.get(key) is not None:
                 check.key(row[key], f"files[{n}].{key}")
-    return [dict(row) for row in rows]
+    outside = check.array(answer.get("outside"), "outside", manifests.MAX_FILES)
+    return [dict(row) for row in rows], [_name(row, "outside") for row in outside]
+
+
+def _name(value: Any, where: str) -> str:
+    name = check.text(value, where)
+    if name.startswith((".", "/")) or os.path.normpath(name) != name or "/." in name:
+        raise NodeError(f"the giving node names a file {name[:80]!r}", "weights")
+    return name
 
 
 def _part(row: Json) -> str:
     """Gives the name of a file's part: another size or content of the source is another part."""
-    text = f"{row['name']}\0{row['size']}\0{row['probe']}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32] + ".part"
+    text = f"{row['size']}\0{row['probe']}"
+    return _part_of(row["name"]) + hashlib.sha256(text.encode()).hexdigest()[:16] + ".part"
 
 
-def _size(path: str) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return os.stat(path).st_size
-    return 0
+def _part_of(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16] + "-"

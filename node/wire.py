@@ -1,8 +1,9 @@
 """What two nodes say to each other over a plain TCP stream: who they are, requests, blocks of data.
 
 A one-time key proves both ends (HMAC-SHA256 over two nonces) and every request and answer. A block
-carries a CRC-32, which finds the byte that the wire flipped where it flipped; what a whole item is
-worth is its sha256, which comes in an answer that the key protects.
+carries a check word, which finds the byte that the wire flipped where it flipped: a CRC-32, or,
+where both ends hash an item anyway, the first four bytes of the sha256 of all of it so far. What a
+whole item is worth is its sha256, which comes in an answer that the key protects.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import mmap
 import secrets
 import socket
 import struct
@@ -38,8 +40,16 @@ class Damaged(WireError):
     """A block that is not what was sent."""
 
 
+class Closed(WireError):
+    """The other end hung up in good order."""
+
+
 class Refused(WireError):
     """The other end does not know the key."""
+
+
+class HungUp(Refused):
+    """The other end hung up on the proof: it does not know the key, or the line was lost."""
 
 
 def new_key() -> str:
@@ -49,6 +59,37 @@ def new_key() -> str:
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.new(key, b"\0".join(parts), hashlib.sha256).digest()
+
+
+class Running:
+    """The sha256 of an item so far, at one end; a block is right when both ends agree after it."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def _word(self) -> int:
+        return int.from_bytes(self._digest.digest()[:4], "big")
+
+    def update(self, block: Bytes) -> None:
+        """Takes bytes that something else has checked."""
+        self._digest.update(block)
+
+    def sent(self, block: Bytes) -> int:
+        """Takes a block; gives its check word."""
+        self._digest.update(block)
+        return self._word()
+
+    def came(self, block: Bytes, word: int) -> bool:
+        """Takes a block if it is what the other end sent; gives whether it is."""
+        before = self._digest.copy()
+        self._digest.update(block)
+        if self._word() != word:
+            self._digest = before
+        return self._digest is not before
+
+    def hexdigest(self) -> str:
+        """Gives the sha256 of what was taken."""
+        return self._digest.hexdigest()
 
 
 class Line:
@@ -62,7 +103,8 @@ class Line:
         self._session = session
         self._ways = (b"s", b"c") if server else (b"c", b"s")
         self._counts = [0, 0]
-        self._buffer = bytearray(BLOCK + 4096)
+        # Whole pages: a block can be written from here past the page cache (node/sink.py).
+        self._buffer = mmap.mmap(-1, BLOCK + 4096)
         self.wire_bytes = 0
 
     def close(self) -> None:
@@ -79,20 +121,27 @@ class Line:
         head = _HEAD.pack(_MESSAGE, 0, len(payload), 0)
         _send(self.sock, head + self._signed(0, payload) + payload)
 
-    def send(self, block: Bytes, squeeze: bool = False) -> int:
-        """Send a block of data of at most BLOCK bytes; gives the bytes on the wire."""
+    def send(self, block: Bytes, squeeze: bool = False, running: Optional[Running] = None) -> int:
+        """Send a block of data of at most BLOCK bytes; gives the bytes on the wire.
+
+        `running`: what checks it, in place of a CRC-32 of what is sent.
+        """
         body: Bytes = zlib.compress(block, 1) if squeeze else block
         if squeeze and len(body) > BLOCK:
             body, squeeze = block, False
         flags = _SQUEEZED if squeeze else 0
-        _send(self.sock, _HEAD.pack(_DATA, flags, len(body), zlib.crc32(body)))
+        word = running.sent(block) if running else zlib.crc32(body)
+        _send(self.sock, _HEAD.pack(_DATA, flags, len(body), word))
         _send(self.sock, body)
         self.wire_bytes += _HEAD.size + len(body)
         return _HEAD.size + len(body)
 
-    def hear(self) -> Tuple[Optional[Json], memoryview]:
-        """Gives the next message, or None and a block of data (valid until the next call)."""
-        kind, flags, length, crc = _HEAD.unpack(_receive(self.sock, bytearray(_HEAD.size)))
+    def hear(self, running: Optional[Running] = None) -> Tuple[Optional[Json], memoryview]:
+        """Gives the next message, or None and a block of data (valid until the next call).
+
+        `running`: what the other end checks blocks with; it takes each one that is right.
+        """
+        kind, flags, length, word = _HEAD.unpack(_receive(self.sock, bytearray(_HEAD.size)))
         self.wire_bytes += _HEAD.size + length
         if kind == _MESSAGE and length <= MAX_JSON:
             mac = bytes(_receive(self.sock, bytearray(32)))
@@ -103,18 +152,12 @@ class Line:
         if kind != _DATA or length > BLOCK + 4096:
             raise WireError("the other end does not keep to the protocol")
         body = _receive(self.sock, self._buffer, length)
-        if zlib.crc32(body) != crc:
+        if running is None and zlib.crc32(body) != word:
             raise Damaged("a block was damaged on the wire")
-        if not flags & _SQUEEZED:
-            return None, body
-        unpack = zlib.decompressobj()
-        try:
-            raw = unpack.decompress(body, BLOCK)
-        except zlib.error as error:
-            raise Damaged(f"a block cannot be unpacked: {error}") from None
-        if unpack.unconsumed_tail or not unpack.eof:
-            raise WireError("a block is larger than allowed")
-        return None, memoryview(raw)
+        block = _unpacked(body) if flags & _SQUEEZED else body
+        if running is not None and not running.came(block, word):
+            raise Damaged("a block was damaged on the wire")
+        return None, block
 
     def message(self) -> Json:
         """Gives the next message; an `error` in it is raised as WireError."""
@@ -124,6 +167,17 @@ class Line:
         if "error" in found:
             raise WireError(str(found["error"]))
         return found
+
+
+def _unpacked(body: memoryview) -> memoryview:
+    unpack = zlib.decompressobj()
+    try:
+        raw = unpack.decompress(body, BLOCK)
+    except zlib.error as error:
+        raise Damaged(f"a block cannot be unpacked: {error}") from None
+    if unpack.unconsumed_tail or not unpack.eof:
+        raise WireError("a block is larger than allowed")
+    return memoryview(raw)
 
 
 def _object(payload: bytes) -> Json:
@@ -139,29 +193,38 @@ def _object(payload: bytes) -> Json:
 def _send(sock: socket.socket, data: Bytes) -> None:
     try:
         sock.sendall(data)
+    except BlockingIOError:
+        raise WireError(f"nothing was taken for {SILENCE_S:g} s") from None
     except OSError as error:
         raise WireError(f"the connection broke: {error}") from None
 
 
-def _receive(sock: socket.socket, into: bytearray, length: int = -1) -> memoryview:
+def _receive(
+    sock: socket.socket, into: Union[bytearray, mmap.mmap], length: int = -1
+) -> memoryview:
     """Fills `length` bytes of `into` (all of it by default); gives them."""
     wanted = memoryview(into)[: len(into) if length < 0 else length]
     got = 0
     while got < len(wanted):
         try:
-            count = sock.recv_into(wanted[got:])
-        except socket.timeout:
+            count = sock.recv_into(wanted[got:], 0, socket.MSG_WAITALL)
+        except BlockingIOError:
             raise WireError(f"nothing came for {SILENCE_S:g} s") from None
         except OSError as error:
             raise WireError(f"the connection broke: {error}") from None
         if not count:
-            raise WireError("the other end closed the connection")
+            raise Closed("the other end closed the connection")
         got += count
     return wanted
 
 
 def _ready(sock: socket.socket) -> None:
-    sock.settimeout(SILENCE_S)
+    # The kernel's own time limit: with Python's each call would poll first, and none could wait
+    # for a whole block.
+    sock.settimeout(None)
+    limit = struct.pack("@ll", int(SILENCE_S), int(SILENCE_S % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
@@ -196,8 +259,8 @@ def call(address: str, port: int, key: str, device: Optional[str] = None) -> Lin
         _send(sock, own + _mac(secret, b"client", theirs, own))
         try:
             proof = bytes(_receive(sock, bytearray(32)))
-        except WireError:
-            raise Refused(f"{address}:{port} refuses the key: another transfer's?") from None
+        except Closed:
+            raise HungUp(f"{address}:{port} refuses the key: another transfer's?") from None
         if not hmac.compare_digest(proof, _mac(secret, b"server", own, theirs)):
             raise Refused(f"what listens at {address}:{port} does not know the key")
         return Line(sock, _mac(secret, b"session", theirs, own), server=False)

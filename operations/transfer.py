@@ -47,8 +47,8 @@ class Transfer:
         self._key = secrets.token_hex(32)
         self.answers: dict[str, dict[str, Any]] = {}
 
-    def give(self, more: Mapping[str, Any]) -> None:
-        """The giver's part; returns when every taker has what it needs. Raises StepFailed."""
+    def give(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The giver's part; node's answer when every taker has what it needs. Raises StepFailed."""
         request = {
             "listen": self.way.listen(self.source),
             "peers": [self.way.addresses[name] for name in self.takers],
@@ -58,9 +58,9 @@ class Transfer:
             **more,
         }
         host = self.run.host(self.source)
-        self.answers[self.source] = call(
-            self.run.state, host, f"{self.what} offer", request, DEADLINE_S
-        )
+        answer = call(self.run.state, host, f"{self.what} offer", request, DEADLINE_S)
+        self.answers[self.source] = answer
+        return answer
 
     def take(self, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
         """One taker's part, with its progress shown; node's answer. Raises StepFailed."""

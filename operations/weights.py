@@ -50,10 +50,21 @@ def _line(transfer: Transfer, name: str, paths: Mapping[str, str]) -> str:
 
 def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool) -> None:
     if reporter.name == transfer.source:
-        transfer.give({"path": path})
+        gave = transfer.give({"path": path})
+        if gave.get("not_kept"):
+            reporter.log_styled(
+                f"its hashes are not kept, the next move takes them anew: {gave['not_kept']}",
+                fg="yellow",
+            )
         return
     answer = transfer.take(reporter.name, {"path": path, "owner": owner, "prune": prune})
     reporter.log_styled(arrived(answer), fg="green")
+    if answer["outside"]:
+        listed = ", ".join(answer["outside"][:5])
+        reporter.log_styled(
+            f"{transfer.source} has links out of its folder, which are not moved: {listed}",
+            fg="yellow",
+        )
     for name in answer["extra"]:
         verb = "deleted" if name in answer["pruned"] else "left here (prune=true deletes it)"
         reporter.log_styled(f"{name} is not on {transfer.source}: {verb}", fg="yellow")

@@ -196,7 +196,8 @@ class FakeNode:
         others = (node.now[part] for node in self.everybody if node.now and node is not self)
         self.now[part] = json.loads(json.dumps(next(others)))
         return {"layers": 2, "bytes": 10**7, "wire_bytes": 10**7, "wire_s": 0.5, "load_s": 1.0,
-                "took_s": 1.1, "files": ["a"], "extra": [], "pruned": []}  # fmt: skip
+                "took_s": 1.1, "files": ["a"], "extra": [], "outside": [],
+                "pruned": []}  # fmt: skip
 
     def _known(self) -> dict[str, Json]:
         """This run's changes, and those that the snapshot's journal had before."""

@@ -388,10 +388,12 @@ def test_hostile_names_of_a_giver_are_refused(name: str) -> None:
 
     row = {"name": name, "size": 1, "probe": "0" * 64, "sha256": None}
     if name == "-":
-        assert weights._listed({"files": [row]})[0]["name"] == "-"
+        assert weights._listed({"files": [row], "outside": []})[0][0]["name"] == "-"
         return
     with pytest.raises(NodeError):
-        weights._listed({"files": [row]})
+        weights._listed({"files": [row], "outside": []})
+    with pytest.raises(NodeError):
+        weights._listed({"files": [], "outside": [name]})
 
 
 def test_no_room_is_told_before_anything_comes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
