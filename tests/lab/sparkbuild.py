@@ -18,11 +18,12 @@ from tests.lab import moving as m
 from tests.lab import sparkbase
 from tests.lab.test_image_build import CLEAR, IMAGE
 from tests.lab.test_knowledge import put
-from tests.mxfp4 import diff
+from tests.mxfp4 import PATH, diff
 from tests.rehearsal import PYINFRA, ROOT, Done, Lab
 
 BASE = "rigbook/doubles:1"
-FIX = {"1-mxfp4.patch": diff()}
+# As git writes it: such a one git apply passes over where a repository lies around the files.
+FIX = {"1-mxfp4.patch": f"diff --git a/{PATH} b/{PATH}\n{diff()}"}
 OTHER = diff("a\nb\nc\n", "a\nB\nc\n", "vllm/__init__.py")
 
 
