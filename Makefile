@@ -1,7 +1,7 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-tower test-vm test-cluster test-containerd lint bench \
+.PHONY: help demo test test-full test-tower test-moving test-vm test-cluster test-containerd lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -24,6 +24,9 @@ test-full: setup tools ## the slow tiers: faults at every step; the real vLLM on
 
 test-tower: setup tools ## the venv runtime, upgrade and rollback, with the real vLLM on one host (not in CI)
 	@$(PY) -m tests.tiers tower
+
+test-moving: setup tools ## builds and transfers that break in their middle, on two hosts (not in CI)
+	@$(PY) -m tests.tiers moving
 
 test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulated (an hour; not in CI)
 	@lab/install-tools vm

@@ -89,7 +89,6 @@ def _say(
 
 def lines(plan: Plan, node: str, found: Evidence, answers: Sequence[ArtifactAnswer]) -> list[str]:
     """What an artefact is made of, a line each; what does not say so says that it does not."""
-    built = {key: value for key, value in found.metadata.items() if value}
     told = [
         artefact(plan, node),
         f"vLLM {found.vllm_version or 'of no known version'}, commit "
@@ -99,10 +98,11 @@ def lines(plan: Plan, node: str, found: Evidence, answers: Sequence[ArtifactAnsw
         if found.direct_url
         else "no direct_url.json: pip took "
         "the engine from an index, or it was not installed by pip",
-        f"{found.metadata_path}:" if found.metadata_path else "no build-metadata.yaml",
-        *(f"  {key}: {value}" for key, value in built.items()),
+        *([] if found.builds else ["no build-metadata.yaml"]),
         *found.problems,
     ]
+    for path, said in found.builds.items():
+        told += [f"{path}:", *(f"  {key}: {value}" for key, value in said.items() if value)]
     for patch in plan.recipe.patches:
         rows = [f for a in answers if (a.path, a.contains) == (patch.path, patch.contains)
                 for f in a.files]  # fmt: skip

@@ -6,6 +6,7 @@ Errors become one DeployError in deploy code: pyinfra then stops all hosts befor
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,9 @@ from schema.hostdata import HostData, host_data
 from schema.snapshot import NodeSnapshot, Unreadable
 
 _LOCK = RLock()
+# Without these a command that is named would mend another recipe's rig.
+_CHOICE = ("recipe", "recipes_dir", "profile")
+_DEPLOY = re.compile(r"pyinfra INVENTORY deploys/\w+\.py")
 _OF_ALL_HOSTS = re.compile(r"^--data: host \S+: ")
 
 
@@ -172,8 +176,12 @@ def refusal(violations: Sequence[Violation]) -> str:
 
 
 def remedy(violation: Violation) -> str:
-    """The command that mends it, with the inventory that the operator uses."""
-    return violation.remedy.replace("INVENTORY", inventory_name())
+    """The command that mends it, with the inventory and the recipe that the operator typed."""
+    typed = ctx_state.get().inventory.get_override_data()
+    chosen = "".join(f" --data {shlex.quote(f'{key}={typed[key]}')}"
+                     for key in _CHOICE if key in typed)  # fmt: skip
+    full = _DEPLOY.sub(lambda found: found[0] + chosen, violation.remedy)
+    return full.replace("INVENTORY", inventory_name())
 
 
 def say(violation: Violation) -> None:

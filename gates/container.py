@@ -64,13 +64,15 @@ def identity_of(image: Image) -> str:
 
 
 def move_image(plan: Plan, observed: Observed, target: Node) -> str:
-    """The line that brings the image to `target`: from a node that has it, else by a pull."""
+    """The line that brings the image to `target`: from a node that has it, else built or pulled."""
     reference = image_name(plan) or ""
     for node, snapshot in reached(plan, observed):
         if node.name == target.name or isinstance(snapshot.docker, Unreadable):
             continue
         if image_of(snapshot.docker, reference) is not None:
             return pyinfra(plan, "image", f"from={node.name}")
+    if plan.recipe.container and plan.recipe.container.build:
+        return pyinfra(plan, "image", "build=true")
     return f"{pyinfra(plan, 'image')} (pulls {reference} once, then moves it)"
 
 

@@ -18,12 +18,13 @@ _LINE = r"""^{name}\b[^=\n]*=\s*(?:[A-Za-z_]+\s*=\s*)?['"]([^'"\n]*)['"]"""
 class Evidence:
     """What the files of one artefact say. Empty texts: the file is not there or does not say.
 
+    `builds` is each build-metadata.yaml by its path: an image that rigbook built has its own beside
+    its base's.
     `commits` are commits of vLLM that it is known to hold, each with where that stands; `prs`
     likewise. `library` is the folder of its packages.
     """
 
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    metadata_path: str = ""
+    builds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     library: str = ""
     vllm_version: str = ""
     vllm_commit: str = ""
@@ -54,13 +55,13 @@ def read(answers: Sequence[ArtifactAnswer]) -> Evidence:
     """The evidence in a node's answers; a file that nobody understands is a problem, not absent."""
     texts = {f.path: f.content for answer in answers for f in answer.files if f.content is not None}
     problems: list[str] = []
-    metadata: dict[str, str] = {}
-    metadata_path = next((path for path in texts if path.endswith("/build-metadata.yaml")), "")
-    if metadata_path:
+    builds: dict[str, dict[str, str]] = {}
+    for path in (path for path in texts if path.endswith("/build-metadata.yaml")):
+        builds[path] = {}
         try:
-            metadata = metadata_of(str(texts[metadata_path]))
+            builds[path] = metadata_of(str(texts[path]))
         except ValueError as error:
-            problems.append(f"{metadata_path} {error}")
+            problems.append(f"{path} {error}")
     version_path = next((path for path in texts if path.endswith("/vllm/_version.py")), "")
     library = version_path.removesuffix("/vllm/_version.py")
     own = str(texts.get(version_path, ""))
@@ -68,23 +69,27 @@ def read(answers: Sequence[ArtifactAnswer]) -> Evidence:
     if not torch:
         torch = next((str(t) for p, t in texts.items() if p.endswith("/torch/version.py")), "")
     direct = next((str(t) for p, t in texts.items() if p.endswith("/direct_url.json")), "")
-    version = _named(own, "__version__") or metadata.get("vllm_version", "")
+    version = _named(own, "__version__") or _first(builds, "vllm_version")
     cuda = re.search(r"^cuda\b[^=\n]*=\s*(?:['\"]([0-9.]*)['\"]|None)", torch, re.M)
     url, url_commit = _direct(direct, problems)
-    commits = _commits(metadata, metadata_path, version, own, url_commit)
+    commits = _commits(builds, version, own, url_commit)
     return Evidence(
-        metadata,
-        metadata_path,
+        builds,
         library,
         version,
-        _own_commit(metadata, commits),
+        _own_commit(builds, commits),
         url,
         _named(torch, "__version__"),
         None if cuda is None else cuda[1] or "",
         commits,
-        _prs(metadata, metadata_path),
+        _prs(builds),
         tuple(problems),
     )
+
+
+def _first(builds: Mapping[str, Mapping[str, str]], key: str) -> str:
+    """What the first metadata that has the key says, or an empty text."""
+    return next((said[key] for said in builds.values() if key in said), "")
 
 
 def _direct(text: str, problems: list[str]) -> tuple[str, str]:
@@ -100,7 +105,7 @@ def _direct(text: str, problems: list[str]) -> tuple[str, str]:
 
 
 def _commits(
-    metadata: Mapping[str, str], path: str, version: str, own: str, url_commit: str
+    builds: Mapping[str, Mapping[str, str]], version: str, own: str, url_commit: str
 ) -> dict[str, str]:
     """Commits of vLLM that the artefact names, with where; the commit it was built of first."""
     found: dict[str, str] = {}
@@ -110,30 +115,33 @@ def _commits(
         if _COMMIT.match(word) and not word.isdigit():
             found.setdefault(word, where)
 
-    take(metadata.get("vllm_commit", ""), f"{path}: vllm_commit")
+    for path, said in builds.items():
+        take(said.get("vllm_commit", ""), f"{path}: vllm_commit")
     take(url_commit, "direct_url.json: vcs_info.commit_id")
     in_version = _IN_VERSION.search(version)
     if in_version:
         take(in_version[1], f"the version {version}")
     take(_named(own, "__commit_id__"), "vllm/_version.py: __commit_id__")
-    for key, value in metadata.items():
-        if "vllm" in key or "commits" in key:
-            for word in re.split(r"[\s,]+", value):
-                take(word, f"{path}: {key}")
+    for path, said in builds.items():
+        for key, value in said.items():
+            if "vllm" in key or "commits" in key:
+                for word in re.split(r"[\s,]+", value):
+                    take(word, f"{path}: {key}")
     return found
 
 
-def _own_commit(metadata: Mapping[str, str], commits: Mapping[str, str]) -> str:
-    named = metadata.get("vllm_commit", "").strip().lower()
+def _own_commit(builds: Mapping[str, Mapping[str, str]], commits: Mapping[str, str]) -> str:
+    named = _first(builds, "vllm_commit").strip().lower()
     return named if _COMMIT.match(named) else next(iter(commits), "")
 
 
-def _prs(metadata: Mapping[str, str], path: str) -> dict[str, str]:
+def _prs(builds: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Pull requests that the builder says it applied: keys that end in `prs` or `pr`."""
     found: dict[str, str] = {}
-    for key, value in metadata.items():
-        last = key.rpartition(".")[2]
-        if last.endswith(("prs", "_pr")) and "flashinfer" not in last:
-            for word in re.findall(r"[0-9]+", value):
-                found.setdefault(word, f"{path}: {key}")
+    for path, said in builds.items():
+        for key, value in said.items():
+            last = key.rpartition(".")[2]
+            if last.endswith(("prs", "_pr")) and "flashinfer" not in last:
+                for word in re.findall(r"[0-9]+", value):
+                    found.setdefault(word, f"{path}: {key}")
     return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import wraps
 
-from gates.base import Gate, Observed, gather, gib, per_node
+from gates.base import Gate, Observed, gather, gib, per_node, pyinfra
 from gates.codes import violation
 from gates.violation import Violation
 from gates.weightfiles import (
@@ -128,8 +128,10 @@ def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
     Hidden files and .md files are left out; downloads leave their own there.
     """
     seen, found = gather(plan, observed, lambda node, s: weights_of(plan, node, s))
-    present = [(node, _compared(weights)) for node, weights in seen if weights and weights.exists]
-    for node, files in present[1:]:
+    there = [(node, weights) for node, weights in seen if weights and weights.exists]
+    present = [(node, _compared(weights)) for node, weights in there]
+    whole = [sound(plan, weights) for _, weights in there]
+    for (node, files), is_whole in list(zip(present, whole, strict=True))[1:]:
         first, reference = present[0]
         differing = [n for n in sorted({*reference, *files}) if _differ(reference, files, n)]
         if differing:
@@ -144,7 +146,10 @@ def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
                         for name in differing[:3]
                     )
                     + (" …" if len(differing) > 3 else ""),
-                    remedy=copy(plan, first, node),
+                    # What is not whole gives to nobody: weights would refuse it.
+                    remedy=copy(plan, first, node)
+                    if is_whole == whole[0]
+                    else pyinfra(plan, "weights", f"from={first.name if whole[0] else node.name}"),
                 )
             )
     return found

@@ -6,6 +6,7 @@ the tag is set after the content was looked at.
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -49,20 +50,60 @@ def build(run: Run, target: str, context: Context) -> str:
     """Has docker on a node build a context; what it made, as docker's id. Raises StepFailed.
 
     No tag is set. docker build without a tag prints the id in a way of its own for each builder:
-    the id file is the same for both.
+    the id file is the same for both. The build ends with the session that started it.
     """
     words = ["docker", "build", "--label", f"{LABEL}={context.inputs}", "--force-rm"]
     for name, value in sorted(context.args.items()):
         words += ["--build-arg", f"{name}={value}"]
-    line = shlex.join(words)
-    script = f"f=$(mktemp -d); {line} --iidfile $f/id - >&2 && cat $f/id; r=$?; rm -rf $f; exit $r"
+    raw = context.tar()
     host = run.host(target)
-    with closing(_Command(host, script, "build")) as builder:
-        builder.write(context.tar())
-        said = builder.finish(lambda step: host.log(step) if _is_step(step) else None)
+    with closing(_Command(host, _BUILD % (len(raw), shlex.join(words)), "build")) as builder:
+        builder.write(raw)
+        said = builder.finish(lambda step: host.log(step) if _is_step(step) else None, _reason)
     if not said.strip().startswith("sha256:"):
         raise StepFailed(f"{target}: docker build answered: {said.strip()[:200] or 'nothing'}")
     return said.strip()
+
+
+# One build a host, by a lock that ends with its processes. The name given by --add-host stands on
+# the containers of the steps and not in the image: docker forgets them when it is restarted.
+# Behind the context nothing comes: what ends the read is a session that is gone, and docker build
+# would not notice that before its next word, which may take half an hour.
+_BUILD = """exec 9>/run/rigbook-build.lock
+flock -n 9 || { echo "rigbook: another build runs on this host" >&2; exit 1; }
+sweep() {
+  docker ps -aq -f status=created -f status=exited -f status=dead |
+    xargs -r docker inspect -f "{{.Id}} {{.HostConfig.ExtraHosts}}" |
+    sed -n "s/ .*rigbook-build:.*//p" | xargs -r docker rm
+} >/dev/null 2>&1
+sweep
+d=$(mktemp -d) && head -c %d >$d/context || exit 1
+exec 3<&0
+%s --add-host rigbook-build:127.0.0.1 --iidfile $d/id - <$d/context >&2 & build=$!
+(read -r nothing <&3; kill $build) 2>/dev/null & watch=$!
+wait $build; r=$?
+kill $watch
+[ $r = 0 ] && cat $d/id || sweep
+rm -rf $d; exit $r"""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _reason(lines: list[str]) -> str:
+    """Why docker build failed: the line of a step of ours with the one before it, else its last.
+
+    docker's own last line repeats the step's command, a newer builder its part of the Dockerfile.
+    """
+    clean = [_COLOUR.sub("", line) for line in lines]
+    ours = [n for n, line in enumerate(clean) if "rigbook: " in line]
+    if not ours:
+        return _last_words(clean)
+    before = clean[ours[0] - 1] if ours[0] else ""
+    told = "" if _is_step(before) or before.startswith((" --->", "Removing")) else before.strip()
+    return clean[ours[0]].partition("rigbook: ")[2][:600] + (f"; {told[-200:]}" if told else "")
+
+
+def _last_words(lines: list[str]) -> str:
+    return " ".join(line for line in lines[-4:] if line)[-300:]
 
 
 def _is_step(line: str) -> bool:
@@ -120,20 +161,26 @@ class _Command:
             self.finish()
             raise StepFailed(f"{self._host.name}: docker {self._name} ended early") from None
 
-    def finish(self, told: Callable[[str], None] = lambda line: None) -> str:
-        """Ends its input and waits; what else it wrote. Raises StepFailed for its exit status.
+    def finish(
+        self,
+        told: Callable[[str], None] = lambda line: None,
+        reason: Callable[[list[str]], str] | None = None,
+    ) -> str:
+        """Waits for its end; what else it wrote. Raises StepFailed for its exit status.
 
-        `told` gets the lines of its standard error as they come.
+        `told` gets the lines of its standard error as they come; `reason` gives the words for a
+        failure, and belongs to a command that takes the end of its input for our end.
         """
-        self._channel.shutdown_write()
+        if reason is None:
+            self._channel.shutdown_write()
         errors = []
         for line in self._stderr:
             errors.append(line.rstrip())
             told(errors[-1])
         said = self._stdout.read().decode("utf-8", "replace")
         if self._channel.recv_exit_status() != 0:
-            last = " ".join(line for line in errors[-4:] if line)
-            raise StepFailed(f"{self._host.name}: docker {self._name}: {last[-300:]}")
+            why = (reason or _last_words)(errors)
+            raise StepFailed(f"{self._host.name}: docker {self._name}: {why}")
         return str(said)
 
     def close(self) -> None:

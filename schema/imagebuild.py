@@ -54,7 +54,10 @@ class Context:
             f"inputs: {self.inputs}",
             "build_args:",
             *(f"  {name}: {json.dumps(value)}" for name, value in sorted(self.args.items())),
-        ]
+            "files:",
+            *(f"  {json.dumps(name)}: {hashlib.sha256(raw).hexdigest()}"
+              for name, _, raw in self.files),
+        ]  # fmt: skip
         return ("\n".join(rows) + "\n").encode()
 
     def tar(self) -> bytes:

@@ -98,6 +98,9 @@ TIERS = {
         (_everywhere(*FAULTS),), _nothing_missing, "kill, error and hang at every step of a change"
     ),
     "lab": Tier((_pytest("tests/lab"),), _needs_lab, "two booted hosts, without the engine"),
+    "moving": Tier(
+        (_pytest("tests/moving"),), _needs_lab, "two booted hosts: builds and transfers that break"
+    ),
     "k8s": Tier(
         (_pytest("tests/k8s"),), _needs_lab, "a lab host with a real Kubernetes API (built once)"
     ),

@@ -19,6 +19,12 @@ BLOCKED = {
         ("image-missing", WORKER, "deploys/image.py"),
         WORKER,
     ),
+    "typed": (
+        Scenario((*SERVE, "--data", "profile=latency"), rigs.image_missing),
+        # another profile's command would look at another engine
+        ("image-missing", f"deploys/image.py --data profile=latency --data from={HEAD}"),
+        WORKER,
+    ),
     "open change": (
         Scenario(SERVE, rigs.change_open),
         ("change-open", HEAD, rigs.OPEN_ID, "deploys/rollback.py"),

@@ -309,17 +309,28 @@ def test_a_damaged_part_is_found_and_fetched_anew(ends: Ends) -> None:
 
 
 def test_two_transfers_at_once_the_second_is_refused(ends: Ends) -> None:
+    """The first is held in its middle until the second has answered, however long that takes."""
     files(ends.source, a_bin=20 * MIB)
-    meddler = Meddler(ends.port, slow)
+    go_on = threading.Event()
+
+    def hold(connection: int, offset: int, data: bytes) -> bytes:
+        if offset > 2 * MIB:
+            go_on.wait()
+        return data
+
+    meddler = Meddler(ends.port, hold)
     place = {"address": HERE, "port": meddler.port, "device": None}
-    with ends.offering():
-        first = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
-        wait_for(lambda: part_bytes(ends) > MIB)
-        second = ends.taker.call("weights receive", ends.receive())
-        assert second["code"] == "transfer_runs" and f"pid {first.pid}" in second["error"]
-        first.kill()
-        first.communicate()
-    meddler.close()
+    try:
+        with ends.offering(deadline_s=600):
+            first = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
+            wait_for(lambda: part_bytes(ends) > MIB, 300)
+            second = ends.taker.call("weights receive", ends.receive())
+            assert second["code"] == "transfer_runs" and f"pid {first.pid}" in second["error"]
+            first.kill()
+            first.communicate()
+    finally:
+        go_on.set()
+        meddler.close()
 
 
 def test_two_peers_get_it_at_the_same_time(ends: Ends, tmp_path: Path) -> None:
@@ -395,6 +406,27 @@ def test_extra_files_go_only_when_asked(ends: Ends) -> None:
     ends.taker.call("close", {"change": "change-1", "status": "COMMITTED"})
     got, _ = ends.move(prune=True, change={"id": "change-2", "deploy": "weights", "operator": "t"})
     assert got["pruned"] == ["old.bin"] and list(content(ends.target)) == ["a.bin"]
+
+
+def test_prune_deletes_the_extra_files_and_nothing_else(ends: Ends) -> None:
+    files(ends.source, a_bin=MIB, README_md=10)
+    made = files(ends.target, a_bin=MIB, README_md=10, old_bin=10, LICENSE=5)
+    outside = ends.target.parent / "elsewhere.bin"
+    outside.write_bytes(b"not in the folder")
+    left = {".gitattributes": b"a", ".cache/huggingface/meta": b"b", "sub/.hidden": b"c"}
+    for name, raw in {**left, "sub/extra.txt": b"d", ".rigbook/note": b"e"}.items():
+        (ends.target / name).parent.mkdir(parents=True, exist_ok=True)
+        (ends.target / name).write_bytes(raw)
+    (ends.target / "empty").mkdir()
+    (ends.target / "away.bin").symlink_to(outside)
+    (ends.target / "alias.bin").symlink_to("a.bin")
+    got, _ = ends.move(prune=True)
+    assert got["pruned"] == got["extra"] == ["LICENSE", "alias.bin", "old.bin", "sub/extra.txt"]
+    kept = {name: made[name] for name in ("a.bin", "README.md")}
+    found = content(ends.target)
+    assert found == {**kept, **left, "away.bin": b"not in the folder"}
+    assert (ends.target / "away.bin").is_symlink() and (ends.target / "empty").is_dir()
+    assert (ends.target / ".rigbook" / "note").read_bytes() == b"e"
 
 
 def test_memory_stays_small(ends: Ends) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from gates.weights import weights_cut
 from schema.engine import Plan
+from schema.recipe import ImageBuild
 from schema.snapshot import NodeSnapshot, WeightsFile
 from tests.unit import engine_parts as e
 from tests.unit import factories as f
@@ -42,6 +44,20 @@ def test_image_differs_by_content_never_by_id(plan: Plan) -> None:
     assert [v.code for v in f.beyond_usual(plan, both(plan, "docker.images.0", image, config))] == [
         "image-differs"
     ]
+
+
+def test_an_image_that_no_node_has_is_built_where_the_recipe_says_how(plan: Plan) -> None:
+    """A pull of a name that is ours alone asks a registry that does not know it."""
+    found = f.beyond_usual(plan, both(plan, "docker.images", (), ()))
+    assert all(" (pulls " in v.remedy for v in found if v.code == "image-missing")
+    build = ImageBuild(template="vllm-spark", base="scratch")
+    container = plan.recipe.container.model_copy(update={"build": build})
+    recipe = plan.recipe.model_copy(update={"container": container})
+    built = dataclasses.replace(plan, recipe=recipe)
+    found = f.beyond_usual(built, both(built, "docker.images", (), ()))
+    assert {v.remedy for v in found if v.code == "image-missing"} == {
+        "pyinfra INVENTORY deploys/image.py --data build=true"
+    }
 
 
 @pytest.mark.parametrize(
@@ -126,3 +142,12 @@ def test_deep_hashes_decide_where_both_have_one(plan: Plan) -> None:
         "sha256 aaaaaaaaaaaa" in found.evidence
         and "deploys/weights.py --data from=" in found.remedy
     )
+
+
+def test_weights_that_are_not_whole_are_never_named_as_the_source(plan: Plan) -> None:
+    """weights refuses a giver whose own files are cut: such a command would mend nothing."""
+    seen = f.healthy(plan)
+    cut = f.put(f.put(seen[HEAD], "weights.0.files.5.size", 7), "weights.0.files.5.header_says", 9)
+    found = {v.code: v for v in f.beyond_usual(plan, {**seen, HEAD: cut})}
+    command = f"pyinfra INVENTORY deploys/weights.py --data from={WORKER}"
+    assert found["weights-cut"].remedy == found["weights-differ"].remedy == command

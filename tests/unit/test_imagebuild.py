@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_a_build_gets_the_folder_and_what_the_image_says_of_itself(tmp_path: Pat
         assert file is not None
         said = yaml.safe_load(file.read())
     assert said["inputs"] == one.inputs and said["image"] == "rig/x:1"
+    assert said["files"]["file"] == hashlib.sha256(b"content").hexdigest()
     assert said["build_args"] == {"BASE": "scratch", "VERSION": "1"}
 
 

@@ -46,6 +46,7 @@ def answers(**files: str) -> list[ArtifactAnswer]:
     """A node's answers: a file by name (metadata, version, direct, torch) with its text."""
     paths = {
         "metadata": "/workspace/build-metadata.yaml",
+        "own": "/build-metadata.yaml",
         "version": f"{LIB}/vllm/_version.py",
         "direct": f"{LIB}/vllm-0.21.1.dist-info/direct_url.json",
         "torch": f"{LIB}/torch/version.py",
@@ -69,7 +70,8 @@ def test_the_seeds_image_says_what_it_is() -> None:
     assert SEED.vllm_commit == "48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23"
     assert SEED.prs == {"41834": "/workspace/build-metadata.yaml: build_args.vllm_prs"}
     assert SEED.torch_variant == "cu130" and SEED.library == LIB
-    assert SEED.metadata["build_args.vllm_ref"] == "main" and SEED.problems == ()
+    (said,) = SEED.builds.values()
+    assert said["build_args.vllm_ref"] == "main" and SEED.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,19 @@ def test_direct_url_of_an_installation_from_git_names_the_commit() -> None:
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "", "!!python/object:os.system x\n" * 2])
 def test_metadata_that_nobody_can_read_is_a_problem_not_absent(text: str) -> None:
     found = read(answers(metadata=text))
-    assert found.metadata == {} and len(found.problems) == 1
-    assert found.metadata_path == "/workspace/build-metadata.yaml"
+    assert found.builds == {"/workspace/build-metadata.yaml": {}} and len(found.problems) == 1
+
+
+def test_what_rigbook_built_on_a_base_says_both_and_each_with_its_place() -> None:
+    """An image of templates/image has two of them: its base's and its own."""
+    own = 'built_by: rigbook\nbuild_args:\n  vllm_prs: "43733"\n'
+    found = read(answers(metadata=METADATA, own=own, version=VERSION))
+    assert found.vllm_commit == "48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23"
+    assert found.prs == {
+        "41834": "/workspace/build-metadata.yaml: build_args.vllm_prs",
+        "43733": "/build-metadata.yaml: build_args.vllm_prs",
+    }
+    assert found.builds["/build-metadata.yaml"]["built_by"] == "rigbook"
 
 
 def test_a_direct_url_that_pip_did_not_write_is_a_problem() -> None:
