@@ -28,6 +28,8 @@ def small(lab: Lab) -> Iterator[Lab]:
 
 
 def test_it_moves_and_a_second_run_changes_nothing(small: Lab) -> None:
+    """Of four layers, the upper two are the same one."""
+    m.repeat_layer(small, "lab1")
     done = small.pyinfra("image", *m.RECIPE)
     assert done.rc == 0 and done.counts(MOVE)[1] == "2", done.text
     assert m.image_id(small, "lab2") == m.image_id(small, "lab1")

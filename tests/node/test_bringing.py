@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
+import tarfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,10 +93,12 @@ def bringing(
     diff_ids = [f"sha256:{hashlib.sha256(said[n]).hexdigest()}" for n in sorted(said)]
     body = {"want": {"id": "", "layers": diff_ids}, "deadline_s": 5}
     made = imagebring.Bringing(body, fetch.Peer({}, "", lambda: None))
-    paths = {n: folder / f"{n}.layer" for n in contents}
+    made._sizes = {n: len(said[n]) for n in contents}
+    made._place(str(folder))
+    paths = {n: Path(made._paths[n]) for n in contents}
     for n, raw in contents.items():
         paths[n].write_bytes(raw)
-        made._paths[n], made._sizes[n] = str(paths[n]), len(said[n])
+        made._growing.grew(n, len(raw))
     return made, paths
 
 
@@ -138,6 +145,77 @@ def test_a_docker_that_ended_is_tried_again_and_a_full_disk_is_not(
     with pytest.raises(NodeError, match="no space left"):
         made._register(b"{}", [0])
     assert docker.imports == 1 and paths[0].exists()
+
+
+class _Giver:
+    """Stand-in for the giving node: layers by number, and how often each was asked for."""
+
+    def __init__(self, contents: list[bytes]) -> None:
+        self.contents, self.fetched = contents, list[int]()
+        self.diff_ids = [f"sha256:{hashlib.sha256(raw).hexdigest()}" for raw in contents]
+        self.config = json.dumps({"rootfs": {"diff_ids": self.diff_ids}}).encode()
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "size" in message:
+            return {"size": len(self.contents[message["size"]])}
+        return {"config": base64.b64encode(self.config).decode()}
+
+    def fetch(self, peer: object, item: int, path: str, grown: fetch.Grown) -> None:
+        self.fetched.append(item)
+        there = Path(path).stat().st_size if Path(path).exists() else 0
+        with Path(path).open("ab") as file:
+            file.write(self.contents[item][there:])
+        grown(len(self.contents[item]) - there)
+
+    def bye(self, error: str | None) -> None:
+        pass
+
+
+class _Store:
+    """Stand-in for docker's store: takes archives, and looks at each layer as docker does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, giver: _Giver, have: int = 0) -> None:
+        self.giver, self.have, self.archives = giver, have, list[list[str]]()
+        monkeypatch.setattr(imagebring.layers, "present", lambda root, ids: self.have)
+        monkeypatch.setattr(imageload, "import_layer", self._import)
+        monkeypatch.setattr(imageload, "load", self._load)
+        monkeypatch.setattr(imageload, "whole", lambda want: self.have == len(giver.contents))
+
+    def _import(self, chunks: Iterator[bytes], *_: object) -> None:
+        assert b"".join(chunks) == self.giver.contents[0]
+        self.have = 1
+
+    def _load(self, chunks: Iterator[bytes], *_: object) -> None:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+            members = tar.getmembers()
+            sent = {info.name: (tar.extractfile(info) or io.BytesIO()).read() for info in members}
+        self.archives.append([i.name for i in members if i.name.endswith("layer.tar")])
+        names = json.loads(sent["manifest.json"])[0]["Layers"]
+        for name, raw in list(zip(names, self.giver.contents, strict=False))[self.have :]:
+            assert sent[name] == raw
+        self.have = len(names)
+
+
+def test_a_layer_that_an_image_has_twice_comes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of NGC and CUDA repeat the empty layer, in one group and in later ones."""
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(imagebring, "GROUP", 2048)
+    empty = bytes(1024)
+    giver = _Giver([b"lowest", empty, empty, b"middle", empty, b"lowest"])
+    monkeypatch.setattr(fetch, "fetch_unhashed", giver.fetch)
+    store = _Store(monkeypatch, giver)
+    want = {
+        "id": f"sha256:{hashlib.sha256(giver.config).hexdigest()}",
+        "layers": giver.diff_ids,
+    }
+    job = imagebring.Bringing({"want": want, "deadline_s": 5}, giver)  # type: ignore[arg-type]
+    job.bring(str(tmp_path))
+    assert giver.fetched == [0, 1, 3] and store.have == 6
+    assert [len(names) for names in store.archives] == [1, 3], "each layer once in an archive"
+    assert job.figures["bytes"] == len(b"lowest") + 1024 + len(b"middle")
+    assert list(Path(spool.folder()).glob(f"*{imagebring.SUFFIX}")) == []
 
 
 def test_two_images_at_once_the_second_is_refused(
