@@ -6,6 +6,7 @@ finds the image by its name before it was looked at as a whole.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import socket
@@ -14,9 +15,9 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional
 from urllib.parse import quote
 
-from node import dockerctl, wire
+from node import dockerctl, spool, wire
 from node.dockerhttp import Connection
-from node.errors import Json, NodeError
+from node.errors import Json, NodeError, io_reason
 from node.snapshot import docker
 
 _CHUNK = wire.BLOCK
@@ -155,7 +156,7 @@ def _post(
             connection.putheader("Content-Type", "application/x-tar")
             connection.putheader("Transfer-Encoding", "chunked")
             connection.endheaders()
-            for chunk in chunks:
+            for chunk in _out_of_spool(chunks):
                 if chunk:
                     connection.send(b"%x\r\n" % len(chunk))
                     connection.send(chunk)
@@ -172,6 +173,21 @@ def _post(
                         "systemctl status docker; then run it again") from None  # fmt: skip
     finally:
         connection.close()
+
+
+def _out_of_spool(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Gives the chunks; a disk that fails while they are made is told as such, not as docker."""
+    try:
+        yield from chunks
+    except OSError as error:
+        folder = spool.folder()
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise NodeError(
+            f"the spool {folder}: {io_reason(error)}",
+            "no_room" if full else "io",
+            f"df -h {folder}; make room, then run it again: it goes on" if full
+            else "dmesg; then run it again",
+        ) from None  # fmt: skip
 
 
 def _answer(connection: http.client.HTTPConnection, told: Callable[[Json], None]) -> str:

@@ -191,7 +191,8 @@ def test_a_disk_that_fills_in_the_middle_leaves_the_old_image(small: Lab) -> Non
             small.ssh("lab2", f"sudo dd if=/dev/zero of={spool}/other bs=1M 2>/dev/null || true")
             out, _ = started.communicate(timeout=240)
         assert started.returncode == 1 and "Traceback" not in out, out
-        assert "No space left" in out and m.image_id(small, "lab2") == former
+        assert f"the spool {spool}: No space left" in out and f"df -h {spool}" in out, out
+        assert "docker ended" not in out and m.image_id(small, "lab2") == former
         small.ssh("lab2", f"sudo rm {spool}/other")
         done = small.pyinfra("image", *m.RECIPE, "--data", "from=lab1")
         assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
