@@ -55,7 +55,7 @@ class Bringing:
     def __init__(self, body: Json, peer: fetch.Peer) -> None:
         self._want, self._deadline_s, self._peer = body["want"], body["deadline_s"], peer
         self._progress: Optional[spooling.Progress] = None
-        self._growing = imageload.Growing()
+        self._growing = imageload.Growing(peer.stop_if_gone)
         self._sizes: Dict[int, int] = {}
         self._paths: Dict[int, str] = {}
         # An image may have a layer twice (the empty one, often): it comes once, as the first
@@ -179,8 +179,9 @@ class Bringing:
         part = group == [0] or upto < len(self._want["layers"])
         if part and layers.present(self._root, diff_ids) == upto:
             return  # an attempt before this one had come so far
+        told = (self._deadline_s, self._all_sent, self._told, self._peer.stop_if_gone)
         if group == [0]:
-            imageload.import_layer(self._read(0), self._deadline_s, self._all_sent, self._told)
+            imageload.import_layer(self._read(0), *told)
             return
         if upto < len(self._want["layers"]):
             config = imageload.part_config(config, diff_ids)
@@ -190,7 +191,7 @@ class Bringing:
             image_id, config, diff_ids,
             {item: self._sizes[item] for item in once.values()}, self._read,
         )  # fmt: skip
-        imageload.load(chunks, self._deadline_s, self._all_sent, self._told)
+        imageload.load(chunks, *told)
 
     def _damaged(self, group: List[int]) -> None:
         """Drops what docker would not take because it is not what its digest says, and says so."""
@@ -207,7 +208,6 @@ class Bringing:
                             "run it again: it is fetched anew")  # fmt: skip
 
     def _told(self, row: Json) -> None:
-        self._peer.stop_if_gone()
         detail = row.get("progressDetail") or {}
         if detail.get("total") and self._progress:
             self._progress.at(f"docker load {detail['current'] / 1e9:.2f} GB")

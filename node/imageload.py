@@ -29,7 +29,9 @@ PART_TIMEOUT_S = 60.0
 class Growing:
     """Layers that another thread brings into files, for one that reads them as they grow."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+        """`look` is called about once a second while nothing comes, and may end that."""
+        self._look = look
         self._change = threading.Condition()
         self._sizes: Dict[int, int] = {}
         self._error: Optional[Exception] = None
@@ -50,6 +52,7 @@ class Growing:
         """Gives the item's size once it is more than `more_than`. Raises what `failed` noted."""
         with self._change:
             while self._error is None and self._sizes.get(item, -1) <= more_than:
+                self._look()
                 self._change.wait(1.0)
             if self._error is not None:
                 raise self._error
@@ -107,13 +110,15 @@ def load(
     timeout_s: float,
     sent: Callable[[], None],
     told: Callable[[Json], None],
+    look: Callable[[], None],
 ) -> None:
     """Hand an archive to docker. `sent` is called when docker has it, `told` with what it tells.
 
+    `look` is called about once a second, also while docker hangs: what it raises ends the load.
     Raises NodeError (`image_load`) with docker's words, and whatever making the archive raises:
     docker then sees an archive that is cut, and keeps nothing.
     """
-    last = _post("/images/load?quiet=0", chunks, timeout_s, sent, told)
+    last = _post("/images/load?quiet=0", chunks, timeout_s, sent, told, look)
     # A connection that just ends is no success: `socat … docker load` gave 0 and no image.
     if not last.startswith("Loaded image"):
         raise _cut(last)
@@ -124,6 +129,7 @@ def import_layer(
     timeout_s: float,
     sent: Callable[[], None],
     told: Callable[[Json], None],
+    look: Callable[[], None],
 ) -> None:
     """Hand the tar of a lowest layer to docker, which registers it while it comes.
 
@@ -131,7 +137,7 @@ def import_layer(
     makes has no name and carries the label PART. Raises as `load`.
     """
     label = quote(f"LABEL {PART}=1")
-    last = _post(f"/images/create?fromSrc=-&changes={label}", chunks, timeout_s, sent, told)
+    last = _post(f"/images/create?fromSrc=-&changes={label}", chunks, timeout_s, sent, told, look)
     if not last.startswith("sha256:"):
         raise _cut(last)
 
@@ -147,9 +153,10 @@ def _post(
     timeout_s: float,
     sent: Callable[[], None],
     told: Callable[[Json], None],
+    look: Callable[[], None],
 ) -> str:
     """Sends chunks to docker and reads what it tells; gives its last word."""
-    connection = Connection(docker.SOCKET, timeout_s)
+    connection = Connection(docker.SOCKET, timeout_s, look)
     try:
         try:
             connection.putrequest("POST", path)

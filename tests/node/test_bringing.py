@@ -170,6 +170,9 @@ class _Giver:
     def bye(self, error: str | None) -> None:
         pass
 
+    def stop_if_gone(self) -> None:
+        pass
+
 
 class _Store:
     """Stand-in for docker's store: takes archives, and looks at each layer as docker does."""
