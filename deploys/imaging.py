@@ -11,6 +11,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.support import once
+from deploys.unfinished import unfinished
 from facts.observe import observe, real
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.moving import OFF_FABRIC, giver, images, takers
@@ -39,11 +40,12 @@ class ImageWork:
     transfer: Transfer | None
     whole: bool
     image: Callable[[], Image]
+    taken_up: bool = False
 
     @property
     def needed(self) -> bool:
-        """Whether anything is to do."""
-        return bool(self.seeds or self.transfer)
+        """Whether anything is to do; a change that a cut-off run left open is to be closed."""
+        return bool(self.seeds or self.transfer or self.taken_up)
 
 
 def image_of_recipe(plan: Plan) -> str:
@@ -99,6 +101,7 @@ def _decide(
         source = data.source or plan.rig.head.name
         seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
         archive = _archive(data.archive, snapshots[source]) if data.archive else None
+    taken_up = _take_up(run, snapshots, seeds.union(lacking))
     transfer = None
     if lacking and source is not None:
         transfer = Transfer(run, "image", source, lacking, way(plan, waivers, data))
@@ -110,7 +113,22 @@ def _decide(
         transfer=transfer,
         whole=_whole(snapshots, transfer, data),
         image=lambda: _image_now(state, plan, transfer, found),
+        taken_up=taken_up,
     )
+
+
+def _take_up(run: Run, snapshots: Mapping[str, NodeSnapshot], getting: frozenset[str]) -> bool:
+    """Goes on in the change of a run that was cut off, whose nodes then are this run's too.
+
+    A node that closed that change is in its way only where it is to get something in it.
+    """
+    cut_off = {n for n, seen in snapshots.items() if unfinished({n: seen}, "image")}
+    concerned = {n: seen for n, seen in snapshots.items() if n in cut_off | getting}
+    run.id = unfinished(concerned, "image") or run.id
+    run.touched |= cut_off
+    if cut_off:
+        logger.info(f"    goes on in change {run.id}, open on {', '.join(sorted(cut_off))}")
+    return bool(cut_off)
 
 
 def _context(plan: Plan, archive: str | None) -> Context:

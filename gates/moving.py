@@ -21,7 +21,7 @@ MOVING: tuple[Gate, ...] = (
     host.nodes_reachable,
     *fabric.GATES,
     storage.lock_free,
-    storage.changes_closed,
+    storage.changes_closed_but("image"),
     storage.journal_whole,
 )
 

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from gates import fabric, host, storage, weights
-from gates.base import Gate, Observed, gib, known, per_node, pyinfra, reached
+from gates.base import Gate, Observed, gib, pyinfra, reached
 from gates.codes import violation
 from gates.moving import port_of, room_on
 from gates.violation import Violation
 from schema.engine import Plan
 from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Unreadable
-
-
-def changes_closed_but(deploy: str) -> Gate:
-    """As storage.changes_closed, but a change of this deploy that was cut off: it is taken up."""
-
-    @per_node
-    def gate(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-        """No change of another deploy is half done (P4)."""
-        changes = known(snapshot.journal, "journal").changes
-        others = tuple(c for c in changes if (c.deploy, c.status) != (deploy, "OPEN"))
-        yield from storage.half_done(plan, node, snapshot, others)
-
-    return gate
 
 
 def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
@@ -78,7 +64,7 @@ def weights_gates(source: str | None, port: int) -> tuple[Gate, ...]:
         host.nodes_reachable,
         *fabric.GATES,
         storage.lock_free,
-        changes_closed_but("weights"),
+        storage.changes_closed_but("weights"),
         storage.journal_whole,
         one_source,
         room,

@@ -20,6 +20,7 @@ from tests.unit.factories import healthy, put
 from tests.unit.host_parts import change
 
 CUT_OFF = "20260530T065800Z-weights-1a2b"
+IMAGE_CUT_OFF = "20260530T065800Z-image-3c4d"
 IMAGE, WEIGHTS = "deploys/image.py", "deploys/weights.py"
 LACKING = "docker.images"
 weights_missing = broken(
@@ -28,6 +29,11 @@ weights_missing = broken(
 no_fabric = broken(image_missing, (WORKER, "network.peers.0.route_device", "eth0"))
 other_store = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs"))
 nobody = broken(image_missing, (HEAD, LACKING, ()))
+
+
+def image_cut_off(node: str, status: str = "OPEN") -> tuple[str, str, object]:
+    """What makes a node one on which an image run was killed behind its tag."""
+    return node, "journal.changes", (change(status, id=IMAGE_CUT_OFF, deploy="image"),)
 
 
 def two_builds(plan: Plan) -> Snapshots:
@@ -69,6 +75,12 @@ SCENARIOS = {
     "bad from": Scenario((IMAGE, "-y", "--data", "from=-x;id")),
     "bad port": Scenario((IMAGE, "-y", "--data", "port=80")),
     "bad archive": Scenario((IMAGE, "-y", "--data", "archive=../x")),
+    "taken up": Scenario((IMAGE, "-y"), broken(image_missing, image_cut_off(WORKER))),
+    "taken up, all tagged": Scenario((IMAGE, "-y"), broken(healthy, image_cut_off(WORKER))),
+    "taken up, closed where it arrived": Scenario(
+        (IMAGE, "-y"),
+        broken(image_missing, image_cut_off(HEAD, "COMMITTED"), image_cut_off(WORKER)),
+    ),
     "weights same": Scenario((WEIGHTS, "-y"), healthy),
     "weights": Scenario((WEIGHTS, "-y"), weights_missing),
     "weights dry": Scenario((WEIGHTS, "--dry"), weights_missing),
@@ -187,6 +199,22 @@ def test_a_node_that_fails_is_named_and_nothing_is_blessed(ran: Runs) -> None:
     assert fails.status != 0 and "no room" in fails.output and "Traceback" not in fails.output
     assert "run it again" in fails.output
     assert "The same content everywhere" not in json.dumps(fails.steps)
+
+
+@pytest.mark.parametrize("name", ["taken up", "taken up, closed where it arrived"])
+def test_an_image_run_that_was_cut_off_is_taken_up(ran: Runs, name: str) -> None:
+    """The same change goes on; a rollback would take the tag from the node that has it."""
+    again = ran[name]
+    assert again.status == 0, again.output
+    (receive,) = [c for c in again.changing if c.verb == "image receive"]
+    assert receive.request["change"]["id"] == IMAGE_CUT_OFF
+    assert again.steps[2:] == ["lab2 close COMMITTED"]
+
+
+def test_an_image_run_that_only_was_not_closed_is_looked_at_and_closed(ran: Runs) -> None:
+    again = ran["taken up, all tagged"]
+    assert again.status == 0 and again.steps == ["lab2 close COMMITTED"], again.output
+    assert again.changing[0].request["change"] == IMAGE_CUT_OFF
 
 
 def test_weights_move_and_are_blessed(ran: Runs) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import tarfile
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from operations.run import operator
 from tests.lab import moving as m
 from tests.rehearsal import Lab
 
@@ -79,6 +81,29 @@ def test_a_killed_operator_leaves_nothing_listening_and_the_next_run_goes_on(sma
     assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
     assert abs(m.megabytes(done.text, "came in an earlier run") - there / MB) < 0.2
     assert m.megabytes(done.text, "on the wire") < 40 - there / MB + 2
+
+
+def test_a_run_that_was_killed_behind_its_tag_is_taken_up_and_undo_keeps_the_layers(
+    small: Lab,
+) -> None:
+    """node sets the tag, and nobody is there any more to close the change."""
+    assert small.pyinfra("image", *m.RECIPE).rc == 0
+    id_ = m.image_id(small, "lab2")
+    small.ssh("lab2", f"sudo docker tag {id_} rigbook-kept:x && sudo docker rmi {m.IMAGE}")
+    layers = small.ssh("lab2", f"sudo docker image inspect {id_} | jq -c '.[0].RootFS.Layers'")
+    header = {"id": "20260530T065800Z-image-3c4d", "deploy": "image", "operator": operator()}
+    want = {"id": id_, "layers": json.loads(layers)}
+    request = json.dumps({"change": header, "image": m.IMAGE, "want": want})
+    small.ssh("lab2", "sudo rignode image tag && sudo docker rmi rigbook-kept:x", stdin=request)
+    assert small.changes("lab2")[0]["status"] == "OPEN"
+    done = small.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and f"change {header['id']} COMMITTED" in done.text, done.text
+    undone = small.pyinfra("rollback", *m.RECIPE, "--data", f"change={header['id']}")
+    assert undone.rc == 0 and m.image_id(small, "lab2") == "", undone.text
+    assert m.image_id(small, "lab2", f"rigbook-kept:{id_[7:19]}") == id_
+    again = small.pyinfra("image", *m.RECIPE)
+    assert again.rc == 0 and "all layers were here" in again.text, again.text
+    assert m.image_id(small, "lab2") == id_
 
 
 def test_two_transfers_at_once_the_second_is_refused(small: Lab) -> None:
