@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import posixpath
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 _CHUNK = 1 << 20
 _MAX_CONFIG = 8 << 20
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class BadArchive(Exception):
@@ -79,7 +81,8 @@ def read(path: Path) -> Archive:
             return _archive(path, tar, members)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise BadArchive(f"{path} cannot be read as a docker archive: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    # RecursionError: json that is nested some hundred thousand deep
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadArchive(f"{path} is no docker archive: {type(error).__name__} {error}") from None
 
 
@@ -96,6 +99,10 @@ def _archive(path: Path, tar: tarfile.TarFile, members: dict[str, tarfile.TarInf
     config = _small(tar, members, str(images[0]["Config"]))
     said = json.loads(config)
     diff_ids = tuple(str(diff) for diff in said["rootfs"]["diff_ids"])
+    for diff in diff_ids:
+        # Paths are made of it, and docker unpacks them as root.
+        if not _DIGEST.fullmatch(diff):
+            raise BadArchive(f"{path} has a layer {diff[:80]!r}, which is no digest")
     names = [str(name) for name in images[0]["Layers"]]
     if len(names) != len(diff_ids):
         raise BadArchive(f"{path} names {len(names)} layers, its config {len(diff_ids)}")
