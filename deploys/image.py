@@ -16,7 +16,8 @@ data = operator_data()
 
 # Gate: one right image, a way over the fabric, room, nobody else at work.
 image_of_recipe(plan)
-snapshots, waivers = gate(plan, image_gates(data.source, data.port, data.build))
+said_which = data.build or data.archive is not None
+snapshots, waivers = gate(plan, image_gates(data.source, data.port, said_which))
 work = decide(state, plan, snapshots, waivers, data)
 
 # Act: on one node first, where none has it; from there to all others at the same time.

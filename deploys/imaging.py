@@ -85,7 +85,12 @@ def _decide(
                  for n, i in found.items()}  # fmt: skip
         have = ", ".join(n for n, i in found.items() if i) or "no node"
         logger.info(f"    inputs {made_of.inputs[:12]}: {have} has them")
-    source = giver(found, data.source if made_of is None else None)
+    archive = _archive(plan, snapshots, data) if data.archive is not None else None
+    if archive is not None:
+        found = {n: i if i and _holds(archive, i) else None for n, i in found.items()}
+        have = ", ".join(n for n, i in found.items() if i) or "no node"
+        logger.info(f"    {archive.path} ({archive.image_id[:19]}): {have} has it")
+    source = giver(found, data.source if made_of is None and archive is None else None)
     lacking = takers(found, source)
     for name, image in found.items():
         said = identity_of(image) if image else "absent"
@@ -93,14 +98,12 @@ def _decide(
     if source is not None and not lacking:
         logger.info(f"    {reference} is the same on all {len(found)} nodes")
     seeds: frozenset[str] = frozenset()
-    archive = None
     if "@" in reference:
         # A name by digest comes from a registry alone: docker load cannot set it.
         seeds, lacking = frozenset(lacking), ()
     elif source is None:
         source = data.source or plan.rig.head.name
         seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
-        archive = _archive(data.archive, snapshots[source]) if data.archive else None
     taken_up = _take_up(run, snapshots, seeds.union(lacking))
     transfer = None
     if lacking and source is not None:
@@ -151,17 +154,36 @@ def _store(snapshot: NodeSnapshot) -> str:
     return snapshot.docker.storage_driver if isinstance(snapshot.docker, Docker) else "unknown"
 
 
-def _archive(path: str, target: NodeSnapshot) -> dockerarchive.Archive:
+def _archive(
+    plan: Plan, snapshots: Mapping[str, NodeSnapshot], data: HostData
+) -> dockerarchive.Archive:
+    """The operator's archive; DeployError where it is none, or cannot become this rig's image."""
+    path, reference = data.archive or "", image_of_recipe(plan)
+    if "@" in reference:
+        raise DeployError(
+            f"nothing was changed: {reference} is a name by digest, which only a pull sets: leave "
+            "archive= out, or name the image by a tag in the recipe"
+        )
+    target = data.source or plan.rig.head.name
+    if target not in snapshots:
+        raise DeployError(f"nothing was changed: from={target}: the rig has {', '.join(snapshots)}")
     try:
         found = dockerarchive.read(Path(path))
     except dockerarchive.BadArchive as error:
         raise DeployError(f"nothing was changed: {error}") from None
-    if KERNEL_ARCH.get(found.arch, found.arch) != target.identity.arch:
+    if KERNEL_ARCH.get(found.arch, found.arch) != snapshots[target].identity.arch:
         raise DeployError(
             f"nothing was changed: {path} is for {found.arch or 'an unknown processor'}, the node "
-            f"is {target.identity.arch}"
+            f"is {snapshots[target].identity.arch}"
         )
     return found
+
+
+def _holds(archive: dockerarchive.Archive, image: Image) -> bool:
+    """Whether an archive is this image: its layers, and its config by id or by what it does."""
+    return archive.diff_ids == image.layers and (
+        archive.image_id == image.id or archive.config_sha256 == image.config_sha256
+    )
 
 
 def way(plan: Plan, waivers: Waivers, data: HostData) -> Way:

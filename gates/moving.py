@@ -53,7 +53,10 @@ def takers(found: Mapping[str, Image | None], source: str | None) -> tuple[str, 
 
 
 def image_gates(chosen: str | None, port: int, built: bool = False) -> tuple[Gate, ...]:
-    """All gates before an image moves: `chosen` is the node that the operator named."""
+    """All gates before an image moves: `chosen` is the node that the operator named.
+
+    `built`: the right image is not what a node has, but what inputs or an archive say.
+    """
 
     @per_node
     def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
@@ -64,7 +67,7 @@ def image_gates(chosen: str | None, port: int, built: bool = False) -> tuple[Gat
     def one_source(plan: Plan, observed: Observed) -> list[Violation]:
         """It is known whose image is the right one: two builds under one tag need a word.
 
-        Where the image is built from its inputs, these say which one is right.
+        Where the image is built from its inputs, or comes as an archive, these say it.
         """
         if built:
             return []

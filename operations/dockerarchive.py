@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from node import pack
+
 _CHUNK = 1 << 20
 _MAX_CONFIG = 8 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -40,6 +42,11 @@ class Archive:
     def image_id(self) -> str:
         """The sha256 of the config."""
         return "sha256:" + hashlib.sha256(self.config).hexdigest()
+
+    @property
+    def config_sha256(self) -> str:
+        """The hash of what decides how the image runs, as a node's snapshot has it."""
+        return pack.config_sha256(json.loads(self.config))
 
     def chunks(self) -> Iterator[bytes]:
         """The archive as docker load gets it."""

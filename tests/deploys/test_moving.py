@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from operations import dockerarchive
 from schema.engine import Plan
 from tests.deploys.rigs import (
     broken,
@@ -14,7 +18,8 @@ from tests.deploys.rigs import (
     image_missing,
     locked,
 )
-from tests.deploys.scenario import HEAD, WORKER, Runs, Scenario, Snapshots
+from tests.deploys.scenario import HEAD, ROOT, WORKER, Runs, Scenario, Snapshots
+from tests.operations.test_dockerarchive import CONFIG, archive, parts
 from tests.unit import engine_parts
 from tests.unit.factories import healthy, put
 from tests.unit.host_parts import change
@@ -34,6 +39,33 @@ nobody = broken(image_missing, (HEAD, LACKING, ()))
 def image_cut_off(node: str, status: str = "OPEN") -> tuple[str, str, object]:
     """What makes a node one on which an image run was killed behind its tag."""
     return node, "journal.changes", (change(status, id=IMAGE_CUT_OFF, deploy="image"),)
+
+
+MADE = tempfile.TemporaryDirectory()
+ARCHIVE = archive(Path(MADE.name) / "small.tar", parts(c_json=CONFIG.replace(b"amd64", b"arm64")))
+
+RECIPE = (ROOT / "catalog" / "recipes" / "tiny.yaml").read_text()
+Path(MADE.name, "digest.yaml").write_text(
+    RECIPE.replace("rigbook/vllm-cpu:0.32.0", f"rigbook/vllm-cpu@sha256:{'a' * 64}")
+)
+
+
+def as_archive(*names: str, by_id: bool = True) -> Callable[[Plan], Snapshots]:
+    """The rig whose named nodes have what ARCHIVE holds under the tag, the others another build.
+
+    Not by id: as on a containerd store, where the id is another one.
+    """
+    held = dockerarchive.read(ARCHIVE)
+    id_ = held.image_id if by_id else "sha256:" + "7" * 64
+    there = {"digests": (), "layers": held.diff_ids, "id": id_,
+             "config_sha256": "" if by_id else held.config_sha256}  # fmt: skip
+
+    def seen(plan: Plan) -> Snapshots:
+        image = engine_parts.image(plan).model_copy(update=there)
+        rig = dict(healthy(plan))
+        return rig | {n: put(rig[n], "docker.images.0", image) for n in names}
+
+    return seen
 
 
 def two_builds(plan: Plan) -> Snapshots:
@@ -62,6 +94,32 @@ SCENARIOS = {
     "other store, layers": Scenario((IMAGE, "-y", "--data", "method=layers"), other_store),
     "nobody": Scenario((IMAGE, "--dry"), nobody),
     "archive absent": Scenario((IMAGE, "-y", "--data", "archive=/nosuch/file.tar"), nobody),
+    "archive is there": Scenario(
+        (IMAGE, "-y", "--data", f"archive={ARCHIVE}"), as_archive(HEAD, WORKER)
+    ),
+    "archive is there, other store": Scenario(
+        (IMAGE, "-y", "--data", f"archive={ARCHIVE}"), as_archive(HEAD, WORKER, by_id=False)
+    ),
+    "archive is nowhere": Scenario((IMAGE, "--dry", "--data", f"archive={ARCHIVE}"), healthy),
+    "archive is on one": Scenario(
+        (IMAGE, "-y", "--data", f"archive={ARCHIVE}"), as_archive(WORKER)
+    ),
+    "archive to a stranger": Scenario(
+        (IMAGE, "-y", "--data", f"archive={ARCHIVE}", "--data", "from=lab9"), healthy
+    ),
+    "archive for a digest": Scenario(
+        (
+            IMAGE,
+            "-y",
+            "--data",
+            f"archive={ARCHIVE}",
+            "--data",
+            "recipe=digest",
+            "--data",
+            f"recipes_dir={MADE.name}",
+        ),
+        healthy,
+    ),
     "fails": Scenario(
         (IMAGE, "-y"),
         image_missing,
@@ -102,7 +160,9 @@ def ran() -> Runs:
     return Runs(SCENARIOS)
 
 
-@pytest.mark.parametrize("name", ["same", "weights same"])
+@pytest.mark.parametrize(
+    "name", ["same", "weights same", "archive is there", "archive is there, other store"]
+)
 def test_nothing_to_do_costs_one_look_a_host(ran: Runs, name: str) -> None:
     """One remote command a host, nothing changes, exit status 0."""
     same = ran[name]
@@ -141,6 +201,21 @@ def test_a_move_is_offered_received_and_blessed(ran: Runs) -> None:
     )
 
 
+def test_an_archive_of_other_content_goes_to_one_node_and_from_there_on(ran: Runs) -> None:
+    """Though every node has the tag: the operator said what is to be under it."""
+    said = ran["archive is nowhere"].stderr
+    assert ran["archive is nowhere"].status == 0 and "no node has it" in said
+    assert f"[{HEAD}] docker load of {ARCHIVE}" in said, said
+    assert f"[{HEAD}] give rigbook/vllm-cpu:0.32.0 to {WORKER}" in said
+
+
+def test_a_node_that_has_the_archives_image_gives_it(ran: Runs) -> None:
+    """Nothing is loaded anew, and the head's other image is not taken for the right one."""
+    one = ran["archive is on one"]
+    assert one.status == 0 and f"{WORKER} has it" in one.stderr, one.output
+    assert sorted(one.steps[:2]) == ["lab1 image receive", "lab2 image offer"]
+
+
 def test_the_key_is_in_no_line_and_no_output(ran: Runs) -> None:
     """It goes by stdin, and each run has its own."""
     keys = set()
@@ -170,6 +245,8 @@ def test_two_builds_are_refused_until_somebody_says_which(ran: Runs) -> None:
         ("locked", "lock-held"),
         ("other store, layers", "method=ssh"),
         ("archive absent", "cannot be read as a docker archive"),
+        ("archive to a stranger", "the rig has @fake/lab1, @fake/lab2"),
+        ("archive for a digest", "which only a pull sets"),
         ("build, no word", "has no container.build"),
         ("build and archive", "two sources"),
         ("bad method", "method"),

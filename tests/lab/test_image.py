@@ -287,6 +287,7 @@ def test_the_fallback_moves_it_whole(small: Lab) -> None:
 
 
 def test_an_archive_of_the_operator_comes_first_to_one_node(small: Lab, tmp_path: Path) -> None:
+    """It says what is to be under the tag, though each host has another build there."""
     archive = tmp_path / "small.tar"
     wanted = m.image_id(small, "lab1")
     small.ssh("lab1", f"sudo docker save {m.IMAGE} | base64 -w0 > /tmp/small.b64")
@@ -294,9 +295,18 @@ def test_an_archive_of_the_operator_comes_first_to_one_node(small: Lab, tmp_path
         base64.b64decode(small.ssh("lab1", "cat /tmp/small.b64; rm /tmp/small.b64"))
     )
     m.clear(small)
+    for host in small.hosts:
+        m.make_image(small, host, MB)
+    former = {host: m.image_id(small, host) for host in small.hosts}
     done = small.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}")
     assert done.rc == 0, done.text
     assert {m.image_id(small, host) for host in small.hosts} == {wanted}
+    again = small.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}")
+    assert again.rc == 0 and again.counts("Grand total")[1:] == ("-", "-", "5"), again.text
+    change = small.changes("lab1")[0]["id"]
+    undone = small.pyinfra("rollback", *m.RECIPE, "--data", f"change={change}")
+    assert undone.rc == 0, undone.text
+    assert {host: m.image_id(small, host) for host in small.hosts} == former
 
 
 def test_a_hostile_archive_is_refused(small: Lab, tmp_path: Path) -> None:
