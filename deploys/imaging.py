@@ -13,6 +13,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.support import once
 from deploys.unfinished import unfinished
 from facts.observe import observe, real
+from gates.base import pyinfra
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.moving import OFF_FABRIC, giver, images, takers
 from operations import dockerarchive
@@ -249,7 +250,7 @@ def agreed(state: State, plan: Plan) -> str:
 
 def keep_what_is_whole(run: Run) -> str:
     """After a failure: a tag that was set stands on a whole image, so those changes are blessed."""
-    kept = []
+    kept, unknown = [], []
     for node in sorted(run.touched):
         request = {"change": run.id, "status": "COMMITTED", "reason": f"whole here; {run.failure}"}
         request["reason"] = " ".join(request["reason"].split())[:1900]
@@ -257,7 +258,15 @@ def keep_what_is_whole(run: Run) -> str:
             call(run.state, run.host(node), "close", request)
             kept.append(node)
         except StepFailed as error:
-            if error.code not in ("no_change", ""):
+            if error.code == "":
+                unknown.append(node)
+            elif error.code != "no_change":
                 raise
     where = f"complete on {', '.join(kept)}" if kept else "no node's tag was touched"
+    if unknown:
+        who = ", ".join(unknown)
+        where = (f"complete on {', '.join(kept)}; " if kept else "") + (
+            f"{who} did not answer: whether its tag was set is not known. The next run finds out; "
+            f"to undo it: {pyinfra(run.plan, 'rollback', f'change={run.id}')}"
+        )
     return f"{where}; run it again: what has come is kept and not fetched twice"

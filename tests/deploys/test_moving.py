@@ -125,6 +125,14 @@ SCENARIOS = {
         image_missing,
         faults={f"{WORKER}:image receive": {"error": "no room", "code": "no_room"}},
     ),
+    "lost": Scenario(
+        (IMAGE, "-y"),
+        image_missing,
+        faults={
+            f"{WORKER}:lost": "image receive",
+            f"{WORKER}:close COMMITTED": {"error": "stand-in: no route", "code": ""},
+        },
+    ),
     "build, no word": Scenario((IMAGE, "-y", "--data", "build=true"), image_missing),
     "build and archive": Scenario(
         (IMAGE, "-y", "--data", "build=true", "--data", "archive=/x.tar"), image_missing
@@ -292,6 +300,16 @@ def test_an_image_run_that_only_was_not_closed_is_looked_at_and_closed(ran: Runs
     again = ran["taken up, all tagged"]
     assert again.status == 0 and again.steps == ["lab2 close COMMITTED"], again.output
     assert again.changing[0].request["change"] == IMAGE_CUT_OFF
+
+
+def test_a_node_that_no_longer_answers_is_not_called_untouched(ran: Runs) -> None:
+    """The connection went while it may have set its tag."""
+    lost = ran["lost"]
+    assert lost.status != 0 and "Traceback" not in lost.output
+    assert f"{WORKER} did not answer: whether its tag was set is not known" in lost.output
+    assert "no node's tag was touched" not in lost.output
+    id_ = next(c for c in lost.changing if c.verb == "image receive").request["change"]["id"]
+    assert f"deploys/rollback.py --data change={id_}" in lost.output, lost.output
 
 
 def test_weights_move_and_are_blessed(ran: Runs) -> None:
