@@ -49,6 +49,15 @@ def room_needed(sizes: Dict[int, int], from_nothing: bool) -> int:
     return sum(sizes.values()) + max(loaded, default=0)
 
 
+def sweep() -> None:
+    """Removes what transfers left: layers in the spool, and the images that kept registered ones.
+
+    For who holds the transfers' lock and has its image whole. Raises CannotRead, OSError.
+    """
+    spooling.keep_only([SUFFIX], [])
+    imageload.drop_parts()
+
+
 class Bringing:
     """One image: brought, registered, looked at; never tagged."""
 

@@ -279,11 +279,21 @@ def test_a_port_that_is_taken_is_named_and_another_one_works(small: Lab) -> None
         small.ssh("lab1", f"kill {pid}")
 
 
-def test_the_fallback_moves_it_whole(small: Lab) -> None:
+LEFT = """set -e
+sudo mkdir -p /var/lib/rigbook/spool && echo half | sudo tee /var/lib/rigbook/spool/0.layer
+tar -c -T /dev/null | sudo docker import -c 'LABEL rigbook.part=1' -
+"""
+
+
+def test_the_fallback_moves_it_whole_and_clears_what_a_transfer_left(small: Lab) -> None:
+    """As after a transfer that was killed and given up for method=ssh."""
+    small.ssh("lab2", "bash -s", stdin=LEFT)
     done = small.pyinfra("image", *m.RECIPE, "--data", "method=ssh")
     assert done.rc == 0 and "through this machine" in done.text, done.text
     assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
     assert small.changes("lab2")[0]["status"] == "COMMITTED"
+    left = small.ssh("lab2", "sudo docker images -q --filter label=rigbook.part")
+    assert left == "" and m.spooled(small) == 0
 
 
 def test_an_archive_of_the_operator_comes_first_to_one_node(small: Lab, tmp_path: Path) -> None:

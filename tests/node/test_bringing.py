@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
 import tarfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from node import fetch, imagebring, imageload, spool
+from node import fetch, image, imagebring, imageload, spool
 from node.errors import NodeError
-from tests.node.support import Host
-from tests.node.transfers import HERE, Ends, Meddler, files
+from tests.node.support import Host, change
+from tests.node.transfers import HERE, Ends, Meddler, answer, files
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -221,21 +221,39 @@ def test_a_layer_that_an_image_has_twice_comes_once(
     assert list(Path(spool.folder()).glob(f"*{imagebring.SUFFIX}")) == []
 
 
-def test_two_images_at_once_the_second_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+WANT = {"id": "sha256:" + "1" * 64, "layers": ["sha256:" + "2" * 64]}
+
+
+def test_two_images_at_once_the_second_is_refused_and_its_giver_is_told(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
-    seen: list[str] = []
-
-    def other() -> None:
-        try:
-            with spool.Busy("image"):
-                seen.append("let in")
-        except NodeError as error:
-            seen.append(error.code)
-
+    """The giver listens a moment later than the refusal; unheard, it would wait for 90 s."""
+    files(ends.source, a_bin=10)
+    monkeypatch.setenv("RIGBOOK_STATE", ends.taker.environ()["RIGBOOK_STATE"])
+    request = {k: v for k, v in ends.receive().items() if k in ("change", "from", "key")}
     with spool.Busy("image"):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert seen == ["transfer_runs"]
+        taker = ends.start(
+            ends.taker, "image receive", {**request, "image": "rigbook/small:1", "want": WANT}
+        )
+        with ends.offering() as giver:
+            got, gave = answer(taker), answer(giver)
+    assert not got["ok"] and got["code"] == "transfer_runs", got
+    assert gave["peers"][HERE]["done"], gave
+    assert "another transfer of image runs" in gave["peers"][HERE]["error"]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_image_that_came_by_another_way_clears_what_a_transfer_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """Gigabytes would stay for good; what a transfer is still bringing is left alone."""
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    parts: list[str] = []
+    monkeypatch.setattr(imageload, "drop_parts", lambda: parts.append("dropped"))
+    monkeypatch.setattr(image, "_tag", lambda body: True)
+    left = Path(spool.ensure()) / f"{'2' * 64}{imagebring.SUFFIX}"
+    left.write_bytes(b"half a layer")
+    request = {"change": change(), "image": "rigbook/small:1", "want": WANT}
+    with spool.Busy("image") if busy else contextlib.nullcontext():
+        assert image.tag(request) == {"changed": True}
+    assert (left.exists(), parts) == ((True, []) if busy else (False, ["dropped"]))
