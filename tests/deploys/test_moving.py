@@ -11,6 +11,7 @@ import pytest
 
 from operations import dockerarchive
 from schema.engine import Plan
+from schema.load import plan
 from tests.deploys.rigs import (
     broken,
     change_open,
@@ -18,7 +19,7 @@ from tests.deploys.rigs import (
     image_missing,
     locked,
 )
-from tests.deploys.scenario import HEAD, ROOT, WORKER, Runs, Scenario, Snapshots
+from tests.deploys.scenario import HEAD, ROOT, WORKER, Runs, Scenario, Snapshots, host
 from tests.operations.test_dockerarchive import CONFIG, archive, parts
 from tests.unit import engine_parts
 from tests.unit.factories import healthy, put
@@ -26,6 +27,7 @@ from tests.unit.host_parts import change
 
 CUT_OFF = "20260530T065800Z-weights-1a2b"
 IMAGE_CUT_OFF = "20260530T065800Z-image-3c4d"
+THIRD = "@fake/lab3"
 IMAGE, WEIGHTS = "deploys/image.py", "deploys/weights.py"
 LACKING = "docker.images"
 weights_missing = broken(
@@ -36,11 +38,6 @@ other_store = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs
 nobody = broken(image_missing, (HEAD, LACKING, ()))
 
 
-def image_cut_off(node: str, status: str = "OPEN") -> tuple[str, str, object]:
-    """What makes a node one on which an image run was killed behind its tag."""
-    return node, "journal.changes", (change(status, id=IMAGE_CUT_OFF, deploy="image"),)
-
-
 MADE = tempfile.TemporaryDirectory()
 ARCHIVE = archive(Path(MADE.name) / "small.tar", parts(c_json=CONFIG.replace(b"amd64", b"arm64")))
 
@@ -48,6 +45,25 @@ RECIPE = (ROOT / "catalog" / "recipes" / "tiny.yaml").read_text()
 Path(MADE.name, "digest.yaml").write_text(
     RECIPE.replace("rigbook/vllm-cpu:0.32.0", f"rigbook/vllm-cpu@sha256:{'a' * 64}")
 )
+Path(MADE.name, "three.yaml").write_text(RECIPE.replace("nnodes: 2", "nnodes: 3"))
+OF_THREE = {"recipe": "three", "recipes_dir": MADE.name}
+
+
+def three(address: str) -> list[tuple[str, dict[str, object]]]:
+    """A rig of three: one gives, two take at the same time."""
+    names = enumerate((HEAD, WORKER, THIRD), start=1)
+    return [(name, host(n, address, **OF_THREE, rank=n - 1)) for n, name in names]
+
+
+def image_on_one_of_three(two: Plan) -> Snapshots:
+    """Only the head has the image."""
+    seen = dict(healthy(plan(dict(three(str(two.rig.head.lan_address))), None, ROOT)))
+    return seen | {n: put(seen[n], LACKING, ()) for n in (WORKER, THIRD)}
+
+
+def image_cut_off(node: str, status: str = "OPEN") -> tuple[str, str, object]:
+    """What makes a node one on which an image run was killed behind its tag."""
+    return node, "journal.changes", (change(status, id=IMAGE_CUT_OFF, deploy="image"),)
 
 
 def as_archive(*names: str, by_id: bool = True) -> Callable[[Plan], Snapshots]:
@@ -81,6 +97,17 @@ SCENARIOS = {
     "same": Scenario((IMAGE, "-y"), healthy),
     "dry": Scenario((IMAGE, "--dry"), image_missing),
     "move": Scenario((IMAGE, "-y"), image_missing),
+    "two takers": Scenario((IMAGE, "-y"), image_on_one_of_three, hosts=three),
+    "two takers, one fails": Scenario(
+        (IMAGE, "-y"),
+        image_on_one_of_three,
+        hosts=three,
+        faults={
+            f"{THIRD}:image receive": {"error": "no room", "code": "no_room"},
+            # not before the other one has begun: then it would not be asked at all
+            f"{THIRD}:slow": "image receive",
+        },
+    ),
     "two builds": Scenario((IMAGE, "-y"), two_builds),
     "two builds, said": Scenario((IMAGE, "-y", "--data", f"from={HEAD}"), two_builds),
     "no fabric": Scenario((IMAGE, "-y"), no_fabric),
@@ -222,6 +249,24 @@ def test_a_node_that_has_the_archives_image_gives_it(ran: Runs) -> None:
     one = ran["archive is on one"]
     assert one.status == 0 and f"{WORKER} has it" in one.stderr, one.output
     assert sorted(one.steps[:2]) == ["lab1 image receive", "lab2 image offer"]
+
+
+def test_two_takers_are_served_by_one_offer(ran: Runs) -> None:
+    """One giver for both, with one key; both are blessed by one proof."""
+    two = ran["two takers"]
+    assert two.status == 0, two.output
+    assert sorted(two.steps[:3]) == ["lab1 image offer", "lab2 image receive", "lab3 image receive"]
+    assert sorted(two.steps[3:]) == ["lab2 close COMMITTED", "lab3 close COMMITTED"]
+    (offer,) = [c for c in two.changing if c.verb == "image offer"]
+    assert offer.request["peers"] == ["10.0.0.2", "10.0.0.3"]
+    assert {c.request["key"] for c in two.changing if "key" in c.request} == {offer.request["key"]}
+
+
+def test_of_two_takers_the_one_that_got_it_keeps_it(ran: Runs) -> None:
+    fails = ran["two takers, one fails"]
+    assert fails.status != 0 and "no room" in fails.output and "Traceback" not in fails.output
+    assert f"complete on {WORKER}; run it again" in fails.output, fails.output
+    assert "lab2 close COMMITTED" in fails.steps
 
 
 def test_the_key_is_in_no_line_and_no_output(ran: Runs) -> None:

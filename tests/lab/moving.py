@@ -63,6 +63,12 @@ def image_id(lab: Lab, host: str, image: str = IMAGE) -> str:
     )
 
 
+def open_changes(lab: Lab) -> list[str]:
+    """The changes that are OPEN on the hosts, as `lab2 ID`."""
+    return [f"{host} {change['id']}" for host in lab.hosts for change in lab.changes(host)
+            if change["status"] == "OPEN"]  # fmt: skip
+
+
 CLEAR = """
 sudo tc qdisc del dev bond0 root 2>/dev/null
 for name in rigbook/small rigbook-kept; do

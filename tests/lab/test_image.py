@@ -74,7 +74,7 @@ def test_a_killed_operator_leaves_nothing_listening_and_the_next_run_goes_on(sma
         m.kill(started)
         m.wait_for(lambda: not m.listens(small), 20)
         m.wait_for(lambda: not m.at_work(small, "lab1") and not m.at_work(small, "lab2"), 30)
-        assert m.image_id(small, "lab2") == "" and small.changes("lab2")[:1] != ["OPEN"]
+        assert m.image_id(small, "lab2") == "" and not m.open_changes(small)
         there = m.spooled(small)
         assert there > 4 * MB
     done = small.pyinfra("image", *m.RECIPE)
@@ -161,26 +161,33 @@ def test_a_spool_without_room_is_refused_before_anything_comes(small: Lab) -> No
 
 
 def test_a_docker_that_restarts_meanwhile_does_not_end_it(small: Lab) -> None:
+    """The former image keeps its tag meanwhile, and another name afterwards."""
+    m.make_image(small, "lab2", MB)
+    former = m.image_id(small, "lab2")
     m.make_image(small, "lab1", 40 * MB)
     with m.slow_fabric(small, 40):
-        started = m.start("image", *m.RECIPE)
+        started = m.start("image", *m.RECIPE, "--data", "from=lab1")
         m.wait_for(lambda: m.spooled(small) > 2 * MB)
         small.ssh("lab2", "sudo systemctl restart docker")
+        assert m.image_id(small, "lab2") == former
         out, _ = started.communicate(timeout=180)
     assert started.returncode == 0, out
     assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+    assert m.image_id(small, "lab2", f"rigbook-kept:{former[7:19]}") == former
 
 
-def test_a_taker_that_reboots_in_the_middle_has_no_half_image(small: Lab) -> None:
+def test_a_taker_that_reboots_in_the_middle_has_its_old_image(small: Lab) -> None:
+    m.make_image(small, "lab2", MB)
+    former = m.image_id(small, "lab2")
     m.make_image(small, "lab1", 40 * MB)
     with m.slow_fabric(small, 40):
-        started = m.start("image", *m.RECIPE)
+        started = m.start("image", *m.RECIPE, "--data", "from=lab1")
         m.wait_for(lambda: m.spooled(small) > 2 * MB)
         assert small.verb("reboot", "lab2").rc == 0
         m.kill(started)
-    assert m.image_id(small, "lab2") == ""
+    assert m.image_id(small, "lab2") == former and not m.open_changes(small)
     m.wait_for(lambda: not m.listens(small), 20)
-    done = small.pyinfra("image", *m.RECIPE)
+    done = small.pyinfra("image", *m.RECIPE, "--data", "from=lab1")
     assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
 
 
