@@ -16,9 +16,10 @@ data = operator_data()
 
 # Gate: one right image, a way over the fabric, room, nobody else at work.
 image_of_recipe(plan)
+said_which = data.build or data.archive is not None
 snapshots, waivers = gate(
     plan,
-    image_gates(data.source, data.port, data.build, data.method == "ssh", data.waive),
+    image_gates(data.source, data.port, said_which, data.method == "ssh", data.waive),
 )
 work = decide(state, plan, snapshots, waivers, data)
 

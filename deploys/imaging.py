@@ -11,7 +11,9 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.support import once
+from deploys.unfinished import unfinished
 from facts.observe import observe, real
+from gates.base import pyinfra
 from gates.container import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.moving import LAYERS_STORE, giver, images, takers
 from gates.ways import asking, way_of
@@ -39,11 +41,12 @@ class ImageWork:
     transfer: Transfer | None
     whole: bool
     image: Callable[[], Image]
+    taken_up: bool = False
 
     @property
     def needed(self) -> bool:
-        """Whether anything is to do."""
-        return bool(self.seeds or self.transfer)
+        """Whether anything is to do; a change that a cut-off run left open is to be closed."""
+        return bool(self.seeds or self.transfer or self.taken_up)
 
 
 def image_of_recipe(plan: Plan) -> str:
@@ -92,7 +95,12 @@ def _decide(
                  for n, i in found.items()}  # fmt: skip
         have = ", ".join(n for n, i in found.items() if i) or "no node"
         logger.info(f"    inputs {made_of.inputs[:12]}: {have} has them")
-    source = giver(found, data.source if made_of is None else None)
+    archive = _archive(plan, snapshots, data) if data.archive is not None else None
+    if archive is not None:
+        found = {n: i if i and _holds(archive, i) else None for n, i in found.items()}
+        have = ", ".join(n for n, i in found.items() if i) or "no node"
+        logger.info(f"    {archive.path} ({archive.image_id[:19]}): {have} has it")
+    source = giver(found, data.source if made_of is None and archive is None else None)
     lacking = takers(found, source)
     for name, image in found.items():
         said = identity_of(image) if image else "absent"
@@ -100,14 +108,13 @@ def _decide(
     if source is not None and not lacking:
         logger.info(f"    {reference} is the same on all {len(found)} nodes")
     seeds: frozenset[str] = frozenset()
-    archive = None
     if "@" in reference:
         # A name by digest comes from a registry alone: docker load cannot set it.
         seeds, lacking = frozenset(lacking), ()
     elif source is None:
         source = data.source or plan.rig.head.name
         seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
-        archive = _archive(data.archive, snapshots[source]) if data.archive else None
+    taken_up = _take_up(run, snapshots, seeds.union(lacking))
     transfer = None
     if lacking and source is not None:
         transfer = Transfer(run, "image", source, lacking, way(plan, waivers, data))
@@ -119,7 +126,22 @@ def _decide(
         transfer=transfer,
         whole=_whole(snapshots, transfer, data),
         image=lambda: _image_now(state, plan, transfer, found),
+        taken_up=taken_up,
     )
+
+
+def _take_up(run: Run, snapshots: Mapping[str, NodeSnapshot], getting: frozenset[str]) -> bool:
+    """Goes on in the change of a run that was cut off, whose nodes then are this run's too.
+
+    A node that closed that change is in its way only where it is to get something in it.
+    """
+    cut_off = {n for n, seen in snapshots.items() if unfinished({n: seen}, "image")}
+    concerned = {n: seen for n, seen in snapshots.items() if n in cut_off | getting}
+    run.id = unfinished(concerned, "image") or run.id
+    run.touched |= cut_off
+    if cut_off:
+        logger.info(f"    goes on in change {run.id}, open on {', '.join(sorted(cut_off))}")
+    return bool(cut_off)
 
 
 def _context(plan: Plan, archive: str | None) -> Context:
@@ -142,17 +164,36 @@ def _store(snapshot: NodeSnapshot) -> str:
     return snapshot.docker.store if isinstance(snapshot.docker, Docker) else "unknown"
 
 
-def _archive(path: str, target: NodeSnapshot) -> dockerarchive.Archive:
+def _archive(
+    plan: Plan, snapshots: Mapping[str, NodeSnapshot], data: HostData
+) -> dockerarchive.Archive:
+    """The operator's archive; DeployError where it is none, or cannot become this rig's image."""
+    path, reference = data.archive or "", image_of_recipe(plan)
+    if "@" in reference:
+        raise DeployError(
+            f"nothing was changed: {reference} is a name by digest, which only a pull sets: leave "
+            "archive= out, or name the image by a tag in the recipe"
+        )
+    target = data.source or plan.rig.head.name
+    if target not in snapshots:
+        raise DeployError(f"nothing was changed: from={target}: the rig has {', '.join(snapshots)}")
     try:
         found = dockerarchive.read(Path(path))
     except dockerarchive.BadArchive as error:
         raise DeployError(f"nothing was changed: {error}") from None
-    if KERNEL_ARCH.get(found.arch, found.arch) != target.identity.arch:
+    if KERNEL_ARCH.get(found.arch, found.arch) != snapshots[target].identity.arch:
         raise DeployError(
             f"nothing was changed: {path} is for {found.arch or 'an unknown processor'}, the node "
-            f"is {target.identity.arch}"
+            f"is {snapshots[target].identity.arch}"
         )
     return found
+
+
+def _holds(archive: dockerarchive.Archive, image: Image) -> bool:
+    """Whether an archive is this image: its layers, and its config by id or by what it does."""
+    return archive.diff_ids == image.layers and (
+        archive.image_id == image.id or archive.config_sha256 == image.config_sha256
+    )
 
 
 def way(plan: Plan, waivers: Waivers, data: HostData) -> Way:
@@ -213,7 +254,7 @@ def agreed(state: State, plan: Plan) -> str:
 
 def keep_what_is_whole(run: Run) -> str:
     """After a failure: a tag that was set stands on a whole image, so those changes are blessed."""
-    kept = []
+    kept, unknown = [], []
     for node in sorted(run.touched):
         request = {"change": run.id, "status": "COMMITTED", "reason": f"whole here; {run.failure}"}
         request["reason"] = " ".join(request["reason"].split())[:1900]
@@ -221,7 +262,15 @@ def keep_what_is_whole(run: Run) -> str:
             call(run.state, run.host(node), "close", request)
             kept.append(node)
         except StepFailed as error:
-            if error.code not in ("no_change", ""):
+            if error.code == "":
+                unknown.append(node)
+            elif error.code != "no_change":
                 raise
     where = f"complete on {', '.join(kept)}" if kept else "no node's tag was touched"
+    if unknown:
+        who = ", ".join(unknown)
+        where = (f"complete on {', '.join(kept)}; " if kept else "") + (
+            f"{who} did not answer: whether its tag was set is not known. The next run finds out; "
+            f"to undo it: {pyinfra(run.plan, 'rollback', f'change={run.id}')}"
+        )
     return f"{where}; run it again: what has come is kept and not fetched twice"

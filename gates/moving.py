@@ -24,7 +24,7 @@ MOVING: tuple[Gate, ...] = (
     host.nodes_reachable,
     *fabric.GATES,
     storage.lock_free,
-    storage.changes_closed,
+    storage.changes_closed_but("image"),
     storage.journal_whole,
 )
 
@@ -64,6 +64,7 @@ def image_gates(
 ) -> tuple[Gate, ...]:
     """All gates before an image moves: `chosen` is the node that the operator named.
 
+    `built`: the right image is not what a node has, but what inputs or an archive say.
     `whole`: it goes through docker save and docker load, because the operator says so. `waive`:
     the codes that the operator waives, for the way that the transfer then takes.
     """
@@ -83,7 +84,7 @@ def image_gates(
     def one_source(plan: Plan, observed: Observed) -> list[Violation]:
         """It is known whose image is the right one: two builds under one tag need a word.
 
-        Where the image is built from its inputs, these say which one is right.
+        Where the image is built from its inputs, or comes as an archive, these say it.
         """
         if built:
             return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
-from gates.base import MIB, gib, known, per_node, pyinfra
+from gates.base import MIB, Gate, gib, known, per_node, pyinfra
 from gates.codes import violation
 from gates.violation import Violation
 from schema.engine import Plan
@@ -96,6 +96,19 @@ def changes_closed_but_restart(
     yield from half_done(plan, node, snapshot, others)
 
 
+def changes_closed_but(deploy: str) -> Gate:
+    """As `changes_closed`, but a change of this deploy that was cut off: it is taken up."""
+
+    @per_node
+    def gate(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+        """No change of another deploy is half done (P4)."""
+        changes = known(snapshot.journal, "journal").changes
+        others = tuple(c for c in changes if (c.deploy, c.status) != (deploy, "OPEN"))
+        yield from half_done(plan, node, snapshot, others)
+
+    return gate
+
+
 def half_done(
     plan: Plan, node: Node, snapshot: NodeSnapshot, changes: tuple[ChangeSummary, ...]
 ) -> Iterator[Violation]:
@@ -107,7 +120,7 @@ def half_done(
             quiet = quiet_s(change, snapshot)
             again = (
                 pyinfra(plan, change.deploy)
-                if change.deploy in ("restart", "weights")
+                if change.deploy in ("restart", "weights", "image")
                 else f"{rollback} (at the console of {node.name}: sudo rignode undo)"
             )
             yield violation(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 
 from gates import fabric, host, storage, weights
-from gates.base import Gate, Observed, gib, known, per_node, pyinfra, reached
+from gates.base import Gate, Observed, gib, pyinfra, reached
 from gates.codes import violation
 from gates.violation import Violation
 from gates.ways import port_of, room_on, way_open
@@ -15,19 +15,6 @@ from schema.rig import Node
 from schema.snapshot import NodeSnapshot, Unreadable
 
 UNNEEDED = "remove from that filesystem what is not needed"
-
-
-def changes_closed_but(deploy: str) -> Gate:
-    """As storage.changes_closed, but a change of this deploy that was cut off: it is taken up."""
-
-    @per_node
-    def gate(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-        """No change of another deploy is half done (P4)."""
-        changes = known(snapshot.journal, "journal").changes
-        others = tuple(c for c in changes if (c.deploy, c.status) != (deploy, "OPEN"))
-        yield from storage.half_done(plan, node, snapshot, others)
-
-    return gate
 
 
 def weights_gates(
@@ -98,7 +85,7 @@ def weights_gates(
         host.nodes_reachable,
         *fabric.GATES,
         storage.lock_free,
-        changes_closed_but("weights"),
+        storage.changes_closed_but("weights"),
         storage.journal_whole,
         one_source,
         room,

@@ -21,8 +21,8 @@ MAX_DAMAGED = 20
 MAX_REFUSED = 3
 # Between two calls of a giver that is not there: it may be starting, so soon at first.
 _SOONEST_S, _LATEST_S = 0.02, 0.5
-# How long a giver that does not answer is told that it is no longer needed.
-_BYE_S = 5.0
+# How long a giver that does not answer yet is told that it is no longer needed.
+_BYE_S = 20.0
 # Told to a giver that waits while this end reads what it has: less than wire.SILENCE_S.
 _HERE_EVERY_S = 5.0
 Grown = Callable[[int], None]
@@ -76,6 +76,7 @@ class Peer:
     def _out_of_patience(self, error: wire.WireError) -> None:
         """Raises NodeError (`no_peer`) when nothing has come for too long."""
         if time.monotonic() - self._last > PATIENCE_S:
+            self._over = True  # nor would it hear that it is not needed
             device = self._place["device"]
             way = f" out of {device}" if device else ""
             raise NodeError(f"{error}{way}; tried for {PATIENCE_S:g} s", "no_peer",

@@ -100,30 +100,12 @@ def receive(request: Json) -> Json:
     """
     body = _checked(request)
     alive = offer.Alive()
-    error: Optional[str] = "it failed"
     started = time.monotonic()
-    with spooling.Busy("image"):
-        peer = fetch.Peer(body["from"], body["key"], alive.gone)
+    peer = fetch.Peer(body["from"], body["key"], alive.gone)
+    with contextlib.ExitStack() as stack:
+        _alone(stack, peer)
         job = imagebring.Bringing(body, peer)
-        try:
-            root = store()
-            if imageload.whole(body["want"]):
-                # It may not listen yet, and would wait for a word that it never hears.
-                with contextlib.suppress(NodeError):
-                    peer.line()
-            else:
-                job.bring(root)
-            imageload.drop_parts()
-            error = None
-        except (NodeError, OSError) as failure:
-            error = str(failure)
-            raise
-        except CannotRead as failure:
-            error = str(failure)
-            raise NodeError(error, "docker", "systemctl status docker") from None
-        finally:
-            peer.bye(error)
-            job.end()
+        _bring(job, peer, body)
         why = alive.gone()
         if why:
             raise NodeError(f"the image is there without its tag: {why}", "interrupted")
@@ -132,13 +114,46 @@ def receive(request: Json) -> Json:
     return {**answer, "changed": changed, "took_s": round(time.monotonic() - started, 2)}
 
 
+def _alone(stack: contextlib.ExitStack, peer: fetch.Peer) -> None:
+    """Takes the lock of image transfers; a giver that waits is told when another one has it."""
+    try:
+        stack.enter_context(spooling.Busy("image"))
+    except NodeError as refused:
+        peer.bye(str(refused))
+        raise
+
+
+def _bring(job: imagebring.Bringing, peer: fetch.Peer, body: Json) -> None:
+    """Brings the image whole, without a tag, and tells the giver how it ended."""
+    error: Optional[str] = "it failed"
+    try:
+        root = store()
+        if not imageload.whole(body["want"]):
+            job.bring(root)
+        imagebring.sweep()
+        error = None
+    except (NodeError, OSError) as failure:
+        error = str(failure)
+        raise
+    except CannotRead as failure:
+        error = str(failure)
+        raise NodeError(error, "docker", "systemctl status docker") from None
+    finally:
+        peer.bye(error)
+        job.end()
+
+
 def tag(request: Json) -> Json:
     """`image tag`: set the tag on an image that is here whole, as a journalled step."""
     body = check.keys(request, "request", _TAG_KEYS, _TAG_KEYS)
     reference = check.image(body["image"], "image")
     imagetag.split(reference)
     header = journal.checked_change(body["change"])
-    return {"changed": _tag({"change": header, "image": reference, "want": _wanted(body["want"])})}
+    changed = _tag({"change": header, "image": reference, "want": _wanted(body["want"])})
+    # The image came by another way: what a transfer that was given up left is of no use.
+    with contextlib.suppress(NodeError, CannotRead, OSError), spooling.Busy("image"):
+        imagebring.sweep()
+    return {"changed": changed}
 
 
 def _tag(body: Json) -> bool:

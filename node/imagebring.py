@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from node import dockerctl, fetch, imageload, layers
 from node import spool as spooling
@@ -49,15 +49,26 @@ def room_needed(sizes: Dict[int, int], from_nothing: bool) -> int:
     return sum(sizes.values()) + max(loaded, default=0)
 
 
+def sweep() -> None:
+    """Removes what transfers left: layers in the spool, and the images that kept registered ones.
+
+    For who holds the transfers' lock and has its image whole. Raises CannotRead, OSError.
+    """
+    spooling.keep_only([SUFFIX], [])
+    imageload.drop_parts()
+
+
 class Bringing:
     """One image: brought, registered, looked at; never tagged."""
 
     def __init__(self, body: Json, peer: fetch.Peer) -> None:
         self._want, self._deadline_s, self._peer = body["want"], body["deadline_s"], peer
         self._progress: Optional[spooling.Progress] = None
-        self._growing = imageload.Growing()
+        self._growing = imageload.Growing(peer.stop_if_gone)
         self._sizes: Dict[int, int] = {}
         self._paths: Dict[int, str] = {}
+        # An image may have a layer twice (the empty one, often): it comes once, as the first
+        self._first: Dict[int, int] = {}
         self._root = ""
         self.figures: Json = {"layers": 0, "bytes": 0, "resumed_bytes": 0}
 
@@ -74,11 +85,11 @@ class Bringing:
         have = layers.present(root, diff_ids)
         self._sizes = {n: int(self._peer.ask({"size": n})["size"])
                        for n in range(have, len(diff_ids))}  # fmt: skip
-        names = {n: diff_ids[n][7:] + SUFFIX for n in self._sizes}
-        spooling.keep_only([SUFFIX], list(names.values()))
-        self._paths = {n: os.path.join(spooling.folder(), name) for n, name in names.items()}
-        total = sum(self._sizes.values())
-        there = sum(_size(path) for path in self._paths.values())
+        spooling.keep_only([SUFFIX], [diff_ids[n][7:] + SUFFIX for n in self._sizes])
+        self._place(spooling.folder())
+        coming = sorted(set(self._first.values()))
+        total = sum(self._sizes[n] for n in coming)
+        there = sum(_size(self._paths[n]) for n in coming)
         spooling.require_room([
             (root, room_needed(self._sizes, have == 0)),
             (spooling.folder(), max(0, total - there)),
@@ -90,7 +101,7 @@ class Bringing:
 
         def fetch_all() -> None:
             try:
-                for item in sorted(self._sizes):
+                for item in coming:
                     self._fetch(item)
                 wire_s.append(time.monotonic() - started)
                 # docker needs minutes for what is here now; the giver need not wait for it
@@ -111,6 +122,14 @@ class Bringing:
                             "image_load", "docker images --no-trunc; run it again")  # fmt: skip
         self.figures.update(wire_s=round(wire_s[0], 2) if wire_s else 0.0,
                             load_s=round(time.monotonic() - started, 2))  # fmt: skip
+
+    def _place(self, folder: str) -> None:
+        """Gives each missing layer its file in the spool; layers that are the same share one."""
+        diff_ids = self._want["layers"]
+        seen: Dict[str, int] = {}
+        for item in sorted(self._sizes):
+            self._paths[item] = os.path.join(folder, diff_ids[item][7:] + SUFFIX)
+            self._first[item] = seen.setdefault(diff_ids[item], item)
 
     def _config(self) -> bytes:
         """Gives the image's config, which is what its id says."""
@@ -157,31 +176,36 @@ class Bringing:
             self._damaged(group)
             raise NodeError("docker ended its load well and does not have the layers",
                             "image_load", "run it again")  # fmt: skip
-        for item in group:
-            os.unlink(self._paths[item])
+        later = {self._paths[item] for item in self._sizes if item >= upto}
+        for path in {self._paths[item] for item in group} - later:
+            os.unlink(path)
+
+    def _read(self, item: int) -> Iterator[bytes]:
+        return self._growing.read(self._first[item], self._paths[item], self._sizes[item])
 
     def _try(self, config: bytes, group: List[int], upto: int) -> None:
         diff_ids = self._want["layers"][:upto]
         part = group == [0] or upto < len(self._want["layers"])
         if part and layers.present(self._root, diff_ids) == upto:
             return  # an attempt before this one had come so far
+        told = (self._deadline_s, self._all_sent, self._told, self._peer.stop_if_gone)
         if group == [0]:
-            chunks = self._growing.read(0, self._paths[0], self._sizes[0])
-            imageload.import_layer(chunks, self._deadline_s, self._all_sent, self._told)
+            imageload.import_layer(self._read(0), *told)
             return
         if upto < len(self._want["layers"]):
             config = imageload.part_config(config, diff_ids)
         image_id = "sha256:" + hashlib.sha256(config).hexdigest()
+        once = {self._paths[item]: item for item in group}
         chunks = imageload.archive(
-            image_id, config, diff_ids, {item: self._sizes[item] for item in group},
-            lambda item: self._growing.read(item, self._paths[item], self._sizes[item]),
+            image_id, config, diff_ids,
+            {item: self._sizes[item] for item in once.values()}, self._read,
         )  # fmt: skip
-        imageload.load(chunks, self._deadline_s, self._all_sent, self._told)
+        imageload.load(chunks, *told)
 
     def _damaged(self, group: List[int]) -> None:
         """Drops what docker would not take because it is not what its digest says, and says so."""
         bad = []
-        for item in group:
+        for item in {self._paths[item]: item for item in group}.values():
             digest = hashlib.sha256()
             # One that is still on its way was not what docker complained of.
             whole = fetch.digest_of(self._paths[item], digest) == self._sizes[item]
@@ -193,7 +217,6 @@ class Bringing:
                             "run it again: it is fetched anew")  # fmt: skip
 
     def _told(self, row: Json) -> None:
-        self._peer.stop_if_gone()
         detail = row.get("progressDetail") or {}
         if detail.get("total") and self._progress:
             self._progress.at(f"docker load {detail['current'] / 1e9:.2f} GB")

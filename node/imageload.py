@@ -6,6 +6,7 @@ finds the image by its name before it was looked at as a whole.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import socket
@@ -14,9 +15,9 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional
 from urllib.parse import quote
 
-from node import dockerctl, wire
+from node import dockerctl, spool, wire
 from node.dockerhttp import Connection
-from node.errors import Json, NodeError
+from node.errors import Json, NodeError, io_reason
 from node.snapshot import docker
 
 _CHUNK = wire.BLOCK
@@ -28,7 +29,9 @@ PART_TIMEOUT_S = 60.0
 class Growing:
     """Layers that another thread brings into files, for one that reads them as they grow."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+        """`look` is called about once a second while nothing comes, and may end that."""
+        self._look = look
         self._change = threading.Condition()
         self._sizes: Dict[int, int] = {}
         self._error: Optional[Exception] = None
@@ -49,6 +52,7 @@ class Growing:
         """Gives the item's size once it is more than `more_than`. Raises what `failed` noted."""
         with self._change:
             while self._error is None and self._sizes.get(item, -1) <= more_than:
+                self._look()
                 self._change.wait(1.0)
             if self._error is not None:
                 raise self._error
@@ -106,13 +110,15 @@ def load(
     timeout_s: float,
     sent: Callable[[], None],
     told: Callable[[Json], None],
+    look: Callable[[], None],
 ) -> None:
     """Hand an archive to docker. `sent` is called when docker has it, `told` with what it tells.
 
+    `look` is called about once a second, also while docker hangs: what it raises ends the load.
     Raises NodeError (`image_load`) with docker's words, and whatever making the archive raises:
     docker then sees an archive that is cut, and keeps nothing.
     """
-    last = _post("/images/load?quiet=0", chunks, timeout_s, sent, told)
+    last = _post("/images/load?quiet=0", chunks, timeout_s, sent, told, look)
     # A connection that just ends is no success: `socat … docker load` gave 0 and no image.
     if not last.startswith("Loaded image"):
         raise _cut(last)
@@ -123,6 +129,7 @@ def import_layer(
     timeout_s: float,
     sent: Callable[[], None],
     told: Callable[[Json], None],
+    look: Callable[[], None],
 ) -> None:
     """Hand the tar of a lowest layer to docker, which registers it while it comes.
 
@@ -130,7 +137,7 @@ def import_layer(
     makes has no name and carries the label PART. Raises as `load`.
     """
     label = quote(f"LABEL {PART}=1")
-    last = _post(f"/images/create?fromSrc=-&changes={label}", chunks, timeout_s, sent, told)
+    last = _post(f"/images/create?fromSrc=-&changes={label}", chunks, timeout_s, sent, told, look)
     if not last.startswith("sha256:"):
         raise _cut(last)
 
@@ -146,16 +153,17 @@ def _post(
     timeout_s: float,
     sent: Callable[[], None],
     told: Callable[[Json], None],
+    look: Callable[[], None],
 ) -> str:
     """Sends chunks to docker and reads what it tells; gives its last word."""
-    connection = Connection(docker.SOCKET, timeout_s)
+    connection = Connection(docker.SOCKET, timeout_s, look)
     try:
         try:
             connection.putrequest("POST", path)
             connection.putheader("Content-Type", "application/x-tar")
             connection.putheader("Transfer-Encoding", "chunked")
             connection.endheaders()
-            for chunk in chunks:
+            for chunk in _out_of_spool(chunks):
                 if chunk:
                     connection.send(b"%x\r\n" % len(chunk))
                     connection.send(chunk)
@@ -172,6 +180,21 @@ def _post(
                         "systemctl status docker; then run it again") from None  # fmt: skip
     finally:
         connection.close()
+
+
+def _out_of_spool(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Gives the chunks; a disk that fails while they are made is told as such, not as docker."""
+    try:
+        yield from chunks
+    except OSError as error:
+        folder = spool.folder()
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise NodeError(
+            f"the spool {folder}: {io_reason(error)}",
+            "no_room" if full else "io",
+            f"df -h {folder}; make room, then run it again: it goes on" if full
+            else "dmesg; then run it again",
+        ) from None  # fmt: skip
 
 
 def _answer(connection: http.client.HTTPConnection, told: Callable[[Json], None]) -> str:

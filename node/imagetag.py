@@ -84,8 +84,10 @@ def revert(step: Json) -> str:
     elif now != step["post"]:
         return "left alone: somebody has moved the tag since"
     elif step["pre"] is None:
+        # Its only name may be this one: without another, docker would remove image and layers.
+        _set(step["post"], kept_name(step["post"]))
         _drop(step["image"])
-        return "removed"
+        return f"removed; the image stays as {kept_name(step['post'])}"
     elif inspect(step["pre"]) is None:
         former = f"the former image {step['pre'][:19]} of {step['image']}"
         raise NodeError(f"{former} is gone", "image_tag", "bring it back, then: rignode undo")
@@ -95,3 +97,17 @@ def revert(step: Json) -> str:
     if step["kept"] and current(step["kept"]) == step["pre"]:
         _drop(step["kept"])
     return done
+
+
+def settle(step: Json) -> bool:
+    """Find out whether a tag was set that a kill left announced; gives whether that could be told.
+
+    Docker sets a tag or does not; a third image under it was set by somebody else.
+    """
+    now = current(step["image"])
+    if now == step["post"]:
+        step["state"] = "done"
+    elif now == step["pre"]:
+        revert(step)
+        step["state"] = "undone"
+    return bool(step["state"] != "intent")

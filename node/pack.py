@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from node import verbs
+from node.errors import Json
+from node.snapshot import docker
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = "/usr/local/lib/rigbook"
@@ -302,3 +304,10 @@ def install_call(
 def _zipapp_word() -> str:
     """Gives the zipapp as a word: packed once a run, whatever is asked how often."""
     return base64.b64encode(zlib.compress(zipapp_bytes(), 6)).decode("ascii")
+
+
+def config_sha256(config: Json) -> str:
+    """Gives what a node's snapshot says of an image whose config file is `config`."""
+    return docker.config_sha256(
+        config.get("config") or {}, config.get("architecture", ""), config.get("os", "")
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import hashlib
 import importlib
@@ -10,7 +11,7 @@ import pwd
 from typing import Any, Callable, Dict, List, Set
 
 from node import atomic, check, kubestep, special, stepkinds
-from node.errors import Json, NodeError
+from node.errors import CannotRead, Json, NodeError
 from node.run import TimedOut, run
 
 VALIDATE_TIMEOUT_S = 20.0
@@ -243,6 +244,9 @@ def settle(records: List[Json]) -> bool:
             # imported here: a snapshot does not send it
             records += importlib.import_module("node.patchtool").settle(entry)
             changed = True
+        if entry["state"] == "intent" and entry["op"] == "tag":
+            with contextlib.suppress(CannotRead, NodeError):
+                changed = importlib.import_module("node.imagetag").settle(entry) or changed
         if entry["state"] == "intent" and entry["op"] in special.OPS:
             found = special.settle(entry)
             entry["state"] = found or "intent"

@@ -10,14 +10,18 @@ import hashlib
 import io
 import json
 import posixpath
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from node import pack
+
 _CHUNK = 1 << 20
 _MAX_CONFIG = 8 << 20
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class BadArchive(Exception):
@@ -38,6 +42,11 @@ class Archive:
     def image_id(self) -> str:
         """The sha256 of the config."""
         return "sha256:" + hashlib.sha256(self.config).hexdigest()
+
+    @property
+    def config_sha256(self) -> str:
+        """The hash of what decides how the image runs, as a node's snapshot has it."""
+        return pack.config_sha256(json.loads(self.config))
 
     def chunks(self) -> Iterator[bytes]:
         """The archive as docker load gets it."""
@@ -79,7 +88,8 @@ def read(path: Path) -> Archive:
             return _archive(path, tar, members)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise BadArchive(f"{path} cannot be read as a docker archive: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    # RecursionError: json that is nested some hundred thousand deep
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadArchive(f"{path} is no docker archive: {type(error).__name__} {error}") from None
 
 
@@ -96,6 +106,10 @@ def _archive(path: Path, tar: tarfile.TarFile, members: dict[str, tarfile.TarInf
     config = _small(tar, members, str(images[0]["Config"]))
     said = json.loads(config)
     diff_ids = tuple(str(diff) for diff in said["rootfs"]["diff_ids"])
+    for diff in diff_ids:
+        # Paths are made of it, and docker unpacks them as root.
+        if not _DIGEST.fullmatch(diff):
+            raise BadArchive(f"{path} has a layer {diff[:80]!r}, which is no digest")
     names = [str(name) for name in images[0]["Layers"]]
     if len(names) != len(diff_ids):
         raise BadArchive(f"{path} names {len(names)} layers, its config {len(diff_ids)}")

@@ -74,22 +74,27 @@ def get(path: str, absent_ok: bool = False) -> Any:
     raise CannotRead(f"docker answered {status} to {path.split('?')[0]}")
 
 
-def image(row: Json) -> Json:
-    """Gives an image of GET /images/NAME/json.
+def config_sha256(config: Json, arch: str, system: str) -> str:
+    """Gives a hash over the fields that decide how an image runs.
 
-    `config_sha256` is taken over the fields that decide how it runs, so it is the same for both
-    image stores, whose `.Id` differ.
+    So it is the same for both image stores, whose `.Id` differ.
     """
-    config = {key: (row.get("Config") or {}).get(key) for key in _CONFIG}
-    known = {key: value for key, value in config.items() if value}
-    known.update(Architecture=row.get("Architecture", ""), Os=row.get("Os", ""))
+    known = {key: config[key] for key in _CONFIG if config.get(key)}
+    known.update(Architecture=arch, Os=system)
     canonical = json.dumps(known, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def image(row: Json) -> Json:
+    """Gives an image of GET /images/NAME/json."""
     return {
         "id": row["Id"],
         "tags": sorted(row.get("RepoTags") or []),
         "digests": sorted(row.get("RepoDigests") or []),
         "layers": list((row.get("RootFS") or {}).get("Layers") or []),
-        "config_sha256": hashlib.sha256(canonical.encode()).hexdigest(),
+        "config_sha256": config_sha256(
+            row.get("Config") or {}, row.get("Architecture", ""), row.get("Os", "")
+        ),
         "arch": str(row.get("Architecture", "")),
         "size": int(row.get("Size", 0)),
         "inputs": str(((row.get("Config") or {}).get("Labels") or {}).get(INPUTS_LABEL, "")),

@@ -28,6 +28,16 @@ id=$(sudo docker create {image} none)
 head -c {size} /dev/urandom > /tmp/layer && sudo docker cp /tmp/layer $id:/layer-$RANDOM >/dev/null
 sudo docker commit $id {image} >/dev/null && sudo docker rm $id >/dev/null && rm /tmp/layer
 """
+# The same file with the same times again: two layers of one content, as NGC's images have them.
+TWICE = """set -e
+echo same > /tmp/same && touch -d @1000000000 /tmp/same
+for _ in 1 2; do
+    id=$(sudo docker create {image} none)
+    sudo docker cp /tmp/same $id:/same >/dev/null && sudo docker commit $id {image} >/dev/null
+    sudo docker rm $id >/dev/null
+done
+sudo docker image inspect {image} | jq -r '.[0].RootFS.Layers[]'
+"""
 
 
 def make_image(lab: Lab, host: str, size: int, image: str = IMAGE) -> None:
@@ -40,11 +50,23 @@ def add_layer(lab: Lab, host: str, size: int, image: str = IMAGE) -> None:
     lab.ssh(host, "bash -s", stdin=LAYER.format(size=size, image=image))
 
 
+def repeat_layer(lab: Lab, host: str, image: str = IMAGE) -> None:
+    """Two layers more on top of an image that have the same content, so the same diff id."""
+    layers = lab.ssh(host, "bash -s", stdin=TWICE.format(image=image)).split()
+    assert layers[-1] == layers[-2], layers
+
+
 def image_id(lab: Lab, host: str, image: str = IMAGE) -> str:
     """The id of an image on a host, empty where it is not there."""
     return lab.ssh(
         host, f"sudo docker image inspect --format '{{{{.Id}}}}' {image} 2>/dev/null || true"
     )
+
+
+def open_changes(lab: Lab) -> list[str]:
+    """The changes that are OPEN on the hosts, as `lab2 ID`."""
+    return [f"{host} {change['id']}" for host in lab.hosts for change in lab.changes(host)
+            if change["status"] == "OPEN"]  # fmt: skip
 
 
 CLEAR = """

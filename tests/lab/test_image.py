@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import tarfile
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from operations.run import operator
 from tests.lab import moving as m
 from tests.rehearsal import Lab
 
@@ -28,6 +30,8 @@ def small(lab: Lab) -> Iterator[Lab]:
 
 
 def test_it_moves_and_a_second_run_changes_nothing(small: Lab) -> None:
+    """Of four layers, the upper two are the same one."""
+    m.repeat_layer(small, "lab1")
     done = small.pyinfra("image", *m.RECIPE)
     assert done.rc == 0 and done.counts(MOVE)[1] == "2", done.text
     assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
@@ -70,13 +74,36 @@ def test_a_killed_operator_leaves_nothing_listening_and_the_next_run_goes_on(sma
         m.kill(started)
         m.wait_for(lambda: not m.listens(small), 20)
         m.wait_for(lambda: not m.at_work(small, "lab1") and not m.at_work(small, "lab2"), 30)
-        assert m.image_id(small, "lab2") == "" and small.changes("lab2")[:1] != ["OPEN"]
+        assert m.image_id(small, "lab2") == "" and not m.open_changes(small)
         there = m.spooled(small)
         assert there > 4 * MB
     done = small.pyinfra("image", *m.RECIPE)
     assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
     assert abs(m.megabytes(done.text, "came in an earlier run") - there / MB) < 0.2
     assert m.megabytes(done.text, "on the wire") < 40 - there / MB + 2
+
+
+def test_a_run_that_was_killed_behind_its_tag_is_taken_up_and_undo_keeps_the_layers(
+    small: Lab,
+) -> None:
+    """node sets the tag, and nobody is there any more to close the change."""
+    assert small.pyinfra("image", *m.RECIPE).rc == 0
+    id_ = m.image_id(small, "lab2")
+    small.ssh("lab2", f"sudo docker tag {id_} rigbook-kept:x && sudo docker rmi {m.IMAGE}")
+    layers = small.ssh("lab2", f"sudo docker image inspect {id_} | jq -c '.[0].RootFS.Layers'")
+    header = {"id": "20260530T065800Z-image-3c4d", "deploy": "image", "operator": operator()}
+    want = {"id": id_, "layers": json.loads(layers)}
+    request = json.dumps({"change": header, "image": m.IMAGE, "want": want})
+    small.ssh("lab2", "sudo rignode image tag && sudo docker rmi rigbook-kept:x", stdin=request)
+    assert small.changes("lab2")[0]["status"] == "OPEN"
+    done = small.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and f"change {header['id']} COMMITTED" in done.text, done.text
+    undone = small.pyinfra("rollback", *m.RECIPE, "--data", f"change={header['id']}")
+    assert undone.rc == 0 and m.image_id(small, "lab2") == "", undone.text
+    assert m.image_id(small, "lab2", f"rigbook-kept:{id_[7:19]}") == id_
+    again = small.pyinfra("image", *m.RECIPE)
+    assert again.rc == 0 and "all layers were here" in again.text, again.text
+    assert m.image_id(small, "lab2") == id_
 
 
 def test_two_transfers_at_once_the_second_is_refused(small: Lab) -> None:
@@ -134,26 +161,33 @@ def test_a_spool_without_room_is_refused_before_anything_comes(small: Lab) -> No
 
 
 def test_a_docker_that_restarts_meanwhile_does_not_end_it(small: Lab) -> None:
+    """The former image keeps its tag meanwhile, and another name afterwards."""
+    m.make_image(small, "lab2", MB)
+    former = m.image_id(small, "lab2")
     m.make_image(small, "lab1", 40 * MB)
     with m.slow_fabric(small, 40):
-        started = m.start("image", *m.RECIPE)
+        started = m.start("image", *m.RECIPE, "--data", "from=lab1")
         m.wait_for(lambda: m.spooled(small) > 2 * MB)
         small.ssh("lab2", "sudo systemctl restart docker")
+        assert m.image_id(small, "lab2") == former
         out, _ = started.communicate(timeout=180)
     assert started.returncode == 0, out
     assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
+    assert m.image_id(small, "lab2", f"rigbook-kept:{former[7:19]}") == former
 
 
-def test_a_taker_that_reboots_in_the_middle_has_no_half_image(small: Lab) -> None:
+def test_a_taker_that_reboots_in_the_middle_has_its_old_image(small: Lab) -> None:
+    m.make_image(small, "lab2", MB)
+    former = m.image_id(small, "lab2")
     m.make_image(small, "lab1", 40 * MB)
     with m.slow_fabric(small, 40):
-        started = m.start("image", *m.RECIPE)
+        started = m.start("image", *m.RECIPE, "--data", "from=lab1")
         m.wait_for(lambda: m.spooled(small) > 2 * MB)
         assert small.verb("reboot", "lab2").rc == 0
         m.kill(started)
-    assert m.image_id(small, "lab2") == ""
+    assert m.image_id(small, "lab2") == former and not m.open_changes(small)
     m.wait_for(lambda: not m.listens(small), 20)
-    done = small.pyinfra("image", *m.RECIPE)
+    done = small.pyinfra("image", *m.RECIPE, "--data", "from=lab1")
     assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
 
 
@@ -189,7 +223,8 @@ def test_a_disk_that_fills_in_the_middle_leaves_the_old_image(small: Lab) -> Non
             small.ssh("lab2", f"sudo dd if=/dev/zero of={spool}/other bs=1M 2>/dev/null || true")
             out, _ = started.communicate(timeout=240)
         assert started.returncode == 1 and "Traceback" not in out, out
-        assert "No space left" in out and m.image_id(small, "lab2") == former
+        assert f"the spool {spool}: No space left" in out and f"df -h {spool}" in out, out
+        assert "docker ended" not in out and m.image_id(small, "lab2") == former
         small.ssh("lab2", f"sudo rm {spool}/other")
         done = small.pyinfra("image", *m.RECIPE, "--data", "from=lab1")
         assert done.rc == 0 and m.image_id(small, "lab2") == m.image_id(small, "lab1"), done.text
@@ -217,15 +252,19 @@ def test_a_damaged_part_never_becomes_an_image(small: Lab) -> None:
 
 
 def test_layers_that_docker_has_registered_are_not_fetched_again(small: Lab) -> None:
-    """A run that is killed behind the lowest layer goes on with the next one."""
+    """A run that is killed behind the lowest layer, while docker hangs, goes on with the next."""
     m.make_image(small, "lab1", 4 * MB)
     m.add_layer(small, "lab1", 40 * MB)
     with m.slow_fabric(small, 40):
         started = m.start("image", *m.RECIPE)
         kept = "sudo docker images -q --filter label=rigbook.part"
         m.wait_for(lambda: small.ssh("lab2", kept) and m.spooled(small) > 4 * MB)
-        m.kill(started)
-        m.wait_for(lambda: not m.at_work(small, "lab2"), 30)
+        small.ssh("lab2", "sudo kill -STOP $(pidof dockerd)")
+        try:
+            m.kill(started)
+            m.wait_for(lambda: not m.at_work(small, "lab2"), 30)
+        finally:
+            small.ssh("lab2", "sudo kill -CONT $(pidof dockerd)")
     assert m.image_id(small, "lab2") == ""
     done = small.pyinfra("image", *m.RECIPE)
     assert done.rc == 0 and "1 layers, 40." in done.text, done.text
@@ -247,14 +286,25 @@ def test_a_port_that_is_taken_is_named_and_another_one_works(small: Lab) -> None
         small.ssh("lab1", f"kill {pid}")
 
 
-def test_the_fallback_moves_it_whole(small: Lab) -> None:
+LEFT = """set -e
+sudo mkdir -p /var/lib/rigbook/spool && echo half | sudo tee /var/lib/rigbook/spool/0.layer
+tar -c -T /dev/null | sudo docker import -c 'LABEL rigbook.part=1' -
+"""
+
+
+def test_the_fallback_moves_it_whole_and_clears_what_a_transfer_left(small: Lab) -> None:
+    """As after a transfer that was killed and given up for method=ssh."""
+    small.ssh("lab2", "bash -s", stdin=LEFT)
     done = small.pyinfra("image", *m.RECIPE, "--data", "method=ssh")
     assert done.rc == 0 and "through this machine" in done.text, done.text
     assert m.image_id(small, "lab2") == m.image_id(small, "lab1")
     assert small.changes("lab2")[0]["status"] == "COMMITTED"
+    left = small.ssh("lab2", "sudo docker images -q --filter label=rigbook.part")
+    assert left == "" and m.spooled(small) == 0
 
 
 def test_an_archive_of_the_operator_comes_first_to_one_node(small: Lab, tmp_path: Path) -> None:
+    """It says what is to be under the tag, though each host has another build there."""
     archive = tmp_path / "small.tar"
     wanted = m.image_id(small, "lab1")
     small.ssh("lab1", f"sudo docker save {m.IMAGE} | base64 -w0 > /tmp/small.b64")
@@ -262,9 +312,18 @@ def test_an_archive_of_the_operator_comes_first_to_one_node(small: Lab, tmp_path
         base64.b64decode(small.ssh("lab1", "cat /tmp/small.b64; rm /tmp/small.b64"))
     )
     m.clear(small)
+    for host in small.hosts:
+        m.make_image(small, host, MB)
+    former = {host: m.image_id(small, host) for host in small.hosts}
     done = small.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}")
     assert done.rc == 0, done.text
     assert {m.image_id(small, host) for host in small.hosts} == {wanted}
+    again = small.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}")
+    assert again.rc == 0 and again.counts("Grand total")[1:] == ("-", "-", "5"), again.text
+    change = small.changes("lab1")[0]["id"]
+    undone = small.pyinfra("rollback", *m.RECIPE, "--data", f"change={change}")
+    assert undone.rc == 0, undone.text
+    assert {host: m.image_id(small, host) for host in small.hosts} == former
 
 
 def test_a_hostile_archive_is_refused(small: Lab, tmp_path: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
+import io
 import json
-import threading
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from node import fetch, imagebring, imageload, spool
+from node import fetch, image, imagebring, imageload, spool
 from node.errors import NodeError
-from tests.node.support import Host
-from tests.node.transfers import HERE, Ends, Meddler, files
+from tests.node.support import Host, change
+from tests.node.transfers import HERE, Ends, Meddler, answer, files
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -88,10 +93,12 @@ def bringing(
     diff_ids = [f"sha256:{hashlib.sha256(said[n]).hexdigest()}" for n in sorted(said)]
     body = {"want": {"id": "", "layers": diff_ids}, "deadline_s": 5}
     made = imagebring.Bringing(body, fetch.Peer({}, "", lambda: None))
-    paths = {n: folder / f"{n}.layer" for n in contents}
+    made._sizes = {n: len(said[n]) for n in contents}
+    made._place(str(folder))
+    paths = {n: Path(made._paths[n]) for n in contents}
     for n, raw in contents.items():
         paths[n].write_bytes(raw)
-        made._paths[n], made._sizes[n] = str(paths[n]), len(said[n])
+        made._growing.grew(n, len(raw))
     return made, paths
 
 
@@ -140,21 +147,113 @@ def test_a_docker_that_ended_is_tried_again_and_a_full_disk_is_not(
     assert docker.imports == 1 and paths[0].exists()
 
 
-def test_two_images_at_once_the_second_is_refused(
+class _Giver:
+    """Stand-in for the giving node: layers by number, and how often each was asked for."""
+
+    def __init__(self, contents: list[bytes]) -> None:
+        self.contents, self.fetched = contents, list[int]()
+        self.diff_ids = [f"sha256:{hashlib.sha256(raw).hexdigest()}" for raw in contents]
+        self.config = json.dumps({"rootfs": {"diff_ids": self.diff_ids}}).encode()
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "size" in message:
+            return {"size": len(self.contents[message["size"]])}
+        return {"config": base64.b64encode(self.config).decode()}
+
+    def fetch(self, peer: object, item: int, path: str, grown: fetch.Grown) -> None:
+        self.fetched.append(item)
+        there = Path(path).stat().st_size if Path(path).exists() else 0
+        with Path(path).open("ab") as file:
+            file.write(self.contents[item][there:])
+        grown(len(self.contents[item]) - there)
+
+    def bye(self, error: str | None) -> None:
+        pass
+
+    def stop_if_gone(self) -> None:
+        pass
+
+
+class _Store:
+    """Stand-in for docker's store: takes archives, and looks at each layer as docker does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, giver: _Giver, have: int = 0) -> None:
+        self.giver, self.have, self.archives = giver, have, list[list[str]]()
+        monkeypatch.setattr(imagebring.layers, "present", lambda root, ids: self.have)
+        monkeypatch.setattr(imageload, "import_layer", self._import)
+        monkeypatch.setattr(imageload, "load", self._load)
+        monkeypatch.setattr(imageload, "whole", lambda want: self.have == len(giver.contents))
+
+    def _import(self, chunks: Iterator[bytes], *_: object) -> None:
+        assert b"".join(chunks) == self.giver.contents[0]
+        self.have = 1
+
+    def _load(self, chunks: Iterator[bytes], *_: object) -> None:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+            members = tar.getmembers()
+            sent = {info.name: (tar.extractfile(info) or io.BytesIO()).read() for info in members}
+        self.archives.append([i.name for i in members if i.name.endswith("layer.tar")])
+        names = json.loads(sent["manifest.json"])[0]["Layers"]
+        for name, raw in list(zip(names, self.giver.contents, strict=False))[self.have :]:
+            assert sent[name] == raw
+        self.have = len(names)
+
+
+def test_a_layer_that_an_image_has_twice_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Images of NGC and CUDA repeat the empty layer, in one group and in later ones."""
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
-    seen: list[str] = []
+    monkeypatch.setattr(imagebring, "GROUP", 2048)
+    empty = bytes(1024)
+    giver = _Giver([b"lowest", empty, empty, b"middle", empty, b"lowest"])
+    monkeypatch.setattr(fetch, "fetch_unhashed", giver.fetch)
+    store = _Store(monkeypatch, giver)
+    want = {
+        "id": f"sha256:{hashlib.sha256(giver.config).hexdigest()}",
+        "layers": giver.diff_ids,
+    }
+    job = imagebring.Bringing({"want": want, "deadline_s": 5}, giver)  # type: ignore[arg-type]
+    job.bring(str(tmp_path))
+    assert giver.fetched == [0, 1, 3] and store.have == 6
+    assert [len(names) for names in store.archives] == [1, 3], "each layer once in an archive"
+    assert job.figures["bytes"] == len(b"lowest") + 1024 + len(b"middle")
+    assert list(Path(spool.folder()).glob(f"*{imagebring.SUFFIX}")) == []
 
-    def other() -> None:
-        try:
-            with spool.Busy("image"):
-                seen.append("let in")
-        except NodeError as error:
-            seen.append(error.code)
 
+WANT = {"id": "sha256:" + "1" * 64, "layers": ["sha256:" + "2" * 64]}
+
+
+def test_two_images_at_once_the_second_is_refused_and_its_giver_is_told(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The giver listens a moment later than the refusal; unheard, it would wait for 90 s."""
+    files(ends.source, a_bin=10)
+    monkeypatch.setenv("RIGBOOK_STATE", ends.taker.environ()["RIGBOOK_STATE"])
+    request = {k: v for k, v in ends.receive().items() if k in ("change", "from", "key")}
     with spool.Busy("image"):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert seen == ["transfer_runs"]
+        taker = ends.start(
+            ends.taker, "image receive", {**request, "image": "rigbook/small:1", "want": WANT}
+        )
+        with ends.offering() as giver:
+            got, gave = answer(taker), answer(giver)
+    assert not got["ok"] and got["code"] == "transfer_runs", got
+    assert gave["peers"][HERE]["done"], gave
+    assert "another transfer of image runs" in gave["peers"][HERE]["error"]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_image_that_came_by_another_way_clears_what_a_transfer_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """Gigabytes would stay for good; what a transfer is still bringing is left alone."""
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    parts: list[str] = []
+    monkeypatch.setattr(imageload, "drop_parts", lambda: parts.append("dropped"))
+    monkeypatch.setattr(image, "_tag", lambda body: True)
+    left = Path(spool.ensure()) / f"{'2' * 64}{imagebring.SUFFIX}"
+    left.write_bytes(b"half a layer")
+    request = {"change": change(), "image": "rigbook/small:1", "want": WANT}
+    with spool.Busy("image") if busy else contextlib.nullcontext():
+        assert image.tag(request) == {"changed": True}
+    assert (left.exists(), parts) == ((True, []) if busy else (False, ["dropped"]))

@@ -88,6 +88,14 @@ def test_a_layer_that_stands_twice_is_a_link_to_its_first_place(tmp_path: Path) 
         ({**parts(), "l/layer.tar": "/etc/passwd"}, "leads out of it"),
         ({**parts(), "l/layer.tar": "../../../etc/passwd"}, "leads out of it"),
         (parts(c_json=b'{"rootfs": {"diff_ids": []}}'), "names 1 layers"),
+        (
+            parts(c_json=b'{"rootfs": {"diff_ids": ["sha256:../../../../etc/cron.d/x"]}}'),
+            "is no digest",
+        ),
+        (parts(c_json=b'{"rootfs": {"diff_ids": ["sha256:' + b"A" * 64 + b'"]}}'), "is no digest"),
+        (parts(c_json=b'{"rootfs": {"diff_ids": ["sha512:' + b"a" * 64 + b'"]}}'), "is no digest"),
+        (parts(manifest_json=b"[" * 200_000), "no docker archive"),
+        (parts(c_json=b"[" * 200_000), "no docker archive"),
         (parts(c_json=b"[]"), "no docker archive"),
     ],
 )
