@@ -82,6 +82,8 @@ def as_archive(*names: str, by_id: bool = True) -> Callable[[Plan], Snapshots]:
         rig = dict(healthy(plan))
         return rig | {n: put(rig[n], "docker.images.0", image) for n in names}
 
+    return seen
+
 
 def firewall(plan: Plan) -> Snapshots:
     """The worker lacks the image, and what it sends to the head's port is dropped."""
@@ -240,8 +242,8 @@ def test_a_firewall_is_refused_before_anything_is_sent(ran: Runs) -> None:
 def test_each_node_is_asked_to_try_the_givers_port(ran: Runs) -> None:
     """In the one look, out of the fabric's device."""
     asked = {c.host: c.request["reach"] for c in ran["same"].commands}
-    for host in (HEAD, WORKER):
-        (row,) = asked[host]
+    for name in (HEAD, WORKER):
+        (row,) = asked[name]
         assert (row["port"], row["device"]) == (29680, "bond0")
     assert asked[HEAD][0]["address"] != asked[WORKER][0]["address"]
 
