@@ -13,6 +13,7 @@ from node import pack
 from tests.node import table_lines, trees
 from tests.node.reap_world import World
 from tests.node.support import Host
+from tests.node.transfers import Ends
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,17 @@ def host(tmp_path: Path, pyz: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     (root / "bin").mkdir(parents=True)
     monkeypatch.setenv("RIGBOOK_STATE", str(root / "state"))
     return Host(root, pyz)
+
+
+@pytest.fixture
+def ends(tmp_path: Path, pyz: Path) -> Ends:
+    """A giver and a taker of a transfer, with folders of their own."""
+    hosts = []
+    for name in ("giver", "taker"):
+        root = tmp_path / name
+        (root / "bin").mkdir(parents=True)
+        hosts.append(Host(root, pyz))
+    return Ends(hosts[0], hosts[1], tmp_path / "source", tmp_path / "target")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from node import fetch, image, imagebring, imageload, spool
 from node.errors import NodeError
-from tests.node.support import Host, change
+from tests.node.support import change
 from tests.node.transfers import HERE, Ends, Meddler, answer, files
 
 MIB = 1 << 20
@@ -50,17 +50,6 @@ def test_what_keeps_layers_has_no_command_and_says_what_it_is() -> None:
     part = json.loads(imageload.part_config(json.dumps(whole).encode(), ["a"]))
     assert part["rootfs"]["diff_ids"] == ["a"] and part["architecture"] == "amd64"
     assert part["config"] == {"Labels": {imageload.PART: "1"}}
-
-
-@pytest.fixture
-def ends(tmp_path: Path, pyz: Path) -> Ends:
-    """A giver with files, and a folder for what comes."""
-    hosts = []
-    for name in ("giver", "taker"):
-        root = tmp_path / name
-        (root / "bin").mkdir(parents=True)
-        hosts.append(Host(root, pyz))
-    return Ends(hosts[0], hosts[1], tmp_path / "source", tmp_path / "target")
 
 
 def test_a_layer_whose_byte_flipped_on_the_wire_comes_right(ends: Ends, tmp_path: Path) -> None:

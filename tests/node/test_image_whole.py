@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node import image, imageload, offer, wire
-from tests.node.support import Host, change
+from tests.node.support import change
 from tests.node.transfers import HERE, Ends, answer, files, listening, wait_for
 
 DIGEST = "sha256:" + "a" * 64
@@ -24,16 +22,10 @@ class AnOperator:
         """Nobody is gone."""
 
 
-@pytest.fixture
-def ends(tmp_path: Path, pyz: Path) -> Iterator[Ends]:
-    """A giver with files: what it gives does not matter here."""
-    hosts = []
-    for name in ("giver", "taker"):
-        (tmp_path / name / "bin").mkdir(parents=True)
-        hosts.append(Host(tmp_path / name, pyz))
-    made = Ends(hosts[0], hosts[1], tmp_path / "source", tmp_path / "target")
-    files(made.source, a_bin=1)
-    yield made
+@pytest.fixture(autouse=True)
+def given(ends: Ends) -> None:
+    """A file at the giver: what it gives does not matter here."""
+    files(ends.source, a_bin=1)
 
 
 def test_a_giver_that_listens_later_still_hears_that_nothing_is_needed(

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from node import wire
-from tests.node.support import Host
 from tests.node.transfers import (
     HERE,
     Ends,
@@ -31,17 +30,6 @@ from tests.node.transfers import (
 )
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def ends(tmp_path: Path, pyz: Path) -> Ends:
-    """A giver and a taker with folders of their own."""
-    hosts = []
-    for name in ("giver", "taker"):
-        root = tmp_path / name
-        (root / "bin").mkdir(parents=True)
-        hosts.append(Host(root, pyz))
-    return Ends(hosts[0], hosts[1], tmp_path / "source", tmp_path / "target")
 
 
 def parts(ends: Ends) -> list[Path]:

@@ -10,24 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.support import Host
 from tests.node.transfers import HERE, Ends, Meddler, answer, content, files, wait_for
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def ends(tmp_path: Path, pyz: Path) -> Iterator[Ends]:
+def ends(ends: Ends) -> Iterator[Ends]:
     """A giver, and a taker whose folder is a small disk of its own; needs root."""
-    hosts = []
-    for name in ("giver", "taker"):
-        root = tmp_path / name
-        (root / "bin").mkdir(parents=True)
-        hosts.append(Host(root, pyz))
-    target = tmp_path / "target"
+    target = ends.target
     target.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", str(target)], check=True)
-    yield Ends(hosts[0], hosts[1], tmp_path / "source", target)
+    yield ends
     subprocess.run(["umount", "-l", str(target)], check=True)
 
 

@@ -23,17 +23,6 @@ from tests.node.transfers import HERE, Ends, Meddler, answer, content, files, fr
 MIB = 1 << 20
 
 
-@pytest.fixture
-def ends(tmp_path: Path, pyz: Path) -> Ends:
-    """A giver and a taker with folders of their own."""
-    hosts = []
-    for name in ("giver", "taker"):
-        root = tmp_path / name
-        (root / "bin").mkdir(parents=True)
-        hosts.append(Host(root, pyz))
-    return Ends(hosts[0], hosts[1], tmp_path / "source", tmp_path / "target")
-
-
 def through(meddler: Meddler) -> dict[str, Any]:
     """The place of a giver behind a meddler."""
     return {"from": {"address": HERE, "port": meddler.port, "device": None}}
