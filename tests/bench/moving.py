@@ -96,7 +96,7 @@ class Figures:
     commands: int = 0
     memory: int = 0
     raw: float = 0.0
-    disk: float = 0.0
+    disk: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     known: list[float] = field(default_factory=list)
     size: float = 0.0
@@ -261,13 +261,16 @@ def measured(moves: Moves, rounds: int, megabytes: int) -> Figures:
             (figures.weights, figures.known), moves.weights(megabytes), strict=True
         ):
             rates.append(rate)
+        # Beside them, and judged by the best: what was written before may still go to the disk.
+        figures.disk.append(moves.disk(megabytes))
     figures.save.append(moves.save(ENGINE_IMAGE))
     figures.wire.append(moves.wire(round(figures.size / (1 << 20))))
     moves.away(ENGINE_IMAGE)
     figures.load.append(moves.load(ENGINE_IMAGE))
     moves.ours("from=lab1")
     figures.commands = moves.commands()
-    figures.raw, figures.disk = moves.raw(megabytes), moves.disk(megabytes)
+    figures.raw = moves.raw(megabytes)
+    figures.disk.append(moves.disk(megabytes))
     return figures
 
 
@@ -276,7 +279,7 @@ def rows(figures: Figures) -> list[Row]:
     cold = _median(figures.pipe) / _median(figures.ours)
     layer = _median(figures.layer_pipe) / _median(figures.layer)
     wire = max(figures.layer_mb)
-    bound = min(figures.raw, figures.disk)
+    bound = min(figures.raw, max(figures.disk))
     most = figures.memory / 10**6
     return [
         Row("cold, the seed's pipe: docker save, ssh, docker load", _seconds(figures.pipe)),
@@ -298,7 +301,8 @@ def rows(figures: Figures) -> list[Row]:
         Row("nothing to do: remote commands a host", str(figures.commands),
             f"≤ {MAX_COMMANDS}", figures.commands <= MAX_COMMANDS),
         Row("one plain TCP stream", _rate(figures.raw)),
-        Row("the taker's disk, written and flushed", _rate(figures.disk)),
+        Row("the taker's disk, written and flushed", 
+            f"{_rate(max(figures.disk))} at best of {len(figures.disk)}"),
         *_weights("weights, hashes known", _median(figures.known), bound),
         *_weights("weights, hashes known to nobody", _median(figures.weights), bound),
         Row("memory of node on a host, cold move", f"{most:.0f} MB",
@@ -337,7 +341,8 @@ Run again on a lab with its engine: `python -m tests.bench moving`.
   both ends of ssh and docker load compete for them; of image.py the giver, the taker and docker.
 - weights: {megabytes} MB in four files of random bytes, once when nobody knows their hashes (both
   ends take the sha256, on the same two cores) and once more when the giver knows them. The rate is
-  the deploy's own, from the first block to the last name. The disk is one dd that flushes.
+  the deploy's own, from the first block to the last name. The disk is one dd that flushes, the best
+  of some.
 - memory: all of node's processes on the worse host, five times a second.
 """
     return Part("Image and weights over the fabric", text, listed)

@@ -37,7 +37,7 @@ def test_a_move_is_judged_by_both_ways_of_the_same_run() -> None:
     figures = moving.Figures(
         pipe=[90.0, 100.0], ours=[50.0, 50.0], wire_s=[30.0], node_s=[40.0], save=[30.0],
         wire=[14.0], load=[50.0], layer_pipe=[50.0], layer=[4.0], layer_node=[1.0],
-        layer_mb=[1.0, 6.0], nothing=[1.5], commands=1, memory=10**8, raw=1e9, disk=4e8,
+        layer_mb=[1.0, 6.0], nothing=[1.5], commands=1, memory=10**8, raw=1e9, disk=[4e8, 2e8],
         weights=[3.7e8], known=[3.5e8],
     )  # fmt: skip
     part = Part("Image", table(moving.rows(figures)), moving.rows(figures))
