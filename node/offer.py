@@ -41,13 +41,9 @@ class Source(abc.ABC):
     def blocks(self, item: int, offset: int) -> Iterator[wire.Bytes]:
         """Gives an item's bytes from `offset` on, in blocks of at most wire.BLOCK."""
 
-    def hashing(self, item: int, offset: int) -> bool:
-        """Gives whether the item's sha256 is to be taken while it passes; `learned` gets it."""
-        return False
-
-    def learned(self, item: int, sha256: str) -> None:
-        """Notes an item's sha256, taken while it passed whole. Needed where `hashing` is."""
-        raise NotImplementedError
+    def hashing(self, item: int, offset: int) -> Optional[Callable[[str], None]]:
+        """Gives who is told the sha256 of an item that passes whole; None: it is not taken."""
+        return None
 
     @abc.abstractmethod
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
@@ -244,8 +240,8 @@ class _Offer:
 
     def _give(self, line: wire.Line, chooser: Chooser, asked: Json) -> None:
         item, offset = int(asked["get"]), int(asked["offset"])
-        both = asked.get("hashes") is True and self._source.hashing(item, offset)
-        running = wire.Running() if both else None
+        told = self._source.hashing(item, offset) if asked.get("hashes") is True else None
+        running = wire.Running() if told else None
         if running:
             line.say({"checks": "sha256"})
         for block in self._source.blocks(item, offset):
@@ -253,8 +249,8 @@ class _Offer:
             started = time.monotonic()
             count = line.send(block, squeeze, running)
             chooser.sent(count, time.monotonic() - started)
-        if running:
-            self._source.learned(item, running.hexdigest())
+        if running and told:
+            told(running.hexdigest())
         said = [time.monotonic()]
 
         def tick() -> None:

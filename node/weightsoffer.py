@@ -41,11 +41,13 @@ class Files(offer.Source):
                 yield memoryview(buffer)[:count]
             _unchanged(row, file.fileno())
 
-    def hashing(self, item: int, offset: int) -> bool:
-        """Gives whether a file that passes whole is to be hashed: unless it is known."""
-        return offset == 0 and self._known(self._files[item]) is None
+    def hashing(self, item: int, offset: int) -> Optional[Callable[[str], None]]:
+        """Gives who is told the hash of a file that passes whole, unless it is known."""
+        if offset or self._known(self._files[item]) is not None:
+            return None
+        return lambda sha256: self._learn(item, sha256)
 
-    def learned(self, item: int, sha256: str) -> None:
+    def _learn(self, item: int, sha256: str) -> None:
         """Keeps a file's sha256, for the folder's manifest: of the file as it was listed."""
         row = self._files[item]
         with self._lock:
@@ -60,7 +62,7 @@ class Files(offer.Source):
                 _unchanged(row, file.fileno())
                 found = manifests.hash_of(file, row["name"], lambda count: tick()).sha256
                 _unchanged(row, file.fileno())
-            self.learned(item, found)
+            self._learn(item, found)
         return found
 
     def _known(self, row: Json) -> Optional[str]:
