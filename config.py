@@ -18,8 +18,8 @@ config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # A rig's login user is not root; what rigbook reads and changes is root's.
 config.SUDO = True
 
-from deploys.guards import install, own_folder
-from deploys.quick import shorten
+from deploys.common.cli_guards import install, own_folder
+from deploys.common.startup_speed import shorten
 
 own_folder()
 install(ctx_state.get(), sys.argv[1:])

@@ -6,7 +6,8 @@ list=true shows what there is; verify=ID (or all) reads back; prune=true keep=N 
 
 from pyinfra import host, state
 
-from deploys.backing_up import (
+from deploys.common.load_and_gate import gate, load, once, operator_data, remember
+from deploys.procedures.venv.backup import (
     backups_of_all,
     look,
     request,
@@ -15,10 +16,9 @@ from deploys.backing_up import (
     trees,
     would_prune,
 )
-from deploys.support import gate, load, once, operator_data, remember
 from facts.observe import real
-from gates.serving import CHANGING, REACHING
-from operations import backup
+from gates.gate_sets import CHANGING, REACHING
+from operations.venv import backup
 
 # Load: what the rig is, and what is asked for.
 plan = load()

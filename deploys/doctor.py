@@ -6,10 +6,10 @@ Data: deep=true hashes the weights, json=true prints the findings for a machine.
 
 from pyinfra import state
 
-from deploys.cluster_doctor import diagnose_cluster, report_cluster
-from deploys.clusters import load_cluster, on_cluster
-from deploys.diagnosis import diagnose, print_report
-from deploys.support import load, once
+from deploys.common.load_and_gate import load, once
+from deploys.procedures.cluster.doctor import diagnose_cluster, report_cluster
+from deploys.procedures.cluster.load_and_gate import load_cluster, on_cluster
+from deploys.procedures.engine.doctor import diagnose, print_report
 
 # Load: what should be.
 plan = load_cluster() if on_cluster() else load()

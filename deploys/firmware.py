@@ -6,9 +6,10 @@ only=NODE, nic=CARD.
 
 from pyinfra import host, state
 
-from deploys.arming import asked, decide, gates_of, observed, proof
-from deploys.support import dry_run, gate, load, once, operator_data
-from operations import engine, machine
+from deploys.common.load_and_gate import dry_run, gate, load, once, operator_data
+from deploys.procedures.host.firmware import asked, decide, gates_of, observed, proof
+from operations.engine import engine
+from operations.host import machine
 
 # Load: what we want, and the board's checklist.
 rig = load()

@@ -6,11 +6,12 @@ reserve_mib, device, hardware_mib, container, deadline; set='{"NAME": "value"}' 
 
 from pyinfra import state
 
-from deploys.clusters import gate_cluster, load_cluster
-from deploys.limiting import asked_values, decide, models
-from deploys.rollouts import proof
-from gates.serving import CHANGING
-from operations import engine, kubernetes
+from deploys.procedures.cluster.gpu_limit import asked_values, decide, models
+from deploys.procedures.cluster.load_and_gate import gate_cluster, load_cluster
+from deploys.procedures.cluster.rollout import proof
+from gates.gate_sets import CHANGING
+from operations.cluster import deployment
+from operations.engine import engine
 
 # Load: what we want.
 plan = load_cluster()
@@ -21,7 +22,7 @@ values = asked_values(plan, snapshot)
 work = decide(state, plan, values, waivers)
 
 # Act: a strategic patch of one container, refused when somebody else wrote meanwhile.
-kubernetes.patch(name="Set the variables", run=work.run, steps=work.steps, tell=work.lines)
+deployment.patch(name="Set the variables", run=work.run, steps=work.steps, tell=work.lines)
 
 # Verify: the rollout ends within its deadline, and the new pod really has the values.
 engine.prove(

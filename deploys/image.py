@@ -5,10 +5,11 @@ Runbook: docs/runbooks/image.md. Data: from, archive, build, method, port, compr
 
 from pyinfra import host, state
 
-from deploys.imaging import agreed, asking_the_way, decide, image_of_recipe
-from deploys.support import gate, load, operator_data
-from gates.moving import image_gates
-from operations import engine, image
+from deploys.common.load_and_gate import gate, load, operator_data
+from deploys.procedures.transfer.image import agreed, asking_the_way, decide, image_of_recipe
+from gates.transfer.image import image_gates
+from operations.engine import engine
+from operations.transfer import image
 
 # Load: what we want.
 plan = asking_the_way(load(), operator_data())

@@ -6,10 +6,11 @@ candidate=RELEASE to boot it once, prove it and pin it, with budget=SECONDS for 
 
 from pyinfra import host, state
 
-from deploys.pinning import decide, gates_of, observed, wanted
-from deploys.support import gate, load, once, operator_data
-from deploys.trying import back_to_pinned, candidate_proof, reboot_into
-from operations import engine, kernel
+from deploys.common.load_and_gate import gate, load, once, operator_data
+from deploys.procedures.host.kernel import decide, gates_of, observed, wanted
+from deploys.procedures.host.kernel_trial import back_to_pinned, candidate_proof, reboot_into
+from operations.engine import engine
+from operations.host import kernel
 
 # Load: what we want.
 rig = load()

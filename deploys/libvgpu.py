@@ -6,11 +6,12 @@ reapply, webhook_file or webhook, restart_pods, waive + reason; remove=true: the
 
 from pyinfra import state
 
-from deploys.clusters import gate_cluster, load_cluster
-from deploys.swapping import decide, findings
-from deploys.swapproof import proof
-from gates.serving import CHANGING
-from operations import engine, library
+from deploys.procedures.cluster.libvgpu import decide, findings
+from deploys.procedures.cluster.libvgpu_proof import proof
+from deploys.procedures.cluster.load_and_gate import gate_cluster, load_cluster
+from gates.gate_sets import CHANGING
+from operations.cluster import vgpu_library
+from operations.engine import engine
 
 # Load: what we want.
 plan = load_cluster()
@@ -20,7 +21,7 @@ snapshot, waivers = gate_cluster(plan, CHANGING, lambda: findings(plan))
 work = decide(state, plan, snapshot, waivers)
 
 # Act: temp in the same folder, loaded from there, renamed; the original is kept by its content.
-library.swap(name="Swap the library", run=work.run, steps=work.steps, tell=work.lines)
+vgpu_library.swap(name="Swap the library", run=work.run, steps=work.steps, tell=work.lines)
 
 # Verify: on the disk, and inside a process that was started after it.
 engine.prove(

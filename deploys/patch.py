@@ -5,12 +5,13 @@ Runbook: docs/runbooks/patch.md. Data: venv=PATH where the recipe names none, wa
 
 from pyinfra import host, state
 
-from deploys.patching import decide, in_force, tools_here
-from deploys.serving import back_again
-from deploys.support import gate, load
-from gates.serving import CHANGING
-from operations import engine, patches
-from operations.run import Run
+from deploys.common.load_and_gate import gate, load
+from deploys.procedures.engine.serve import back_again
+from deploys.procedures.venv.patch import decide, in_force, tools_here
+from gates.gate_sets import CHANGING
+from operations.change.run import Run
+from operations.engine import engine
+from operations.venv import patches
 
 # Load: what we want.
 plan = load()

@@ -6,8 +6,8 @@ venv=PATH where the recipe names none, json=true. Exit status 1 where the artefa
 
 from pyinfra import state
 
-from deploys.origins import tell
-from deploys.support import load, once
+from deploys.common.load_and_gate import load, once
+from deploys.procedures.venv.provenance import tell
 
 # Load: which artefact the recipe runs.
 plan = load()

@@ -7,18 +7,18 @@ import time
 
 from pyinfra import host, state
 
-from deploys.arming import load_lists
-from deploys.pinning import driver_module
-from deploys.rebooting import decide
-from deploys.serving import answerable, proof
-from deploys.support import gate, load, once, operator_data
+from deploys.common.load_and_gate import gate, load, once, operator_data
+from deploys.procedures.engine.serve import answerable, proof
+from deploys.procedures.host.firmware import load_lists
+from deploys.procedures.host.kernel import driver_module
+from deploys.procedures.host.reboot import decide
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
-from gates.firmware import rebootable
-from gates.serving import REBOOTING
-from operations import engine
-from operations.reboot import reboot
-from operations.run import Run
+from gates.firmware.checklist import rebootable
+from gates.gate_sets import REBOOTING
+from operations.change.run import Run
+from operations.engine import engine
+from operations.host.reboot import reboot
 
 # Load: what we want.
 plan = load()

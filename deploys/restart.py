@@ -5,11 +5,11 @@ Runbook: docs/runbooks/restart.md. Killed anywhere, the next run takes the same 
 
 from pyinfra import host, state
 
-from deploys.restarting import decide, engine_again
-from deploys.serving import answerable, proof
-from deploys.support import gate, load
-from gates.serving import RESTARTING
-from operations import cold, engine
+from deploys.common.load_and_gate import gate, load
+from deploys.procedures.engine.restart import decide, engine_again
+from deploys.procedures.engine.serve import answerable, proof
+from gates.gate_sets import RESTARTING
+from operations.engine import cleanup, engine
 
 # Load: what we want.
 plan = load()
@@ -22,17 +22,17 @@ work = decide(state, plan, snapshots, waivers)
 # Act: down as a pair, head first; what nobody owns goes; up again, worker first.
 engine.stop(name="Stop the head", run=work.run, nodes=work.head_up)
 engine.stop(name="Stop the workers", run=work.run, nodes=work.workers_up)
-cold.reap(
+cleanup.reap(
     name="End orphans of the engine",
     run=work.run,
     request=work.reap_request,
     found=work.found[host.name],
     members=work.to_reap,
 )
-cold.clear_shm(
+cleanup.clear_shm(
     name="Remove stale shared memory", run=work.run, members=work.to_clear, names=work.segments
 )
-cold.drop_caches(
+cleanup.drop_caches(
     name="Drop the page cache, where memory is short",
     run=work.run,
     members=frozenset(work.needs),

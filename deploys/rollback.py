@@ -7,14 +7,28 @@ file that was edited since; backup=ID (or last) restores a verified backup of a 
 
 from pyinfra import host, state
 
-from deploys.clusters import gate_cluster, load_cluster, on_cluster, roll_back
-from deploys.restoring import decide, plan_lines, proof, restored, returned, undone
-from deploys.rolling_back import choose, undo
-from deploys.support import gate, load, operator_data, remember
-from gates.serving import REACHING
-from operations import change, engine, upgrade
-from operations.giveback import Recorded
-from operations.run import Run
+from deploys.common.load_and_gate import gate, load, operator_data, remember
+from deploys.procedures.cluster.load_and_gate import (
+    gate_cluster,
+    load_cluster,
+    on_cluster,
+    roll_back,
+)
+from deploys.procedures.rollback.restore import (
+    decide,
+    plan_lines,
+    proof,
+    restored,
+    returned,
+    undone,
+)
+from deploys.procedures.rollback.rollback import choose, undo
+from gates.gate_sets import REACHING
+from operations.change.run import Run
+from operations.engine import engine
+from operations.rollback import roll_back as rollback_roll_back
+from operations.rollback.revert import Recorded
+from operations.venv import upgrade
 
 # Load: what the rig is.
 plan = load_cluster() if on_cluster() else load()
@@ -35,7 +49,7 @@ else:
 if wanted_backup is None:
     chosen = choose(plan, snapshots, data.change)
     if host.name == plan.rig.head.name:
-        change.roll_back(
+        rollback_roll_back.roll_back(
             name="Undo the change and bring the former engine back",
             change=chosen.id,
             plan=chosen.lines,

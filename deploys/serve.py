@@ -6,13 +6,13 @@ Kubernetes rig, whose engine is a Deployment.
 
 from pyinfra import host, state
 
-from deploys.cluster_serving import serve_deployment
-from deploys.clusters import on_cluster
-from deploys.serving import answerable, asked, back_again, decide, proof
-from deploys.support import gate, load
-from gates.serving import SERVING
-from operations import engine
-from operations.run import Run
+from deploys.common.load_and_gate import gate, load
+from deploys.procedures.cluster.load_and_gate import on_cluster
+from deploys.procedures.cluster.serve import serve_deployment
+from deploys.procedures.engine.serve import answerable, asked, back_again, decide, proof
+from gates.gate_sets import SERVING
+from operations.change.run import Run
+from operations.engine import engine
 
 if on_cluster():
     serve_deployment(state)

@@ -5,11 +5,11 @@ Runbook: docs/runbooks/stop.md. The unit stays enabled: the next boot (or serve)
 
 from pyinfra import host, state
 
-from deploys.stopping import decide, nothing_left
-from deploys.support import gate, load
-from gates.serving import CHANGING
-from operations import engine
-from operations.run import Run
+from deploys.common.load_and_gate import gate, load
+from deploys.procedures.engine.stop import decide, nothing_left
+from gates.gate_sets import CHANGING
+from operations.change.run import Run
+from operations.engine import engine
 
 # Load: what we want.
 plan = load()

@@ -6,10 +6,11 @@ start_limit_interval, start_limit_burst, drop_in=NAME, remove=true, only=NODE, w
 
 from pyinfra import host, state
 
-from deploys.overriding import asked, decide, proof
-from deploys.support import gate, load, once, operator_data
-from gates.serving import CHANGING
-from operations import engine, systemd
+from deploys.common.load_and_gate import gate, load, once, operator_data
+from deploys.procedures.host.unit import asked, decide, proof
+from gates.gate_sets import CHANGING
+from operations.engine import engine
+from operations.host import drop_in as host_drop_in
 
 # Load: which unit, what of it, and on which nodes.
 rig = load()
@@ -21,7 +22,7 @@ snapshots, waivers = gate(plan, CHANGING)
 work = once("unit", lambda: decide(state, plan, snapshots, wanted, data, waivers))
 
 # Act: the drop-in, read by systemd; a unit in trouble starts with it.
-systemd.drop_in(
+host_drop_in.drop_in(
     name=work.title,
     run=work.run,
     steps=work.steps[host.name],

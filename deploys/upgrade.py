@@ -6,8 +6,8 @@ reason; inplace=true installs into the venv that serves; prune=true removes vers
 
 from pyinfra import host, state
 
-from deploys.support import gate, load, operator_data, remember
-from deploys.upgrading import (
+from deploys.common.load_and_gate import gate, load, operator_data, remember
+from deploys.procedures.venv.upgrade import (
     checked,
     decide,
     installed,
@@ -18,9 +18,10 @@ from deploys.upgrading import (
     switched,
     would_prune,
 )
-from gates.serving import CHANGING, UPGRADING
-from operations import backup, engine, upgrade
-from operations.run import Run
+from gates.gate_sets import CHANGING, UPGRADING
+from operations.change.run import Run
+from operations.engine import engine
+from operations.venv import backup, upgrade
 
 # Load: what the rig is, and which version is wanted.
 plan = load()

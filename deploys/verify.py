@@ -6,10 +6,10 @@ reason when it does not serve.
 
 from pyinfra import host, state
 
-from deploys.answering import prove_it_answers
-from deploys.clusters import load_cluster, on_cluster
-from deploys.support import endpoint, load
-from deploys.verifying import prove_it_serves
+from deploys.common.load_and_gate import endpoint, load
+from deploys.procedures.cluster.completion import prove_it_answers
+from deploys.procedures.cluster.load_and_gate import load_cluster, on_cluster
+from deploys.procedures.engine.verify import prove_it_serves
 
 # Load: what should answer, and where.
 plan = load_cluster() if on_cluster() else load()

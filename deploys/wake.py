@@ -6,9 +6,9 @@ budget=SECONDS, power_cycle=true with power_cycle_command and off_s=SECONDS.
 
 from pyinfra import host, state
 
-from deploys.support import load, once, operator_data
-from deploys.waking import asked, causes, told, woken
-from operations import wake
+from deploys.common.load_and_gate import load, once, operator_data
+from deploys.procedures.host.wake import asked, causes, told, woken
+from operations.host import wake
 
 # Load: which machines, and what was kept of them while they were up.
 plan = load()

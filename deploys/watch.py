@@ -6,10 +6,10 @@ only=NODE (default: the head), url and model to ask a gateway, remove=true to en
 
 from pyinfra import host, state
 
-from deploys.support import gate, load, once, operator_data
-from deploys.watching import decide, proof, watched
-from gates.serving import CHANGING
-from operations import engine, watch
+from deploys.common.load_and_gate import gate, load, once, operator_data
+from deploys.procedures.engine.watch import decide, proof, watched
+from gates.gate_sets import CHANGING
+from operations.engine import engine, watch
 
 # Load: what we want, and on which node.
 rig = load()

@@ -5,11 +5,12 @@ Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, compress, wa
 
 from pyinfra import host, state
 
-from deploys.imaging import asking_the_way
-from deploys.support import gate, load, operator_data
-from deploys.weighing import agreed, decide, giver
-from gates.weighing import weights_gates
-from operations import engine, weights
+from deploys.common.load_and_gate import gate, load, operator_data
+from deploys.procedures.transfer.image import asking_the_way
+from deploys.procedures.transfer.weights import agreed, decide, giver
+from gates.transfer.weights import weights_gates
+from operations.engine import engine
+from operations.transfer import weights
 
 # Load: what we want.
 plan = asking_the_way(load(), operator_data())

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from pyinfra.api import FactBase, State
 from pyinfra.api.exceptions import FactProcessError
 
-from facts.asking import AskFailed, ask_node
 from facts.observe import real
-from facts.rig import bounded
-from node import pack
-from schema.engine import Plan
-from schema.hardware import HardwareFacts, MachineSnapshot
-from schema.snapshot import NodeSnapshot, Unreadable
+from facts.rignode import pack
+from facts.rignode.call import AskFailed, ask_node
+from facts.snapshot import bounded
+from schema.desired.plan import Plan
+from schema.observed.hardware import HardwareFacts, MachineSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 HARDWARE_TIMEOUT_S = 60
 Looks = Mapping[str, NodeSnapshot | Unreadable]

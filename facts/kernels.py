@@ -11,11 +11,11 @@ from pyinfra.api import FactBase, State, StringCommand
 from pyinfra.api.exceptions import FactProcessError
 
 from facts.observe import in_host, observe, real
-from facts.rig import bounded
-from node import pack
-from schema.engine import Plan
-from schema.kernel import KernelFacts, KernelSnapshot
-from schema.snapshot import NodeSnapshot, Unreadable
+from facts.rignode import pack
+from facts.snapshot import bounded
+from schema.desired.plan import Plan
+from schema.observed.kernel import KernelFacts, KernelSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 KERNEL_TIMEOUT_S = 60
 

@@ -15,9 +15,9 @@ from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.context import ContextObject, ctx_config, ctx_host, ctx_state
 
-from facts.rig import Snapshot, parse_snapshot
-from schema.engine import Plan
-from schema.snapshot import NodeSnapshot, Unreadable
+from facts.snapshot import Snapshot, parse_snapshot
+from schema.desired.plan import Plan
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 _LOCK = RLock()
 

@@ -8,8 +8,8 @@ from typing import Any
 from pyinfra.api import FactBase
 from pyinfra.api.exceptions import FactProcessError
 
-from facts.rig import SNAPSHOT_TIMEOUT_S, bounded
-from node import pack
+from facts.rignode import pack
+from facts.snapshot import SNAPSHOT_TIMEOUT_S, bounded
 
 
 class Orphans(FactBase[dict[str, Any]]):

@@ -1,6 +1,6 @@
 """The rehearsal rig: the hosts that `make lab-up` made, in the shape of two DGX Spark."""
 
-from deploys.guards import own_folder
+from deploys.common.cli_guards import own_folder
 from lab.settings import load
 
 own_folder()

@@ -10,7 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 
-from lab import console, engine, hosts, network, remote, status
+from lab import console, status
+from lab.engine import image
+from lab.hosts import lifecycle, network
+from lab.hosts import ssh as hosts_ssh
 from lab.settings import DEFAULT_HOSTS, LabError, LabSettings, load
 
 
@@ -74,7 +77,7 @@ def dispatch(arguments: argparse.Namespace) -> int:
     if verb not in ("up", "down") and not settings.state_file.exists():
         raise LabError("there is no lab: 'up' first")
     if verb == "ssh":
-        return remote.interactive(settings, settings.host(arguments.name), arguments.command)
+        return hosts_ssh.interactive(settings, settings.host(arguments.name), arguments.command)
     with alone(settings):
         change(settings, arguments)
     return 0
@@ -84,31 +87,31 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     """Do what a changing verb says."""
     verb = arguments.verb
     if verb == "up":
-        hosts.up(settings, arguments.hosts, arguments.tower, arguments.containerd)
+        lifecycle.up(settings, arguments.hosts, arguments.tower, arguments.containerd)
         made = settings.hosts()
         # the engine's image has another id in a containerd store: no test serves there
         without = arguments.no_engine or any(host.containerd for host in made)
         if not without and any(not host.is_tower for host in made):
-            engine.provide(settings, arguments.image_on_one)
+            image.provide(settings, arguments.image_on_one)
         status.show(settings)
     elif verb == "engine":
-        engine.provide(settings)
+        image.provide(settings)
     elif verb == "down":
-        hosts.down(settings, arguments.purge)
+        lifecycle.down(settings, arguments.purge)
     elif verb == "stop":
-        hosts.stop(settings, settings.host(arguments.name))
+        lifecycle.stop(settings, settings.host(arguments.name))
     elif verb == "start":
         host = settings.host(arguments.name)
-        hosts.start(settings, host)
-        remote.wait_ready(settings, host)
-        hosts.wait_fabric(settings)
+        lifecycle.start(settings, host)
+        hosts_ssh.wait_ready(settings, host)
+        lifecycle.wait_fabric(settings)
     elif verb == "reboot":
-        hosts.reboot(settings, settings.host(arguments.name))
+        lifecycle.reboot(settings, settings.host(arguments.name))
     elif arguments.state == "down":
         network.unplug_fabric(settings)
     else:
         settings.fabric_down_flag.unlink(missing_ok=True)
-        hosts.wait_fabric(settings)
+        lifecycle.wait_fabric(settings)
 
 
 def main() -> int:

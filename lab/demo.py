@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from facts.endpoint import Endpoint, ask
+from facts.endpoint.completion import Endpoint, ask
 from lab import settings
 
 ROOT = Path(__file__).resolve().parent.parent

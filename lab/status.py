@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lab import cache, console, hoststate, network
+from lab import cache, console
+from lab.hosts import network
+from lab.hosts import state as hosts_state
 from lab.settings import FABRIC_DEVICE, LabSettings
 
 
@@ -12,7 +14,7 @@ def show(settings: LabSettings) -> None:
         print(f"{'HOST':6} {'STATE':9} {'LAN':12} {'FABRIC':22} {'SUPERVISOR':>10} "
               f"{'PID 1':>8} {'BOOTS':>5}  DISK")  # fmt: skip
         for host in settings.hosts():
-            state = hoststate.read(settings, host)
+            state = hosts_state.read(settings, host)
             leader = state.live_leader()
             plugged = leader and FABRIC_DEVICE in network.devices_of(leader.pid)
             fabric = f"{host.fabric_address} {'plugged' if plugged else 'unplugged'}"

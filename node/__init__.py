@@ -1,1 +1,1 @@
-"""The program on a host: standard library only, Python 3.8 to 3.13 (docs/reference/node.md)."""
+"""The program on a host: standard library only, Python 3.10 to 3.13 (docs/reference/node.md)."""

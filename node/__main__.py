@@ -6,44 +6,43 @@ import importlib
 import json
 import os
 import sys
-from typing import List, Optional, Tuple
 
-from node import request, verbs
-from node.errors import Json, NodeError, io_reason
+from node.cli import request, verb_table
+from node.core.errors import Json, NodeError, io_reason
 
 # imports of a single verb stand in its function: a snapshot sends and compiles no others
 
 
-def split(argv: List[str]) -> Tuple[str, List[str]]:
+def split(argv: list[str]) -> tuple[str, list[str]]:
     """Gives the verb (of one word or two) and the words behind it. Raises NodeError (usage)."""
     for count in (2, 1):
         verb = " ".join(argv[:count])
-        if len(argv) >= count and verb in verbs.ALL:
+        if len(argv) >= count and verb in verb_table.ALL:
             return verb, argv[count:]
     raise request.usage(f"unknown verb {argv[0][:60]!r}" if argv else "no verb given")
 
 
-def dispatch(argv: List[str]) -> Optional[Json]:
+def dispatch(argv: list[str]) -> Json | None:
     """Run one verb; gives its answer, or None when it has printed text."""
     verb, words = split(argv)
     if verb == "snapshot":
-        return verbs.run(verb, request.read(words, console=True))
-    if verb in verbs.CONSOLE:
-        answer: Optional[Json] = verbs.function_of(verb)(words)
+        return verb_table.run(verb, request.read(words, console=True))
+    if verb in verb_table.CONSOLE:
+        answer: Json | None = verb_table.function_of(verb)(words)
         return None if answer is None else {"ok": True, **answer}
-    if verb in verbs.READING:
-        return {"ok": True, **verbs.run(verb, request.read(words, console=True))}
+    if verb in verb_table.READING:
+        return {"ok": True, **verb_table.run(verb, request.read(words, console=True))}
     _catch_signals()
-    if verb in verbs.WITH_DRY and words == ["--dry"]:
+    if verb in verb_table.WITH_DRY and words == ["--dry"]:
         words = ['{"dry": true}']
     # a person at the console types these with few words or none
     console = verb.startswith("tree ")
-    return {"ok": True, **verbs.run(verb, request.read(words, console=console))}
+    return {"ok": True, **verb_table.run(verb, request.read(words, console=console))}
 
 
 def _catch_signals() -> None:
     """A changing verb ends in order when its ssh client goes."""
-    importlib.import_module("node.change").catch_signals()
+    importlib.import_module("node.change.apply").catch_signals()
 
 
 def _spoken(error: NodeError) -> int:
@@ -53,10 +52,10 @@ def _spoken(error: NodeError) -> int:
     return error.exit_status
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command line; gives the exit status: 0, 1 (refused or failed), 2 (bad usage)."""
-    if " ".join(argv) in verbs.UNIT:
-        code: int = importlib.import_module("node.unitverbs").run(" ".join(argv))
+    if " ".join(argv) in verb_table.UNIT:
+        code: int = importlib.import_module("node.cli.systemd_entry").run(" ".join(argv))
         return code
     try:
         answer = dispatch(argv)

@@ -67,7 +67,10 @@ def _everywhere(*paths: str) -> tuple[str, ...]:
 
 
 # every step of a backup, an upgrade and a rollback with each fault: minutes, on this machine alone
-FAULTS = ("tests/node/test_tree_kill.py", "tests/node/test_upgrade_table.py")
+FAULTS = (
+    "tests/unit/node/backup/test_killed_anywhere.py",
+    "tests/unit/node/venv/test_upgrade_faults.py",
+)
 
 TIERS = {
     "lint": Tier(
@@ -83,11 +86,7 @@ TIERS = {
         (
             _everywhere(
                 "tests/unit",
-                "tests/node",
-                "tests/facts",
-                "tests/operations",
-                "tests/deploys",
-                "tests/lab_unit",
+                "tests/plans",
                 *(f"--ignore={path}" for path in FAULTS),
             ),
         ),
@@ -97,23 +96,31 @@ TIERS = {
     "faults": Tier(
         (_everywhere(*FAULTS),), _nothing_missing, "kill, error and hang at every step of a change"
     ),
-    "lab": Tier((_pytest("tests/lab"),), _needs_lab, "two booted hosts, without the engine"),
+    "lab": Tier((_pytest("tests/system/lab"),), _needs_lab, "two booted hosts, without the engine"),
     "moving": Tier(
-        (_pytest("tests/moving"),), _needs_lab, "two booted hosts: builds and transfers that break"
+        (_pytest("tests/system/transfer"),),
+        _needs_lab,
+        "two booted hosts: builds and transfers that break",
     ),
     "k8s": Tier(
-        (_pytest("tests/k8s"),), _needs_lab, "a lab host with a real Kubernetes API (built once)"
+        (_pytest("tests/system/kubernetes"),),
+        _needs_lab,
+        "a lab host with a real Kubernetes API (built once)",
     ),
-    "engine": Tier((_pytest("tests/engine"),), _needs_lab, "two booted hosts with the real vLLM"),
+    "engine": Tier(
+        (_pytest("tests/system/engine"),), _needs_lab, "two booted hosts with the real vLLM"
+    ),
     "tower": Tier(
-        (_pytest("tests/tower"),), _needs_lab, "one booted host with the real vLLM in a venv"
+        (_pytest("tests/system/venv"),), _needs_lab, "one booted host with the real vLLM in a venv"
     ),
     "containerd": Tier(
-        (_pytest("tests/containerd"),),
+        (_pytest("tests/system/containerd"),),
         _needs_lab,
         "two booted hosts, one of whose dockers keeps images in containerd",
     ),
-    "vm": Tier((_pytest("tests/vm"),), _needs_vm, "real GRUB, kernels and reboots, emulated"),
+    "vm": Tier(
+        (_pytest("tests/system/vm"),), _needs_vm, "real GRUB, kernels and reboots, emulated"
+    ),
 }
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from typing import Iterable, List, Optional, Tuple
+from collections.abc import Iterable
 
-from node.errors import Json
-from node.snapshot import secrets
+from node.core import masking
+from node.core.errors import Json
 
 MAX_CONTENT = 64 * 1024
 
 
-def _hash(fd: int) -> Tuple[str, bytes]:
+def _hash(fd: int) -> tuple[str, bytes]:
     """Gives the sha256 of an open file and its first MAX_CONTENT + 1 bytes."""
     digest, head = hashlib.sha256(), b""
     while True:
@@ -25,7 +25,7 @@ def _hash(fd: int) -> Tuple[str, bytes]:
             head = (head + chunk)[: MAX_CONTENT + 1]
 
 
-def _text(head: bytes) -> Optional[str]:
+def _text(head: bytes) -> str | None:
     """Gives the bytes as text, or None when they are too many or are not UTF-8 text."""
     if len(head) > MAX_CONTENT or b"\0" in head:
         return None
@@ -61,11 +61,11 @@ def state(path: str) -> Json:
         os.close(fd)
     text = _text(head)
     private = not info.st_mode & stat.S_IROTH
-    answer["content"] = secrets.masked_env_file(text) if text and private else text
+    answer["content"] = masking.masked_env_file(text) if text and private else text
     return {**answer, "kind": "file"}
 
 
-def read(paths: Iterable[str]) -> List[Json]:
+def read(paths: Iterable[str]) -> list[Json]:
     """Gives the states of the named paths, in their order."""
     return [state(path) for path in paths]
 
@@ -78,9 +78,9 @@ def _mount_of(path: str) -> str:
     return path
 
 
-def disks(paths: Iterable[str]) -> List[Json]:
+def disks(paths: Iterable[str]) -> list[Json]:
     """Gives the room, in bytes, where each path is or would be."""
-    found: List[Json] = []
+    found: list[Json] = []
     for path in paths:
         there = path
         while not os.path.exists(there):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
-
-from node import proc
-from node.errors import CannotRead, Json
-from node.run import TimedOut, run, which
-from node.together import each
+from node.core import proc
+from node.core.errors import CannotRead, Json
+from node.core.parallel import each
+from node.core.run import TimedOut, run, which
 
 TIMEOUT_S = 10.0
 GPU_FIELDS = (
@@ -17,7 +15,7 @@ APP_FIELDS = "gpu_uuid,pid,process_name,used_memory"
 _NOT_REPORTED = ("N/A", "NOT SUPPORTED", "NOT AVAILABLE")
 
 
-def reported(value: str) -> Optional[str]:
+def reported(value: str) -> str | None:
     """Gives the value, or None for `[N/A]` and `Not Supported`.
 
     Raises CannotRead for a value that names a fault, such as `[GPU requires reset]`.
@@ -30,7 +28,7 @@ def reported(value: str) -> Optional[str]:
     return value.strip()
 
 
-def mib(value: str) -> Optional[int]:
+def mib(value: str) -> int | None:
     """Gives a MiB column as a number, or None when it is not reported."""
     text = reported(value)
     if text is None:
@@ -41,9 +39,9 @@ def mib(value: str) -> Optional[int]:
         raise CannotRead(f"nvidia-smi printed {value!r} where MiB stand") from None
 
 
-def parse_gpus(text: str) -> List[Json]:
+def parse_gpus(text: str) -> list[Json]:
     """Gives the rows of --query-gpu=GPU_FIELDS (csv,noheader,nounits)."""
-    found: List[Json] = []
+    found: list[Json] = []
     for line in filter(str.strip, text.splitlines()):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != 9:
@@ -64,9 +62,9 @@ def parse_gpus(text: str) -> List[Json]:
     return found
 
 
-def parse_apps(text: str) -> List[Json]:
+def parse_apps(text: str) -> list[Json]:
     """Gives the rows of --query-compute-apps=APP_FIELDS, each with its process's identity."""
-    found: List[Json] = []
+    found: list[Json] = []
     for line in filter(str.strip, text.splitlines()):
         head, _, used = line.rpartition(",")
         cells = head.split(",", 2)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Dict
 
-from node import proc
-from node.errors import Json
+from node.core import proc
+from node.core.errors import Json
 
 
-def _os_release() -> Dict[str, str]:
+def _os_release() -> dict[str, str]:
     """Gives /etc/os-release as a map (man 5 os-release)."""
     pairs = (line.partition("=") for line in proc.read_text("/etc/os-release").splitlines())
     return {name: value.strip("\"'") for name, _, value in pairs}

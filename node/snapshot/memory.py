@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterable
+from collections.abc import Iterable
 
-from node import proc
-from node.errors import CannotRead, Json
+from node.core import proc
+from node.core.errors import CannotRead, Json
 
 
 def read() -> Json:
     """Gives /proc/meminfo in bytes; `page_cache` is what dropping caches could free at most."""
-    kib: Dict[str, int] = {}
+    kib: dict[str, int] = {}
     for line in proc.read_text("/proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         kib[name] = int(rest.split()[0])
@@ -31,9 +31,9 @@ def read() -> Json:
     }
 
 
-def sysctls(names: Iterable[str]) -> Dict[str, str]:
+def sysctls(names: Iterable[str]) -> dict[str, str]:
     """Gives the values of the named sysctls; one that this kernel lacks is left out."""
-    values: Dict[str, str] = {}
+    values: dict[str, str] = {}
     for name in names:
         path = "/proc/sys/" + (name if "/" in name else name.replace(".", "/"))
         if not os.path.exists(path):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
-from node import proc
-from node.errors import CannotRead, Json
-from node.run import TimedOut, run
-from node.together import each
+from node.core import proc
+from node.core.errors import CannotRead, Json
+from node.core.parallel import each
+from node.core.run import TimedOut, run
 
 TIMEOUT_S = 5.0
 REACH_S = 2.5
@@ -28,10 +29,10 @@ def _ip(*words: str) -> Any:
     return json.loads(done.out or "[]")
 
 
-def bond_slaves_down(text: str) -> Tuple[str, ...]:
+def bond_slaves_down(text: str) -> tuple[str, ...]:
     """Gives the slaves that /proc/net/bonding/NAME reports as not up."""
-    down: List[str] = []
-    slave: Optional[str] = None
+    down: list[str] = []
+    slave: str | None = None
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key == "Slave Interface":
@@ -41,15 +42,15 @@ def bond_slaves_down(text: str) -> Tuple[str, ...]:
     return tuple(down)
 
 
-def _speed(name: str) -> Optional[int]:
+def _speed(name: str) -> int | None:
     """Gives a link's speed in Mbit/s, or None where the driver does not say."""
     text = proc.read_text(f"/sys/class/net/{name}/speed")
     return int(text) if text.isdigit() else None
 
 
-def links(rows: List[Json]) -> List[Json]:
+def links(rows: list[Json]) -> list[Json]:
     """Gives the links of `ip -j -d addr`."""
-    found: List[Json] = []
+    found: list[Json] = []
     for row in rows:
         name = str(row["ifname"])
         slaves = sorted(str(other["ifname"]) for other in rows if other.get("master") == name)
@@ -77,7 +78,7 @@ def links(rows: List[Json]) -> List[Json]:
     return found
 
 
-def _ping(peer: str, device: str, mtu: int) -> Tuple[Optional[bool], str]:
+def _ping(peer: str, device: str, mtu: int) -> tuple[bool | None, str]:
     """Send a full-size unfragmented ping, at most twice; gives the answer and a line about it."""
     version = 6 if ":" in peer else 4
     size = mtu - _OVERHEAD[version]
@@ -98,7 +99,7 @@ def _ping(peer: str, device: str, mtu: int) -> Tuple[Optional[bool], str]:
     return False, detail
 
 
-def probe(peer: str, device: Optional[str], mtu: Optional[int], rows: List[Json]) -> Json:
+def probe(peer: str, device: str | None, mtu: int | None, rows: list[Json]) -> Json:
     """Gives the route to a peer and whether a full-size ping gets there.
 
     The ping leaves by `device` (else by the route's), with `mtu` bytes (else the device's MTU).
@@ -139,16 +140,14 @@ def reach(ask: Json) -> Json:
             sock.connect((ask["address"], ask["port"]))
         except ConnectionRefusedError:
             state, detail = "refused", "nobody listens there"
-        except socket.timeout:
+        except TimeoutError:
             state, detail = "filtered", f"no answer in {REACH_S:g} s"
         except OSError as error:
             state, detail = "no-way", error.strerror or str(error)
     return {**ask, "state": state, "detail": detail}
 
 
-def read(
-    device: Optional[str], mtu: Optional[int], peers: List[str], asked: Sequence[Json] = ()
-) -> Json:
+def read(device: str | None, mtu: int | None, peers: list[str], asked: Sequence[Json] = ()) -> Json:
     """Gives links, RDMA devices and one probe for each peer and each port, all at once."""
     rows = _ip("-d", "addr")
     reached = each(reach, list(asked), 8)

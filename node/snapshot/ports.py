@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from node import proc
-from node.errors import Json
+from node.core import proc
+from node.core.errors import Json
 
 # TCP states of include/net/tcp_states.h
 _ESTABLISHED = "01"
@@ -38,13 +39,13 @@ class Row(NamedTuple):
     inode: int
 
 
-def rows(text: str) -> List[Row]:
+def rows(text: str) -> list[Row]:
     """Gives the rows of /proc/net/tcp{,6}; an IPv4 peer of an IPv6 socket as IPv4."""
-    found: List[Row] = []
+    found: list[Row] = []
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[3] in (_ESTABLISHED, _LISTEN):
-            ends: List[Tuple[str, int]] = []
+            ends: list[tuple[str, int]] = []
             for field in fields[1:3]:
                 host, _, port = field.partition(":")
                 ends.append((_plain(address(host)), int(port, 16)))
@@ -57,14 +58,14 @@ def _plain(host: str) -> str:
     return host[len(_V4_IN_V6) :] if host.startswith(_V4_IN_V6) and "." in host else host
 
 
-def listening(text: str) -> List[Tuple[str, int, int]]:
+def listening(text: str) -> list[tuple[str, int, int]]:
     """Gives (address, port, socket inode) of the rows of /proc/net/tcp{,6} that listen."""
     return [(row.host, row.port, row.inode) for row in rows(text) if row.state == _LISTEN]
 
 
-def _owners(open_files: Sequence[proc.Fd]) -> Dict[int, int]:
+def _owners(open_files: Sequence[proc.Fd]) -> dict[int, int]:
     """Gives the pid of each socket inode; where several processes share one, the lowest."""
-    owners: Dict[int, int] = {}
+    owners: dict[int, int] = {}
     for pid, _, target in open_files:
         match = _SOCKET.match(target)
         if match:
@@ -73,7 +74,7 @@ def _owners(open_files: Sequence[proc.Fd]) -> Dict[int, int]:
     return owners
 
 
-def _who(owner: Optional[int]) -> Json:
+def _who(owner: int | None) -> Json:
     """Gives pid, process and cgroup's owner of a socket's holder."""
     cgroup = proc.cgroup(owner) if owner else ""
     stat = proc.stat(owner) if owner else None
@@ -85,12 +86,12 @@ def _who(owner: Optional[int]) -> Json:
     }
 
 
-def _table() -> List[Tuple[str, int, int]]:
+def _table() -> list[tuple[str, int, int]]:
     """Gives (address, port, socket inode) of all that listens now."""
     return [row for table in _TABLES for row in listening(proc.read_text(table))]
 
 
-def read(open_files: List[proc.Fd]) -> List[Json]:
+def read(open_files: list[proc.Fd]) -> list[Json]:
     """Gives the listening ports, by port; where several processes share one, the lowest pid.
 
     `open_files` may be older than the sockets: a socket that nobody of it holds is looked up once
@@ -106,10 +107,10 @@ def read(open_files: List[proc.Fd]) -> List[Json]:
     return sorted(found, key=lambda row: (row["port"], row["address"], row["pid"] or 0))
 
 
-def connections(open_files: List[proc.Fd], peers: Sequence[str]) -> List[Json]:
+def connections(open_files: list[proc.Fd], peers: Sequence[str]) -> list[Json]:
     """Gives the established connections with the peers' addresses, at most MAX_CONNECTIONS."""
     owners, wanted = _owners(open_files), set(peers)
-    found: List[Json] = []
+    found: list[Json] = []
     for row in [row for table in _TABLES for row in rows(proc.read_text(table))]:
         if row.state == _ESTABLISHED and row.peer in wanted and len(found) < MAX_CONNECTIONS:
             who = _who(owners.get(row.inode))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import List, Sequence
+from collections.abc import Sequence
 
-from node import proc
-from node.errors import Json
-from node.snapshot import secrets
+from node.core import masking, proc
+from node.core.errors import Json
 
 _PYTHON = re.compile(r"^python[0-9.]*$")
 _ENTRY = re.compile(r"(?:^|/)vllm$|(?:^|/)vllm/entrypoints/.*\.py$")
@@ -41,9 +40,9 @@ def is_engine(argv: Sequence[str]) -> bool:
     return False
 
 
-def read() -> List[Json]:
+def read() -> list[Json]:
     """Gives the engine processes, ascending by pid."""
-    found: List[Json] = []
+    found: list[Json] = []
     for pid in proc.pids():
         argv = proc.argv(pid)
         if not is_engine(argv):
@@ -67,12 +66,12 @@ def read() -> List[Json]:
                 "start_ticks": after.start_ticks,
                 "uid": uid,
                 "comm": after.comm,
-                "argv": list(secrets.masked_argv(argv)),
+                "argv": list(masking.masked_argv(argv)),
                 "exe": exe,
                 "cgroup": cgroup,
                 "unit": proc.unit_of(cgroup),
                 "container_id": proc.container_of(cgroup),
-                "environ": secrets.watched_environ(environ),
+                "environ": masking.watched_environ(environ),
                 "rss": after.rss,
                 "parent_comm": parent.comm if parent else None,
             }

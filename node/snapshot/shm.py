@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Dict, List, Set
 
-from node import proc
-from node.errors import CannotRead, Json
+from node.core import proc
+from node.core.errors import CannotRead, Json
 
 FOLDER = "/dev/shm"
 
 
-def read(open_files: List[proc.Fd]) -> List[Json]:
+def read(open_files: list[proc.Fd]) -> list[Json]:
     """Gives every regular file of /dev/shm with its mappers' pids.
 
     A segment without mappers may be removed by someone who reads this, so it is an error, not an
     empty list, when the maps of a process cannot be read.
     """
-    segments: Dict[int, Json] = {}
-    users: Dict[int, Set[int]] = {}
+    segments: dict[int, Json] = {}
+    users: dict[int, set[int]] = {}
     for entry in os.scandir(FOLDER):
         try:
             info = entry.stat(follow_symlinks=False)
@@ -42,7 +41,7 @@ def read(open_files: List[proc.Fd]) -> List[Json]:
     return sorted(segments.values(), key=lambda segment: str(segment["name"]))
 
 
-def _add_openers(users: Dict[int, Set[int]], open_files: List[proc.Fd]) -> None:
+def _add_openers(users: dict[int, set[int]], open_files: list[proc.Fd]) -> None:
     """Add the pids that hold a segment open (a descriptor that is not mapped)."""
     device = os.stat(FOLDER).st_dev
     for pid, number, target in open_files:
@@ -56,7 +55,7 @@ def _add_openers(users: Dict[int, Set[int]], open_files: List[proc.Fd]) -> None:
             users[info.st_ino].add(pid)
 
 
-def _add_mappers(users: Dict[int, Set[int]]) -> None:
+def _add_mappers(users: dict[int, set[int]]) -> None:
     """Add the pids that map a segment, found by device and inode: paths differ by container."""
     device = os.stat(FOLDER).st_dev
     wanted = b"%02x:%02x" % (os.major(device), os.minor(device))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import List, Optional, Tuple
 
-from node.run import TimedOut, run
+from node.core.run import TimedOut, run
 
 TIMEOUT_S = 4.0
 # systemd's catalog: "Scheduled restart job"
@@ -27,7 +26,7 @@ _SECRET = re.compile(
 )
 
 
-def _journal(*words: str) -> List[str]:
+def _journal(*words: str) -> list[str]:
     """Gives the lines of one journalctl call, oldest first; none when it fails or is too slow.
 
     Asked for newest first: with --since and -n, systemd 252 gives the OLDEST lines otherwise.
@@ -39,7 +38,7 @@ def _journal(*words: str) -> List[str]:
     return done.out.splitlines()[::-1] if done.rc == 0 else []
 
 
-def last_line(unit: str) -> Optional[str]:
+def last_line(unit: str) -> str | None:
     """Gives the last line the unit's own processes logged, else systemd's last about it."""
     for match in (["_SYSTEMD_UNIT=" + unit], ["-u", unit]):
         lines = [line for line in _journal(*match, "-n", "1", "-o", "cat") if line.strip()]
@@ -48,9 +47,9 @@ def last_line(unit: str) -> Optional[str]:
     return None
 
 
-def restarts(unit: str) -> List[float]:
+def restarts(unit: str) -> list[float]:
     """Gives when systemd restarted the unit by itself in the last day, oldest first, Unix time."""
-    found: List[float] = []
+    found: list[float] = []
     lines = _journal(
         "UNIT=" + unit, "MESSAGE_ID=" + _RESTART_ID, "--since", "-1day",
         "-n", str(MAX_RESTARTS), "-o", "json", "--output-fields=N_RESTARTS",
@@ -68,9 +67,9 @@ def masked(line: str) -> str:
     return _SECRET.sub(r"\1***", line)
 
 
-def error_lines(lines: List[str]) -> List[str]:
+def error_lines(lines: list[str]) -> list[str]:
     """Gives the last distinct lines that name an error, masked, each cut to 300 characters."""
-    kept: List[str] = []
+    kept: list[str] = []
     for line in reversed(lines):
         text = masked(line.strip())[:300]
         if _ERROR.search(text) and not _NOISE.search(text) and text not in kept:
@@ -80,7 +79,7 @@ def error_lines(lines: List[str]) -> List[str]:
     return kept[::-1]
 
 
-def trouble(unit: str) -> Tuple[Optional[str], List[float], List[str]]:
+def trouble(unit: str) -> tuple[str | None, list[float], list[str]]:
     """Gives a unit's last log line, its restarts and its errors."""
     lines = _journal("-u", unit, "-n", _LOOKED_AT, "-o", "cat", "--since", "-1day")
     return last_line(unit), restarts(unit), error_lines(lines)

@@ -7,13 +7,13 @@ import glob
 import os
 import re
 import time
-from typing import Dict, List, Optional, Set
 
-from node import proc
-from node.errors import CannotRead, Json
-from node.run import TimedOut, run
-from node.snapshot import execs, unit_log
-from node.together import each
+from node.core import proc
+from node.core.errors import CannotRead, Json
+from node.core.parallel import each
+from node.core.run import TimedOut, run
+from node.snapshot import unit_log
+from node.systemd import exec_lines
 
 TIMEOUT_S = 8.0
 MAX_OTHERS = 20
@@ -31,11 +31,11 @@ PROPERTIES = (
 )  # fmt: skip
 
 
-def blocks(text: str) -> List[Dict[str, List[str]]]:
+def blocks(text: str) -> list[dict[str, list[str]]]:
     """Gives the blocks of `systemctl show`, one a unit: the values of each property, in order."""
-    found: List[Dict[str, List[str]]] = []
+    found: list[dict[str, list[str]]] = []
     for block in text.split("\n\n"):
-        values: Dict[str, List[str]] = {}
+        values: dict[str, list[str]] = {}
         for line in block.splitlines():
             name, equals, value = line.partition("=")
             if equals:
@@ -45,12 +45,12 @@ def blocks(text: str) -> List[Dict[str, List[str]]]:
     return found
 
 
-def _last(block: Dict[str, List[str]], name: str) -> str:
+def _last(block: dict[str, list[str]], name: str) -> str:
     """Gives the last value of a property, or ""."""
     return (block.get(name) or [""])[-1]
 
 
-def _since(block: Dict[str, List[str]]) -> Optional[float]:
+def _since(block: dict[str, list[str]]) -> float | None:
     """Gives when the unit entered its present state, in Unix seconds."""
     active = _last(block, "ActiveState") in ("active", "reloading")
     name = "ActiveEnter" if active else "StateChange"
@@ -61,13 +61,15 @@ def _since(block: Dict[str, List[str]]) -> Optional[float]:
     return round(time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - usec / 1e6), 1)
 
 
-def unit(name: str, block: Dict[str, List[str]]) -> Json:
+def unit(name: str, block: dict[str, list[str]]) -> Json:
     """Gives one unit of its `systemctl show` block, without what its log tells."""
-    found = [c for step in execs.STEPS for c in execs.commands(step, block.get(step) or [])]
+    found = [
+        c for step in exec_lines.STEPS for c in exec_lines.commands(step, block.get(step) or [])
+    ]
     # of several ExecStart= the last; a oneshot unit may have more
     main = [command for command in found if command.step == "ExecStart"][-1:]
     drop_ins = _last(block, "DropInPaths").split()
-    overrides = [execs.override(path, proc.read_text(path)) for path in drop_ins]
+    overrides = [exec_lines.override(path, proc.read_text(path)) for path in drop_ins]
     return {
         "name": name,
         "load_state": _last(block, "LoadState"),
@@ -87,7 +89,7 @@ def unit(name: str, block: Dict[str, List[str]]) -> Json:
         "since_unix_s": _since(block),
         "needs_reload": _last(block, "NeedDaemonReload") == "yes",
         "exec_start_pre": [" ".join(c.words) for c in found if c.step == "ExecStartPre"],
-        "ghosts": execs.ghosts(found),
+        "ghosts": exec_lines.ghosts(found),
         "overrides": [found for found in overrides if found],
         "last_log_line": None,
         "restart_times": [],
@@ -95,7 +97,7 @@ def unit(name: str, block: Dict[str, List[str]]) -> Json:
     }
 
 
-def show(names: List[str]) -> List[Dict[str, List[str]]]:
+def show(names: list[str]) -> list[dict[str, list[str]]]:
     """Gives one block of properties for each named unit. Raises CannotRead."""
     try:
         done = run(["systemctl", "show", "-p", ",".join(PROPERTIES), "--", *names], TIMEOUT_S)
@@ -109,9 +111,9 @@ def show(names: List[str]) -> List[Dict[str, List[str]]]:
     return found
 
 
-def others(named: List[str]) -> List[str]:
+def others(named: list[str]) -> list[str]:
     """Gives the service units, not named ones, whose files or drop-ins run docker or vLLM."""
-    found: Set[str] = set()
+    found: set[str] = set()
     for folder in FOLDERS:
         for pattern in ("*.service", "*.service.d/*.conf"):
             for path in glob.glob(f"{folder}/{pattern}"):
@@ -131,7 +133,7 @@ def _in_trouble(row: Json) -> bool:
     return state[0] in ("failed", "activating") or state[1] == "auto-restart" or row["restarts"]
 
 
-def read(names: List[str]) -> List[Json]:
+def read(names: list[str]) -> list[Json]:
     """Gives the named units, in their order, then the others that run docker or vLLM.
 
     A named one that is not there has load_state not-found.
@@ -143,6 +145,6 @@ def read(names: List[str]) -> List[Json]:
     rows = list(map(unit, wanted, show(wanted)))
     troubled = [row for row in rows if _in_trouble(row)]
     told = each(lambda row: unit_log.trouble(str(row["name"])), troubled, 4)
-    for row, (line, restarts, errors) in zip(troubled, told):
+    for row, (line, restarts, errors) in zip(troubled, told, strict=False):
         row.update(last_log_line=line, restart_times=restarts, errors=errors)
     return rows

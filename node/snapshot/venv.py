@@ -11,10 +11,9 @@ import os
 import pwd
 import re
 import stat
-from typing import Dict, List, Optional, Tuple
 
-from node import proc
-from node.errors import Json
+from node.core import proc
+from node.core.errors import Json
 
 # what an upgrade changes and a recipe or a compatibility entry names
 DISTRIBUTIONS = ("vllm", "torch", "transformers")
@@ -25,7 +24,7 @@ _LOGIND_DROP_INS = ("/usr/lib", "/usr/local/lib", "/run", "/etc")
 SYSTEM_UID_MAX = 999
 
 
-def read(probes: List[Json]) -> List[Json]:
+def read(probes: list[Json]) -> list[Json]:
     """Gives what each probe (`path`, `user`) finds, in their order."""
     return [one(str(probe["path"]), str(probe["user"])) for probe in probes]
 
@@ -56,13 +55,13 @@ def one(path: str, user: str) -> Json:
     }
 
 
-def _config(path: str) -> Dict[str, str]:
+def _config(path: str) -> dict[str, str]:
     """Gives the values of a pyvenv.cfg."""
     pairs = (line.partition("=") for line in proc.read_text(path).splitlines())
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
-def _entry(path: str) -> Tuple[str, bool]:
+def _entry(path: str) -> tuple[str, bool]:
     """Gives the kind of a program's path, links followed, and whether it can be executed."""
     try:
         mode = os.stat(path).st_mode
@@ -71,7 +70,7 @@ def _entry(path: str) -> Tuple[str, bool]:
     return ("file" if stat.S_ISREG(mode) else "other"), os.access(path, os.X_OK)
 
 
-def shebang(path: str) -> Optional[str]:
+def shebang(path: str) -> str | None:
     """Gives the interpreter that a script names, or None for none.
 
     A path too long for the kernel stands behind `exec` in the second line (pip's way).
@@ -90,9 +89,9 @@ def shebang(path: str) -> Optional[str]:
     return words[0] if words else None
 
 
-def versions(target: str) -> Dict[str, List[str]]:
+def versions(target: str) -> dict[str, list[str]]:
     """Gives the installed versions of what rigbook compares: two of one are a broken install."""
-    found: Dict[str, List[str]] = {}
+    found: dict[str, list[str]] = {}
     pattern = os.path.join(glob.escape(target), "lib", "python3*", "site-packages", "*.dist-info")
     for folder in glob.glob(pattern):
         match = _INFO.match(os.path.basename(folder))
@@ -101,7 +100,7 @@ def versions(target: str) -> Dict[str, List[str]]:
     return {name: sorted(rows) for name, rows in sorted(found.items())}
 
 
-def _uid(user: str) -> Optional[int]:
+def _uid(user: str) -> int | None:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
@@ -115,7 +114,7 @@ def shm_goes(user: str, uid: int) -> bool:
     """
     if uid <= SYSTEM_UID_MAX or os.path.exists(f"/var/lib/systemd/linger/{user}"):
         return False
-    files: Dict[str, str] = {}
+    files: dict[str, str] = {}
     for base in _LOGIND_DROP_INS:
         for path in glob.glob(f"{base}/systemd/logind.conf.d/*.conf"):
             # of one name the last folder's counts (systemd's order of precedence)

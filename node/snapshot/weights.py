@@ -7,11 +7,10 @@ import json
 import os
 import re
 import stat
-from typing import List, Optional, Set, Tuple
 
-from node import modelfile
-from node.errors import CannotRead, Json
-from node.together import each
+from node.core.errors import CannotRead, Json
+from node.core.parallel import each
+from node.weights import model_header
 
 MAX_FILES = 20000
 MAX_INDEX = 64 << 20
@@ -28,9 +27,9 @@ def _inside(folder: str, path: str) -> bool:
     return os.path.realpath(path).startswith(folder.rstrip("/") + "/")
 
 
-def _names(folder: str) -> List[str]:
+def _names(folder: str) -> list[str]:
     """Gives the regular files of a folder, sorted; a link that leads out of it is not followed."""
-    found: List[str] = []
+    found: list[str] = []
     for here, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(here, name)
@@ -46,7 +45,7 @@ def _file(folder: str, name: str, deep: bool) -> Json:
     with open(os.path.join(folder, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         magic = file.read(16)
-        digest: Optional[str] = None
+        digest: str | None = None
         if deep:
             sha = hashlib.sha256(magic)
             for chunk in iter(lambda: file.read(1 << 22), b""):
@@ -57,14 +56,14 @@ def _file(folder: str, name: str, deep: bool) -> Json:
             says = _header_says(file.fileno(), magic, size)
         elif magic.startswith(b"GGUF"):
             try:
-                says = modelfile.gguf(file, size, MAX_GGUF_HEADER)[1]
-            except modelfile.BrokenModel as error:
+                says = model_header.gguf(file, size, MAX_GGUF_HEADER)[1]
+            except model_header.BrokenModel as error:
                 broken = str(error)
     row = {"name": name, "size": size, "magic": magic.hex(), "sha256": digest}
     return {**row, "header_says": says, "broken": broken}
 
 
-def _header_says(fd: int, magic: bytes, size: int) -> Optional[int]:
+def _header_says(fd: int, magic: bytes, size: int) -> int | None:
     """Gives the length that a safetensors header gives its file, or None where it gives none.
 
     8 bytes of length, a JSON header, then the tensors: the last one's end is the file's.
@@ -77,7 +76,7 @@ def _header_says(fd: int, magic: bytes, size: int) -> Optional[int]:
     return 8 + length + max(ends) if ends else (8 + length if size < 8 + length else None)
 
 
-def _missing(folder: str, names: List[str]) -> List[str]:
+def _missing(folder: str, names: list[str]) -> list[str]:
     """Gives the shards that an index names and the folder lacks, sorted."""
     there, missing = set(names), set()
     for index in (name for name in names if name.endswith(_INDEX)):
@@ -88,7 +87,7 @@ def _missing(folder: str, names: List[str]) -> List[str]:
     return sorted(missing)
 
 
-def _shards(index: str) -> Set[str]:
+def _shards(index: str) -> set[str]:
     """Gives the file names of an index's weight_map. Raises CannotRead when it is damaged."""
     try:
         if os.path.getsize(index) > MAX_INDEX:
@@ -108,12 +107,12 @@ def _one(path: str, deep: bool) -> Json:
     real = os.path.realpath(path)
     folder, names = os.path.split(real) if is_file else (real, "")
     listed = [names] if is_file else _names(real)
-    jobs: List[Tuple[str, str]] = [(folder, name) for name in listed]
+    jobs: list[tuple[str, str]] = [(folder, name) for name in listed]
     files = each(lambda job: _file(job[0], job[1], deep), jobs, min(4, os.cpu_count() or 1))
     missing = [] if is_file else _missing(folder, listed)
     return {"path": path, "exists": True, "files": files, "missing_shards": missing}
 
 
-def read(paths: List[str], deep: bool) -> List[Json]:
+def read(paths: list[str], deep: bool) -> list[Json]:
     """Gives the named weights, in their order; sha256 only when `deep`."""
     return [_one(path, deep) for path in paths]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from schema.engine import Plan
+from schema.desired.plan import Plan
 from tests.bench.checks import checks, host_vars
 from tests.infra.plugin import Connections, Rig
 

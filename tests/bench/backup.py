@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import settings, tower
+from lab import settings
+from lab.engine import venv
 from tests.bench.page import Part, machine, today
 from tests.bench.report import Row, table
 
@@ -187,7 +188,7 @@ def _seconds(values: Sequence[float]) -> str:
 
 def tree_of_the_lab() -> Path:
     """The cached venv of the lab's tower; RuntimeError says how to make one."""
-    found = sorted(settings.load().images.glob(f"tower-*/layer{tower.VENV}"))
+    found = sorted(settings.load().images.glob(f"tower-*/layer{venv.VENV}"))
     if not found:
         raise RuntimeError(
             "there is no venv to measure with: name one with --tree, or make the lab's: "

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deploys.support import endpoint
-from facts.endpoint import MAX_TOKENS, PROMPT
-from gates.fabric import PING_OVERHEAD
-from schema.documents import ENV_PATH, SCRIPT_PATH, UNIT_PATH
-from schema.engine import CONTAINER, UNIT, Plan
-from schema.rig import Node
+from deploys.common.load_and_gate import endpoint
+from facts.endpoint.completion import MAX_TOKENS, PROMPT
+from gates.transfer.fabric import PING_OVERHEAD
+from schema.desired.plan import CONTAINER, UNIT, Plan
+from schema.inputs.rig import Node
+from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 
 # What starts the engine; serve looks at its other files as well.
 ENGINE_FILES = (SCRIPT_PATH, ENV_PATH, UNIT_PATH)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploys.support import endpoint
-from facts.endpoint import ask
-from facts.rig import Snapshot
-from schema.engine import UNIT
+from deploys.common.load_and_gate import endpoint
+from facts.endpoint.completion import ask
+from facts.snapshot import Snapshot
+from schema.desired.plan import UNIT
 from tests.bench.checks import checks
 from tests.infra.plugin import ROOT, Connections, Rig
 
@@ -43,7 +43,7 @@ class Bench:
         counts = self._connections.folder / "counts.json"
         data = [word for pair in self._rig.pairs for word in ("--data", pair)]
         arguments = [self._rig.inventory, "deploys/serve.py", "-y", *data]
-        command = [sys.executable, "-m", "tests.bench.counted", str(counts), *arguments]
+        command = [sys.executable, "-m", "tests.bench.count_execs", str(counts), *arguments]
         seconds = timed(lambda: _run(command))
         by_address = json.loads(Path(counts).read_text())
         asked = {n: by_address.get(self._connections.target(n), 0) for n in self._names}

@@ -23,7 +23,7 @@ from lab.settings import ENGINE_IMAGE, MODEL_PATH
 from tests.bench.measure import timed
 from tests.bench.page import Part, machine, today
 from tests.bench.report import Row, table
-from tests.rehearsal import Lab
+from tests.system.rehearsal import Lab
 
 KEY = "/root/.ssh/rigbook-bench"
 SSH = f"ssh -i {KEY} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
@@ -180,7 +180,7 @@ class Moves:
         """The most remote commands that a run with nothing to do asks of a host."""
         with tempfile.TemporaryDirectory() as folder:
             counts = Path(folder) / "counts.json"
-            line = ["-m", "tests.bench.counted", str(counts), "inventory/lab.py",
+            line = ["-m", "tests.bench.count_execs", str(counts), "inventory/lab.py",
                     "deploys/image.py", "-y"]  # fmt: skip
             if self.lab.run(sys.executable, *line).rc != 0:
                 raise RuntimeError("the deploy failed with nothing to do")

@@ -98,9 +98,9 @@ The hosts share their cores with the operator's side, so both hosts' work and th
 compete; on a real rig B and C do not cost the operator's processor.
 
 - serve: `pyinfra INVENTORY deploys/serve.py -y` on a rig that already is as the recipe says. Each
-  ssh channel that runs a command or opens SFTP is counted (tests/bench/counted.py). The run ends
-  with a real chat completion, which A + B + C does not hold. Python may keep the bytecode of what
-  is imported, as it does by default; PYTHONDONTWRITEBYTECODE costs 0.1 s more.
+  ssh channel that runs a command or opens SFTP is counted (tests/bench/count_execs.py). The run
+  ends with a real chat completion, which A + B + C does not hold. Python may keep the bytecode of
+  what is imported, as it does by default; PYTHONDONTWRITEBYTECODE costs 0.1 s more.
 - Ansible: the same twenty checks as idiomatic tasks (tests/bench/checks.py), pipelining on, five
   forks, ControlPersist on, connections cold at the start as for the others. Every task must end ok
   and unchanged. Once as a play is by default, and once without fact gathering and with the

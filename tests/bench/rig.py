@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from gates.drift import drift
-from gates.engine import own_container
-from schema.errors import SpecError
-from schema.snapshot import NodeSnapshot, Unit, Unreadable
+from gates.drift.compare import drift
+from gates.engine.state import own_container
+from schema.core.errors import SpecError
+from schema.observed.snapshot import NodeSnapshot, Unit, Unreadable
 from tests.bench.ansible import AnsibleRun
 from tests.bench.measure import Bench, timed
 from tests.bench.page import Part, machine

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from lab.settings import load
 from tests.bench.page import Part, machine, today
 from tests.bench.report import Row, table
-from tests.rehearsal import Done
-from tests.tower.steps import INVENTORY, VENV, Tower, wait_until
+from tests.system.rehearsal import Done
+from tests.system.venv.steps import INVENTORY, VENV, Tower, wait_until
 
 BROKEN = "0.33.0"
 UP = "python -m lab up --tower && pyinfra inventory/labtower.py deploys/serve.py -y"

@@ -12,13 +12,13 @@ from typing import TypeVar
 import pytest
 from pyinfra.api.exceptions import FactProcessError
 
-from facts.rig import Snapshot, parse_snapshot
-from gates.base import Gate
-from gates.drift import drift
-from gates.serving import check
-from gates.violation import Violation
-from schema.rig import Node
-from schema.snapshot import NodeSnapshot, Unreadable
+from facts.snapshot import Snapshot, parse_snapshot
+from gates.core.check import Gate
+from gates.core.violation import Violation
+from gates.drift.compare import drift
+from gates.gate_sets import check
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.infra.plugin import Connections, Rig
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from pathlib import Path
 import testinfra
 from testinfra.host import Host
 
-from schema import load
-from schema.engine import Plan
-from schema.errors import SpecError
+from schema.core.errors import SpecError
+from schema.desired.plan import Plan
+from schema.inputs import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOAD_TIMEOUT_S = 60

@@ -16,9 +16,9 @@ from pyinfra_cli.exceptions import CliError, UnexpectedExternalError
 from pyinfra_cli.inventory import make_inventory
 from pyinfra_cli.util import parse_cli_arg
 
-from deploys.support import ROOT, data_of
-from schema.errors import SpecError
-from schema.load import host_datas
+from deploys.common.load_and_gate import ROOT, data_of
+from schema.core.errors import SpecError
+from schema.inputs.load import host_datas
 
 
 def collect(inventory: str, pairs: list[str]) -> dict[str, dict[str, dict[str, object]]]:
@@ -33,7 +33,7 @@ def collect(inventory: str, pairs: list[str]) -> dict[str, dict[str, dict[str, o
             raise SpecError(f"--rig-data: {pair!r} has no value; allowed: KEY=VALUE")
         override[key] = parse_cli_arg(value)
     state = State()
-    # As deploys.guards does: errors then name this inventory.
+    # As deploys.common.cli_guards does: errors then name this inventory.
     state.__dict__["rigbook_inventory"] = inventory
     with ctx_state.use(state):
         made = make_inventory(inventory, override_data=override, cwd=str(ROOT))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from testinfra.host import Host
 
-from gates import driver
-from gates import host as host_gates
-from schema.rig import Node
-from schema.snapshot import NodeSnapshot
+from gates.gpu import driver
+from gates.host import reachable as host_gates
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, expect, no_findings
 from tests.infra.plugin import Rig
 

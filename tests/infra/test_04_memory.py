@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gates.base import GIB, MIB
-from schema.rig import Node
-from schema.snapshot import NodeSnapshot
+from gates.core.check import GIB, MIB
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import expect, known
 
 # Below this sshd itself dies sooner or later (eugr#257); 2 % of a Spark are 2.4 GiB.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gates import storage
-from schema.rig import Node
-from schema.snapshot import NodeSnapshot
+from gates.host import storage
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, no_findings
 from tests.infra.plugin import Rig
 

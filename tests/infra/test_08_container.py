@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from testinfra.host import Host
 
-from gates import container
-from gates.engine import own_container
-from schema.documents import SCRIPT_IN_CONTAINER, SCRIPT_PATH
-from schema.engine import CONTAINER
-from schema.rig import Node
-from schema.snapshot import Container, NodeSnapshot
+from gates.artifact import image
+from gates.engine.state import own_container
+from schema.desired.plan import CONTAINER
+from schema.inputs.rig import Node
+from schema.observed.snapshot import Container, NodeSnapshot
+from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 from tests.infra.observe import Observation, as_planned, expect, known, no_findings, serve
 from tests.infra.plugin import Rig
 
@@ -42,7 +42,7 @@ def test_image_is_there_and_the_same_on_all_nodes(
     rig: Rig, node: Node, snapshot: NodeSnapshot, observation: Observation
 ) -> None:
     """One tag may name two builds."""
-    no_findings(rig, observation, container.GATES, node)
+    no_findings(rig, observation, image.GATES, node)
 
 
 def test_container_runs_as_the_recipe_says(rig: Rig, node: Node, snapshot: NodeSnapshot) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from testinfra.host import Host
 
-from gates import venv
-from schema.rig import Node
-from schema.snapshot import NodeSnapshot
+from gates.artifact import venv
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, as_planned, expect, no_findings, serve
 from tests.infra.plugin import Rig
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from testinfra.host import Host
 
-from gates import unit as gates
-from gates.engine import own_unit
-from schema.engine import UNIT
-from schema.rig import Node
-from schema.snapshot import NodeSnapshot, Unit
+from gates.engine.state import own_unit
+from gates.unit import ghost as gates
+from schema.desired.plan import UNIT
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot, Unit
 from tests.infra.observe import Observation, as_planned, expect, known, no_findings, serve
 from tests.infra.plugin import Rig
 

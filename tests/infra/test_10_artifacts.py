@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from testinfra.host import Host
 
-from gates import weights
-from schema.rig import Node
-from schema.snapshot import NodeSnapshot
+from gates.weights import weights
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, as_planned, no_findings, serve
 from tests.infra.plugin import Rig
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gates.commandline import serves
-from gates.engine import is_own
-from schema.rig import Node
-from schema.snapshot import NodeSnapshot
+from gates.engine.state import is_own
+from gates.engine.vllm_flags import serves
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import as_planned, expect, known, serve
 from tests.infra.plugin import Rig
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import httpx
 
-from deploys.support import endpoint
-from facts.endpoint import ask, metric_names
-from gates.engine import own_unit
-from schema.snapshot import Unreadable
+from deploys.common.load_and_gate import endpoint
+from facts.endpoint.completion import ask, metric_names
+from gates.engine.state import own_unit
+from schema.observed.snapshot import Unreadable
 from tests.infra.observe import Observation, expect, serve
 from tests.infra.plugin import Rig
 

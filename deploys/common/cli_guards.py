@@ -1,0 +1,115 @@
+"""Guards around pyinfra's own command line: where it would go on or say nothing, rigbook stops.
+
+pyinfra exits 0 when `--limit` matches no host, goes on with the hosts that are left when one
+cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (pyinfra-notes.md).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+from pyinfra.api import State
+from pyinfra.api.exceptions import PyinfraError
+
+from facts.endpoint.completion import KEY_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+_OUT_OF_ORDER = ("--serial", "--no-wait")
+# The deploy whose hosts are down as a rule.
+WAKES = "wake.py"
+_NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
+
+
+def install(state: State, arguments: Sequence[str]) -> None:
+    """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
+    for flag in _OUT_OF_ORDER:
+        if flag in arguments:
+            raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")
+    key = os.environ.get(KEY_VARIABLE, "")
+    # Its HTTP client would quote the key in the error.
+    if not (key.isascii() and key.isprintable()):
+        raise PyinfraError(f"{KEY_VARIABLE} holds what no HTTP header can; set it anew")
+    for pair in _data_pairs(arguments):
+        if not pair.partition("=")[1]:
+            raise PyinfraError(f"--data {pair!r} has no value; allowed: --data key=value")
+    context = click.get_current_context(silent=True)
+    typed = context.params if context else {}
+    _refuse_a_question_to_nobody(typed)
+    named = typed.get("inventory") or "INVENTORY"
+    state.__dict__["rigbook_inventory"] = named
+    state.__dict__["rigbook_dry"] = bool(typed.get("dry"))
+    asleep = any(Path(str(name)).name == WAKES for name in typed.get("operations") or ())
+    original = state.init
+
+    def init(inventory: Any, config: Any, initial_limit: Any = None) -> None:
+        # A lost host is named by the gate nodes-reachable, which stops the run on all hosts.
+        config.FAIL_PERCENT = None
+        state.should_raise_failed_hosts = None
+        original(inventory, config, initial_limit=initial_limit)
+        if asleep:
+            leave_unconnected(inventory)
+        names = ", ".join(sorted(host.name for host in inventory))
+        if not names:
+            raise PyinfraError(
+                f"{named} is not there or has no hosts; see inventory/spark.py for the shape"
+            )
+        # A step waits for all hosts that take part in it; pyinfra would not begin with the rest.
+        if config.PARALLEL and len(list(inventory)) > config.PARALLEL:
+            raise PyinfraError(
+                f"--parallel {config.PARALLEL} breaks a rig of {len(list(inventory))} hosts, whose "
+                "steps run on all of them at once; run without it"
+            )
+        if initial_limit is not None and not initial_limit:
+            raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
+
+    state.init = init  # type: ignore[method-assign]
+
+
+def leave_unconnected(inventory: Any) -> None:
+    """Takes every host for connected without a connection: pyinfra connects to all hosts before it
+    reads a deploy, ends where none answers, and leaves out those that do not.
+
+    `connected_now` makes the real connection where one is needed.
+    """
+    for host in inventory:
+        host.__dict__["rigbook_connect"] = host.connect
+
+        def later(*_: Any, host: Any = host, **__: Any) -> None:
+            host.connected = True
+
+        host.connect = later
+
+
+def connected_now(host: Any) -> None:
+    """Connects to a host that `leave_unconnected` left; pyinfra's ConnectError says why not."""
+    host.connected = False
+    host.__dict__["rigbook_connect"](show_errors=False, raise_exceptions=True)
+
+
+def own_folder() -> None:
+    """Raises PyinfraError outside rigbook's own folder: pyinfra finds no group_data there, says
+    nothing, and connects with the wrong user and key. Inventories call it, since they run first.
+    """
+    if Path.cwd().resolve() != ROOT:
+        raise PyinfraError(f"start pyinfra in rigbook's own folder: cd {ROOT}")
+
+
+def _refuse_a_question_to_nobody(typed: Mapping[str, Any]) -> None:
+    """PyinfraError where pyinfra would ask for Enter and nobody can press it (EOFError there)."""
+    deploys = any(str(name).endswith(".py") for name in typed.get("operations", ()))
+    asks = not any(typed.get(flag) for flag in _NO_QUESTION)
+    if deploys and asks and not (sys.stdin and sys.stdin.isatty()):
+        raise PyinfraError("no terminal to confirm at; add -y, or --dry to look only")
+
+
+def _data_pairs(arguments: Sequence[str]) -> list[str]:
+    """What stands behind each --data; pyinfra splits it at `=` and fails where there is none."""
+    following = [after for flag, after in pairwise(arguments) if flag == "--data"]
+    joined = [a.removeprefix("--data=") for a in arguments if a.startswith("--data=")]
+    return following + joined

@@ -1,0 +1,210 @@
+"""The first two paragraphs of every deploy: load what we want, gate on what is.
+
+Errors become one DeployError in deploy code: pyinfra then stops all hosts before any change.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gevent.lock import RLock
+from pyinfra import host, logger, state
+from pyinfra.api import Host
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.output import format_text
+from pyinfra.context import ctx_state
+
+from deploys.common.cli_guards import ROOT, own_folder
+from facts.endpoint.completion import Endpoint
+from facts.observe import observe
+from gates.core.check import Gate, Observed
+from gates.core.violation import Violation
+from gates.core.waiver import apply_waivers, blocking
+from gates.gate_sets import check
+from schema.core.errors import SpecError
+from schema.desired.kubernetes import is_cluster
+from schema.desired.plan import Plan
+from schema.inputs import load as loader
+from schema.inputs.host_data import HostData, host_data
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+_LOCK = RLock()
+# Without these a command that is named would mend another recipe's rig.
+_CHOICE = ("recipe", "recipes_dir", "profile")
+_DEPLOY = re.compile(r"pyinfra INVENTORY deploys/\w+\.py")
+_OF_ALL_HOSTS = re.compile(r"^--data: host \S+: ")
+
+
+def inventory_name() -> str:
+    """The inventory as the operator typed it, for the commands that remedies name."""
+    return str(getattr(ctx_state.get(), "rigbook_inventory", None) or "INVENTORY")
+
+
+def dry_run() -> bool:
+    """True for a run with --dry: nothing is written, not even in the operator's own folder."""
+    return bool(ctx_state.get().__dict__.get("rigbook_dry"))
+
+
+def remember(key: str, make: Any) -> Any:
+    """`make()`, once a run of pyinfra: deploy code runs once a host."""
+    with _LOCK:
+        memo = ctx_state.get().__dict__.setdefault("rigbook_memo", {})
+        if key not in memo:
+            memo[key] = make()
+        return memo[key]
+
+
+def data_of(a_host: Host) -> tuple[dict[str, object], dict[str, str]]:
+    """A host's merged data and, by key, the file (or --data) that gave it."""
+    merged: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    inventory = a_host.inventory
+
+    def take(values: Mapping[str, object], source: str) -> None:
+        for key, value in values.items():
+            merged[key] = value
+            sources[key] = source
+
+    take(inventory.get_data(), "group_data/all.py")
+    for group in a_host.groups:
+        take(inventory.get_group_data(group), f"group_data/{group}.py")
+    take(inventory.get_host_data(a_host.name), inventory_name())
+    take(inventory.get_override_data(), "--data")
+    return merged, sources
+
+
+def load() -> Plan:
+    """What the inventory, group_data, the catalog and --data ask for; DeployError says what not."""
+
+    def make() -> Plan:
+        own_folder()  # for an inventory that does not ask
+        pairs = {h.name: data_of(h) for h in state.inventory}
+        if any(is_cluster(merged) for merged, _ in pairs.values()):
+            raise DeployError(
+                f"{inventory_name()} is a Kubernetes rig: its deploys are serve, verify, "
+                "libvgpu, gpu_limit, doctor and rollback"
+            )
+        try:
+            return loader.plan(
+                {name: merged for name, (merged, _) in pairs.items()},
+                {name: sources for name, (_, sources) in pairs.items()},
+                ROOT,
+            )
+        except SpecError as error:
+            # What --data says is the same for every host: one line for all of them.
+            lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
+            raise DeployError("\n".join(dict.fromkeys(lines))) from None
+
+    plan: Plan = once("plan", make)
+    return plan
+
+
+def once(key: str, make: Any) -> Any:
+    """`remember` that keeps a DeployError, too, so that every host stops with the same line."""
+
+    def guarded() -> Any:
+        try:
+            return make()
+        except DeployError as error:
+            return error
+
+    result = remember(key, guarded)
+    if isinstance(result, DeployError):
+        raise result
+    return result
+
+
+def operator_data() -> HostData:
+    """The validated data of the host in context: --data keys such as `waive`, `json`, `deep`."""
+    merged, sources = data_of(host)
+    return host_data(host.name, merged, sources)
+
+
+def gate(
+    plan: Plan, gates: Sequence[Gate], look: Callable[[], Observed] | None = None
+) -> tuple[Mapping[str, NodeSnapshot], tuple[tuple[str, str], ...]]:
+    """Whether: the rig's snapshots and the waivers used, or DeployError with every finding.
+
+    `look` gives the observation where the usual one is not enough.
+    """
+
+    def make() -> Any:
+        observed = look() if look else observe(state, plan)
+        waivers = stand(check(plan, observed, gates))
+        snapshots = {n: s for n, s in observed.items() if isinstance(s, NodeSnapshot)}
+        return snapshots, waivers
+
+    snapshots, waivers = once("gate", make)
+    return snapshots, waivers
+
+
+def stand(found: Sequence[Violation]) -> tuple[tuple[str, str], ...]:
+    """`judged` with the waivers of the host in context."""
+    data = operator_data()
+    return judged(found, data.waive, data.reason)
+
+
+def judged(
+    found: Sequence[Violation], waive: tuple[str, ...], reason: str | None
+) -> tuple[tuple[str, str], ...]:
+    """Tells the findings; the waivers used (code, reason), or DeployError when one blocks."""
+    try:
+        remaining, waived = apply_waivers(found, waive, reason)
+    except SpecError as error:
+        raise DeployError(str(error)) from None
+    for violation in remaining:
+        say(violation)
+    if blocking(remaining):
+        raise DeployError(refusal(remaining))
+    for violation in waived:
+        logger.info(f"waived {violation.code}: {violation.summary} (reason: {reason})")
+    return tuple((code, reason or "") for code in dict.fromkeys(v.code for v in waived))
+
+
+def refusal(violations: Sequence[Violation]) -> str:
+    """The line that pyinfra prints last: how many findings block, and the lowest one."""
+    stops = blocking(violations)
+    first = stops[0]
+    where = f" on {first.node}" if first.node else ""
+    return (
+        f"nothing was changed: {len(stops)} finding(s) block; first {first.code}{where}: "
+        f"{first.summary}; mend it with: {remedy(first)}"
+    )
+
+
+def remedy(violation: Violation) -> str:
+    """The command that mends it, with the inventory and the recipe that the operator typed."""
+    typed = ctx_state.get().inventory.get_override_data()
+    chosen = "".join(f" --data {shlex.quote(f'{key}={typed[key]}')}"
+                     for key in _CHOICE if key in typed)  # fmt: skip
+    full = _DEPLOY.sub(lambda found: found[0] + chosen, violation.remedy)
+    return full.replace("INVENTORY", inventory_name())
+
+
+def say(violation: Violation) -> None:
+    """One finding for a person: code, place, summary, evidence, command."""
+    colour = "red" if violation.severity == "block" else "yellow"
+    where = f" [{violation.node}]" if violation.node else ""
+    head = format_text(f"{violation.severity} {violation.code}", colour, bold=True)
+    logger.warning(f"{head}{where} {violation.layer.name.lower()}: {violation.summary}")
+    logger.warning(f"    evidence: {violation.evidence}")
+    logger.warning(f"    mend:     {remedy(violation)}")
+
+
+def endpoint(plan: Plan) -> Endpoint:
+    """Where the plan's head answers, and what its recipe expects of an answer."""
+    recipe = plan.recipe
+    return Endpoint(
+        base_url=f"http://{plan.rig.head.lan_address}:{recipe.port}",
+        model=recipe.served_model_name,
+        reasoning=recipe.expect.reasoning,
+        chat_template_kwargs=tuple(recipe.expect.chat_template_kwargs.items()),
+    )
+
+
+def unreadable(observed: Mapping[str, NodeSnapshot | Unreadable]) -> dict[str, str]:
+    """The nodes that could not be asked, with the reason."""
+    return {n: s.unreadable for n, s in observed.items() if isinstance(s, Unreadable)}

@@ -1,0 +1,81 @@
+"""What the doctor asks of an engine's files: are the patches in force, is its version known bad.
+
+Asked beside the snapshots, at the same time; a node that cannot say is named as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gevent
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.ask_engine import look_at_patches, venv_of
+from deploys.common.load_and_gate import ROOT
+from gates.artifact.file_patch_state import PatchState
+from gates.artifact.file_patches import told
+from gates.artifact.known_bad import installed
+from gates.core.check import Observed
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from schema.core.errors import SpecError
+from schema.desired.plan import Plan
+from schema.observed.snapshot import NodeSnapshot
+from schema.recipe.compatibility import load_table
+
+
+class InForce:
+    """A look at the recipe's patches on every node, under way from the moment it is made."""
+
+    def __init__(self, state: State, plan: Plan) -> None:
+        # Before a greenlet: the operator's data are those of the host in context.
+        venvs = {node.name: venv_of(plan, node.name) for node in plan.rig.nodes}
+        names = venvs if plan.recipe.file_patches else {}
+        self._jobs = {name: gevent.spawn(_look, state, plan, name, venvs[name]) for name in names}
+
+    def findings(self, observed: Observed) -> list[Violation]:
+        """What is not in force, on the nodes that answered at all."""
+        found: list[Violation] = []
+        for name, job in self._jobs.items():
+            answer = job.get()
+            if not isinstance(observed.get(name), NodeSnapshot):
+                continue  # nodes-reachable names it
+            if isinstance(answer, str):
+                found.append(_unknown(name, answer))
+            else:
+                found += told(name, answer)
+        return found
+
+
+def _look(state: State, plan: Plan, name: str, venv: str | None) -> tuple[PatchState, ...] | str:
+    """The states of the patches on one node, or why they cannot be told."""
+    states: Mapping[str, Any]
+    try:
+        states, _ = look_at_patches(state, plan, {name: venv})
+    except DeployError as error:
+        return str(error)
+    return tuple(states[name])
+
+
+def _unknown(node: str, why: str) -> Violation:
+    return violation(
+        "patch-unknown",
+        node,
+        "whether the recipe's patches are in force cannot be told",
+        evidence=why,
+        remedy="pyinfra INVENTORY deploys/patch.py --dry --diff",
+        unknown=True,
+    )
+
+
+def installed_versions(plan: Plan, observed: Observed, answers: bool) -> list[Violation]:
+    """The versions in the venvs that the catalog calls broken here; DeployError for its table."""
+    if plan.recipe.venv is None:
+        return []
+    try:
+        table = load_table(ROOT)
+    except SpecError as error:
+        raise DeployError(str(error)) from None
+    return installed(plan, observed, table, answers)

@@ -1,0 +1,47 @@
+"""What a deploy takes out of a node's snapshot, and how it asks for more in it.
+
+What cannot be read is never taken for what is not there: it ends the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable
+
+from pyinfra.api.exceptions import DeployError
+
+from schema.desired.plan import Plan
+from schema.observed.snapshot import FileState, NodeSnapshot, Unit, Unreadable
+
+
+def files_in(snapshot: NodeSnapshot) -> dict[str, FileState]:
+    """The files that were asked for, by path; DeployError when they cannot be read."""
+    if isinstance(snapshot.files, Unreadable):
+        raise DeployError(f"the files cannot be read: {snapshot.files.unreadable}")
+    return {file.path: file for file in snapshot.files}
+
+
+def units_in(snapshot: NodeSnapshot) -> dict[str, Unit]:
+    """The units that systemd knows, by name; DeployError when they cannot be read."""
+    if isinstance(snapshot.units, Unreadable):
+        raise DeployError(f"the units cannot be read: {snapshot.units.unreadable}")
+    return {unit.name: unit for unit in snapshot.units if unit.load_state != "not-found"}
+
+
+def wider(
+    plan: Plan, nodes: Collection[str], files: Iterable[str] = (), units: Iterable[str] = ()
+) -> Plan:
+    """The plan with more files and units in the snapshots of `nodes`."""
+    more_files, more_units = tuple(files), tuple(units)
+    asked = {
+        name: request.model_copy(
+            update={
+                "files": tuple(dict.fromkeys((*request.files, *more_files))),
+                "units": tuple(dict.fromkeys((*request.units, *more_units))),
+            }
+        )
+        if name in nodes
+        else request
+        for name, request in plan.requests.items()
+    }
+    return dataclasses.replace(plan, requests=asked)

@@ -1,0 +1,205 @@
+"""Which values gpu_limit sets, and the arithmetic behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyinfra import logger
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.load_and_gate import once
+from deploys.procedures.cluster.load_and_gate import looked, taken_back
+from gates.cluster import gpu_limit, memory_limit
+from gates.cluster.memory_limit import MIB, LimitError
+from gates.core.violation import Violation
+from operations.change.run import Run
+from operations.engine.engine import Steps
+from schema.desired.kubernetes import ClusterPlan
+from schema.observed.kube import KubeLook, ModelFiles
+from schema.observed.snapshot import Gpus, NodeSnapshot
+
+DEVICES = 8
+LIMITS = (memory_limit.VARIABLE, *(memory_limit.variable(n) for n in range(DEVICES)))
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One run: the values, the step, what to say, the pods before it, the change."""
+
+    values: Mapping[str, str]
+    steps: Steps
+    lines: tuple[str, ...]
+    generation: int
+    former: frozenset[str]
+    run: Run = field(compare=False)
+
+
+def request(plan: ClusterPlan, **more: object) -> dict[str, Any]:
+    """What `kube look` is asked about this rig's Deployment."""
+    data = plan.data
+    return {
+        "kubectl": data.kubectl,
+        "kubeconfig": data.kubeconfig,
+        "namespace": data.namespace,
+        "deployment": data.deployment,
+        "container": data.container,
+        **more,
+    }
+
+
+def look(plan: ClusterPlan) -> KubeLook:
+    """The Deployment with every memory limit, asked once a run."""
+    asked = dict.fromkeys((*LIMITS, *(plan.data.set or {})))
+    return looked(plan, "kube look", request(plan, variables=list(asked)), KubeLook, "deployment")
+
+
+def models(plan: ClusterPlan) -> list[Violation]:
+    """What is wrong with the rig's model files, by their own headers; asked once a run."""
+    wanted = plan.data.models
+    if not wanted:
+        return []
+    seen = looked(plan, "models look", {"paths": list(wanted)}, ModelFiles, "models")
+    return list(gpu_limit.models_fit(plan.rig.head.name, seen, wanted))
+
+
+def asked_values(plan: ClusterPlan, snapshot: NodeSnapshot) -> dict[str, str]:
+    """The variables to set, the memory limit among them; DeployError says what may not be set."""
+
+    def make() -> dict[str, str]:
+        data, now = plan.data, look(plan)
+        values = dict(data.set or {})
+        for name in values:
+            if name in LIMITS:
+                raise DeployError(f"set: {name} is a memory limit; give it as --data limit=24000m")
+        if data.limit is None and values:
+            return values
+        try:
+            name, text = _limit(plan, now, snapshot)
+        except LimitError as error:
+            raise DeployError(str(error)) from None
+        return {**values, name: text}
+
+    values: dict[str, str] = once("values", make)
+    return values
+
+
+def _limit(plan: ClusterPlan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, str]:
+    """The limit's variable and text; its arithmetic is told. LimitError when it does not fit."""
+    data = plan.data
+    if data.limit is not None:
+        memory_limit.parse_limit(data.limit)  # before the driver is asked for anything
+    name, device = _variable(plan, now, snapshot)
+    lines = [line for pod in now.pods for line in pod.log]
+    oom = memory_limit.largest(memory_limit.ooms(lines), device)
+    wanted = data.wanted or (oom.wanted if oom else None)
+    hardware, reserve = _hardware(plan, snapshot, device), data.reserve_mib * MIB
+    if oom is not None:
+        logger.info(
+            f"    the log says: Device {oom.device} OOM {oom.wanted} / {oom.allowed}: "
+            f"{memory_limit.shown(oom.wanted - oom.allowed)} too little"
+        )
+    if data.limit is None:
+        if wanted is None:
+            raise LimitError(
+                "no `Device N OOM` in the pods' logs to compute a limit from; give "
+                "--data limit=24000m, or --data wanted=BYTES"
+            )
+        text = memory_limit.as_text(memory_limit.proposed(hardware, reserve, wanted))
+    else:
+        text = data.limit
+    for line in memory_limit.checked(memory_limit.parse_limit(text), hardware, reserve, wanted):
+        logger.info(f"    {line}")
+    return name, text
+
+
+def _variable(plan: ClusterPlan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, int | None]:
+    """The variable that counts and its device (None: all): the one asked for, the one that is set,
+    or that of the only GPU.
+    """
+    if plan.data.device is not None:
+        return memory_limit.variable(plan.data.device), plan.data.device
+    there = [name for name in LIMITS if name in now.variables and _is_set(now, name)]
+    if len(there) == 1:
+        index = LIMITS.index(there[0])
+        return there[0], index - 1 if index else None
+    gpus = snapshot.gpus.gpus if isinstance(snapshot.gpus, Gpus) else ()
+    if not there and len(gpus) < 2:
+        return memory_limit.variable(0), 0
+    what = f"sets {', '.join(there)}" if there else f"sets none, for {len(gpus)} GPUs"
+    raise LimitError(f"Deployment {now.name} {what}; name the one: --data device=N")
+
+
+def _is_set(now: KubeLook, name: str) -> bool:
+    found = now.variables[name]
+    return found.value is not None or found.kind == "unclear"
+
+
+def _hardware(plan: ClusterPlan, snapshot: NodeSnapshot, device: int | None) -> int:
+    """The memory of the device (the smallest, where the limit is for all), in bytes."""
+    if plan.data.hardware_mib is not None:
+        return plan.data.hardware_mib * MIB
+    if not isinstance(snapshot.gpus, Gpus):
+        raise LimitError(
+            f"the driver does not say how much memory there is ({snapshot.gpus.unreadable}); "
+            "--data hardware_mib=N says it"
+        )
+    found = [g.memory_total_mib for g in snapshot.gpus.gpus if device in (None, g.index)]
+    sizes = [size for size in found if size is not None]
+    if not sizes or len(sizes) != len(found):
+        raise LimitError(
+            f"the driver reports no memory for device {'all' if device is None else device}; "
+            "--data hardware_mib=N says it"
+        )
+    return min(sizes) * MIB
+
+
+def decide(
+    state: State,
+    plan: ClusterPlan,
+    values: Mapping[str, str],
+    waivers: tuple[tuple[str, str], ...],
+) -> Patch:
+    """The work of this run, decided once; what the server would change is part of it."""
+
+    def make() -> Patch:
+        now = look(plan)
+        former = frozenset(pod.uid for pod in now.pods)
+        run = Run(state, "gpu_limit", plan, waivers, taken_back)  # type: ignore[arg-type]
+        unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
+        if unclear:
+            raise DeployError("; ".join(unclear))
+        todo = {n: v for n, v in values.items() if now.variables[n].value != v}
+        if not todo:
+            logger.info(f"    {named(plan, now)} has {pairs(values)} already")
+            return Patch(values, [], (), now.rollout.generation, former, run)
+        asked = request(plan, set=todo, logs=False, variables=list(todo))
+        planned = looked(plan, "kube look", asked, KubeLook, "planned")
+        step = {key: value for key, value in request(plan).items() if key != "container"} | {
+            "op": "kube",
+            "container": planned.container,
+            "set": todo,
+            # a limit that an earlier process wrote into HAMi's shared cache would stay in force
+            "clear_cache": any(name in LIMITS for name in todo),
+            "uid": planned.uid,
+            "resource_version": planned.resource_version,
+        }
+        lines = [f"{named(plan, planned)}, resourceVersion {planned.resource_version}:"]
+        for change in planned.changes or ():
+            lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
+        return Patch(values, [step], tuple(lines), planned.rollout.generation, former, run)
+
+    work: Patch = once("patch", make)
+    return work
+
+
+def named(plan: ClusterPlan, now: KubeLook) -> str:
+    """The Deployment and its container in words."""
+    return f"Deployment {plan.data.namespace}/{now.name}, container {now.container}"
+
+
+def pairs(values: Mapping[str, str]) -> str:
+    """Variables as `NAME=value, NAME=value`."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(values.items()))

@@ -1,0 +1,56 @@
+"""The steps around a swapped library: what is written down about it, and the guard's units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deploys.common.snapshot_view import files_in, units_in
+from operations.engine.engine import Steps, file_steps, timer_steps
+from schema.desired.kubernetes import ClusterPlan
+from schema.observed.snapshot import FileState, NodeSnapshot, Unit
+from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER, library_documents
+
+
+def around(
+    plan: ClusterPlan, snapshot: NodeSnapshot, target: str, original: str, ours: str
+) -> Steps:
+    """The state file and the guard: written, started, or taken away."""
+    files, units = files_in(snapshot), units_now(snapshot)
+    documents = library_documents(plan, target, original, ours)
+    steps: Steps = []
+    folder = files.get("/etc/rigbook")
+    if folder is not None and folder.kind == "absent":
+        steps.append({"op": "directory", "path": "/etc/rigbook", "mode": "0755"})
+    if not plan.data.guard:
+        steps += no_guard(files, units)
+    changes = [{**step, "sensitive": True} for step in file_steps(documents, files)]
+    steps += changes
+    if plan.data.guard:
+        written = [str(step["path"]) for step in changes]
+        for unit in (GUARD_PATH, GUARD_TIMER):
+            steps += timer_steps(unit, units.get(unit), written)
+    return steps
+
+
+def no_guard(files: Mapping[str, FileState], units: Mapping[str, Unit]) -> Steps:
+    """The steps that end a guard of an earlier run; none where there is none."""
+    steps: Steps = []
+    for name, unit in units.items():
+        if unit.active_state == "active" or unit.enabled == "enabled":
+            steps.append(_unit_step(name, "stop", False))
+    there = [p for p in FILES if p.endswith((".service", ".path", ".timer")) and _is_file(files, p)]
+    steps += [{"op": "absent", "path": path} for path in there]
+    return steps
+
+
+def _unit_step(name: str, active: str, enabled: bool) -> dict[str, object]:
+    return {"op": "unit", "unit": name, "enabled": enabled, "active": active, "daemon_reload": True}
+
+
+def _is_file(files: Mapping[str, FileState], path: str) -> bool:
+    return path in files and files[path].kind == "file"
+
+
+def units_now(snapshot: NodeSnapshot) -> dict[str, Unit]:
+    """The guard's units that systemd knows; DeployError when they cannot be read."""
+    return {n: u for n, u in units_in(snapshot).items() if n in (GUARD_PATH, GUARD_TIMER)}

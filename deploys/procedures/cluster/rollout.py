@@ -1,0 +1,80 @@
+"""A rollout while it is under way, and how the new pod proves that it has its values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import gevent
+from pydantic import ValidationError
+from pyinfra.api import State
+
+from deploys.procedures.cluster.completion import wait_for_completion
+from deploys.procedures.cluster.gpu_limit import Patch, named, pairs, request
+from deploys.procedures.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
+from facts.observe import real
+from facts.rignode.call import AskFailed, ask_node
+from operations.change.node_call import StepFailed
+from schema.desired.kubernetes import ClusterPlan
+from schema.observed.kube import KubeLook, Pod
+
+POLL_S = 3.0
+
+
+def proof(state: State, plan: ClusterPlan, work: Patch) -> str:
+    """A line about the new pod and its values; StepFailed once it cannot or does not come up."""
+    host = real(state).inventory.get_host(plan.rig.head.name)
+    asked = request(plan, variables=list(work.values))
+    deadline, said = time.monotonic() + plan.data.patience_s, ""
+    while True:
+        try:
+            now = KubeLook.model_validate(ask_node(real(state), host, "kube look", asked))
+        except (AskFailed, ValidationError) as error:
+            now, line = None, f"the cluster does not answer: {' '.join(str(error).split())[:200]}"
+        else:
+            line = progress(now)
+            stop_if_stuck(now, work.former)
+            if now.rollout.done and now.rollout.generation > work.generation:
+                line = _values_seen(plan, now, work)
+                line += "".join(
+                    f"; {row['cache']}" for row in work.run.did[host.name] if "cache" in row
+                )
+                return f"{line}; {wait_for_completion(state, plan, deadline, work.former)}"
+        if line != said:
+            host.log(line)
+            said = line
+        if time.monotonic() > deadline:
+            raise StepFailed(
+                f"{host.name}: not rolled out within {plan.data.patience_s} s: {line}"
+                + (last_lines(now.pods) if now else "")
+            )
+        gevent.sleep(POLL_S)
+
+
+def _values_seen(plan: ClusterPlan, now: KubeLook, work: Patch) -> str:
+    """The line of a proof: template and process have the values. StepFailed when one has not."""
+    for name, value in work.values.items():
+        if now.variables[name].value != value:
+            raise StepFailed(
+                f"{name} is {now.variables[name].value!r} again: overwritten by others"
+            )
+    pods = [pod for pod in staying(now) if pod.phase == "Running"]
+    seen = [pod for pod in pods if pod.live.processes]
+    for pod in seen:
+        _same_inside(pod, work.values)
+    inside = (
+        f"seen in {sum(p.live.processes for p in seen)} processes of {seen[0].name}"
+        if seen
+        else "no process of the pod is seen from this host, so only the template tells"
+    )
+    return f"{named(plan, now)} has {pairs(work.values)}; {now.rollout.words}; {inside}"
+
+
+def _same_inside(pod: Pod, values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        other = [found for found in pod.live.values.get(name, ()) if found != value]
+        if other:
+            raise StepFailed(
+                f"{pod.name}: its process has {name}={other[0]}, not {value}: the device plugin "
+                "(or the image's start) sets it after the template"
+            )

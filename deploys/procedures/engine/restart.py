@@ -1,0 +1,139 @@
+"""What a cold restart has to do on a rig, decided once from one observation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.load_and_gate import remember
+from deploys.common.resume import unfinished
+from deploys.procedures.engine.serve import may_run, own_unit
+from facts.observe import fact_of, real
+from facts.orphans import Orphans
+from gates.gpu.memory import system_need
+from operations.change.run import Run
+from schema.desired.plan import CONTAINER, UNIT, Plan
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+# TERM's time to work, and how long memory may take to drain (0.5 s on an H200, field-notes.md).
+TERM_S = 15
+SETTLE_S = 30
+
+
+@dataclass(frozen=True)
+class ColdWork:
+    """The steps of one cold restart; node names in sets."""
+
+    run: Run
+    head: frozenset[str]
+    workers: frozenset[str]
+    head_up: frozenset[str]
+    workers_up: frozenset[str]
+    reap_request: Mapping[str, Any]
+    found: Mapping[str, Mapping[str, Any]]
+    to_reap: frozenset[str]
+    to_clear: frozenset[str]
+    segments: Mapping[str, tuple[str, ...]]
+    needs: Mapping[str, Mapping[str, Any]]
+
+
+def decide(
+    state: State,
+    plan: Plan,
+    snapshots: Mapping[str, NodeSnapshot],
+    waivers: tuple[tuple[str, str], ...],
+) -> ColdWork:
+    """The work of this run, the same object for all hosts; DeployError when it cannot be known."""
+    return remember("cold", lambda: _decide(real(state), plan, snapshots, waivers))
+
+
+def _decide(
+    state: State,
+    plan: Plan,
+    snapshots: Mapping[str, NodeSnapshot],
+    waivers: tuple[tuple[str, str], ...],
+) -> ColdWork:
+    run = Run(state, "restart", plan, waivers)
+    run.id = unfinished(snapshots, "restart") or run.id
+    head = frozenset({plan.rig.head.name})
+    workers = frozenset(node.name for node in plan.rig.workers)
+    up = frozenset(n for n, s in snapshots.items() if may_run(own_unit(s)))
+    request = reap_request(plan)
+    found = {name: _others(seen) for name, seen in _orphans(state, plan, request).items()}
+    segments = {name: _segments(snapshot) for name, snapshot in snapshots.items()}
+    return ColdWork(
+        run=run,
+        head=head,
+        workers=workers,
+        head_up=head & up,
+        workers_up=workers & up,
+        reap_request=request,
+        found=found,
+        # A stopping engine may leave processes behind: those nodes are looked at again, too.
+        to_reap=frozenset(n for n, seen in found.items() if seen["ended"]) | up,
+        to_clear=frozenset(n for n, names in segments.items() if names) | up,
+        segments=segments,
+        needs={
+            node.name: {"need_available_bytes": need, "need_free_bytes": None}
+            for node in plan.rig.nodes
+            if (need := system_need(plan, node, snapshots[node.name])) is not None
+        },
+    )
+
+
+def reap_request(plan: Plan) -> dict[str, Any]:
+    """What node's `reap` takes for this plan's engine."""
+    ports = [plan.recipe.port]
+    if plan.recipe.multi_node is not None:
+        ports.append(plan.recipe.multi_node.master_port)
+    return {
+        "unit": UNIT,
+        "container": CONTAINER,
+        "ports": ports,
+        "hold": True,
+        "term_s": TERM_S,
+        "settle_s": SETTLE_S,
+    }
+
+
+def _orphans(state: State, plan: Plan, request: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What a reap would do on each node, asked at the same time."""
+    text = json.dumps(request)
+    jobs = {
+        node.name: gevent.spawn(
+            fact_of, state, state.inventory.get_host(node.name), Orphans, request=text
+        )
+        for node in plan.rig.nodes
+    }
+    gevent.joinall(list(jobs.values()))
+    found = {name: job.get() for name, job in jobs.items()}
+    silent = [name for name, answer in found.items() if answer is None]
+    if silent:
+        raise DeployError(
+            f"nothing was changed: {', '.join(silent)} did not say which processes are orphans; "
+            "pyinfra's line above says why"
+        )
+    return found
+
+
+def _others(seen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A reap's answer without what it spares of our own engine: the restart stops that first."""
+    spared = [p for p in seen["spared"] if UNIT not in p["why"]]
+    return {**seen, "spared": spared}
+
+
+def _segments(snapshot: NodeSnapshot) -> tuple[str, ...]:
+    if isinstance(snapshot.shm, Unreadable):
+        return ()
+    return tuple(s.name for s in snapshot.shm if s.is_engines and not s.mappers)
+
+
+def engine_again(proof: str) -> str:
+    """The line that ends a restart."""
+    return f"cold restart: {proof}"

@@ -1,0 +1,124 @@
+"""What stop has to do, and how it proves that nothing of the engine is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.load_and_gate import remember
+from facts.observe import observe
+from operations.change.node_call import StepFailed
+from operations.change.run import Run
+from schema.desired.plan import CONTAINER, UNIT, Plan
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+# A port stays in use for a moment after its process is gone.
+SETTLE_S = 20.0
+
+
+@dataclass(frozen=True)
+class StopWork:
+    """The nodes whose unit runs (or tries to); both empty when nothing is to do."""
+
+    head: frozenset[str]
+    workers: frozenset[str]
+    _run: list[Run] = field(default_factory=list)
+
+    def run(self, make: Callable[[], Run]) -> Run:
+        """The one change that all hosts of this run share."""
+        if not self._run:
+            self._run.append(make())
+        return self._run[0]
+
+
+def decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> StopWork:
+    """Which units are up, decided once for all hosts."""
+
+    def make() -> StopWork:
+        up = frozenset(name for name, snapshot in snapshots.items() if _up(snapshot))
+        if not up:
+            _refuse_survivors(plan, snapshots)
+        head = frozenset({plan.rig.head.name})
+        return StopWork(head & up, up - head)
+
+    return remember("stop", make)
+
+
+def _up(snapshot: NodeSnapshot) -> bool:
+    if isinstance(snapshot.units, Unreadable):
+        return True
+    states = [unit.active_state for unit in snapshot.units if unit.name == UNIT]
+    return any(state not in ("inactive", "failed") for state in states)
+
+
+def _refuse_survivors(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> None:
+    """DeployError when an engine outlived its stopped unit: "no change" would say it is gone."""
+    left = []
+    for name, snapshot in snapshots.items():
+        engines = (
+            () if isinstance(snapshot.engine_processes, Unreadable) else (snapshot.engine_processes)
+        )
+        pids = {process.pid for process in engines}
+        held = () if isinstance(snapshot.ports, Unreadable) else snapshot.ports
+        found = _containers(snapshot)
+        found += [
+            f"engine process {p.pid} on port {p.port}"
+            for p in held
+            if p.pid in pids and p.port in _ports(plan)
+        ]
+        left += [f"{name}: {', '.join(found)}"] if found else []
+    if left:
+        raise DeployError(
+            f"{UNIT} is stopped, but the engine lives on: {'; '.join(left)}; end it there with: "
+            f"sudo docker rm -f {CONTAINER}; sudo rignode reap --dry; sudo rignode reap"
+        )
+
+
+def _containers(snapshot: NodeSnapshot) -> list[str]:
+    if isinstance(snapshot.docker, Unreadable):
+        return []
+    running = [c for c in snapshot.docker.containers if c.state == "running"]
+    return [f"container {c.name}" for c in running if c.name == CONTAINER]
+
+
+def _ports(plan: Plan) -> set[int]:
+    multi = plan.recipe.multi_node
+    return {plan.recipe.port} | ({multi.master_port} if multi is not None else set())
+
+
+def left_over(plan: Plan, snapshot: NodeSnapshot) -> list[str]:
+    """What of the engine is still on a node: processes, its container, its ports."""
+    found = []
+    if not isinstance(snapshot.engine_processes, Unreadable):
+        found += [f"process {p.pid} {p.comm}" for p in snapshot.engine_processes]
+    found += _containers(snapshot)
+    ports = _ports(plan)
+    if not isinstance(snapshot.ports, Unreadable):
+        found += [f"port {p.port} held by pid {p.pid}" for p in snapshot.ports if p.port in ports]
+    return found
+
+
+def nothing_left(state: State, plan: Plan, run: Run) -> str:
+    """A line that says so; StepFailed names what is left after SETTLE_S seconds.
+
+    The units are stopped by then, which is what was asked: the change is ended as it is.
+    """
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        left = {}
+        for name, snapshot in observe(state, plan, fresh=True).items():
+            if isinstance(snapshot, Unreadable):
+                left[name] = [f"not readable: {snapshot.unreadable}"]
+            elif found := left_over(plan, snapshot):
+                left[name] = found
+        if not left:
+            return f"stopped on {', '.join(n.name for n in plan.rig.nodes)}; ports are free"
+        if time.monotonic() > deadline:
+            lines = "; ".join(f"{name}: {', '.join(items)}" for name, items in left.items())
+            run.close("COMMITTED", f"units stopped, left over: {lines}")
+            raise StepFailed(f"still there after the stop: {lines}")
+        time.sleep(1.0)

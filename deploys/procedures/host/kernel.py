@@ -1,0 +1,266 @@
+"""What a kernel run has to do on a rig, decided once from one observation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pyinfra import logger
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.load_and_gate import once, remember
+from deploys.common.snapshot_view import files_in, wider
+from deploys.procedures.engine.serve import may_run, own_unit
+from deploys.procedures.host.firmware import load_lists
+from facts.hardware import observe_machines
+from facts.kernels import observe_kernels
+from gates.core.check import Gate
+from gates.firmware.checklist import rebootable
+from gates.gate_sets import CHANGING
+from gates.kernel.pin import bootable_once, own_entries, pinnable
+from operations.change.node_call import StepFailed, call
+from operations.change.run import Run
+from operations.engine.engine import Steps, file_steps
+from schema.desired.plan import Plan
+from schema.inputs.host_data import HostData
+from schema.observed.kernel import Apt, Grub, KernelFacts, KernelSnapshot
+from schema.observed.snapshot import FileState, NodeSnapshot, Unreadable
+from schema.render.kernel_files import (
+    CANDIDATE_PATHS,
+    CANDIDATE_SERVICE,
+    PIN_PATHS,
+    candidate_documents,
+    pin_documents,
+)
+
+UNDO_TIMEOUT_S = 420
+_FOLDERS = ("/etc/default/grub.d", "/etc/rigbook")
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a run is asked for: pin `kernel`, or try `candidate` once, on `nodes`.
+
+    `plan` is the rig's, with the pin's files in each node's snapshot; `module` is the driver's.
+    """
+
+    plan: Plan
+    kernel: str
+    candidate: bool
+    nodes: frozenset[str]
+    module: str | None
+    budget_s: int
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """The steps of one run, by node; `engine_up` are the nodes whose engine runs (or may)."""
+
+    run: Run = field(compare=False)
+    steps: Mapping[str, Steps]
+    files: Mapping[str, Mapping[str, FileState]]
+    words: Mapping[str, tuple[str, ...]]
+    members: frozenset[str]
+    engine_up: frozenset[str]
+    boots: Mapping[str, str]
+
+
+def driver_module(plan: Plan, data: HostData) -> str | None:
+    """The kernel module that a boot must have: group data's, else NVIDIA's where the recipe needs
+    it, else none."""
+    if data.driver_module is not None:
+        return data.driver_module
+    return "nvidia" if plan.recipe.expect.needs_nvidia else None
+
+
+def wanted(plan: Plan, data: HostData) -> Want:
+    """What --data asks for; DeployError for a node that is none, and for both kinds at once."""
+    names = frozenset(node.name for node in plan.rig.nodes)
+    if data.only is not None and data.only not in names:
+        known = ", ".join(sorted(names))
+        raise DeployError(f"--data only={data.only}: no such node; the rig has: {known}")
+    if (data.kernel is None) == (data.candidate is None):
+        raise DeployError("--data kernel=RELEASE (or current) pins, --data candidate=RELEASE tries "
+                          "once: give one of them")  # fmt: skip
+    if data.candidate == "current":
+        raise DeployError("--data candidate=current: it runs already; name another kernel")
+    return Want(
+        plan=wider(plan, names, (*PIN_PATHS, *CANDIDATE_PATHS), (CANDIDATE_SERVICE,)),
+        kernel=data.kernel or data.candidate or "",
+        candidate=data.candidate is not None,
+        nodes=frozenset({data.only}) if data.only else names,
+        module=driver_module(plan, data),
+        budget_s=data.budget,
+    )
+
+
+def observed(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
+    """The rig with each node's kernels; with its hardware, where the run reboots it."""
+
+    def kernels() -> Mapping[str, NodeSnapshot | Unreadable]:
+        return observe_kernels(state, want.plan, want.module)
+
+    return observe_machines(state, want.plan, kernels) if want.candidate else kernels()
+
+
+def gates_of(want: Want) -> tuple[Gate, ...]:
+    """The gates of this run; a candidate's boot needs nobody's hands, or it is not begun."""
+    if not want.candidate:
+        return (*CHANGING, *pinnable(want.kernel, want.nodes))
+    hands = rebootable(once("lists", load_lists), time.time(), want.nodes)
+    return (*CHANGING, *bootable_once(want.kernel, want.nodes), *hands)
+
+
+def kernels_of(snapshot: NodeSnapshot) -> tuple[KernelFacts, Grub, Apt]:
+    """The parts that the gates have proven to be there; DeployError says which one was waived."""
+    kernel = snapshot.kernel if isinstance(snapshot, KernelSnapshot) else None
+    if not isinstance(kernel, KernelFacts):
+        raise DeployError("the kernels cannot be read, so none can be pinned")
+    if isinstance(kernel.grub, Unreadable):
+        raise DeployError(f"GRUB's files cannot be read: {kernel.grub.unreadable}")
+    if isinstance(kernel.apt, Unreadable):
+        raise DeployError(f"apt cannot be asked: {kernel.apt.unreadable}")
+    return kernel, kernel.grub, kernel.apt
+
+
+def decide(
+    state: State,
+    want: Want,
+    snapshots: Mapping[str, NodeSnapshot],
+    waivers: tuple[tuple[str, str], ...],
+    back: Callable[[Run, Mapping[str, str]], str],
+) -> KernelWork:
+    """The work of this run, decided once and shown once; all hosts get the same object.
+
+    `back` is a candidate's way back: from the run and the pinned kernels by node to a line.
+    """
+    return remember("kernel", lambda: _decide(state, want, snapshots, waivers, back))
+
+
+def _decide(
+    state: State,
+    want: Want,
+    snapshots: Mapping[str, NodeSnapshot],
+    waivers: tuple[tuple[str, str], ...],
+    back: Callable[[Run, Mapping[str, str]], str],
+) -> KernelWork:
+    pinned = {n: kernels_of(s)[0].running for n, s in snapshots.items() if n in want.nodes}
+
+    def give_back(run: Run) -> str:
+        return back(run, pinned) if want.candidate else taken_back(run)
+
+    run = Run(state, "kernel", want.plan, waivers, give_back)
+    steps: dict[str, Steps] = {}
+    words: dict[str, tuple[str, ...]] = {}
+    files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
+    for name, snapshot in snapshots.items():
+        steps[name], words[name] = [], ()
+        if name not in want.nodes:
+            continue
+        facts, grub, apt = kernels_of(snapshot)
+        release = facts.running if want.kernel == "current" else want.kernel
+        if want.candidate:
+            waived = "boot-sticky" in {code for code, _ in waivers}
+            steps[name] = candidate_steps(want, run.id, facts, files[name], waived)
+            words[name] = (f"next boot: {release} once; after it: {facts.running}, the pinned one",)
+        else:
+            steps[name] = pin_steps(release, grub, apt, files[name])
+            words[name] = pin_words(release, grub, apt)
+    members = frozenset(name for name in want.nodes if steps[name])
+    for name in sorted(want.nodes - members):
+        logger.info(f"    {name}: {words[name][0]}; as wanted")
+    return KernelWork(
+        run=run,
+        steps=steps,
+        files=files,
+        words=words,
+        members=members,
+        engine_up=frozenset(n for n, s in snapshots.items() if may_run(own_unit(s))),
+        boots={n: s.identity.boot_id for n, s in snapshots.items()},
+    )
+
+
+def _folders(files: Mapping[str, FileState]) -> Steps:
+    return [
+        {"op": "directory", "path": path, "mode": "0755", "owner": "root", "group": "root"}
+        for path in _FOLDERS
+        if path in files and files[path].kind == "absent"
+    ]
+
+
+def pin_steps(release: str, grub: Grub, apt: Apt, files: Mapping[str, FileState]) -> Steps:
+    """The steps that pin a kernel; none where it is pinned as it should be."""
+    packages = apt.pinning.get(release, ())
+    written = file_steps(pin_documents(release, packages), files)
+    for step in written:
+        if str(step["path"]).startswith("/etc/apt/"):
+            step["validate"] = ["apt-config", "-c", "{tmp}", "dump"]
+    folders = [step for step in _folders(files) if step["path"] == "/etc/default/grub.d"]
+    steps = [*folders, *written] if written else []
+    if set(packages) - set(apt.holds):
+        steps.append({"op": "hold", "packages": list(packages), "held": True})
+    entries = own_entries(grub, release)
+    as_wanted = (
+        grub.saves
+        and grub.configured.mode == "saved"
+        and grub.next_entry is None
+        and entries == [grub.saved_entry]
+        and grub.default.kernel == release
+    )
+    if not as_wanted or any("grub.d" in str(step.get("path")) for step in written):
+        steps.append({"op": "grub", "saved": release, "regenerate": True})
+    return steps
+
+
+def pin_words(release: str, grub: Grub, apt: Apt) -> tuple[str, ...]:
+    """What a pin changes, for a person: the default as kernels, the former way, the holds."""
+    old = f"{grub.default.kernel or 'unknown'} ({grub.default.why})"
+    words = [f"default kernel: {release} (saved)"]
+    if grub.default.kernel != release or grub.default.how != "saved":
+        words = [f"default kernel: {old} -> {release} (saved)"]
+    if grub.configured.mode == "title":
+        words.append(
+            f"GRUB_DEFAULT in {grub.configured.file} is a menu's title ({grub.configured.value}), "
+            "which means the first entry once that kernel is gone; overridden, the line stays"
+        )
+    missing = sorted(set(apt.pinning.get(release, ())) - set(apt.holds))
+    if missing:
+        words.append(f"new holds: {', '.join(missing)}")
+    return tuple(words)
+
+
+def candidate_steps(
+    want: Want, change: str, facts: KernelFacts, files: Mapping[str, FileState], sticky_ok: bool
+) -> Steps:
+    """The steps before a candidate's one boot: the unit that falls back, then next_entry.
+
+    `sticky_ok`: also where GRUB cannot take next_entry back; the unit does it in its place.
+    """
+    documents = candidate_documents(want.kernel, facts.running, want.budget_s, change)
+    folders = [step for step in _folders(files) if step["path"] == "/etc/rigbook"]
+    return [
+        *folders,
+        *file_steps(documents, files),
+        {"op": "unit", "unit": CANDIDATE_SERVICE, "enabled": True, "active": None,
+         "daemon_reload": True},
+        {"op": "grub", "saved": facts.running, "next": want.kernel, "sticky_ok": sticky_ok},
+    ]  # fmt: skip
+
+
+def taken_back(run: Run) -> str:
+    """A pin's own way back: node's undo; nothing that runs is touched."""
+    for node in sorted(run.touched):
+        try:
+            call(
+                run.state,
+                run.host(node),
+                "undo",
+                {"change": run.id, "overwrite": []},
+                UNDO_TIMEOUT_S,
+            )
+        except StepFailed as error:
+            if error.code != "no_change":
+                raise
+    return f"change {run.id} ROLLED_BACK; the default kernel and the holds are as they were"

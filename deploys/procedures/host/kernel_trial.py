@@ -1,0 +1,163 @@
+"""A candidate's one boot: reboot into it, prove kernel, driver and engine, pin it, or go back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyinfra import host
+from pyinfra.api import State
+
+from deploys.common.load_and_gate import endpoint
+from deploys.common.snapshot_view import files_in
+from deploys.procedures.engine.serve import proof
+from deploys.procedures.host.kernel import UNDO_TIMEOUT_S, KernelWork, Want, kernels_of, pin_steps
+from facts.kernels import observe_kernels
+from facts.observe import in_host, real
+from gates.gpu.driver import driver_present
+from gates.kernel.next_boot import driver_problem
+from operations.change.node_call import StepFailed, call
+from operations.change.run import Run
+from operations.engine import engine
+from operations.host.kernel import PIN_TIMEOUT_S
+from operations.host.reboot import reboot, reboot_now
+from schema.observed.kernel import KernelFacts, KernelSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.render.kernel_files import CANDIDATE_PATH, CANDIDATE_SERVICE, CANDIDATE_SERVICE_PATH
+
+# A failed boot and the boot back, for the way back.
+BACK_S = 1800
+
+
+def reboot_into(want: Want, work: KernelWork) -> None:
+    """The operations of a candidate's boot; none for a pin."""
+    if not want.candidate:
+        return
+    head = frozenset({want.plan.rig.head.name})
+    engine.stop(name="Stop the head", run=work.run, nodes=work.engine_up & head)
+    engine.stop(name="Stop the workers", run=work.run, nodes=work.engine_up - head)
+    reboot(
+        name=f"Boot {want.kernel} once",
+        run=work.run,
+        nodes=work.members,
+        before=work.boots[host.name],
+        budget_s=want.budget_s,
+    )
+    engine.start(
+        name="Start the engine on nodes that stayed up",
+        run=work.run,
+        nodes=work.engine_up - work.members,
+    )
+
+
+def _look(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
+    return observe_kernels(state, want.plan, want.module, fresh=True)
+
+
+def candidate_proof(state: State, want: Want, work: KernelWork) -> str:
+    """A line about what boots next; StepFailed says what is not as it was asked for."""
+    state = real(state)
+    seen = _look(state, want)
+    if not want.candidate:
+        return "; ".join(_pinned(name, seen[name]) for name in sorted(work.members))
+    for name in sorted(work.members):
+        _runs(want, name, seen[name])
+    said = "no engine ran before"
+    if work.engine_up:
+        said = proof(state, want.plan, endpoint(want.plan))
+    for name in sorted(work.members):
+        _bless(work.run, want, name, seen[name])
+    done = _look(state, want)
+    return f"{said}; " + "; ".join(_pinned(name, done[name]) for name in sorted(work.members))
+
+
+def _facts(name: str, seen: NodeSnapshot | Unreadable) -> KernelFacts:
+    if not isinstance(seen, KernelSnapshot):
+        reason = seen.unreadable if isinstance(seen, Unreadable) else "no facts"
+        raise StepFailed(f"{name}: its kernels cannot be read: {reason}")
+    if isinstance(seen.kernel, Unreadable):
+        raise StepFailed(f"{name}: its kernels cannot be read: {seen.kernel.unreadable}")
+    return seen.kernel
+
+
+def _pinned(name: str, seen: NodeSnapshot | Unreadable) -> str:
+    """A line about a proven pin, read anew from grub.cfg, grubenv and apt."""
+    facts = _facts(name, seen)
+    assert isinstance(seen, KernelSnapshot)
+    _, grub, apt = kernels_of(seen)
+    release = grub.default.kernel or ""
+    missing = sorted(set(apt.pinning.get(release, ())) - set(apt.holds))
+    problem = driver_problem(facts, release)
+    if grub.default.how != "saved" or grub.next != grub.default or missing:
+        raise StepFailed(
+            f"{name}: the pin does not hold: next boot {grub.next.kernel} ({grub.next.why}); "
+            f"not held: {', '.join(missing) or 'none'}"
+        )
+    driver = f", {facts.module} {', '.join(facts.user_driver)}" if facts.module else ""
+    if problem is not None:
+        driver = f" (waived: {problem})"
+    return f"{name} boots {release}{driver}, {len(apt.pinning.get(release, ()))} packages held"
+
+
+def _runs(want: Want, name: str, seen: NodeSnapshot | Unreadable) -> None:
+    """StepFailed unless the candidate runs here with its driver."""
+    facts = _facts(name, seen)
+    if facts.running != want.kernel:
+        raise StepFailed(
+            f"{name}: {want.kernel} did not stay up: {facts.running} runs again "
+            "(journalctl -b -1 -u rigbook-candidate.service says why)"
+        )
+    if facts.module is not None and facts.loaded is None:
+        raise StepFailed(f"{name}: {want.kernel} runs, but the {facts.module} module is not loaded")
+    problem = driver_problem(facts, facts.running)
+    found = driver_present(want.plan, {name: seen})
+    bad = [v.summary for v in found if v.severity == "block"]
+    if problem is not None or bad:
+        raise StepFailed(f"{name}: {want.kernel} runs, but: {problem or bad[0]}")
+
+
+def _bless(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -> None:
+    """The candidate becomes the pinned kernel, and nobody waits for it any more."""
+    assert isinstance(seen, KernelSnapshot)
+    _, grub, apt = kernels_of(seen)
+    end: list[dict[str, object]] = [
+        {"op": "absent", "path": CANDIDATE_PATH},
+        {"op": "unit", "unit": CANDIDATE_SERVICE, "enabled": False, "active": "stop"},
+        {"op": "absent", "path": CANDIDATE_SERVICE_PATH},
+        {"op": "unit", "unit": CANDIDATE_SERVICE, "daemon_reload": True},
+    ]
+    steps = [*pin_steps(want.kernel, grub, apt, files_in(seen)), *end]
+    run.apply(name, steps, PIN_TIMEOUT_S)
+
+
+def back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
+    """A candidate's way back: undo, then every node that still runs it boots the pinned kernel."""
+    state, words = run.state, []
+    for name in sorted(run.touched):
+        try:
+            request = {"change": run.id, "overwrite": [], "start_units": False}
+            call(state, run.host(name), "undo", request, UNDO_TIMEOUT_S)
+        except StepFailed as error:
+            if error.code != "no_change":
+                raise
+        words.append(name)
+    seen = observe_kernels(state, run.plan, None, fresh=True)
+    for name in words:
+        facts = _facts(name, seen[name])
+        if name in pinned and facts.running != pinned[name]:
+            reboot_now(state, run.host(name), facts.boot_id, BACK_S)
+            again = _facts(name, observe_kernels(state, run.plan, None, fresh=True)[name])
+            if again.running != pinned[name]:
+                raise StepFailed(f"{name} runs {again.running}, not the pinned {pinned[name]}")
+    _start_again(run, words)
+    return f"change {run.id} ROLLED_BACK; {', '.join(words)} run the pinned kernel"
+
+
+def _start_again(run: Run, nodes: list[str]) -> None:
+    """Starts the engine's unit where it is enabled and did not come up by the boot itself."""
+    for name in nodes:
+        command = (
+            "systemctl is-enabled -q rigbook-engine.service 2>/dev/null"
+            " && timeout 60 systemctl start --no-block rigbook-engine.service || true"
+        )
+        target = run.host(name)
+        in_host(run.state, target, target.run_shell_command, command, _sudo=True)

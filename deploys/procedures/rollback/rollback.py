@@ -1,0 +1,74 @@
+"""Which change rollback undoes, and how it says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.resume import refuse_live
+from operations.rollback.revert import Recorded, give_back
+from schema.desired.plan import Plan
+from schema.observed.snapshot import ChangeSummary, Journal, NodeSnapshot
+
+_NOT_BLESSED = ("OPEN", "INCONSISTENT")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The change to undo (id None: nothing to do), the nodes that have it, and the plan to show."""
+
+    id: str | None
+    nodes: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+def choose(plan: Plan, snapshots: Mapping[str, NodeSnapshot], wanted: str | None) -> Chosen:
+    """The newest change that is not blessed on any node, or the one that was asked for by id."""
+    by_node = {
+        name: {c.id: c for c in snapshot.journal.changes}
+        for name, snapshot in snapshots.items()
+        if isinstance(snapshot.journal, Journal)
+    }
+    known = {id_: change for changes in by_node.values() for id_, change in changes.items()}
+    if wanted is not None and wanted not in known:
+        raise DeployError(f"no node has a change {wanted!r}; known: {_known(known)}")
+    open_ids = [c.id for c in known.values() if c.status in _NOT_BLESSED]
+    for changes in by_node.values():
+        open_ids += [c.id for c in changes.values() if c.status in _NOT_BLESSED]
+    id_ = wanted or max(open_ids, default=None, key=lambda i: known[i].opened_unix_s)
+    if id_ is None:
+        return Chosen(None, (), ())
+    nodes = tuple(
+        name
+        for name, changes in by_node.items()
+        if id_ in changes and changes[id_].status != "ROLLED_BACK"
+    )
+    if not nodes:
+        return Chosen(None, (), ())
+    if wanted is None:
+        for name in nodes:
+            refuse_live(name, snapshots[name], by_node[name][id_])
+    return Chosen(id_, nodes, tuple(_describe(name, by_node[name][id_]) for name in nodes))
+
+
+def _known(changes: Mapping[str, ChangeSummary]) -> str:
+    newest = sorted(changes.values(), key=lambda c: c.opened_unix_s, reverse=True)[:5]
+    return ", ".join(f"{c.id} ({c.status})" for c in newest) or "none"
+
+
+def _describe(node: str, change: ChangeSummary) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(change.opened_unix_s))
+    steps = "; ".join(change.steps) or "no steps"
+    return f"{node}: undo {change.id} ({change.status}, {when}, {change.operator}): {steps}"
+
+
+def undo(
+    state: State, plan: Plan, chosen: Chosen, overwrite: tuple[str, ...], recorded: Recorded
+) -> str:
+    """Undoes the chosen change on its nodes; the line to tell, or StepFailed."""
+    assert chosen.id is not None  # the operation does nothing without an id
+    return give_back(state, plan, chosen.id, chosen.nodes, overwrite, recorded=recorded)

@@ -1,0 +1,276 @@
+"""What image has to do on a rig, decided once from one observation; the same for all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyinfra import logger
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.load_and_gate import once
+from deploys.common.resume import unfinished
+from facts.observe import observe, real
+from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
+from gates.core.check import pyinfra
+from gates.transfer.image import LAYERS_STORE, giver, images, takers
+from gates.transfer.route import asking, way_of
+from operations.change.node_call import StepFailed, call
+from operations.change.run import Run
+from operations.transfer import docker_archive
+from operations.transfer.transfer import Transfer, Way
+from schema.core.errors import SpecError
+from schema.desired.plan import Plan
+from schema.inputs.host_data import HostData
+from schema.observed.snapshot import Docker, Image, NodeSnapshot
+from schema.render.image_build import Context, context
+
+Waivers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class ImageWork:
+    """The steps of one image run; everything empty when nothing is to do."""
+
+    run: Run
+    seeds: frozenset[str]
+    archive: docker_archive.Archive | None
+    build: Context | None
+    transfer: Transfer | None
+    whole: bool
+    image: Callable[[], Image]
+    taken_up: bool = False
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything is to do; a change that a cut-off run left open is to be closed."""
+        return bool(self.seeds or self.transfer or self.taken_up)
+
+
+def image_of_recipe(plan: Plan) -> str:
+    """The image that the recipe names; DeployError where its engine runs in a venv."""
+    reference = image_name(plan)
+    if reference is None:
+        raise DeployError(f"the recipe {plan.recipe.name} runs in a venv: it has no image to move")
+    return reference
+
+
+def asking_the_way(plan: Plan, data: HostData) -> Plan:
+    """The plan whose snapshots also try the port that a transfer would use; the same for all hosts.
+
+    One plan a run: the observation is remembered by it.
+    """
+    asked: Plan = once("asking", lambda: asking(plan, data.port, data.waive))
+    return asked
+
+
+def decide(
+    state: State,
+    plan: Plan,
+    snapshots: Mapping[str, NodeSnapshot],
+    waivers: Waivers,
+    data: HostData,
+) -> ImageWork:
+    """The work of this run, decided once and told once; DeployError when it cannot be done."""
+    work: ImageWork = once("image", lambda: _decide(real(state), plan, snapshots, waivers, data))
+    return work
+
+
+def _decide(
+    state: State,
+    plan: Plan,
+    snapshots: Mapping[str, NodeSnapshot],
+    waivers: Waivers,
+    data: HostData,
+) -> ImageWork:
+    run = Run(state, "image", plan, waivers, keep_what_is_whole)
+    reference = image_of_recipe(plan)
+    found = images(plan, snapshots)
+    made_of = _context(plan, data.archive) if data.build else None
+    if made_of is not None:
+        # What was made of other inputs is as good as absent here.
+        found = {n: i if i and i.inputs == made_of.inputs else None
+                 for n, i in found.items()}  # fmt: skip
+        have = ", ".join(n for n, i in found.items() if i) or "no node"
+        logger.info(f"    inputs {made_of.inputs[:12]}: {have} has them")
+    archive = _archive(plan, snapshots, data) if data.archive is not None else None
+    if archive is not None:
+        found = {n: i if i and _holds(archive, i) else None for n, i in found.items()}
+        have = ", ".join(n for n, i in found.items() if i) or "no node"
+        logger.info(f"    {archive.path} ({archive.image_id[:19]}): {have} has it")
+    source = giver(found, data.source if made_of is None and archive is None else None)
+    lacking = takers(found, source)
+    for name, image in found.items():
+        said = identity_of(image) if image else "absent"
+        logger.info(f"    {name} ({_store(snapshots[name])}): {said}")
+    if source is not None and not lacking:
+        logger.info(f"    {reference} is the same on all {len(found)} nodes")
+    seeds: frozenset[str] = frozenset()
+    if "@" in reference:
+        # A name by digest comes from a registry alone: docker load cannot set it.
+        seeds, lacking = frozenset(lacking), ()
+    elif source is None:
+        source = data.source or plan.rig.head.name
+        seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
+    taken_up = _take_up(run, snapshots, seeds.union(lacking))
+    transfer = None
+    if lacking and source is not None:
+        transfer = Transfer(run, "image", source, lacking, way(plan, waivers, data))
+    return ImageWork(
+        run=run,
+        seeds=seeds,
+        archive=archive,
+        build=made_of if seeds else None,
+        transfer=transfer,
+        whole=_whole(snapshots, transfer, data),
+        image=lambda: _image_now(state, plan, transfer, found),
+        taken_up=taken_up,
+    )
+
+
+def _take_up(run: Run, snapshots: Mapping[str, NodeSnapshot], getting: frozenset[str]) -> bool:
+    """Goes on in the change of a run that was cut off, whose nodes then are this run's too.
+
+    A node that closed that change is in its way only where it is to get something in it.
+    """
+    cut_off = {n for n, seen in snapshots.items() if unfinished({n: seen}, "image")}
+    concerned = {n: seen for n, seen in snapshots.items() if n in cut_off | getting}
+    run.id = unfinished(concerned, "image") or run.id
+    run.touched |= cut_off
+    if cut_off:
+        logger.info(f"    goes on in change {run.id}, open on {', '.join(sorted(cut_off))}")
+    return bool(cut_off)
+
+
+def _context(plan: Plan, archive: str | None) -> Context:
+    """What the recipe's image is built of; DeployError where it does not say."""
+    container = plan.recipe.container
+    if archive is not None:
+        raise DeployError("nothing was changed: build=true and archive= are two sources; take one")
+    if container is None or container.build is None:
+        raise DeployError(
+            f"nothing was changed: the recipe {plan.recipe.name} has no container.build: "
+            "it does not say how its image is made"
+        )
+    try:
+        return context(container.image, container.build)
+    except SpecError as error:
+        raise DeployError(f"nothing was changed: {error}") from None
+
+
+def _store(snapshot: NodeSnapshot) -> str:
+    return snapshot.docker.store if isinstance(snapshot.docker, Docker) else "unknown"
+
+
+def _archive(
+    plan: Plan, snapshots: Mapping[str, NodeSnapshot], data: HostData
+) -> docker_archive.Archive:
+    """The operator's archive; DeployError where it is none, or cannot become this rig's image."""
+    path, reference = data.archive or "", image_of_recipe(plan)
+    if "@" in reference:
+        raise DeployError(
+            f"nothing was changed: {reference} is a name by digest, which only a pull sets: leave "
+            "archive= out, or name the image by a tag in the recipe"
+        )
+    target = data.source or plan.rig.head.name
+    if target not in snapshots:
+        raise DeployError(f"nothing was changed: from={target}: the rig has {', '.join(snapshots)}")
+    try:
+        found = docker_archive.read(Path(path))
+    except docker_archive.BadArchive as error:
+        raise DeployError(f"nothing was changed: {error}") from None
+    if KERNEL_ARCH.get(found.arch, found.arch) != snapshots[target].identity.arch:
+        raise DeployError(
+            f"nothing was changed: {path} is for {found.arch or 'an unknown processor'}, the node "
+            f"is {snapshots[target].identity.arch}"
+        )
+    return found
+
+
+def _holds(archive: docker_archive.Archive, image: Image) -> bool:
+    """Whether an archive is this image: its layers, and its config by id or by what it does."""
+    return archive.diff_ids == image.layers and (
+        archive.image_id == image.id or archive.config_sha256 == image.config_sha256
+    )
+
+
+def way(plan: Plan, waivers: Waivers, data: HostData) -> Way:
+    """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
+    addresses, device = way_of(plan, [code for code, _ in waivers])
+    return Way(addresses, device, data.port, data.compress)
+
+
+def _whole(
+    snapshots: Mapping[str, NodeSnapshot], transfer: Transfer | None, data: HostData
+) -> bool:
+    """Whether the fallback is used: asked for, or a store whose layers node cannot read."""
+    if transfer is None or data.method == "ssh":
+        return transfer is not None
+    stores = {name: _store(snapshots[name]) for name in (transfer.source, *transfer.takers)}
+    other = [f"{name} has {store}" for name, store in stores.items() if store != LAYERS_STORE]
+    if other and data.method == "layers":
+        raise DeployError(
+            f"nothing was changed: {', '.join(other)}; method=layers needs {LAYERS_STORE} on all: "
+            "use --data method=ssh"
+        )
+    if other:
+        logger.info(f"    {', '.join(other)}: the whole image goes through docker save and load")
+    return bool(other)
+
+
+def _image_now(
+    state: State, plan: Plan, transfer: Transfer | None, found: Mapping[str, Image | None]
+) -> Image:
+    """What the giver has: as it was seen, or looked at again where it came in this run."""
+    if transfer is None:
+        raise StepFailed("no node gives the image")
+    image = found.get(transfer.source)
+    if image is None:
+        seen = observe(state, plan, fresh=True)[transfer.source]
+        docker = seen.docker if isinstance(seen, NodeSnapshot) else None
+        if isinstance(docker, Docker):
+            image = image_of(docker, image_of_recipe(plan))
+    if image is None:
+        raise StepFailed(f"{transfer.source} does not have {image_of_recipe(plan)}")
+    return image
+
+
+def agreed(state: State, plan: Plan) -> str:
+    """A line about the image being the same on all nodes; StepFailed says where it is not."""
+    seen = observe(state, plan, fresh=True)
+    found = images(plan, seen)
+    missing = [node.name for node in plan.rig.nodes if found.get(node.name) is None]
+    reference = image_of_recipe(plan)
+    if missing:
+        raise StepFailed(f"{reference} is not on {', '.join(missing)}")
+    there = [(name, image) for name, image in found.items() if image is not None]
+    for name, image in there[1:]:
+        if not same_content(there[0][1], image):
+            raise StepFailed(f"{reference} is still another build on {name} than on {there[0][0]}")
+    return f"{reference} is the same on {len(there)} nodes: {identity_of(there[0][1])}"
+
+
+def keep_what_is_whole(run: Run) -> str:
+    """After a failure: a tag that was set stands on a whole image, so those changes are blessed."""
+    kept, unknown = [], []
+    for node in sorted(run.touched):
+        request = {"change": run.id, "status": "COMMITTED", "reason": f"whole here; {run.failure}"}
+        request["reason"] = " ".join(request["reason"].split())[:1900]
+        try:
+            call(run.state, run.host(node), "close", request)
+            kept.append(node)
+        except StepFailed as error:
+            if error.code == "":
+                unknown.append(node)
+            elif error.code != "no_change":
+                raise
+    where = f"complete on {', '.join(kept)}" if kept else "no node's tag was touched"
+    if unknown:
+        who = ", ".join(unknown)
+        where = (f"complete on {', '.join(kept)}; " if kept else "") + (
+            f"{who} did not answer: whether its tag was set is not known. The next run finds out; "
+            f"to undo it: {pyinfra(run.plan, 'rollback', f'change={run.id}')}"
+        )
+    return f"{where}; run it again: what has come is kept and not fetched twice"

@@ -1,0 +1,135 @@
+"""What backup has to do on each host: which tree, which documents go with it, what may go."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyinfra import logger
+from pyinfra.api import Host, State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.load_and_gate import inventory_name
+from facts.observe import in_host
+from facts.backups import TreeBackupPlan, TreeBackups, TreePrunePlan
+from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
+from schema.desired.plan import UNIT, Plan
+from schema.inputs.host_data import HostData
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+MIB = 1 << 20
+
+
+def tree_of(plan: Plan, node: str, data: HostData) -> str | None:
+    """The folder that a node's engine is installed in: --data tree=…, else the recipe's venv."""
+    venv = getattr(plan.recipe, "venv", None)
+    return data.tree or (venv.path if venv is not None else None)
+
+
+def trees(plan: Plan, data: HostData) -> dict[str, str]:
+    """The tree of every node; DeployError where no node has one."""
+    found = {node.name: tree_of(plan, node.name, data) for node in plan.rig.nodes}
+    named = {name: tree for name, tree in found.items() if tree is not None}
+    if not named:
+        raise DeployError(
+            f"recipe {plan.recipe.name} runs in a container: no venv to back up; an image has its "
+            "digest; name a folder to back up all the same: --data tree=/opt/engine/venv"
+        )
+    return named
+
+
+def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[str, Any]:
+    """What node's `tree backup` takes: the tree, the unit with its drop-ins and launch files as
+    they are on the host, and what the recipe renders."""
+    files = [document.path for document in plan.documents[node]]
+    if not isinstance(snapshot.units, Unreadable):
+        for unit in snapshot.units:
+            if unit.name == UNIT:
+                files += [path for path in (unit.fragment, *unit.drop_ins) if path]
+    documents = {
+        "recipe": plan.recipe.to_json(),
+        "profile": plan.profile,
+        "rendered": {document.path: document.content for document in plan.documents[node]},
+        "argv": list(plan.specs[node].argv),
+    }
+    return {"tree": tree, "files": sorted(set(files)), "documents": documents}
+
+
+def look(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:
+    """What a backup would do here, asked without the documents; DeployError says what not."""
+    text = json.dumps(wanted["documents"], sort_keys=True).encode()
+    asked = {key: value for key, value in wanted.items() if key != "documents"}
+    asked["documents_sha256"] = hashlib.sha256(text).hexdigest()
+    found: BackupPlan = _fact(state, host, TreeBackupPlan, json.dumps(asked))
+    if not found.stored:
+        logger.info(f"    [{host.name}] {found.backup} is verified and holds the same files")
+    return found
+
+
+def backups(state: State, host: Host) -> Backups:
+    """The backups on a host; DeployError says why they cannot be told."""
+    return _fact(state, host, TreeBackups)
+
+
+def _fact(state: State, host: Host, fact: type, *arguments: str) -> Any:
+    """A fact that must be there: without it the run stops on all hosts, before any change."""
+    found = in_host(state, host, host.get_fact, fact, *arguments, _ignore_errors=True, _sudo=True)
+    if found is None:
+        raise DeployError(f"{host.name}: the backups cannot be told; the line above says why")
+    return found
+
+
+def backups_of_all(state: State, plan: Plan) -> dict[str, Backups]:
+    """The backups on every node, by name."""
+    hosts = [state.inventory.get_host(node.name) for node in plan.rig.nodes]
+    return {host.name: backups(state, host) for host in hosts}
+
+
+def show(host: Host, seen: Backups) -> None:
+    """The backups of a host for a person, newest first: age, size, versions, verified or not."""
+    if not seen.backups:
+        logger.info(f"    [{host.name}] no backup")
+    for row in seen.backups:
+        logger.info(f"    [{host.name}] {describe(row)}")
+    for name in seen.partial:
+        logger.info(f"    [{host.name}] {name}: being made, or left by a kill; the next run sweeps")
+    for kept in seen.displaced:
+        logger.info(f"    [{host.name}] {kept.path}: displaced by {kept.change} ({kept.status})")
+
+
+def describe(row: BackupRow) -> str:
+    """A backup in a line."""
+    if row.versions is None or row.age_s is None or row.bytes is None:
+        return f"{row.id}: NOT USABLE: {row.problem}"
+    age = f"{row.age_s // 3600} h" if row.age_s >= 7200 else f"{row.age_s // 60} min"
+    checked = "not verified"
+    if row.verified_unix_s:
+        stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.verified_unix_s))
+        checked = f"verified {stamp}"
+    if row.problem:
+        checked = f"NOT USABLE: {row.problem}"
+    size = f"{row.bytes / MIB:.0f} MiB of {(row.apparent_bytes or 0) / MIB:.0f}"
+    return f"{row.id}: {age} old, {row.tree}, {row.versions.text}, {size}, {checked}"
+
+
+def to_verify(wanted: str | None, seen: Mapping[str, Backups], node: str) -> list[str]:
+    """The ids to read back on a node: the one that is named, where it is there, or all of them.
+
+    DeployError when no node has the one that is named.
+    """
+    here = {name: [row.id for row in each.backups] for name, each in seen.items()}
+    known = sorted({id_ for ids in here.values() for id_ in ids})
+    if wanted not in (None, "all") and wanted not in known:
+        raise DeployError(
+            f"no node has a backup {wanted}; known: {', '.join(known[-5:]) or 'none'}; see them "
+            f"with: pyinfra {inventory_name()} deploys/backup.py -y --data list=true"
+        )
+    return [id_ for id_ in here[node] if wanted in ("all", id_)]
+
+
+def would_prune(state: State, host: Host, asked: Mapping[str, Any]) -> PrunePlan:
+    """What a prune would remove here; DeployError says why it cannot be told."""
+    return _fact(state, host, TreePrunePlan, json.dumps(asked))

@@ -1,0 +1,120 @@
+"""How fast an engine decodes one stream, measured from the operator's machine over HTTP.
+
+A recovery that nobody measured was called one at 71.4 tok/s against 79.4 (incident B8). Small and
+always the same: one stream, the same prompt, the same number of tokens, median of several.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from facts.endpoint.completion import Endpoint, key_headers
+
+PROMPT = "Count from one to one hundred in words."
+TOKENS = 96
+RUNS = 5
+TIMEOUT_S = 120.0
+
+
+class NotMeasured(Exception):
+    """The engine gave no such answer: `str()` is one clear line."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Decoded tokens a second of one stream: median, lowest and highest of `runs` measurements."""
+
+    tokens_per_s: float
+    low: float
+    high: float
+    runs: int
+
+    def __str__(self) -> str:
+        spread = f"{self.low:.1f} to {self.high:.1f}"
+        return f"{self.tokens_per_s:.1f} tok/s (median of {self.runs}, {spread})"
+
+
+def measure(endpoint: Endpoint, runs: int = RUNS, tokens: int = TOKENS) -> Rate:
+    """The rate, after one run that is not counted: the first request of a start is its slowest.
+
+    Raises NotMeasured.
+    """
+    rates = [_one(endpoint, tokens) for _ in range(runs + 1)][1:]
+    return Rate(statistics.median(rates), min(rates), max(rates), runs)
+
+
+def _one(endpoint: Endpoint, tokens: int) -> float:
+    """Tokens a second from the first token to the last (prefill is no part of it)."""
+    import httpx
+
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        # vLLM's own: the same number of tokens each time, whatever the model would say
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if endpoint.chat_template_kwargs:
+        body["chat_template_kwargs"] = dict(endpoint.chat_template_kwargs)
+    url = f"{endpoint.base_url}/v1/chat/completions"
+    timeout = httpx.Timeout(TIMEOUT_S, connect=3.0)
+    began = time.monotonic()
+    try:
+        with httpx.stream(
+            "POST", url, json=body, headers=key_headers(), timeout=timeout, trust_env=False
+        ) as response:
+            if response.status_code != 200:
+                said = response.read()[:200].decode("utf-8", "replace")
+                raise NotMeasured(f"{url}: HTTP {response.status_code}: {said}")
+            if "event-stream" not in response.headers.get("content-type", ""):
+                return _whole(response, url, began)
+            return _streamed(response, url, began)
+    except httpx.HTTPError as error:
+        raise NotMeasured(f"{url}: {type(error).__name__}: {error}".rstrip(": ")) from None
+
+
+def _streamed(response: Any, url: str, began: float) -> float:
+    first = last = 0.0
+    counted = 0
+    said = None
+    for line in response.iter_lines():
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data == "[DONE]":
+            continue
+        if time.monotonic() - began > TIMEOUT_S:
+            raise NotMeasured(f"{url}: no end of the answer within {TIMEOUT_S:.0f} s")
+        try:
+            chunk = json.loads(data)
+            usage, choices = chunk.get("usage"), chunk.get("choices") or []
+        except (ValueError, AttributeError):
+            raise NotMeasured(f"{url}: a chunk that is no JSON: {data[:80]!r}") from None
+        said = usage["completion_tokens"] if usage else said
+        delta = (choices[0].get("delta") or {}) if choices else {}
+        if any(delta.get(key) for key in ("content", "reasoning", "reasoning_content")):
+            last = time.monotonic()
+            first = first or last
+            counted += 1
+    return _rate((said or counted) - 1, last - first, url)
+
+
+def _whole(response: Any, url: str, began: float) -> float:
+    """An endpoint that does not stream: prefill counts as well."""
+    response.read()
+    try:
+        count = int(response.json()["usage"]["completion_tokens"])
+    except (ValueError, KeyError, TypeError):
+        raise NotMeasured(f"{url}: the answer does not say how many tokens it has") from None
+    return _rate(count, time.monotonic() - began, url)
+
+
+def _rate(tokens: int, seconds: float, url: str) -> float:
+    if tokens < 1 or seconds <= 0:
+        raise NotMeasured(f"{url}: too few tokens to measure with")
+    return tokens / seconds

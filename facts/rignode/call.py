@@ -1,0 +1,67 @@
+"""Asks one of node's reading verbs on a host: nothing is written there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyinfra.api import Host, State, StringCommand
+
+from facts.observe import in_host, real
+from facts.rignode import pack
+from facts.snapshot import bounded
+
+
+class AskFailed(Exception):
+    """The host did not answer, or refused: `str()` is one clear line, `code` node's word for it."""
+
+    def __init__(self, line: str, code: str = "") -> None:
+        super().__init__(line)
+        self.code = code
+
+
+def document_of(host: str, verb: str, output: Any, timeout_s: int) -> dict[str, Any]:
+    """node's JSON document from what a host printed; AskFailed with node's own line, or with what
+    the host said instead.
+    """
+    try:
+        document = json.loads(output.stdout_lines[-1])
+    except (IndexError, ValueError):
+        document = None
+    if not isinstance(document, dict):
+        said = " ".join(output.stderr_lines + output.stdout_lines)[-300:].strip()
+        said = said or f"nothing within {timeout_s} s"
+        raise AskFailed(f"{host}: {verb}: the host answered: {said}")
+    if not document.get("ok"):
+        remedy = document.get("remedy")
+        line = f"{host}: {verb}: {document.get('error')}"
+        raise AskFailed(f"{line}; {remedy}" if remedy else line, str(document.get("code", "")))
+    return document
+
+
+def ask_node(
+    state: State, host: Host, verb: str, request: dict[str, Any], timeout_s: int = 120
+) -> dict[str, Any]:
+    """node's answer to a reading verb, or AskFailed.
+
+    Program and request go through stdin: no limit of length, and nothing of the request in a
+    command line, which every user of the host can read.
+    """
+    state = real(state)
+    sent = pack.stdin_call(verb, request)
+    try:
+        _, output = in_host(
+            state,
+            host,
+            host.run_shell_command,
+            StringCommand(bounded(sent.line, timeout_s)),
+            print_output=state.print_fact_output,
+            print_input=state.print_fact_input,
+            _sudo=True,
+            _stdin=sent.stdin,
+        )
+    except Exception as error:  # any transport error: paramiko, gevent, OSError
+        raise AskFailed(f"{host.name}: {verb}: the connection failed: {error}") from error
+    document = document_of(host.name, verb, output, timeout_s)
+    document.pop("ok")
+    return document

@@ -1,0 +1,317 @@
+"""Make the program portable: a zipapp to install, or one shell command that writes nothing.
+
+Runs on the operator's machine; it is not part of what is sent.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import bz2
+import functools
+import hashlib
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from node.cli import verb_table
+from node.core.errors import Json
+from node.docker import api
+
+HERE = Path(__file__).resolve().parents[2] / "node"
+LIBRARY = "/usr/local/lib/rigbook"
+LINK = "/usr/local/bin/rignode"
+# the kernel's MAX_ARG_STRLEN is 128 KiB, and pyinfra's quoting of the command adds to it
+MAX_COMMAND = 100 * 1024
+_IMPORT = re.compile(
+    r"^ *(?:import (node[\w.]*)|from (node[\w.]*) import (\([^)]*\)|.*))", re.MULTILINE
+)
+_SHEBANG = b"#!/usr/bin/env python3\n"
+_START = """\
+import sys
+sys.dont_write_bytecode = True
+from node.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+# -S: no site-packages, whose .pth files every start of Python would read.
+_PYTHON = "python3 -I -S -B -c"
+# Reads two words from stdin, base64 of zlib of JSON: the arguments and the modules. What it imports
+# is all there before it or is cheap: importlib.abc, base64 and bz2 cost every snapshot 15 ms.
+_RUN = """\
+import sys,binascii,zlib,json
+from importlib.machinery import ModuleSpec as S
+A,F=[json.loads(zlib.decompress(binascii.a2b_base64(w))) for w in sys.stdin.read().split(".")]
+class R:
+ def find_spec(s,n,path=None,target=None):
+  return S(n,s,origin="rignode:"+n,is_package=F[n][0]) if n in F else None
+ def create_module(s,spec):return None
+ def exec_module(s,m):
+  n=m.__name__
+  exec(compile(F[n][1],"<rignode:%s>"%n,"exec",dont_inherit=True),m.__dict__)
+sys.meta_path.insert(0,R())
+from node.__main__ import main
+sys.exit(main(A))
+"""
+# Reads two base64 words of zlib: what is asked, as JSON, and the zipapp. The request
+# becomes the verb's own stdin, from memory.
+_INSTALL = """\
+import sys,base64,zlib,json,os
+H,Z=(zlib.decompress(base64.b64decode(w)) for w in sys.stdin.read().split(":"))
+A,R,D,L,N=json.loads(H)
+P=os.path.join(D,N)
+def sync(d):
+ f=os.open(d,os.O_RDONLY);os.fsync(f);os.close(f)
+def same():
+ try:
+  s=os.lstat(P)
+  return s.st_mode==0o100755 and s.st_uid==os.geteuid() and open(P,"rb").read()==Z
+ except OSError:return False
+try:
+ if not same():
+  os.makedirs(D,0o755,exist_ok=True)
+  t=P+".%d.tmp"%os.getpid()
+  try:
+   f=os.open(t,os.O_WRONLY|os.O_CREAT|os.O_EXCL|os.O_NOFOLLOW,0o600)
+   with os.fdopen(f,"wb") as h:
+    h.write(Z);h.flush();os.fchmod(f,0o755);os.fsync(f)
+   os.rename(t,P)
+  finally:
+   if os.path.lexists(t):os.unlink(t)
+  sync(D)
+ if not os.path.islink(L) or os.readlink(L)!=P:
+  if os.path.lexists(L) and not os.path.islink(L):raise OSError(17,"not our link",L)
+  t=L+".%d.tmp"%os.getpid()
+  os.symlink(P,t);os.rename(t,L);sync(os.path.dirname(L))
+except OSError as e:
+ w="cannot install rignode: %s: %s"%(e.filename,e.strerror)
+ print(json.dumps({"ok":False,"error":w,"code":"install","remedy":"run as root"}))
+ sys.exit(1)
+m=os.memfd_create("request",0)
+os.write(m,R.encode());os.lseek(m,0,0);os.dup2(m,0)
+os.execv(sys.executable,[sys.executable,"-I","-B",P]+A)
+"""
+
+
+def lean(raw: bytes) -> bytes:
+    """Gives a module without its comment lines, blank lines and docstrings: a fifth less to send.
+
+    They are for readers of the project. What stands inside a string of several lines stays.
+    """
+    text = raw.decode()
+    lines = text.splitlines(keepends=True)
+    tree = ast.parse(text)
+    kept: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Constant, ast.JoinedStr)):
+            kept.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for first, last, column in _docstrings(tree):
+        lines[first - 1] = " " * column + '""\n'
+        for number in range(first, last):
+            lines[number] = ""
+        kept.difference_update(range(first, last + 1))
+    for number, line in enumerate(lines, 1):
+        if number not in kept and (not line.strip() or line.lstrip().startswith("#")):
+            lines[number - 1] = ""
+    return "".join(lines).encode()
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int, int]]:
+    """Gives each docstring's first line, last line and column."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            continue
+        first = node.body[0] if node.body else None
+        if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
+            continue
+        if isinstance(first.value.value, str):
+            yield first.lineno, first.end_lineno or first.lineno, first.col_offset
+
+
+@functools.cache
+def paths() -> dict[str, Path]:
+    """Gives the program's files, `node/...` to where each stands, sorted; not this one."""
+    found = {f"node/{p.relative_to(HERE).as_posix()}": p for p in HERE.rglob("*.py")}
+    return {name: found[name] for name in sorted(found)}
+
+
+@functools.cache
+def _raw(name: str) -> bytes:
+    return paths()[name].read_bytes()
+
+
+@functools.cache
+def sources() -> dict[str, bytes]:
+    """Gives all files of the program, lean, `node/...` to bytes, sorted."""
+    return {name: lean(_raw(name)) for name in paths()}
+
+
+def whole() -> dict[str, bytes]:
+    """Gives all files of the program as they stand: making them lean takes half a second, and a
+    rollback waits for that."""
+    return {name: _raw(name) for name in paths()}
+
+
+@functools.cache
+def version() -> str:
+    """Gives the first 12 hex digits of the sha256 over the program's files."""
+    digest = hashlib.sha256()
+    for name, raw in whole().items():
+        digest.update(f"{name}\0{len(raw)}\0".encode())
+        digest.update(raw)
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
+def zipapp_bytes() -> bytes:
+    """Gives the zipapp; the same sources give the same bytes.
+
+    Stored, not deflated: the bytes then do not depend on this machine's zlib.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, raw in {"__main__.py": _START.encode(), **whole()}.items():
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.create_system = 3
+            info.external_attr = 0o100644 << 16
+            archive.writestr(info, raw)
+    return _SHEBANG + buffer.getvalue()
+
+
+def _word(value: object, tight: bool = False) -> str:
+    """Gives a JSON value as one base64 word: letters, digits, '+', '/', '='; `tight` for bz2."""
+    raw = json.dumps(value, separators=(",", ":")).encode()
+    return base64.b64encode(bz2.compress(raw) if tight else zlib.compress(raw, 6)).decode("ascii")
+
+
+def _words(verb: str) -> list[str]:
+    """Gives the program's arguments. Raises ValueError for a verb that is not plain words."""
+    words = verb.split()
+    if not words or not all(word.isalpha() and word.isascii() for word in words):
+        raise ValueError(f"not a verb: {verb!r}")
+    return words
+
+
+def _quoted(program: str) -> str:
+    """Gives Python source as a double-quoted shell word."""
+    for char in ("\\", '"', "$", "`"):
+        program = program.replace(char, "\\" + char)
+    return f'"{program}"'
+
+
+@functools.cache
+def _files() -> dict[str, str]:
+    """Gives every module's name with its file's."""
+    return {
+        name[: -len(".py")].replace("/", ".").removesuffix(".__init__"): name for name in paths()
+    }
+
+
+@functools.cache
+def _imports(module: str) -> frozenset[str]:
+    """Gives the modules of the program that one imports, anywhere in it, and their packages."""
+    named: set[str] = set()
+    # by pattern, not by ast: every run of a deploy pays for it
+    # (tests/unit/facts/rignode/test_pack.py compares)
+    for plain, package, names in _IMPORT.findall(_raw(_files()[module]).decode()):
+        parts = [part.split()[0] for part in names.strip("()").split(",") if part.strip()]
+        named |= {plain, package, *(f"{package}.{part}" for part in parts)}
+    named |= {name.rpartition(".")[0] for name in named}
+    return frozenset(name for name in named if name in _files())
+
+
+@functools.cache
+def needs(verb: str) -> tuple[str, ...]:
+    """Gives the modules that a verb needs, sorted: the host compiles no others."""
+    wanted = {"node", "node.__main__", verb_table.module_of(verb)}
+    found: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        found.add(name)
+        wanted |= _imports(name) - found
+    return tuple(sorted(found))
+
+
+def _sent(verb: str, short: bool = False) -> dict[str, tuple[bool, str]]:
+    """Gives each module that a verb needs: whether it is a package, and its source."""
+    files = {name: _files()[name] for name in needs(verb)}
+    read = sources().__getitem__ if short else _raw
+    return {
+        name: (file.endswith("/__init__.py"), read(file).decode()) for name, file in files.items()
+    }
+
+
+@functools.cache
+def _program(verb: str, short: bool = False, tight: bool = False) -> str:
+    """Gives the modules that a verb needs as a word: packed once, however many hosts there are."""
+    return _word(_sent(verb, short), tight)
+
+
+def _asked(verb: str, request: dict[str, object], tight: bool = False) -> str:
+    """Gives a verb's arguments as a word."""
+    return _word([*_words(verb), json.dumps(request)], tight)
+
+
+def inline_command(verb: str, request: dict[str, object]) -> str:
+    """Gives a POSIX shell line that runs a verb on a host without writing any file there.
+
+    It is under MAX_COMMAND bytes; raises ValueError when the request makes it longer. printf is a
+    builtin of dash and bash, so no argument limit and no temp file (bash keeps large
+    here-documents in a file under /tmp). No single quote is in it: callers wrap it in two sh -c.
+    """
+    line = ""
+    # Lean sources are shorter and take a quarter of a second to make, bz2 is a quarter shorter and
+    # costs the host some 30 ms: only where they are needed.
+    for short, tight in ((False, False), (True, False), (True, True)):
+        packed = f"{_asked(verb, request, tight)}.{_program(verb, short, tight)}"
+        run = _RUN.replace("zlib", "bz2") if tight else _RUN
+        line = f"printf %s {packed} | {_PYTHON} {_quoted(run)}"
+        if len(line) <= MAX_COMMAND:
+            return line
+    raise ValueError(f"the command is {len(line)} bytes long, {MAX_COMMAND} are allowed")
+
+
+class Call(NamedTuple):
+    """A shell line and what it reads from its stdin."""
+
+    line: str
+    stdin: str
+
+
+def stdin_call(verb: str, request: dict[str, object]) -> Call:
+    """Gives what runs a verb without writing any file on the host, with a request of any length:
+    program and request go through stdin. For what only reads.
+    """
+    return Call(f"{_PYTHON} {_quoted(_RUN)}", f"{_asked(verb, request)}.{_program(verb)}")
+
+
+def install_call(
+    verb: str, request: dict[str, object], library: str = LIBRARY, link: str = LINK
+) -> Call:
+    """Gives what installs the zipapp when it is not there, then runs a verb of it.
+
+    Program and request go through stdin: no limit of length, and no request in a command line,
+    which every user of the host can read.
+    """
+    name = f"rignode-{version()}.pyz"
+    header = [_words(verb), json.dumps(request), library, link, name]
+    line = f"python3 -I -B -c {_quoted(_INSTALL)}"
+    return Call(line, f"{_word(header)}:{_zipapp_word()}")
+
+
+@functools.cache
+def _zipapp_word() -> str:
+    """Gives the zipapp as a word: packed once a run, whatever is asked how often."""
+    return base64.b64encode(zlib.compress(zipapp_bytes(), 6)).decode("ascii")
+
+
+def config_sha256(config: Json) -> str:
+    """Gives what a node's snapshot says of an image whose config file is `config`."""
+    return api.config_sha256(
+        config.get("config") or {}, config.get("architecture", ""), config.get("os", "")
+    )

@@ -1,0 +1,146 @@
+"""Gates of the engine's image: there, for this processor, the same content on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gates.core.check import Observed, gather, known, per_node, pyinfra, reached
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import Docker, Image, NodeSnapshot, Unreadable
+
+# Names that Go (docker) and the kernel (uname -m) give to one architecture.
+KERNEL_ARCH = {"amd64": "x86_64", "arm64": "aarch64", "386": "i686", "riscv64": "riscv64"}
+
+
+def image_name(plan: Plan) -> str | None:
+    """The image that the recipe runs; None for an engine in a venv."""
+    return plan.recipe.container.image if plan.recipe.container else None
+
+
+def full_name(reference: str) -> str:
+    """An image reference as docker lists it: short, with its tag or its digest."""
+    short = reference
+    for prefix in ("docker.io/library/", "docker.io/"):
+        short = short.removeprefix(prefix)
+    if "@" in short:
+        repository, digest = short.split("@", 1)
+        folder, slash, name = repository.rpartition("/")
+        return f"{folder}{slash}{name.split(':')[0]}@{digest}"
+    return short if ":" in short.rpartition("/")[2] else f"{short}:latest"
+
+
+def image_of(docker: Docker, reference: str) -> Image | None:
+    """The image that the reference names on this host, or None."""
+    wanted = full_name(reference)
+    for image in docker.images:
+        if image.id == reference or wanted in map(full_name, (*image.tags, *image.digests)):
+            return image
+    return None
+
+
+def same_content(one: Image, other: Image) -> bool:
+    """One RepoDigest in common, or equal layers and config.
+
+    `.Id` says nothing: it differs between overlay2 and containerd stores (GLM-5.3-EXL3-2x#8). A
+    digest of another registry may differ for equal content, so layers decide then, too.
+    """
+    digests = {digest.split("@")[-1] for digest in one.digests}
+    if digests & {digest.split("@")[-1] for digest in other.digests}:
+        return True
+    return one.layers == other.layers and one.config_sha256 == other.config_sha256
+
+
+def identity_of(image: Image) -> str:
+    """What an image is compared by, short enough for a line."""
+    digests = ", ".join(digest.split("@")[-1][:19] for digest in image.digests)
+    top = image.layers[-1][:19] if image.layers else "none"
+    return (
+        f"digest {digests or 'none'}, {len(image.layers)} layers (top {top}), "
+        f"config {image.config_sha256[:12]}"
+    )
+
+
+def move_image(plan: Plan, observed: Observed, target: Node) -> str:
+    """The line that brings the image to `target`: from a node that has it, else built or pulled."""
+    reference = image_name(plan) or ""
+    for node, snapshot in reached(plan, observed):
+        if node.name == target.name or isinstance(snapshot.docker, Unreadable):
+            continue
+        if image_of(snapshot.docker, reference) is not None:
+            return pyinfra(plan, "image", f"from={node.name}")
+    if plan.recipe.container and plan.recipe.container.build:
+        return pyinfra(plan, "image", "build=true")
+    return f"{pyinfra(plan, 'image')} (pulls {reference} once, then moves it)"
+
+
+def image_present(plan: Plan, observed: Observed) -> list[Violation]:
+    """The image is on every node before anything changes: a pull takes minutes and may fail."""
+    reference = image_name(plan)
+    if reference is None:
+        return []
+    images, found = gather(
+        plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference)
+    )
+    for node, image in images:
+        if image is None:
+            found.append(
+                violation(
+                    "image-missing",
+                    node.name,
+                    f"the image {reference} is not on {node.name}",
+                    evidence="; ".join(
+                        f"{n.name}: {identity_of(i) if i else 'absent'}" for n, i in images
+                    ),
+                    remedy=move_image(plan, observed, node),
+                )
+            )
+    return found
+
+
+def image_equal(plan: Plan, observed: Observed) -> list[Violation]:
+    """Every node runs the same bytes: one tag may name two builds (faults.md 41)."""
+    reference = image_name(plan)
+    if reference is None:
+        return []
+    images, found = gather(
+        plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference)
+    )
+    present = [(node, image) for node, image in images if image is not None]
+    for node, image in present[1:]:
+        first, reference_image = present[0]
+        if not same_content(reference_image, image):
+            found.append(
+                violation(
+                    "image-differs",
+                    node.name,
+                    f"{reference} is another build on {node.name} than on {first.name}",
+                    evidence="; ".join(f"{n.name}: {identity_of(i)}" for n, i in present),
+                    remedy=move_image(plan, observed, node),
+                )
+            )
+    return found
+
+
+@per_node
+def image_arch(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """The image is built for the host's processor; else it ends with "exec format error"."""
+    reference = image_name(plan)
+    if reference is None:
+        return
+    image = image_of(known(snapshot.docker, "docker"), reference)
+    arch = snapshot.identity.arch
+    if image is not None and KERNEL_ARCH.get(image.arch, image.arch) != arch:
+        yield violation(
+            "image-arch",
+            node.name,
+            f"the image is for {image.arch}, {node.name} is {arch}",
+            evidence=f"{reference}: {image.arch}; uname -m: {arch}",
+            remedy=f"name an image for {arch} in catalog/recipes/{plan.recipe.name}.yaml, "
+            "container.image",
+        )
+
+
+GATES = (image_present, image_equal, image_arch)

@@ -1,0 +1,173 @@
+"""What an artefact holds, decided from what lies in it; and whether given commits are in it.
+
+Fifteen commits were called missing by their dates, and a rebuild of half an hour was planned for
+them: build-metadata.yaml in the image said that they were all there (C9). So: evidence or "cannot
+tell", and never a timestamp. A committer date is the last rewrite of a force-pushed branch, not the
+day on which the code was written or became reachable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gates.artifact.build_metadata import Evidence
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from schema.desired.plan import Plan
+from schema.observed.artifact import ArtifactAnswer, Module
+
+Verdict = Literal["in", "not in", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """About one commit or pull request: is it in, and how do we know."""
+
+    item: str
+    verdict: Verdict
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.item}: {self.verdict}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Ancestry:
+    """What a local clone says; asked through functions, so that this module runs no git.
+
+    `known(commit)` gives the full id, None when the clone has no such object. `holds(a, b)`: is a
+    an ancestor of b; None: the clone cannot say (shallow). `merged(pr)` gives the commits whose
+    subject ends with `(#pr)`.
+    """
+
+    path: str
+    known: Callable[[str], str | None]
+    holds: Callable[[str, str], bool | None]
+    merged: Callable[[str], Sequence[str]]
+
+
+def decide(wanted: str, evidence: Evidence, clone: Ancestry | None) -> Answer:
+    """Whether a commit or pull request (of `commit_or_pr`) is in the artefact, and why."""
+    return _pr(wanted, evidence, clone) if wanted[0] == "#" else _commit(wanted, evidence, clone)
+
+
+def _pr(wanted: str, evidence: Evidence, clone: Ancestry | None) -> Answer:
+    where = evidence.prs.get(wanted[1:])
+    if where:
+        return Answer(wanted, "in", f"{where} names it: the build applied it")
+    merges = clone.merged(wanted[1:]) if clone else ()
+    for merge in merges:
+        answer = _commit(merge, evidence, clone)
+        if answer.verdict != "cannot tell":
+            why = f"its commit {merge[:12]} on the clone's branches: {answer.why}"
+            return Answer(wanted, answer.verdict, why)
+    lists = "no list of pull requests in the artefact names it"
+    if clone is None:
+        return Answer(wanted, "cannot tell", f"{lists}; {_no_clone()}")
+    if not merges:
+        return Answer(
+            wanted,
+            "cannot tell",
+            f"{lists}, and no commit of {clone.path} has it in its subject: not merged, or the "
+            "clone is older",
+        )
+    return Answer(wanted, "cannot tell", f"{lists}; {_local(evidence, clone)}")
+
+
+def _commit(wanted: str, evidence: Evidence, clone: Ancestry | None) -> Answer:
+    for commit, where in evidence.commits.items():
+        if commit.startswith(wanted) or wanted.startswith(commit):
+            return Answer(wanted, "in", f"{where} is {commit}")
+    if clone is None:
+        return Answer(wanted, "cannot tell", f"the artefact's files do not name it; {_no_clone()}")
+    full = clone.known(wanted)
+    if full is None:
+        return Answer(
+            wanted,
+            "cannot tell",
+            f"{clone.path} has no such commit, or several that begin so: fetch it, write it whole",
+        )
+    for commit, where in evidence.commits.items():
+        base = clone.known(commit)
+        held = clone.holds(full, base) if base else None
+        if held:
+            return Answer(wanted, "in", f"git: it is an ancestor of {commit[:12]} ({where})")
+    own = clone.known(evidence.vllm_commit) if evidence.vllm_commit else None
+    if own is None:
+        return Answer(wanted, "cannot tell", _local(evidence, clone))
+    if clone.holds(full, own) is None:
+        return Answer(
+            wanted, "cannot tell", f"{clone.path} is a shallow clone: git fetch --unshallow"
+        )
+    if evidence.prs:
+        listed = ", ".join(f"#{number}" for number in evidence.prs)
+        return Answer(
+            wanted,
+            "cannot tell",
+            f"git: it is no ancestor of {own[:12]}, but the build applied {listed} on top, which "
+            "may have brought it",
+        )
+    return Answer(
+        wanted,
+        "not in",
+        f"git: it is no ancestor of {own[:12]} (a cherry-pick under another id would not be seen)",
+    )
+
+
+def _local(evidence: Evidence, clone: Ancestry) -> str:
+    if not evidence.vllm_commit:
+        return "the artefact does not say which commit it was built of"
+    return (
+        f"{evidence.vllm_commit[:12]}, of which it was built, is not in {clone.path}: a local "
+        "merge commit is in no public repository, and dates of force-pushed branches prove nothing"
+    )
+
+
+def _no_clone() -> str:
+    return "no clone to ask was given (--data git=/path/of/a/clone); a date would prove nothing"
+
+
+def findings(
+    plan: Plan, node: str, evidence: Evidence, answers: Sequence[ArtifactAnswer],
+    modules: Sequence[Module],
+) -> list[Violation]:  # fmt: skip
+    """What is wrong with the artefact: a torch for the CPU (C1), a module that isn't whole (C2)."""
+    found: list[Violation] = []
+    if evidence.torch_variant == "cpu" and plan.recipe.expect.needs_nvidia:
+        found.append(
+            violation(
+                "torch-cpu",
+                node,
+                "a torch for the CPU on a rig of GPUs: the engine's C extension does not load",
+                evidence=f"{evidence.library}/torch/version.py: {evidence.torch_version}",
+                remedy="take the known-good artefact again; a rebuild needs the extra index of the "
+                "CUDA wheels named",
+            )
+        )
+    for module in modules:
+        missing = _missing(module, answers)
+        if missing:
+            found.append(
+                violation(
+                    "module-missing",
+                    node,
+                    f"the module {module.name} is not whole: {module.reason}",
+                    evidence=f"not there: {', '.join(missing)}",
+                    remedy=f"take the build that carries {module.name} with its submodules "
+                    "(git clone --recursive), see docs/runbooks/provenance.md",
+                )
+            )
+    return found
+
+
+def _missing(module: Module, answers: Sequence[ArtifactAnswer]) -> tuple[str, ...]:
+    """The module's files that are not there, in the library folder that has most of them."""
+    there = [file.path for answer in answers for file in answer.files]
+    libraries = {
+        path.removesuffix(f"/{name}") for path in there for name in module.files
+        if path.endswith(f"/{name}")
+    }  # fmt: skip
+    rows = [tuple(n for n in module.files if f"{lib}/{n}" not in there) for lib in libraries]
+    return min(rows, key=len, default=module.files)

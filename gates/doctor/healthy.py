@@ -1,0 +1,29 @@
+"""One line about a node that is well: what runs there."""
+
+from __future__ import annotations
+
+from gates.artifact.venv import own_venv
+from gates.core.check import gib
+from gates.engine.state import is_own, own_container, own_unit
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+
+def at_work(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
+    """`lab1: head of lab, tiny (balanced), up 12 min, pids 910 955, 4.40 GiB, image …`."""
+    parts = [f"{node.name}: {node.role}, rank {node.rank}", f"{plan.recipe.name} ({plan.profile})"]
+    unit, container = own_unit(snapshot), own_container(snapshot)
+    if unit is not None and unit.since_unix_s is not None:
+        minutes = (snapshot.identity.clock_unix_s - unit.since_unix_s) / 60
+        parts.append(f"{unit.active_state} for {minutes:.0f} min, {unit.restarts} restarts")
+    if not isinstance(snapshot.engine_processes, Unreadable):
+        own = [process for process in snapshot.engine_processes if is_own(snapshot, process)]
+        size = sum(process.rss for process in own)
+        parts.append(f"{len(own)} processes of {gib(size)} (pid {own[0].pid if own else 'none'})")
+    venv = own_venv(plan, node, snapshot)
+    if venv is not None:
+        parts.append(f"venv {venv.target}, vllm {', '.join(venv.versions.get('vllm', ()))}")
+    if container is not None:
+        parts.append(f"image {container.image} {container.image_id.removeprefix('sha256:')[:12]}")
+    return ", ".join(parts)

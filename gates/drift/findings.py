@@ -1,0 +1,82 @@
+"""Doctor's findings about what differs from the recipe, each difference by its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gates.core.check import per_node, pyinfra
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from gates.drift.compare import drift
+from gates.drift.difference import Difference
+from gates.engine.state import engine_state, own_unit
+from gates.engine.vllm_flags import LOST_QUOTES
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+LIVE = "the live process, its container and its files against what the recipe renders"
+
+
+@per_node
+def drifted(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Everything that serve would set right; a node that was never served has nothing to drift."""
+    if engine_state(plan, node, snapshot) == "absent":
+        return
+    for difference in drift(plan, node, snapshot):
+        if not _told_elsewhere(difference, snapshot):
+            yield _finding(plan, node, difference)
+
+
+def _told_elsewhere(difference: Difference, snapshot: NodeSnapshot) -> bool:
+    """True for a difference that another finding names with its own cause and mending."""
+    if difference.kind == "unknown" or difference.name == "restart policy":
+        return True
+    if difference.kind == "unit" and own_unit(snapshot) is not None:
+        return difference.want in ("enabled", "loaded as on disk")
+    if difference.kind == "forbidden" and not isinstance(snapshot.engine_processes, Unreadable):
+        processes = snapshot.engine_processes
+        return any(p.environ.get(difference.name) == difference.have for p in processes)
+    return False
+
+
+def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
+    look = f"{pyinfra(plan, 'serve')} --dry --diff, then without --dry"
+    if difference.kind == "forbidden":
+        return violation(
+            "forbidden-env",
+            node.name,
+            f"the engine of {node.name} would start with {difference.name}={difference.have}, "
+            "which the recipe forbids",
+            evidence=f"in its container or its environment file; forbidden because: "
+            f"{difference.want}",
+            remedy=pyinfra(plan, "serve"),
+            severity="warn",
+        )
+    if difference.kind == "flag" and difference.name == "headless" and difference.want == "true":
+        return violation(
+            "worker-not-headless",
+            node.name,
+            f"the worker {node.name} runs without --headless: it binds the rendezvous itself",
+            evidence=f"{difference.text}; {LIVE}",
+            remedy=pyinfra(plan, "serve"),
+        )
+    if difference.kind == "flag" and difference.have.endswith(LOST_QUOTES):
+        have = difference.have.removesuffix(LOST_QUOTES).strip()
+        return violation(
+            "json-quotes-lost",
+            node.name,
+            f"{difference.name} of {node.name} lost its JSON quotes on the way",
+            evidence=f"the engine got {have}, the recipe says {difference.want}",
+            remedy=pyinfra(plan, "serve"),
+        )
+    return violation(
+        "drift",
+        node.name,
+        f"differs from the recipe: {difference}",
+        evidence=LIVE,
+        remedy=look,
+    )
+
+
+GATES = (drifted,)

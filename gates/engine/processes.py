@@ -1,0 +1,114 @@
+"""Gates of processes: no engine without a supervisor, the ports free or ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gates.core.check import known, per_node, pyinfra
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from gates.engine.state import head_port, is_own, same_container
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import Container, EngineProcess, NodeSnapshot, Port, Unit, Unreadable
+
+# Units that hold a login's processes: they supervise nothing, whatever they outlive is an orphan.
+LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*)\.service\Z")
+
+
+def no_supervisor(
+    process: EngineProcess,
+    units: dict[str, Unit],
+    containers: tuple[Container, ...] | None,
+) -> str | None:
+    """Why nobody supervises the process, or None for one with a live unit or container.
+
+    `containers` None: docker could not be read, so a container's process is not judged.
+    """
+    if process.container_id is not None:
+        if containers is None:
+            return None
+        for container in containers:
+            if same_container(container.id, process.container_id):
+                dead = container.state not in ("running", "paused", "restarting")
+                return f"its container {container.name} is {container.state}" if dead else None
+        return f"its container {process.container_id[:12]} is gone"
+    if process.unit is None:
+        return "it belongs to no unit and no container"
+    if LOGIN_UNIT.match(process.unit):
+        return f"it was left by a login ({process.unit})"
+    unit = units.get(process.unit)
+    if unit is not None and unit.active_state in ("inactive", "failed"):
+        return f"its unit {unit.name} is {unit.active_state}"
+    return None
+
+
+@per_node
+def engine_orphan(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """No engine process outlives its supervisor: it holds memory, shm and 29501 (C6, C10, B2)."""
+    processes = known(snapshot.engine_processes, "engine_processes")
+    units = {u.name: u for u in known(snapshot.units, "units")}
+    docker = snapshot.docker
+    containers = None if isinstance(docker, Unreadable) else docker.containers
+    for process in processes:
+        why = no_supervisor(process, units, containers)
+        if why is not None:
+            title = " ".join(process.argv)[:60] or process.comm
+            yield violation(
+                "engine-orphan",
+                node.name,
+                f"pid {process.pid} on {node.name} is an engine process that nobody supervises",
+                evidence=f"{why}; {title!r}, parent {process.ppid}, uid {process.uid}, "
+                f"{process.rss // 1024**2} MiB resident",
+                remedy=f"{pyinfra(plan, 'restart')} --dry names what it would end and spare, and "
+                "why; then without --dry",
+            )
+
+
+@per_node
+def port_taken(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """The API's and the rendezvous's ports are free or held by this very engine (C5, C10).
+
+    The rendezvous binds on the head; on a worker it is held by an orphan, or by an engine that was
+    started without --headless. Both end the start with EADDRINUSE.
+    """
+    wanted = {head_port(plan): "the API"} if node.role == "head" else {}
+    if plan.recipe.multi_node is not None:
+        wanted[plan.recipe.multi_node.master_port] = "the rendezvous"
+    for port in known(snapshot.ports, "ports"):
+        if port.port in wanted and not is_own(snapshot, port):
+            yield violation(
+                "port-taken",
+                node.name,
+                f"port {port.port} ({wanted[port.port]}) on {node.name} is held by "
+                f"{port.process or 'a process that is not visible'}",
+                evidence=_holder(snapshot, port),
+                remedy=_free_port(plan, node, port),
+            )
+
+
+def _holder(snapshot: NodeSnapshot, port: Port) -> str:
+    named = port.container_id
+    docker = snapshot.docker
+    if named is not None and not isinstance(docker, Unreadable):
+        names = [c.name for c in docker.containers if same_container(c.id, named or "")]
+        named = f"{names[0]} ({named[:12]})" if names else f"{named[:12]} (gone)"
+    return (
+        f"{port.address}:{port.port} listens; pid {port.pid or 'not visible'}, process "
+        f"{port.process or 'unknown'}, unit {port.unit or 'none'}, container {named or 'none'}"
+    )
+
+
+def _free_port(plan: Plan, node: Node, port: Port) -> str:
+    look = f"on {node.name}: sudo ss -ltnp 'sport = :{port.port}'"
+    if port.container_id is not None:
+        return f"{look}; sudo docker stop {port.container_id[:12]}"
+    if port.unit is not None and not LOGIN_UNIT.match(port.unit):
+        return f"{look}; sudo systemctl stop {port.unit}"
+    if port.pid is not None:
+        return f"{look}; sudo kill -TERM {port.pid}"
+    return f"{look}; then {pyinfra(plan, 'doctor')}"
+
+
+GATES = (engine_orphan, port_taken)

@@ -1,0 +1,110 @@
+"""All gates before serving, and the one function that asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gates.artifact import image, image_patches, venv
+from gates.core.check import Gate, Observed
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from gates.engine import processes
+from gates.gpu import driver, memory
+from gates.host import reachable, storage
+from gates.kernel import next_boot
+from gates.recipe import choices
+from gates.transfer import fabric
+from gates.unit import ghost, installed_recipe, supervision
+from gates.weights import weights
+from schema.desired.plan import Plan
+
+__all__ = ["SERVING", "Gate", "Observed", "check"]
+
+
+def comes_back(plan: Plan, observed: Observed) -> list[Violation]:
+    """A unit that is not enabled stays down after the boot: here that blocks (C13, C16)."""
+    found = supervision.unit_state(plan, observed)
+    return [replace(v, severity="block") for v in found if v.code == "unit-disabled"]
+
+
+SERVING: tuple[Gate, ...] = (
+    *reachable.GATES,
+    *driver.GATES,
+    *memory.GATES,
+    *processes.GATES,
+    *fabric.GATES,
+    *storage.GATES,
+    *image.GATES,
+    *venv.GATES,
+    *image_patches.GATES,
+    *ghost.GATES,
+    *weights.GATES,
+    *choices.GATES,
+)
+
+# Before any change: every node answers, nobody else is at work, nothing is half done.
+CHANGING: tuple[Gate, ...] = (
+    reachable.nodes_reachable,
+    storage.lock_free,
+    storage.changes_closed,
+    storage.journal_whole,
+)
+# Before another version is installed: the venv is there, and who runs it. Not its version or its
+# program, which an upgrade may be meant to mend.
+UPGRADING: tuple[Gate, ...] = (*CHANGING, storage.disk_room, venv.venv_there, venv.venv_user)
+# Before a cold restart, which ends orphans, frees ports and memory, and takes up a restart that
+# was cut off; a change of another deploy stays in its way (storage.changes_closed).
+RESTARTING: tuple[Gate, ...] = (
+    *reachable.GATES,
+    *driver.GATES,
+    *fabric.GATES,
+    storage.disk_room,
+    storage.lock_free,
+    storage.changes_closed_but_restart,
+    storage.journal_whole,
+    *image.GATES,
+    *venv.GATES,
+    *image_patches.GATES,
+    *ghost.GATES,
+    *installed_recipe.GATES,
+    *weights.GATES,
+    *choices.GATES,
+)
+# Before a reboot: what does not come back by itself is named while there is still a way to log in.
+REBOOTING: tuple[Gate, ...] = (
+    *CHANGING,
+    *next_boot.BOOT,
+    *ghost.GATES,
+    *installed_recipe.GATES,
+    comes_back,
+)
+# Before a rollback: an open change is what it is there for.
+REACHING: tuple[Gate, ...] = (reachable.nodes_reachable, storage.lock_free, storage.journal_whole)
+
+
+def check(plan: Plan, observed: Observed, gates: Iterable[Gate] = SERVING) -> list[Violation]:
+    """What every gate says, lowest layer first, then by node in rank order, each finding once.
+
+    A gate that fails is a blocking `gate-error`: what was not checked is unknown (P5).
+    """
+    found: dict[Violation, None] = {}
+    for gate in gates:
+        try:
+            found.update(dict.fromkeys(gate(plan, observed)))
+        except Exception as error:  # any bug of a gate must block, not end the run half-way
+            found[_gate_error(gate, error)] = None
+    ranks = {node.name: node.rank for node in plan.rig.nodes}
+    return sorted(found, key=lambda v: (v.layer, ranks.get(v.node or "", -1), v.severity, v.code))
+
+
+def _gate_error(gate: Gate, error: Exception) -> Violation:
+    name = getattr(gate, "__name__", "a gate")
+    return violation(
+        "gate-error",
+        None,
+        f"the gate {name} failed, so what it checks is unknown",
+        evidence=f"{type(error).__name__}: {error}"[:300],
+        remedy="report it with this line; nothing was changed",
+        unknown=True,
+    )

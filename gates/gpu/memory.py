@@ -1,0 +1,149 @@
+"""Gates of memory: enough of it for the start that vLLM will ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from gates.core.check import GIB, MIB, gib, known, per_node, pyinfra
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from gates.engine.state import is_up
+from gates.gpu.driver import gpus_needed
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import Gpu, Memory, NodeSnapshot
+from schema.render.start_budget import devices
+
+# vLLM's own defaults, for recipes that leave the value out.
+DEFAULT_UTILIZATION = 0.9
+DEFAULT_CPU_KVCACHE_GIB = 4.0
+CPU_FLOOR_GIB = 2.0
+
+DROP_CACHES = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
+
+
+def utilization(plan: Plan, node: Node) -> float:
+    """The share of the total memory that vLLM takes."""
+    flags = plan.specs[node.name].flags
+    return float(str(flags.get("gpu_memory_utilization", DEFAULT_UTILIZATION)))
+
+
+def free_after_drop(memory: Memory) -> int:
+    """MemFree once the clean page cache is dropped."""
+    return memory.free + max(0, memory.page_cache - memory.dirty)
+
+
+def system_evidence(memory: Memory, need: int) -> str:
+    """The numbers that tell page cache from shared memory from what processes hold."""
+    helps = "would" if max(memory.available, free_after_drop(memory)) >= need else "would not"
+    return (
+        f"MemTotal {gib(memory.total)}, MemAvailable {gib(memory.available)}, MemFree "
+        f"{gib(memory.free)}, page cache {gib(memory.page_cache)}, Shmem {gib(memory.shmem)}; "
+        f"needed {gib(need)}; dropping the clean page cache {helps} be enough"
+    )
+
+
+@per_node
+def memory_enough(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """vLLM refuses to start below ceil(total times gpu_memory_utilization) free (C11, B2).
+
+    A GB10's GPU memory is the system's, and vLLM takes MemAvailable for it (vllm#35356). Our own
+    running engine holds that memory rightly: then there is nothing to ask for.
+    """
+    if is_up(snapshot):
+        return
+    need = system_need(plan, node, snapshot)
+    if need is not None:
+        yield from _system(plan, node, known(snapshot.memory, "memory"), need)
+        return
+    chosen = devices(plan.recipe, plan.specs[node.name])
+    gpus = [gpu for gpu in known(snapshot.gpus, "gpus").gpus if _is_given(gpu, chosen)]
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index)[: gpus_needed(plan, node)]:
+        yield from _discrete(plan, node, gpu, snapshot)
+
+
+def _is_given(gpu: Gpu, chosen: tuple[str, ...] | None) -> bool:
+    """Whether the engine gets this GPU; a UUID may be cut short, as CUDA allows."""
+    if chosen is None:
+        return True
+    return any(
+        one == str(gpu.index) or (one[:1].isalpha() and gpu.uuid.startswith(one)) for one in chosen
+    )
+
+
+def system_need(plan: Plan, node: Node, snapshot: NodeSnapshot) -> int | None:
+    """The bytes of system memory that the engine's start asks for; None on a discrete card.
+
+    UnknownSection when the host could not say what GPUs or memory it has.
+    """
+    if not plan.recipe.expect.needs_nvidia:
+        return _cpu_need(plan, node)
+    if any(gpu.unified_memory for gpu in known(snapshot.gpus, "gpus").gpus):
+        return ceil(known(snapshot.memory, "memory").total * utilization(plan, node))
+    return None
+
+
+def _cpu_need(plan: Plan, node: Node) -> int:
+    space = float(plan.specs[node.name].environ.get("VLLM_CPU_KVCACHE_SPACE") or 0)
+    # Each rank keeps a cache of its own.
+    caches = (space or DEFAULT_CPU_KVCACHE_GIB) * gpus_needed(plan, node)
+    return ceil((caches + CPU_FLOOR_GIB) * GIB)
+
+
+def _system(plan: Plan, node: Node, memory: Memory, need: int) -> Iterator[Violation]:
+    if memory.available < need:
+        yield violation(
+            "memory-short",
+            node.name,
+            f"{node.name} has {gib(memory.available)} available, the engine needs {gib(need)}",
+            evidence=system_evidence(memory, need),
+            remedy=f"on {node.name}: ps -eo pid,rss,args --sort=-rss | head; ls -l /dev/shm; "
+            f"end what is not needed, then {DROP_CACHES}",
+        )
+    elif memory.free < need and plan.recipe.expect.needs_nvidia:
+        yield violation(
+            "page-cache",
+            node.name,
+            f"{gib(memory.page_cache)} of page cache on {node.name}: a vLLM that counts MemFree "
+            "refuses to start",
+            evidence=system_evidence(memory, need),
+            remedy=f"on {node.name}, before the launch and never during a load: {DROP_CACHES}",
+        )
+
+
+def _discrete(plan: Plan, node: Node, gpu: Gpu, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    share = utilization(plan, node)
+    if gpu.memory_total_mib is None or gpu.memory_free_mib is None:
+        yield violation(
+            "memory-short",
+            node.name,
+            f"GPU {gpu.index} ({gpu.name}) of {node.name} does not report its memory",
+            evidence="nvidia-smi answers [N/A] for memory.total or memory.free, and the GPU is "
+            "not one with unified memory",
+            remedy=f"on {node.name}: nvidia-smi -q -d MEMORY; a driver that stays silent "
+            "needs a reboot",
+            unknown=True,
+        )
+        return
+    need = ceil(gpu.memory_total_mib * share)
+    if gpu.memory_free_mib >= need:
+        return
+    holders = known(snapshot.gpus, "gpus").processes
+    listed = ", ".join(
+        f"pid {p.pid} {p.process_name} {p.used_mib} MiB" for p in holders if p.gpu_uuid == gpu.uuid
+    )
+    yield violation(
+        "memory-short",
+        node.name,
+        f"GPU {gpu.index} of {node.name} has {gib(gpu.memory_free_mib * MIB)} free, the engine "
+        f"needs {gib(need * MIB)}",
+        evidence=f"{gpu.name}: total {gpu.memory_total_mib} MiB, used {gpu.memory_used_mib} MiB, "
+        f"free {gpu.memory_free_mib} MiB, needed {need} MiB; held by: "
+        f"{listed or 'no listed process (another namespace, a D-state process or a driver fault)'}",
+        remedy=f"{pyinfra(plan, 'stop')}; memory that stays used without a process: "
+        f"reboot {node.name}",
+    )
+
+
+GATES = (memory_enough,)

@@ -1,0 +1,104 @@
+"""Gates of the host itself: it answers, it tells everything, its clock agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gates.core.check import Observed, gather, per_node
+from gates.core.codes import section_unreadable, violation
+from gates.core.violation import Violation
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+# Not image_files: gates.artifact.image_patches asks for it, where the recipe has patches and the
+# image is there.
+SECTIONS = (
+    "gpus",
+    "memory",
+    "shm",
+    "engine_processes",
+    "network",
+    "ports",
+    "connections",
+    "docker",
+    "venvs",
+    "units",
+    "files",
+    "weights",
+    "disks",
+    "sysctls",
+    "journal",
+)
+CLOCK_SKEW_S = 5.0
+
+
+def nodes_reachable(plan: Plan, observed: Observed) -> list[Violation]:
+    """Every node answered: half a rig changed is worse than none (faults.md 41)."""
+    found = []
+    for node in plan.rig.nodes:
+        seen = observed.get(node.name, Unreadable(unreadable="was not asked"))
+        if isinstance(seen, Unreadable):
+            what, remedy = _silent(node, seen.unreadable)
+            found.append(
+                violation(
+                    "nodes-reachable",
+                    node.name,
+                    f"{node.name} ({node.lan_address}) {what}",
+                    evidence=seen.unreadable,
+                    remedy=remedy,
+                    unknown=True,
+                )
+            )
+    return found
+
+
+def _silent(node: Node, reason: str) -> tuple[str, str]:
+    """(what is wrong, what mends it) of a node that gave no snapshot, from the reason's words."""
+    login = f"ssh {node.ssh_user}@{node.lan_address}"
+    if "--limit" in reason:
+        return "was left out", "run it again without --limit and --exclude"
+    if "the host answered" in reason or "snapshot" in reason:
+        return (
+            "answered, and could not be looked at",
+            f"{login} 'sudo -n python3 --version' (rigbook needs sudo without a password there, "
+            "and Python 3.10 or newer)",
+        )
+    return "did not answer", f"{login} true; if it is off, power it on or cycle its power"
+
+
+@per_node
+def sections_readable(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Every section of the snapshot is known; unknown means blocked (P5).
+
+    A recipe that needs no NVIDIA GPU runs on hosts without a driver to ask, a venv on hosts
+    without docker.
+    """
+    needs = {"gpus": plan.recipe.expect.needs_nvidia, "docker": plan.recipe.container is not None}
+    for section in SECTIONS:
+        value = getattr(snapshot, section)
+        needed = needs.get(section, True)
+        if needed and isinstance(value, Unreadable):
+            yield section_unreadable(node.name, section, value)
+
+
+def clock_skew(plan: Plan, observed: Observed) -> list[Violation]:
+    """Clocks agree within 5 s: logs, journal and "since" times are compared across nodes."""
+    clocks, unknown = gather(plan, observed, lambda _, s: s.identity.clock_unix_s)
+    for node, clock in clocks[1:]:
+        first, reference = clocks[0]
+        if abs(clock - reference) > CLOCK_SKEW_S:
+            unknown.append(
+                violation(
+                    "clock-skew",
+                    node.name,
+                    f"the clock of {node.name} is {clock - reference:+.1f} s off {first.name}'s",
+                    evidence=f"Unix time: {first.name} {reference:.1f}, {node.name} {clock:.1f}; "
+                    f"allowed: {CLOCK_SKEW_S:.0f} s",
+                    remedy=f"on {node.name}: sudo timedatectl set-ntp true && timedatectl status",
+                )
+            )
+    return unknown
+
+
+GATES = (nodes_reachable, sections_readable, clock_skew)

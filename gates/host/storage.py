@@ -1,0 +1,185 @@
+"""Gates of room and of the journal: a change needs a place to be recorded, and to be alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from gates.core.check import MIB, Gate, gib, known, per_node, pyinfra
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import ChangeSummary, Disk, NodeSnapshot
+
+STATE_DIR = "/var/lib/rigbook"
+STATE_ROOM = 100 * MIB
+DOCKER_ROOM = 2048 * MIB
+INODES = 1000
+# A run that wrote nothing into the journal for this long is not at work: engines load for minutes.
+AT_WORK_S = 1800.0
+
+
+@per_node
+def disk_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Room for the journal's pre-images and docker's layers (faults.md 7 to 9)."""
+    disks = {disk.path: disk for disk in known(snapshot.disks, "disks")}
+    yield from _room(node, disks, STATE_DIR, STATE_ROOM, plan.recipe.container is None)
+    if plan.recipe.container is not None:
+        docker = known(snapshot.docker, "docker")
+        for root in dict.fromkeys((docker.root, docker.store_root)):
+            yield from _room(node, disks, root, DOCKER_ROOM)
+
+
+def _room(
+    node: Node, disks: dict[str, Disk], path: str, room: int, in_venv: bool = False
+) -> Iterator[Violation]:
+    disk = disks.get(path)
+    lack = "was not looked at" if disk is None else _lack(disk, room)
+    if lack is not None:
+        yield violation(
+            "disk-room",
+            node.name,
+            f"the disk of {path} on {node.name} {lack}",
+            evidence="the snapshot does not name it" if disk is None else _numbers(disk),
+            remedy=f"on {node.name}: df -h {path}; df -i {path}; findmnt -T {path}; "
+            + ("sudo du -xh --max-depth=2 / | sort -h" if in_venv else "sudo docker image prune"),
+            unknown=disk is None,
+        )
+
+
+def _lack(disk: Disk, room: int) -> str | None:
+    if disk.read_only:
+        return "is read-only"
+    if disk.free < room:
+        return f"has {gib(disk.free)} free, wanted {gib(room)}"
+    # btrfs counts no inodes; the host reports that as -1.
+    if 0 <= disk.inodes_free < INODES:
+        return f"has {disk.inodes_free} inodes free, wanted {INODES}"
+    return None
+
+
+def _numbers(disk: Disk) -> str:
+    return (
+        f"mounted at {disk.mount}: {gib(disk.free)} of {gib(disk.total)} free, "
+        f"{disk.inodes_free} inodes free, {'read-only' if disk.read_only else 'writable'}"
+    )
+
+
+@per_node
+def lock_free(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Nobody else works on the host now (faults.md 20); the lock dies with its process (21)."""
+    journal = known(snapshot.journal, "journal")
+    if journal.lock_held:
+        yield violation(
+            "lock-held",
+            node.name,
+            f"another run works on {node.name} now",
+            evidence=f"{STATE_DIR}/lock is held by {journal.lock_holder or 'an unnamed process'}",
+            remedy=f"wait for it to end; on {node.name}: sudo rignode status",
+        )
+
+
+@per_node
+def changes_closed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """No change is half done, none ended as neither old nor new (P4, faults.md 3 to 6)."""
+    yield from half_done(plan, node, snapshot, known(snapshot.journal, "journal").changes)
+
+
+@per_node
+def changes_closed_but_restart(
+    plan: Plan, node: Node, snapshot: NodeSnapshot
+) -> Iterator[Violation]:
+    """As `changes_closed`, for the restart itself: it takes up a restart that was cut off."""
+    changes = known(snapshot.journal, "journal").changes
+    others = tuple(c for c in changes if (c.deploy, c.status) != ("restart", "OPEN"))
+    yield from half_done(plan, node, snapshot, others)
+
+
+def changes_closed_but(deploy: str) -> Gate:
+    """As `changes_closed`, but a change of this deploy that was cut off: it is taken up."""
+
+    @per_node
+    def gate(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+        """No change of another deploy is half done (P4)."""
+        changes = known(snapshot.journal, "journal").changes
+        others = tuple(c for c in changes if (c.deploy, c.status) != (deploy, "OPEN"))
+        yield from half_done(plan, node, snapshot, others)
+
+    return gate
+
+
+def half_done(
+    plan: Plan, node: Node, snapshot: NodeSnapshot, changes: tuple[ChangeSummary, ...]
+) -> Iterator[Violation]:
+    """A finding for each of these changes that is OPEN or INCONSISTENT."""
+    boot = snapshot.identity.boot_id
+    for change in changes:
+        rollback = pyinfra(plan, "rollback", f"change={change.id}")
+        if change.status == "OPEN":
+            quiet = quiet_s(change, snapshot)
+            again = (
+                pyinfra(plan, change.deploy)
+                if change.deploy in ("restart", "weights", "image")
+                else f"{rollback} (at the console of {node.name}: sudo rignode undo)"
+            )
+            yield violation(
+                "change-open",
+                node.name,
+                f"change {change.id} ({change.deploy}) on {node.name} "
+                + ("was never finished" if quiet is None else "is not finished"),
+                evidence=_story(change, boot),
+                remedy=again
+                if quiet is None
+                else f"{change.operator} may still be at work (last step {quiet:.0f} s ago): wait; "
+                f"when that run is gone: {again}",
+            )
+        elif change.status == "INCONSISTENT":
+            yield violation(
+                "change-inconsistent",
+                node.name,
+                f"change {change.id} ({change.deploy}) left {node.name} neither old nor new",
+                evidence=_story(change, boot),
+                remedy=f"on {node.name}: sudo rignode status; mend what the reason names, "
+                f"then {rollback}",
+            )
+
+
+def quiet_s(change: ChangeSummary, snapshot: NodeSnapshot) -> float | None:
+    """Seconds since an OPEN change's last step, while its run may still be at work; else None.
+
+    A run holds the lock only while a step is done; while an engine loads, the change alone tells
+    that somebody is at it. Another boot ended it for sure.
+    """
+    identity = snapshot.identity
+    if change.saved_unix_s is None or change.boot_id != identity.boot_id:
+        return None
+    quiet = max(0.0, identity.clock_unix_s - change.saved_unix_s)
+    return quiet if quiet < AT_WORK_S else None
+
+
+def _story(change: ChangeSummary, boot_id: str) -> str:
+    opened = datetime.fromtimestamp(change.opened_unix_s, timezone.utc)
+    since = "this boot" if change.boot_id == boot_id else "an earlier boot"
+    return (
+        f"opened {opened:%Y-%m-%d %H:%M:%S} UTC by {change.operator}, in {since}; steps: "
+        f"{'; '.join(change.steps) or 'none'}; reason: {change.reason or 'none given'}"
+    )
+
+
+@per_node
+def journal_whole(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Every journal file can be read; a broken one may hide a half-done change (P4, P5)."""
+    broken = known(snapshot.journal, "journal").broken
+    if broken:
+        yield violation(
+            "journal-broken",
+            node.name,
+            f"{len(broken)} journal files of {node.name} cannot be read",
+            evidence="; ".join(broken),
+            remedy=f"on {node.name}: sudo rignode status; sudo ls -l {STATE_DIR}/journal; move "
+            "a broken file away only when its change is known to be undone",
+        )
+
+
+GATES = (disk_room, lock_free, changes_closed, journal_whole)

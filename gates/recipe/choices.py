@@ -1,0 +1,154 @@
+"""Gates of what the recipe asks for: forbidden variables, and choices that deserve a warning."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from gates.artifact.image import full_name, image_name
+from gates.core.check import Observed, known, per_node, pyinfra
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot
+from schema.recipe.recipe import ForbiddenEnv
+
+RDMA_PORT = re.compile(r"roce(?P<root>P\d+)?p\d+s\d+f(?P<port>\d+)\Z")
+
+
+def forbidden(plan: Plan, environ: Mapping[str, str]) -> list[ForbiddenEnv]:
+    """The recipe's forbidden variables that this environment sets."""
+    return [
+        rule
+        for rule in plan.recipe.forbidden_env
+        if rule.name in environ and rule.value in (None, environ[rule.name])
+    ]
+
+
+def forbidden_rendered(plan: Plan, observed: Observed) -> list[Violation]:
+    """The recipe may not render a variable that it forbids (C14: `fork`, two evenings lost)."""
+    found = []
+    for node in plan.rig.nodes:
+        environ = plan.specs[node.name].environ
+        for rule in forbidden(plan, environ):
+            found.append(
+                violation(
+                    "forbidden-env",
+                    node.name,
+                    f"the recipe sets {rule.name}={environ[rule.name]} for {node.name}, which "
+                    "it forbids",
+                    evidence=f"forbidden because: {rule.reason}",
+                    remedy=f"take {rule.name} out of env in "
+                    f"catalog/recipes/{plan.recipe.name}.yaml",
+                )
+            )
+    return found
+
+
+@per_node
+def forbidden_live(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """The live engine's environment, too (C14). A warning: serve's restart is what mends it."""
+    live: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for process in known(snapshot.engine_processes, "engine_processes"):
+        for rule in forbidden(plan, process.environ):
+            live[rule.name, process.environ[rule.name], rule.reason].append(process.pid)
+    for (name, value, reason), pids in live.items():
+        listed = ", ".join(map(str, pids))
+        yield violation(
+            "forbidden-env",
+            node.name,
+            f"the engine of {node.name} runs with {name}={value}, which the recipe forbids",
+            evidence=f"in the environment of pid {listed}; forbidden because: {reason}",
+            remedy=pyinfra(plan, "serve"),
+            severity="warn",
+        )
+
+
+def hca_two_ports(plan: Plan, observed: Observed) -> list[Violation]:
+    """NCCL_IB_HCA names both twins of a port, not two ports: each twin carries half the rate.
+
+    Twins of one QSFP port are rocep1s0fN and roceP2p1s0fN, each PCIe x4 (field notes, fabric).
+    """
+    value = plan.specs[plan.rig.head.name].environ.get("NCCL_IB_HCA", "")
+    roots: dict[str, set[str]] = defaultdict(set)
+    for name in value.lstrip("^=").split(","):
+        match = RDMA_PORT.match(name.split(":")[0].strip())
+        if match:
+            roots[match["port"]].add(match["root"] or "")
+    if len(roots) < 2 or all(len(twins) > 1 for twins in roots.values()):
+        return []
+    twins = f"rocep1s0f{min(roots)},roceP2p1s0f{min(roots)}"
+    return [
+        violation(
+            "hca-two-ports",
+            None,
+            "NCCL_IB_HCA names two ports, each without its twin: about half rate with one cable",
+            evidence=f"NCCL_IB_HCA={value}",
+            remedy=f"with one cable, set NCCL_IB_HCA to {twins} in "
+            f"catalog/recipes/{plan.recipe.name}.yaml (rdma link shows the names)",
+        )
+    ]
+
+
+def enforce_eager(plan: Plan, observed: Observed) -> list[Violation]:
+    """--enforce-eager is no mend for a CUDA graph crash: decode 44 → 25 t/s (C3).
+
+    A CPU engine has no CUDA graphs to lose.
+    """
+    flags = plan.specs[plan.rig.head.name].flags
+    if not plan.recipe.expect.needs_nvidia or flags.get("enforce_eager") is not True:
+        return []
+    return [
+        violation(
+            "enforce-eager",
+            None,
+            "enforce_eager turns CUDA graphs off and about halves decode",
+            evidence=f"recipe {plan.recipe.name}, profile {plan.profile}: enforce_eager true",
+            remedy=f"take enforce_eager out of catalog/recipes/{plan.recipe.name}.yaml",
+        )
+    ]
+
+
+def image_latest(plan: Plan, observed: Observed) -> list[Violation]:
+    """A `:latest` names another build after the next pull; a digest does not."""
+    image = image_name(plan)
+    if image is None or "@" in image or not full_name(image).endswith(":latest"):
+        return []
+    return [
+        violation(
+            "image-latest",
+            None,
+            "the recipe's image is a :latest, which may become another build at any pull",
+            evidence=f"container.image: {image}",
+            remedy="write the digest that this prints into container.image: sudo docker image "
+            f"inspect --format '{{{{.RepoDigests}}}}' {image}",
+        )
+    ]
+
+
+def privileged(plan: Plan, observed: Observed) -> list[Violation]:
+    """A privileged container is root on the host; the seeds' recipe asks for it."""
+    if plan.recipe.container is None or not plan.recipe.container.privileged:
+        return []
+    return [
+        violation(
+            "privileged",
+            None,
+            "the engine's container runs privileged",
+            evidence=f"recipe {plan.recipe.name}: container.privileged true",
+            remedy="try container.privileged: false with container.gpus: all in "
+            f"catalog/recipes/{plan.recipe.name}.yaml",
+        )
+    ]
+
+
+GATES = (
+    forbidden_rendered,
+    forbidden_live,
+    hca_two_ports,
+    enforce_eager,
+    image_latest,
+    privileged,
+)

@@ -1,0 +1,146 @@
+"""Gates of the fabric: the private link that carries every layer's all-reduce between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gates.core.check import known, per_node
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from schema.desired.plan import Plan
+from schema.inputs.rig import Fabric, Node
+from schema.observed.snapshot import Link, Network, NodeSnapshot, PeerProbe
+
+# IPv4 and ICMP headers, which `ping -s` does not count.
+PING_OVERHEAD = 28
+
+
+def fabric_of(plan: Plan) -> Fabric | None:
+    """The fabric of a rig of several nodes; None where no peer has to be reached."""
+    return plan.rig.fabric if len(plan.rig.nodes) > 1 else None
+
+
+def device_of(network: Network, fabric: Fabric) -> Link | None:
+    """The fabric's link on this host, or None."""
+    return next((link for link in network.links if link.name == fabric.device), None)
+
+
+@per_node
+def fabric_link(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """The device is up with its address: at boot the bond may come minutes late (lab-notes)."""
+    fabric = fabric_of(plan)
+    if fabric is None:
+        return
+    link = device_of(known(snapshot.network, "network"), fabric)
+    if link is None or not link.carrier or link.state.lower() not in ("up", "unknown"):
+        seen = "does not exist" if link is None else f"state {link.state}, carrier {link.carrier}"
+        yield violation(
+            "fabric-down",
+            node.name,
+            f"the fabric device {fabric.device} of {node.name} is not up",
+            evidence=f"{fabric.device}: {seen}",
+            remedy=f"on {node.name}: sudo ip link set {fabric.device} up; ip -d link show "
+            f"{fabric.device}; check the cable",
+        )
+    elif str(node.fabric_address) not in {a.split("/")[0] for a in link.addresses}:
+        yield violation(
+            "fabric-address",
+            node.name,
+            f"{fabric.device} of {node.name} lacks its address {node.fabric_address}",
+            evidence=f"addresses of {fabric.device}: {', '.join(link.addresses) or 'none'}",
+            remedy=f"on {node.name}: ip addr show {fabric.device}; mend the network "
+            f"configuration that should set {node.fabric_address} (netplan, networkd)",
+        )
+
+
+@per_node
+def fabric_mtu(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """The MTU on the bond AND on its slaves; one slave at 1500 loses only large frames."""
+    fabric = fabric_of(plan)
+    if fabric is None:
+        return
+    network = known(snapshot.network, "network")
+    link = device_of(network, fabric)
+    if link is None:
+        return
+    members = [link, *(other for other in network.links if other.name in link.slaves)]
+    short = [member for member in members if member.mtu < fabric.mtu]
+    if short:
+        yield violation(
+            "fabric-mtu",
+            node.name,
+            f"MTU below {fabric.mtu} on {', '.join(m.name for m in short)} of {node.name}",
+            evidence=", ".join(f"{m.name} {m.mtu}" for m in members) + f"; wanted {fabric.mtu}",
+            remedy=f"on {node.name}: "
+            + "; ".join(f"sudo ip link set {m.name} mtu {fabric.mtu}" for m in reversed(short))
+            + ", and in the network configuration, for the next boot",
+        )
+
+
+@per_node
+def fabric_peers(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Each peer is reached through the fabric, full size: else traffic takes 1 GbE in silence."""
+    fabric = fabric_of(plan)
+    if fabric is None:
+        return
+    probes = {probe.address: probe for probe in known(snapshot.network, "network").peers}
+    for peer in plan.rig.nodes:
+        if peer.name != node.name:
+            address = str(peer.fabric_address)
+            yield from _route(fabric, node, address, probes.get(address))
+            yield from _ping(fabric, node, address, probes.get(address))
+
+
+def _route(
+    fabric: Fabric, node: Node, address: str, probe: PeerProbe | None
+) -> Iterator[Violation]:
+    device = probe.route_device if probe else None
+    if device != fabric.device:
+        yield violation(
+            "fabric-route",
+            node.name,
+            f"{node.name} reaches {address} through {device or 'no device'}, not {fabric.device}",
+            evidence=f"route device {device or 'none'}, source "
+            f"{(probe.route_source if probe else None) or 'none'}; "
+            f"{probe.detail if probe else 'the peer was not probed'}",
+            remedy=f"on {node.name}: ip route get {address}; ip addr show {fabric.device}",
+            unknown=probe is None,
+        )
+
+
+def _ping(fabric: Fabric, node: Node, address: str, probe: PeerProbe | None) -> Iterator[Violation]:
+    if probe is None or probe.full_size_ping is True:
+        return
+    tried = probe.full_size_ping is not None
+    size = fabric.mtu - PING_OVERHEAD
+    yield violation(
+        "fabric-ping",
+        node.name,
+        f"a full-size unfragmented ping from {node.name} to {address} "
+        + ("fails" if tried else "could not be tried"),
+        evidence=f"{size} bytes + {PING_OVERHEAD} of headers: {probe.detail}",
+        remedy=f"on {node.name}: ping -M do -c 3 -s {size} -I {fabric.device} {address}; compare "
+        "the MTU of both ends and of their slaves",
+        unknown=not tried,
+    )
+
+
+@per_node
+def bond_slaves(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """All slaves of the bond are up. A warning: the bond still carries, at half the rate."""
+    fabric = fabric_of(plan)
+    if fabric is None:
+        return
+    link = device_of(known(snapshot.network, "network"), fabric)
+    if link is not None and link.bond_slaves_down:
+        down = ", ".join(link.bond_slaves_down)
+        yield violation(
+            "bond-slave-down",
+            node.name,
+            f"slaves of {link.name} are down on {node.name}: {down}",
+            evidence=f"slaves {', '.join(link.slaves)}; down: {down}",
+            remedy=f"on {node.name}: cat /proc/net/bonding/{link.name}; check that cable",
+        )
+
+
+GATES = (fabric_link, fabric_mtu, fabric_peers, bond_slaves)

@@ -1,0 +1,138 @@
+"""Gates before anything moves between nodes: the way to the giver, its port, room at the taker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from gates.core.check import Observed, gib, reached
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from gates.transfer import fabric
+from schema.desired.plan import Plan
+from schema.observed.snapshot import ReachAsk, Unreadable
+
+# Findings of the fabric that a waiver turns into "then over the LAN".
+OFF_FABRIC = frozenset({"fabric-down", "fabric-address", "fabric-route"})
+ROOM_LEFT = 512 * 1024**2
+_ANY = {"0.0.0.0", "::", "*"}
+
+
+def used_waivers(plan: Plan, observed: Observed, waive: Collection[str]) -> set[str]:
+    """The codes about the fabric that there is a finding of and that the operator waives."""
+    found = {v.code for gate in fabric.GATES for v in gate(plan, observed)}
+    return found & set(waive) & OFF_FABRIC
+
+
+def way_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], str | None]:
+    """How takers reach the giver: each node's address, and the device (None: any route).
+
+    Out of the fabric's device; over the LAN where a finding about the fabric was waived.
+    """
+    fabric_link = plan.rig.fabric
+    if fabric_link is None or OFF_FABRIC & set(waived):
+        return {node.name: str(node.lan_address) for node in plan.rig.nodes}, None
+    return {node.name: str(node.fabric_address) for node in plan.rig.nodes}, fabric_link.device
+
+
+def asking(plan: Plan, port: int, waive: Collection[str]) -> Plan:
+    """The plan whose snapshots also try the giver's port on each way that a transfer may take."""
+    ways = [way_of(plan, ())]
+    if OFF_FABRIC & set(waive):
+        ways.append(way_of(plan, waive))
+    requests = {
+        name: request.model_copy(
+            update={
+                "reach": tuple(
+                    ReachAsk(address=address, port=port, device=device)
+                    for addresses, device in ways
+                    for other, address in addresses.items()
+                    if other != name
+                )
+            }
+        )
+        for name, request in plan.requests.items()
+    }
+    return replace(plan, requests=requests)
+
+
+def way_open(
+    plan: Plan,
+    observed: Observed,
+    source: str | None,
+    names: Collection[str],
+    port: int,
+    waive: Collection[str],
+) -> Iterator[Violation]:
+    """A finding for each of the nodes whose connection to the giver's port has no answer."""
+    addresses, device = way_of(plan, used_waivers(plan, observed, waive))
+    for node, snapshot in reached(plan, observed):
+        if (
+            source not in addresses
+            or node.name not in names
+            or isinstance(snapshot.network, Unreadable)
+        ):
+            continue
+        ask = (addresses[source], port, device)
+        rows = snapshot.network.reach
+        row = next((r for r in rows if (r.address, r.port, r.device) == ask), None)
+        if row is not None and row.state in ("open", "refused"):
+            continue
+        where = f"{addresses[source]}:{port}" + (f" out of {device}" if device else "")
+        yield violation(
+            "transfer-way",
+            node.name,
+            f"{node.name} has no way to {where}, where {source} would give",
+            evidence="the snapshot does not name it" if row is None
+            else f"{row.state}: {row.detail}",
+            remedy=f"on {source}: sudo nft list ruleset; let TCP port {port} in from "
+            f"{addresses[node.name]}; or take one that is let in: --data port=N",
+            unknown=row is None,
+        )  # fmt: skip
+
+
+def port_of(
+    plan: Plan, observed: Observed, source: str | None, port: int, waive: Collection[str]
+) -> Iterator[Violation]:
+    """A finding where somebody listens on the giver's port, on the address that it would use."""
+    addresses, _ = way_of(plan, used_waivers(plan, observed, waive))
+    for node, snapshot in reached(plan, observed):
+        if node.name != source or isinstance(snapshot.ports, Unreadable):
+            continue
+        own = _ANY | {addresses[node.name]}
+        holder = next((p for p in snapshot.ports if p.port == port and p.address in own), None)
+        if holder is not None:
+            yield violation(
+                "transfer-port",
+                node.name,
+                f"port {port} of {node.name}, which the transfer would use, is taken",
+                evidence=f"{holder.address}:{port} is held by {holder.process or 'unknown'} "
+                f"(pid {holder.pid or 'unknown'})",
+                remedy=f"take another port: --data port={port + 1}",
+            )
+
+
+def room_on(
+    plan: Plan, observed: Observed, path: str, wanted: Mapping[str, int], mend: str
+) -> Iterator[Violation]:
+    """A finding for each node whose disk at `path` has less free than `wanted` bytes of it.
+
+    `mend`: what gives room there.
+    """
+    for node, snapshot in reached(plan, observed):
+        if node.name not in wanted or isinstance(snapshot.disks, Unreadable):
+            continue
+        disk = next((d for d in snapshot.disks if d.path == path), None)
+        need = wanted[node.name] + ROOM_LEFT
+        if disk is None or disk.free < need:
+            yield violation(
+                "transfer-room",
+                node.name,
+                f"{path} on {node.name} has "
+                + ("not been looked at" if disk is None else f"{gib(disk.free)} free")
+                + f", the transfer may need {gib(need)}",
+                evidence="the snapshot does not name it" if disk is None else
+                f"mounted at {disk.mount}: {gib(disk.free)} of {gib(disk.total)} free",
+                remedy=f"on {node.name}: df -h {path}; {mend}",
+                unknown=disk is None,
+            )  # fmt: skip

@@ -1,0 +1,156 @@
+"""Doctor's findings about who starts the engine: systemd's one unit, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gates.core.check import known, per_node, pyinfra
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from gates.engine.state import own_unit, same_container
+from schema.desired.plan import CONTAINER, UNIT, Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import Container, NodeSnapshot, Unit, Unreadable
+
+# The engine's unit and its helpers (the pair check, the watch).
+OWN_UNITS = "rigbook-"
+
+
+def runs_vllm(snapshot: NodeSnapshot, container: Container) -> bool:
+    """True for a container that runs a vLLM, or was made to."""
+    told = " ".join((container.name, container.image, *container.argv)).lower()
+    if "vllm" in told or container.name.lstrip("/") == CONTAINER:
+        return True
+    processes = snapshot.engine_processes
+    return not isinstance(processes, Unreadable) and any(
+        same_container(p.container_id or "", container.id) for p in processes
+    )
+
+
+def concerns_engine(snapshot: NodeSnapshot, unit: Unit) -> bool:
+    """True for our unit, and for one whose commands name vLLM, our container or one with vLLM."""
+    if unit.name == UNIT:
+        return True
+    words = {
+        word for line in (" ".join(unit.exec_start), *unit.exec_start_pre) for word in line.split()
+    }
+    if any("vllm" in word.lower() or word == CONTAINER for word in words):
+        return True
+    if isinstance(snapshot.docker, Unreadable):
+        return False
+    return any(
+        container.name.lstrip("/") in words and runs_vllm(snapshot, container)
+        for container in snapshot.docker.containers
+    )
+
+
+def dormant(unit: Unit) -> bool:
+    """True for a unit that neither runs nor comes back at the next boot."""
+    idle = unit.active_state in ("inactive", "failed") and unit.sub_state != "auto-restart"
+    return idle and unit.enabled != "enabled"
+
+
+def watched(snapshot: NodeSnapshot, unit: Unit) -> bool:
+    """True for our unit, and for another that starts a vLLM and is not dormant."""
+    return unit.name == UNIT or (concerns_engine(snapshot, unit) and not dormant(unit))
+
+
+def repoint(plan: Plan, node: Node, unit: str) -> str:
+    """The command that points a unit of others at what is there (deploys/unit.py)."""
+    program = "exec_start='/PATH/OF/PROGRAM ARGUMENTS'"
+    return pyinfra(plan, "unit", f"unit={unit}", f"only={node.name}", program)
+
+
+def other_units(snapshot: NodeSnapshot) -> list[Unit]:
+    """Units of others that start this engine or another vLLM; UnknownSection when not known."""
+    return [
+        unit
+        for unit in known(snapshot.units, "units")
+        if not unit.name.startswith(OWN_UNITS)
+        and unit.load_state != "not-found"
+        and watched(snapshot, unit)
+    ]
+
+
+@per_node
+def restart_policy(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """docker restarts no vLLM by itself: a policy on the ranks of two nodes makes wedged pairs
+    (field notes, docker), and after a boot it starts what systemd starts, too.
+    """
+    if plan.recipe.container is None and isinstance(snapshot.docker, Unreadable):
+        return  # a rig without docker
+    for container in known(snapshot.docker, "docker").containers:
+        policy = container.restart_policy
+        if policy in ("no", "") or not runs_vllm(snapshot, container):
+            continue
+        name = container.name.lstrip("/")
+        ours = name == CONTAINER
+        yield violation(
+            "restart-policy",
+            node.name,
+            f"docker restarts {name} on {node.name} by itself ({policy}), beside systemd",
+            evidence=f"container {name} ({'ours' if ours else 'not ours'}): restart policy "
+            f"{policy}, {container.state}, restarted {container.restarts} times by docker",
+            remedy=f"on {node.name}: sudo docker update --restart=no {name}"
+            + ("" if ours else f" && sudo docker stop {name}"),
+        )
+
+
+@per_node
+def second_unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """One supervisor an engine: two units that start it fight for ports and memory."""
+    for unit in other_units(snapshot):
+        yield violation(
+            "second-unit",
+            node.name,
+            f"{unit.name} on {node.name} starts a vLLM, too",
+            evidence=f"{unit.active_state}/{unit.sub_state}, {unit.enabled or 'not enabled'}, "
+            f"unit file {unit.fragment}; ExecStart {' '.join(unit.exec_start)[:200]}",
+            remedy=f"on {node.name}: sudo systemctl disable --now {unit.name}",
+        )
+
+
+@per_node
+def unit_state(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Our unit comes back at the next boot, and systemd runs what stands on disk."""
+    known(snapshot.units, "units")
+    unit = own_unit(snapshot)
+    if unit is None:
+        return
+    torn = [o for o in unit.overrides if o.exec_start and not o.resets]
+    if torn:
+        yield violation(
+            "drop-in-no-reset",
+            node.name,
+            f"a drop-in of {UNIT} on {node.name} adds an ExecStart without a reset",
+            evidence="; ".join(f"{o.path}: ExecStart={o.exec_start[0]}" for o in torn)
+            + f"; load state {unit.load_state}",
+            remedy=f"on {node.name}: put an empty line ExecStart= before it in {torn[0].path} (or "
+            "remove that file), then sudo systemctl daemon-reload",
+            severity="block" if unit.load_state not in ("loaded", "") else "warn",
+        )
+    if unit.needs_reload:
+        yield violation(
+            "unit-not-reloaded",
+            node.name,
+            f"systemd on {node.name} still runs an older {UNIT} than the one on disk",
+            evidence=f"NeedDaemonReload=yes; unit file {unit.fragment}; drop-ins "
+            f"{', '.join(unit.drop_ins) or 'none'}",
+            remedy=f"on {node.name}: sudo systemctl daemon-reload, then {pyinfra(plan, 'restart')}",
+        )
+    if unit.enabled != "enabled":
+        yield violation(
+            "unit-disabled",
+            node.name,
+            f"{UNIT} on {node.name} will not come back after a reboot",
+            evidence=f"UnitFileState={unit.enabled or 'none'}, now {unit.active_state}",
+            remedy=f"on {node.name}: sudo systemctl {_enable(unit)}",
+        )
+
+
+def _enable(unit: Unit) -> str:
+    masked = unit.enabled.startswith("masked") or unit.load_state == "masked"
+    return f"unmask {UNIT} && sudo systemctl enable {UNIT}" if masked else f"enable {UNIT}"
+
+
+GATES = (restart_policy, unit_state, second_unit)

@@ -1,0 +1,100 @@
+"""What a node's weights files are, and the line that brings them to another node."""
+
+from __future__ import annotations
+
+from gates.core.check import Observed, known, pyinfra, reached
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot, Unreadable, Weights, WeightsFile
+
+SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+MAX_HEADER = 100_000_000
+POINTER = "a git-lfs pointer, not the file itself"
+# what lies beside weights for people; no engine opens it
+UNREAD = (".md", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".pdf")
+
+
+def format_of(magic: str) -> str:
+    """The format that a file's first 16 bytes (hex) tell.
+
+    safetensors: 8 bytes little-endian length of a JSON header, then `{`; its loader refuses a
+    header over 100 MB. A clone without git-lfs leaves text pointers of 130 bytes.
+    """
+    head = bytes.fromhex(magic)
+    if head.startswith(b"GGUF"):
+        return "gguf"
+    if head.startswith(b"version https://"):
+        return POINTER
+    if head.startswith(b"PK\x03\x04"):
+        return "a PyTorch zip"
+    length = int.from_bytes(head[:8], "little")
+    if len(head) > 8 and 2 <= length <= MAX_HEADER and head[8:9] == b"{":
+        return "safetensors"
+    if not head.strip(b"\0"):
+        return "empty or zeroes, as an unfinished download leaves it"
+    return f"unknown (starts with {head[:8].hex()})"
+
+
+def weights_of(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Weights | None:
+    """What the host says of the recipe's weights; None when it was not asked."""
+    path = plan.specs[node.name].weights
+    return next((w for w in known(snapshot.weights, "weights") if w.path == path), None)
+
+
+def tensors(plan: Plan, weights: Weights) -> list[WeightsFile]:
+    """The files of the loader's format; where there are none, those of any other format."""
+    suffix = f".{plan.recipe.weights.format}"
+    own = [f for f in weights.files if f.name.endswith(suffix)]
+    return own or [f for f in weights.files if f.name.endswith(SUFFIXES)]
+
+
+def fetch(plan: Plan, node: Node, observed: Observed | None = None) -> str:
+    """The line that brings the weights to a node: from another that has them, else a download."""
+    path = plan.specs[node.name].weights
+    for other, snapshot in reached(plan, observed or {}):
+        if other.name != node.name and not isinstance(snapshot.weights, Unreadable):
+            weights = weights_of(plan, other, snapshot)
+            if weights is not None and weights.exists and sound(plan, weights):
+                return pyinfra(plan, "weights", f"from={other.name}")
+    return f"on {node.name}: hf download {plan.recipe.weights.source} --local-dir {path}"
+
+
+def copy(plan: Plan, source: Node, target: Node) -> str:
+    """The line that makes `target`'s weights those of `source`."""
+    return pyinfra(plan, "weights", f"from={source.name}") + (
+        f" (or, if those of {target.name} are right: from={target.name})"
+    )
+
+
+def sound(plan: Plan, weights: Weights) -> bool:
+    """Whether a node's weights look whole by themselves: format, index, number, lengths."""
+    files = tensors(plan, weights)
+    shards = plan.recipe.weights.shards
+    return bool(files) and not (
+        weights.missing_shards
+        or pointers(weights)
+        or (shards is not None and len(files) < shards)
+        or any(format_of(f.magic) != plan.recipe.weights.format or cut(f) for f in files)
+    )
+
+
+def cut(file: WeightsFile) -> bool:
+    """Whether a file is not as long as its own header says, or its header cannot be read.
+
+    A GGUF may be padded at its end; the loader of safetensors refuses bytes that nobody owns.
+    """
+    if file.header_says is None:
+        return file.broken is not None
+    short = file.size < file.header_says
+    return short or (file.size > file.header_says and format_of(file.magic) != "gguf")
+
+
+def pointers(weights: Weights) -> list[WeightsFile]:
+    """The git-lfs pointers in place of files that an engine reads: a clone without git-lfs."""
+    return [
+        f
+        for f in weights.files
+        if format_of(f.magic) == POINTER
+        and not f.name.startswith(".")
+        and not f.name.lower().endswith(UNREAD)
+    ]

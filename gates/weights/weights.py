@@ -1,0 +1,168 @@
+"""Gates of the weights: there, whole, of the loader's format, equal on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import wraps
+
+from gates.core.check import Gate, Observed, gather, gib, per_node, pyinfra
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from gates.weights.files import copy, cut, fetch, format_of, pointers, sound, tensors, weights_of
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed.snapshot import NodeSnapshot, Weights, WeightsFile
+
+__all__ = ["GATES", "copy", "cut", "fetch", "format_of", "sound", "tensors", "weights_of"]
+
+
+def _told_who_has_them(gate: Gate) -> Gate:
+    """A gate whose remedy is the move from a node that has the weights, where there is one."""
+
+    @wraps(gate)
+    def run(plan: Plan, observed: Observed) -> list[Violation]:
+        return [
+            v
+            if v.node is None or v.code.endswith("-unreadable")
+            else replace(v, remedy=fetch(plan, plan.rig.node(v.node), observed))
+            for v in gate(plan, observed)
+        ]
+
+    return run
+
+
+@_told_who_has_them
+@per_node
+def weights_present(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """The weights are where the container mounts them; else vLLM asks the hub and fails late."""
+    weights = weights_of(plan, node, snapshot)
+    if weights is None or not weights.exists or not tensors(plan, weights):
+        path = plan.specs[node.name].weights
+        state = "there, without a weights file" if weights and weights.exists else "not there"
+        yield violation(
+            "weights-missing",
+            node.name,
+            f"the weights of {plan.recipe.model} are not on {node.name}",
+            evidence=f"{path} " + ("was not looked at" if weights is None else f"is {state}"),
+            remedy=fetch(plan, node),
+            unknown=weights is None,
+        )
+
+
+@_told_who_has_them
+@per_node
+def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Each file is what its loader reads: `invalid magic characters` comes after minutes (A2).
+
+    And no file of the folder is a git-lfs pointer: a tokenizer that is one fails as late.
+    """
+    weights = weights_of(plan, node, snapshot)
+    wanted = plan.recipe.weights.format
+    files = tensors(plan, weights) if weights else []
+    bad = [f for f in files if format_of(f.magic) != wanted]
+    others = [f for f in (pointers(weights) if weights else []) if f not in bad]
+    wrong = [f"{f.name} is {format_of(f.magic)}" for f in (*bad, *others)]
+    if wrong:
+        yield violation(
+            "weights-magic",
+            node.name,
+            f"{len(wrong)} weights files on {node.name} are not {wanted}, which the recipe loads"
+            if bad
+            else f"{len(wrong)} files of the weights on {node.name} are pointers to files",
+            evidence="; ".join(wrong[:5]) + (" …" if len(wrong) > 5 else ""),
+            remedy=fetch(plan, node),
+        )
+
+
+@_told_who_has_them
+@per_node
+def weights_cut(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Each tensors file is as long as its header says: a download that broke off is not."""
+    weights = weights_of(plan, node, snapshot)
+    short = [f for f in (tensors(plan, weights) if weights else []) if cut(f)]
+    if short:
+        yield violation(
+            "weights-cut",
+            node.name,
+            f"{len(short)} weights files on {node.name} are not as long as their headers say",
+            evidence="; ".join(
+                f"{f.name}: " + (f.broken or f"{f.size} bytes, its header says {f.header_says}")
+                for f in short[:5]
+            ),
+            remedy=fetch(plan, node),
+        )
+
+
+@_told_who_has_them
+@per_node
+def weights_whole(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """All shards that the index names, as many as the recipe says (46 in the seed)."""
+    weights = weights_of(plan, node, snapshot)
+    files = tensors(plan, weights) if weights else []
+    shards = plan.recipe.weights.shards
+    missing = weights.missing_shards if weights else ()
+    if files and (missing or (shards is not None and len(files) < shards)):
+        yield violation(
+            "weights-shards-missing",
+            node.name,
+            f"weights shards are missing on {node.name}",
+            evidence=f"{len(files)} files, the recipe says {shards or 'nothing'}; named by the "
+            f"index and not there: {', '.join(missing[:5]) or 'none'}",
+            remedy=fetch(plan, node),
+        )
+
+
+def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
+    """Names, sizes, first bytes and (deep) hashes agree: ranks of two models answer nonsense.
+
+    Hidden files and .md files are left out; downloads leave their own there.
+    """
+    seen, found = gather(plan, observed, lambda node, s: weights_of(plan, node, s))
+    there = [(node, weights) for node, weights in seen if weights and weights.exists]
+    present = [(node, _compared(weights)) for node, weights in there]
+    whole = [sound(plan, weights) for _, weights in there]
+    for (node, files), is_whole in list(zip(present, whole, strict=True))[1:]:
+        first, reference = present[0]
+        differing = [n for n in sorted({*reference, *files}) if _differ(reference, files, n)]
+        if differing:
+            found.append(
+                violation(
+                    "weights-differ",
+                    node.name,
+                    f"{len(differing)} weights files differ between {first.name} and {node.name}",
+                    evidence="; ".join(
+                        f"{name}: {first.name} {_file(reference.get(name))}, "
+                        f"{node.name} {_file(files.get(name))}"
+                        for name in differing[:3]
+                    )
+                    + (" …" if len(differing) > 3 else ""),
+                    # What is not whole gives to nobody: weights would refuse it.
+                    remedy=copy(plan, first, node)
+                    if is_whole == whole[0]
+                    else pyinfra(plan, "weights", f"from={first.name if whole[0] else node.name}"),
+                )
+            )
+    return found
+
+
+def _compared(weights: Weights) -> dict[str, WeightsFile]:
+    return {f.name: f for f in weights.files if not f.name.startswith(".") and f.name[-3:] != ".md"}
+
+
+def _differ(one: dict[str, WeightsFile], other: dict[str, WeightsFile], name: str) -> bool:
+    if name not in one or name not in other:
+        return True
+    a, b = one[name], other[name]
+    hashed = a.sha256 is not None and b.sha256 is not None
+    return (a.size, a.magic) != (b.size, b.magic) or (hashed and a.sha256 != b.sha256)
+
+
+def _file(file: WeightsFile | None) -> str:
+    if file is None:
+        return "absent"
+    content = f"sha256 {file.sha256[:12]}" if file.sha256 else f"starts {file.magic}"
+    return f"{file.size} bytes ({gib(file.size)}), {content}"
+
+
+GATES = (weights_present, weights_magic, weights_cut, weights_whole, weights_equal)

@@ -1,0 +1,184 @@
+"""The life of the lab: up, down, start, stop, reboot. Safe to run twice and after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lab import cache, console
+from lab.engine import venv
+from lab.hosts import debian_root, network, prepare, processes, ssh
+from lab.hosts import state as hosts_state
+from lab.settings import (
+    CONTAINERD_HOST,
+    DEFAULT_HOSTS,
+    FABRIC_DEVICE,
+    MAX_HOSTS,
+    LabError,
+    LabHost,
+    LabSettings,
+    make_hosts,
+    make_towers,
+)
+
+POWEROFF = signal.SIGRTMIN + 4
+REBOOT = signal.SIGRTMIN + 5
+STOP_SECONDS = 30
+# what a host holds is thrown away then: no need to wait for its containers
+DOWN_SECONDS = 3
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def up(
+    settings: LabSettings,
+    count: int | None = None,
+    with_tower: bool = False,
+    containerd: bool = False,
+) -> None:
+    """Bring ``count`` hosts up and wait until they are ready; nothing to do when they are.
+
+    ``count`` None: those that exist, else the default lab's, and none beside a tower alone. A
+    tower that exists stays; ``with_tower`` adds one. ``containerd``: the second host's docker has
+    the containerd image store; that a lab is made with.
+    """
+    exists = settings.state_file.exists()
+    there = [host for host in settings.hosts() if not host.is_tower]
+    towers = [host for host in settings.hosts() if host.is_tower] if exists else []
+    if count is None:
+        count = len(there) if exists else 0 if with_tower else DEFAULT_HOSTS
+    elif not 1 <= count <= MAX_HOSTS:
+        raise LabError(f"--hosts must be 1 to {MAX_HOSTS}, not {count}")
+    elif exists and len(there) != count:
+        raise LabError(f"a lab of {len(there)} hosts exists; run 'down' first")
+    has_it = exists and any(host.containerd for host in there)
+    if containerd and exists and not has_it:
+        raise LabError("a lab without the containerd store exists; run 'down' first")
+    containerd = containerd or has_it
+    if containerd and count < CONTAINERD_HOST:
+        raise LabError(f"--containerd needs --hosts {CONTAINERD_HOST} or more")
+    debian_root.check_tools()
+    lower = debian_root.host_root(settings)
+    newer = debian_root.host_root(settings, containerd=True) if containerd else lower
+    settings.images.mkdir(parents=True, exist_ok=True)
+    if with_tower and not towers:
+        towers = make_towers(1)
+        venv.give(settings, towers[0])
+    settings.home.mkdir(parents=True, exist_ok=True)
+    state: dict[str, int | bool] = {"hosts": count}
+    state |= {"towers": len(towers)} if towers else {}
+    state |= {"containerd": True} if containerd else {}
+    settings.state_file.write_text(json.dumps(state) + "\n")
+    prepare.make_keys(settings)
+    hosts = settings.hosts()
+    asleep = [host for host in hosts if not hosts_state.read(settings, host).running()]
+    with console.phase(f"boot {len(asleep)} of {len(hosts)} hosts", "5 s"):
+        for host in asleep:
+            start(settings, host, newer if host.containerd else lower)
+        in_parallel(hosts, lambda host: ssh.wait_ready(settings, host))
+        wait_fabric(settings)
+
+
+def in_parallel(hosts: list[LabHost], work) -> list:
+    """Do ``work(host)`` for all hosts at once; the first error is raised after all ended."""
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        return [future.result() for future in [pool.submit(work, host) for host in hosts]]
+
+
+def start(settings: LabSettings, host: LabHost, lower: Path | None = None) -> None:
+    """Start a host's supervisor, detached; nothing to do if it runs."""
+    state = hosts_state.read(settings, host)
+    if state.running():
+        return
+    root = Path(state.root) if state.root else lower
+    if root is None or not root.is_dir():
+        raise LabError(f"{host.name} was never made (or its root tree was purged): run 'up'")
+    folder = settings.host_dir(host)
+    folder.mkdir(parents=True, exist_ok=True)
+    network.bridge_up()
+    # what a killed supervisor left running would hold the overlay and the addresses
+    processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.name)
+    with (folder / "supervisor.log").open("ab") as log:
+        child = subprocess.Popen(
+            ["unshare", "--mount", "--propagation=private",
+             sys.executable, "-m", "lab.hosts.supervisor", host.name, str(root)],
+            cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+            env={**os.environ, "RIGBOOK_LAB_HOME": str(settings.home),
+                 "RIGBOOK_CACHE": str(settings.cache)},
+        )  # fmt: skip
+    deadline = time.monotonic() + 10
+    while not hosts_state.read(settings, host).running():
+        if child.poll() is not None or time.monotonic() > deadline:
+            raise LabError(f"{host.name}: no supervisor; see {folder / 'supervisor.log'}")
+        time.sleep(0.05)
+
+
+def wait_fabric(settings: LabSettings, seconds: float = 15) -> None:
+    """Wait until the fabric link is in both hosts, if there are two and it is wanted."""
+    pair = [host for host in settings.hosts() if host.has_fabric]
+    deadline = time.monotonic() + seconds
+    while len(pair) == 2 and not settings.fabric_down_flag.exists():
+        leaders = network.fabric_leaders(settings)
+        if len(leaders) == 2 and all(FABRIC_DEVICE in network.devices_of(pid) for pid in leaders):
+            return
+        if time.monotonic() > deadline:
+            raise LabError(f"no {FABRIC_DEVICE} in both hosts after {seconds:.0f} s")
+        time.sleep(0.1)
+
+
+def stop(settings: LabSettings, host: LabHost, seconds: float = STOP_SECONDS) -> None:
+    """Power a host off, as from inside; after ``seconds`` kill exactly what is its own."""
+    state = hosts_state.read(settings, host)
+    leader = state.live_leader()
+    if leader and state.running() and processes.send(leader, POWEROFF):
+        processes.wait_gone(leader, seconds)
+    supervisor = state.supervisor
+    if supervisor and not processes.wait_gone(supervisor, 3):
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            processes.send(supervisor, signum)
+            if processes.wait_gone(supervisor, 3):
+                break
+    if not processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.name):
+        raise LabError(f"{host.name}: processes in its cgroup do not end")
+
+
+def reboot(settings: LabSettings, host: LabHost) -> None:
+    """Reboot a host, as from inside, and wait until it is ready again."""
+    leader = hosts_state.read(settings, host).live_leader()
+    if not leader or not processes.send(leader, REBOOT):
+        raise LabError(f"{host.name} is not running")
+    if not processes.wait_gone(leader, STOP_SECONDS):
+        raise LabError(f"{host.name} did not go down within {STOP_SECONDS} s")
+    ssh.wait_ready(settings, host)
+    wait_fabric(settings)
+
+
+def _every_host(settings: LabSettings) -> list[LabHost]:
+    """Those of this lab, and all that one can have: a crash may have lost the lab's own list."""
+    return settings.hosts() + make_hosts(MAX_HOSTS) + make_towers(1)
+
+
+def down(settings: LabSettings, purge: bool) -> None:
+    """Stop everything and remove all of it; also after a crash, and when run twice."""
+    hosts_dir = settings.home / "hosts"
+    known = {host.name: host for host in _every_host(settings)}
+    hosts = [host for host in known.values() if settings.host_dir(host).exists()]
+    if hosts:
+        with console.phase(f"stop {len(hosts)} hosts", "5 s"):
+            in_parallel(hosts, lambda host: stop(settings, host, DOWN_SECONDS))
+    network.remove_links([host.name for host in known.values()])
+    with contextlib.suppress(OSError):
+        processes.lab_cgroup(settings.home).rmdir()
+    with console.phase("remove the lab's files"):
+        cache.remove(hosts_dir)
+        cache.remove(settings.home)
+    if purge:
+        with console.phase("remove the cache"):
+            cache.remove(settings.cache)

@@ -1,0 +1,75 @@
+"""What a supervisor writes about its host, and everybody else reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.hosts import processes
+from lab.hosts.processes import Process
+from lab.settings import LabHost, LabSettings
+
+
+@dataclass(frozen=True)
+class HostState:
+    """State of one host: its processes by identity, how often it booted, why it ended."""
+
+    supervisor: Process | None = None
+    nspawn: Process | None = None
+    leader: Process | None = None
+    boots: int = 0
+    root: str = ""
+    ended: str = ""
+
+    def running(self) -> bool:
+        """Whether the host's supervisor is alive."""
+        return processes.alive(self.supervisor)
+
+    def live_leader(self) -> Process | None:
+        """The host's first process (pid 1 inside), if it runs now."""
+        return self.leader if processes.alive(self.leader) else None
+
+    def word(self) -> str:
+        """One word for a table: running, booting, stopped or crashed."""
+        if self.running():
+            return "running" if self.live_leader() else "booting"
+        return "stopped" if self.ended or not self.supervisor else "crashed"
+
+
+def path(settings: LabSettings, host: LabHost) -> Path:
+    """The host's state file."""
+    return settings.host_dir(host) / "state.json"
+
+
+def read(settings: LabSettings, host: LabHost) -> HostState:
+    """The last state written; an empty one if there is none."""
+    try:
+        data = json.loads(path(settings, host).read_text())
+    except (OSError, ValueError):
+        return HostState()
+    return HostState(
+        supervisor=processes.from_json(data.get("supervisor")),
+        nspawn=processes.from_json(data.get("nspawn")),
+        leader=processes.from_json(data.get("leader")),
+        boots=int(data.get("boots", 0)),
+        root=str(data.get("root", "")),
+        ended=str(data.get("ended", "")),
+    )
+
+
+def write(settings: LabSettings, host: LabHost, state: HostState) -> None:
+    """Replace the state file in one step."""
+    data = {
+        "supervisor": state.supervisor and state.supervisor.as_json(),
+        "nspawn": state.nspawn and state.nspawn.as_json(),
+        "leader": state.leader and state.leader.as_json(),
+        "boots": state.boots,
+        "root": state.root,
+        "ended": state.ended,
+    }
+    target = path(settings, host)
+    temporary = target.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(data, indent=1) + "\n")
+    temporary.replace(target)

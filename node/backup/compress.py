@@ -1,0 +1,341 @@
+"""GNU tar and zstd as children, with the compressed bytes hashed while they pass."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from node.core import proc
+from node.core.errors import Json, NodeError, io_reason
+from node.core.run import environment, which
+
+CHUNK = 1 << 20
+# zstd takes memory for each thread; more than this gains nothing over tar's one
+MAX_THREADS = 8
+# the payload goes to the disk in pieces of this size while the rest is being made
+FLUSH = 64 << 20
+PROGRESS_S = 5.0
+_F_SETPIPE_SZ = 1031
+
+
+def programs() -> None:
+    """Raise NodeError when GNU tar or zstd is missing."""
+    for name in ("tar", "zstd"):
+        if which(name) is None:
+            raise NodeError(f"{name} is not installed on this host", "no_program",
+                            f"apt-get install {name}")  # fmt: skip
+    version = subprocess.run(["tar", "--version"], stdout=subprocess.PIPE, env=environment(),
+                             check=False).stdout  # fmt: skip
+    if b"GNU tar" not in version:
+        raise NodeError("tar is not GNU tar", "no_program", "install GNU tar")
+
+
+class Progress:
+    """A line on stderr now and then: how far, of how much, how long it will take.
+
+    `note` is a file that holds the last line, for those who ask meanwhile (`tree list`).
+    """
+
+    def __init__(self, what: str, total: int, note: str = "") -> None:
+        self.what, self.total, self.done, self.note = what, max(total, 1), 0, note
+        self.began = self.told = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Take note of bytes that were done; tells at most every PROGRESS_S seconds."""
+        self.done += count
+        self.tell(lambda: self.done)
+
+    def tell(self, look: Callable[[], int]) -> None:
+        """Tell how far it is when it is time to; `look` gives the bytes that are done."""
+        now = time.monotonic()
+        if now - self.told < PROGRESS_S:
+            return
+        self.told, self.done = now, look()
+        share = min(self.done / self.total, 1.0)
+        left = (now - self.began) * (1 - share) / max(share, 0.01)
+        line = f"{self.what}: {self.done >> 20} of {self.total >> 20} MiB, about {left:.0f} s left"
+        with contextlib.suppress(OSError):  # nobody listens any more: the work goes on
+            if self.note:
+                with open(self.note, "w", encoding="utf-8") as file:
+                    file.write(line)
+            print(line, file=sys.stderr, flush=True)
+
+    def over(self) -> None:
+        """Take the note away."""
+        if self.note:
+            with contextlib.suppress(OSError):
+                os.unlink(self.note)
+
+
+def start(argv: list[str], **files: Any) -> subprocess.Popen[bytes]:
+    """Gives a child in a session of its own: a Ctrl-C at the terminal is ours to handle."""
+    return subprocess.Popen(argv, env=environment(), start_new_session=True, **files)
+
+
+def widen(file: Any) -> None:
+    """Let a pipe hold 1 MiB, where the kernel lets us: fewer switches between the programs."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(file.fileno(), _F_SETPIPE_SZ, CHUNK)
+
+
+def end(children: list[subprocess.Popen[bytes]]) -> None:
+    """Kill what is left of the children, and collect them.
+
+    Killed before their pipes are closed: a thread that is blocked in a write holds the pipe.
+    """
+    for child in children:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    for child in children:
+        child.wait()
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+
+
+class Complaints:
+    """The last words of the children, from one pipe that a thread reads."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+        self._text = b""
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        while True:
+            raw = os.read(self.read_fd, 4096)
+            if not raw:
+                return
+            self._text = (self._text + raw)[-2000:]
+
+    def last(self) -> str:
+        """Gives the last line that says something; call it once the children have ended."""
+        os.close(self.write_fd)
+        self._thread.join(2)
+        os.close(self.read_fd)
+        lines = [line.strip() for line in self._text.decode("utf-8", "replace").splitlines()]
+        told = [line for line in lines if line and "Exiting with failure status" not in line]
+        return told[-1] if told else ""
+
+
+def pack(
+    root: str,
+    paths: Iterable[str],
+    target: str,
+    level: int,
+    progress: Progress,
+    stop: Callable[[], None],
+) -> Json:
+    """Write the members to a new file, 0600; gives its sha256 and size. It is on the disk then.
+
+    `stop` is called between two pieces and raises to end it. Raises NodeError when tar or zstd
+    fail, OSError when the file cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(target, flags, 0o600)
+    threads = min(os.cpu_count() or 1, MAX_THREADS)
+    said = Complaints()
+    children: list[subprocess.Popen[bytes]] = []
+    last = ""
+    try:
+        tar = start(
+            ["tar", "--create", "--file=-", "--format=posix", "--numeric-owner", "--xattrs",
+             "--xattrs-include=*", "--pax-option=delete=atime,delete=ctime,delete=mtime",
+             "--blocking-factor=512", "--no-recursion", "--null", f"--directory={root}",
+             "--files-from=-"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said.write_fd,
+        )  # fmt: skip
+        children.append(tar)
+        widen(tar.stdout)
+        zstd = start(["zstd", f"-{level}", f"-T{threads}", "--no-progress", "-q", "-c"],
+                     stdin=tar.stdout, stdout=subprocess.PIPE, stderr=said.write_fd)  # fmt: skip
+        children.append(zstd)
+        assert tar.stdin and tar.stdout and zstd.stdout
+        tar.stdout.close()
+        widen(zstd.stdout)
+        feeder = threading.Thread(target=_feed, args=(tar.stdin, paths), daemon=True)
+        feeder.start()
+        digest, size = hashlib.sha256(), 0
+        with _Flusher(fd) as flusher:
+            while True:
+                raw = os.read(zstd.stdout.fileno(), CHUNK)
+                if not raw:
+                    break
+                digest.update(raw)
+                view = memoryview(raw)
+                while view:
+                    view = view[os.write(fd, view) :]
+                size += len(raw)
+                flusher.tell(size)
+                progress.tell(lambda: _read_by(tar.pid))
+                stop()
+        codes = [child.wait() for child in children]
+        os.fsync(fd)
+    finally:
+        end(children)
+        last = said.last()
+        os.close(fd)
+    for name, code in zip(("tar", "zstd"), codes, strict=False):
+        if code != 0:
+            raise NodeError(f"{name} ended with {code}: {last or 'no word'}", "tree_failed",
+                            "mend that, then run it again")  # fmt: skip
+    return {"sha256": digest.hexdigest(), "bytes": size, "level": level}
+
+
+def write_lines(path: str, lines: Iterable[bytes]) -> Json:
+    """Write a new file, 0600, flushed; gives its sha256, size and number of lines."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    digest, size, count = hashlib.sha256(), 0, 0
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        for line in lines:
+            digest.update(line)
+            size += len(line)
+            count += 1
+            file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"sha256": digest.hexdigest(), "bytes": size, "count": count}
+
+
+def _read_by(pid: int) -> int:
+    """Gives how many bytes a child has read, 0 when that cannot be told."""
+    for line in proc.read_text(f"/proc/{pid}/io").splitlines():
+        if line.startswith("rchar:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _feed(pipe: Any, paths: Iterable[str]) -> None:
+    """Write the names to tar's stdin, each ended by NUL; tar's end is seen by its reader."""
+    with contextlib.suppress(BrokenPipeError, OSError, ValueError), pipe:
+        for path in paths:
+            pipe.write(os.fsencode(path) + b"\0")
+
+
+class _Flusher:
+    """Flushes a file in the background while it is written, and drops it from the page cache.
+
+    The end is not a long wait then, and a backup does not push an engine's pages out of memory.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._written = self._done = 0
+        self._over = False
+        self._wake = threading.Condition()
+        self.error: OSError | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> _Flusher:
+        self._thread.start()
+        return self
+
+    def tell(self, written: int) -> None:
+        """Say how far the file is written. Raises the error that flushing met."""
+        if self.error:
+            raise self.error
+        with self._wake:
+            self._written = written
+            self._wake.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._over or self._written - self._done >= FLUSH)
+                if self._over:
+                    return
+                upto = self._written
+            try:
+                os.fdatasync(self.fd)
+                os.posix_fadvise(self.fd, 0, upto, os.POSIX_FADV_DONTNEED)
+            except OSError as error:
+                self.error = error
+                return
+            self._done = upto
+
+    def __exit__(self, *_: object) -> None:
+        with self._wake:
+            self._over = True
+            self._wake.notify()
+        self._thread.join()
+        if self.error and not _[0]:
+            raise self.error
+
+
+class Source:
+    """The uncompressed stream of a payload: a thread reads, hashes and hands it to zstd.
+
+    `read` gives the next piece; `finish` gives the sha256 of all bytes of the payload.
+    """
+
+    def __init__(self, path: str, progress: Progress) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._progress = progress
+        self._digest = hashlib.sha256()
+        self._error = ""
+        self._over = False
+        self.said = Complaints()
+        self.zstd = start(["zstd", "-d", "-q", "-c", "--no-progress"], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=self.said.write_fd)  # fmt: skip
+        assert self.zstd.stdin and self.zstd.stdout
+        widen(self.zstd.stdin)
+        widen(self.zstd.stdout)
+        self._stream = self.zstd.stdout
+        self._thread = threading.Thread(target=self._hand, daemon=True)
+        self._thread.start()
+
+    def read(self) -> bytes:
+        """Gives the next piece, at most CHUNK bytes; none at the end."""
+        return os.read(self._stream.fileno(), CHUNK)
+
+    def _hand(self) -> None:
+        """Read, hash and hand on; after zstd has ended the rest is hashed all the same."""
+        pipe = self.zstd.stdin
+        assert pipe
+        try:
+            while True:
+                raw = os.read(self._fd, CHUNK)
+                if not raw or self._over:
+                    break
+                self._digest.update(raw)
+                self._progress.add(len(raw))
+                if not pipe.closed:
+                    try:
+                        pipe.write(raw)
+                    except (BrokenPipeError, ValueError):
+                        pipe.close()
+        except OSError as error:
+            self._error = io_reason(error)
+        with contextlib.suppress(OSError, ValueError):
+            pipe.close()
+
+    def finish(self) -> str:
+        """Gives the payload's sha256. Raises NodeError when it cannot be read in whole."""
+        self._thread.join()
+        if self._error:
+            raise NodeError(f"the payload cannot be read: {self._error}", "backup_damaged")
+        return self._digest.hexdigest()
+
+    def code(self) -> int:
+        """Gives zstd's exit status; its output must be at its end."""
+        return self.zstd.wait()
+
+    def close(self) -> str:
+        """End everything; gives the last words of zstd."""
+        self._over = True
+        end([self.zstd])
+        self._thread.join()
+        os.close(self._fd)
+        return self.said.last()

@@ -1,0 +1,207 @@
+"""tree backup: an installation's own files, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+
+from node.backup import compress, contents, store
+from node.backup import request as backup_request
+from node.backup import walk as backup_walk
+from node.change import apply
+from node.core.errors import Json, NodeError
+from node.core.run import TimedOut, environment, run
+from node.files import state_dir
+
+# beside what is needed: the file system's own, and other programs that write meanwhile
+MARGIN_SHARE, MARGIN_BYTES = 0.02, 256 << 10
+# longer than the clock of a file's times stands still
+TICK_S = 0.02
+COPY_TIMEOUT_S = 600.0
+
+
+def backup(request: Json) -> Json:
+    """Back a tree up; gives its id, or the id of a verified backup that holds it already.
+
+    Raises NodeError when there is no room, when the tree changes meanwhile, and when tar fails;
+    nothing is left of the backup then.
+    """
+    wanted = backup_request.backup(request)
+    compress.programs()
+    if wanted["dry"]:
+        return _dry(wanted)
+    with store.Held():
+        store.sweep()
+        began = time.time()
+        listing = backup_walk.walk(wanted["real"], wanted["roots"])
+        facts = contents.collect(wanted["real"])
+        digest = listing.sha256()
+        twin = _twin(wanted, digest)
+        if twin and twin.manifest and _same(twin.manifest, wanted, facts):
+            detail = f"{twin.id} is verified and holds the same files; nothing was stored"
+            return _answer(twin.manifest, False, detail, began)
+        check_room(store.folder(), 0 if twin else listing.apparent, 16)
+        # whatever is edited from here on has later times than any that were read
+        time.sleep(TICK_S)
+        backup_id = store.new_id(wanted["tree"])
+        partial = store.of(backup_id) + store.PARTIAL
+        os.mkdir(partial, 0o700)
+        try:
+            manifest = _make(backup_id, partial, wanted, listing, twin)
+            manifest.update(facts=facts, tree_sha256=digest, seconds=time.time() - began)
+            store.save_manifest(os.path.join(partial, store.MANIFEST), manifest)
+            state_dir.sync_folder(partial)
+            os.rename(partial, store.of(backup_id))
+            state_dir.sync_folder(store.folder())
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    detail = f"the files are those of {twin.id}, which shares them" if twin else "stored"
+    return _answer(manifest, True, detail, began)
+
+
+def _dry(wanted: Json) -> Json:
+    """Gives whether a backup would store something; reads only."""
+    listing = backup_walk.walk(wanted["real"], wanted["roots"])
+    facts = contents.collect(wanted["real"])
+    twin = _twin(wanted, listing.sha256())
+    known = bool(twin and twin.manifest and _same(twin.manifest, wanted, facts))
+    return {"backup": twin.id if twin and known else None, "stored": not known,
+            "tree": wanted["tree"], "members": len(listing.lines),
+            "apparent_bytes": listing.apparent, "shares": twin.id if twin else None,
+            "versions": facts["versions"]}  # fmt: skip
+
+
+def _make(
+    backup_id: str,
+    partial: str,
+    wanted: Json,
+    listing: backup_walk.Listing,
+    twin: store.Backup | None,
+) -> Json:
+    """Write the copy, the payload and the members; gives the manifest, not yet written."""
+    copy = None
+    if wanted["copy"] and wanted["roots"] == ["."]:
+        copy = _instant_copy(wanted["real"], listing, os.path.join(partial, store.COPY))
+    if twin and twin.manifest:
+        parts = {"payload": twin.manifest["payload"], "members": twin.manifest["members"]}
+        for name in (store.PAYLOAD, store.MEMBERS):
+            os.link(store.of(twin.id, name), os.path.join(partial, name))
+    else:
+        note = os.path.join(partial, store.NOTE)
+        progress = compress.Progress(f"backup of {wanted['tree']}", listing.apparent, note)
+        payload = compress.pack(
+            wanted["real"],
+            list(listing.stamps),
+            os.path.join(partial, store.PAYLOAD),
+            wanted["level"],
+            progress,
+            _stop,
+        )
+        progress.over()
+        parts = {"payload": payload, "members": compress.write_lines(
+            os.path.join(partial, store.MEMBERS), listing.lines)}  # fmt: skip
+    edited = backup_walk.edited_since(listing, wanted["roots"])
+    if edited:
+        raise NodeError(f"{wanted['real']} changed while it was read: {edited}",
+                        "tree_changing", "stop what changes it, then run it again")  # fmt: skip
+    return {
+        "format": store.FORMAT,
+        "id": backup_id,
+        "created_unix_s": time.time(),
+        "tree": wanted["tree"],
+        "real": wanted["real"],
+        "link": wanted["link"],
+        "roots": wanted["roots"],
+        "documents": wanted["documents"],
+        "instant_copy": copy,
+        "shares": twin.id if twin else None,
+        **parts,
+        **backup_walk.as_json(listing),
+    }
+
+
+def _stop() -> None:
+    """Raise NodeError when a signal asked to end."""
+    number = apply.interrupted()
+    if number:
+        raise NodeError(f"ended by {number}; nothing of the backup is left", "interrupted",
+                        "run it again")  # fmt: skip
+
+
+def check_room(folder: str, need: int, entries: int) -> None:
+    """Raise NodeError (`no_room`) when a folder's file system lacks bytes or entries."""
+    seen = os.statvfs(folder)
+    need += int(need * MARGIN_SHARE) + MARGIN_BYTES
+    free = seen.f_bavail * seen.f_frsize
+    if free < need:
+        raise NodeError(
+            f"no room in {folder}: {free / 2**20:.1f} MiB are free, {need / 2**20:.1f} MiB are"
+            " needed at most", "no_room", "make room, or: rignode tree prune '{\"keep\": 2}'",
+        )  # fmt: skip
+    if seen.f_files and seen.f_favail < entries:
+        raise NodeError(f"no room in {folder}: {seen.f_favail} inodes are free, {entries} are"
+                        " needed", "no_room", "make room there")  # fmt: skip
+
+
+def _twin(wanted: Json, digest: str) -> store.Backup | None:
+    """Gives the newest verified backup of the very same files, or None."""
+    for row in reversed(store.all_backups()):
+        if row.manifest and row.verified and not row.problem:
+            same = (row.manifest["real"], row.manifest["roots"], row.manifest["tree_sha256"])
+            if same == (wanted["real"], wanted["roots"], digest):
+                return row
+    return None
+
+
+def _same(manifest: Json, wanted: Json, facts: Json) -> bool:
+    """Gives True when all that stands beside the files is the same, too (but the boot)."""
+    old, new = dict(manifest["facts"]), dict(facts)
+    for row in (old, new):
+        row["host"] = {key: value for key, value in row["host"].items() if key != "boot_id"}
+    kept = backup_request.digests(manifest["documents"])
+    mine = (wanted["tree"], wanted["link"], wanted["digests"], new)
+    return mine == (manifest["tree"], manifest["link"], kept, old)
+
+
+def _instant_copy(real: str, listing: backup_walk.Listing, target: str) -> str | None:
+    """Make a copy that shares its blocks; gives its kind, or None where that is not possible."""
+    if not listing.sample:
+        return None
+    # one file first: on another file system cp would complain about each
+    probe: list[str] = ["cp", "--reflink=always", "--", os.path.join(real, listing.sample), target]
+    done = subprocess.run(probe, env=environment(), stderr=subprocess.DEVNULL, check=False)
+    try:
+        if done.returncode != 0:
+            return None
+        os.unlink(target)
+        whole = ["cp", "--archive", "--reflink=always", "--", real, target]
+        if run(whole, COPY_TIMEOUT_S).rc == 0:
+            return "reflink"
+    except (OSError, TimedOut):
+        pass
+    finally:
+        if os.path.isfile(target):
+            os.unlink(target)
+    shutil.rmtree(target, ignore_errors=True)
+    return None
+
+
+def _answer(manifest: Json, stored: bool, detail: str, began: float) -> Json:
+    """Gives what became of a backup."""
+    return {
+        "backup": manifest["id"],
+        "stored": stored,
+        "detail": detail,
+        "tree": manifest["tree"],
+        "members": manifest["members"]["count"],
+        "apparent_bytes": manifest["apparent_bytes"],
+        "bytes": manifest["payload"]["bytes"],
+        "sha256": manifest["payload"]["sha256"],
+        "versions": manifest["facts"]["versions"],
+        "instant_copy": manifest["instant_copy"],
+        "setuid": manifest["setuid"],
+        "took_s": round(time.time() - began, 2),
+    }

@@ -1,0 +1,137 @@
+"""What `tree backup` is asked for, every value checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+
+from node.core import validate
+from node.core.errors import Json, NodeError
+from node.files import atomic, state_dir
+
+MAX_DOCUMENTS = 1 << 20
+
+
+def tree(value: Any, where: str = "tree") -> str:
+    """Gives a tree's path. Raises NodeError for one that nobody may take for an installation."""
+    path = validate.path(value, where)
+    if path.count("/") < 2:
+        raise validate.bad(f"{where}: {path} is a folder of the system, not an installation")
+    for mine in (state_dir.root(), os.path.realpath(state_dir.root())):
+        if path == mine or mine.startswith(path + "/") or path.startswith(mine + "/"):
+            raise validate.bad(f"{where}: {path} and the backups' own folder hold each other")
+    return path
+
+
+def inside(value: Any, where: str, root: str) -> str:
+    """Gives a path relative to the tree: given so, or absolute and inside of it."""
+    text = validate.text(value, where)
+    relative = os.path.relpath(text, root) if text.startswith("/") else text
+    parts = relative.split("/")
+    if not relative or ".." in parts or "" in parts or os.path.normpath(relative) != relative:
+        raise validate.bad(f"{where}: {text[:80]!r} is not a path in {root}")
+    return relative
+
+
+def roots(value: Any, root: str, real: str) -> list[str]:
+    """Gives the paths to back up, sorted, none inside of another; ["."] for the whole tree."""
+    if value is None:
+        return ["."]
+    rows = validate.array(value, "paths", 2000)
+    if not rows:
+        raise validate.bad("paths: the list is empty; leave it out for the whole tree")
+    found = set()
+    for n, row in enumerate(rows):
+        where = f"paths[{n}]"
+        base = root if isinstance(row, str) and row.startswith(root + "/") else real
+        path = inside(row, where, base)
+        if not os.path.lexists(os.path.join(real, path)):
+            raise NodeError(f"{where}: {real}/{path} is not there", "no_tree")
+        above = os.path.dirname(os.path.join(real, path))
+        if os.path.realpath(above) != os.path.normpath(above):
+            raise validate.bad(f"{where}: a folder on the way to {path} is a link; name its target")
+        found.add(path)
+    kept = [
+        path for path in sorted(found)
+        if "." not in found and not any(path.startswith(other + "/") for other in found)
+    ]  # fmt: skip
+    return kept or ["."]
+
+
+def _files(value: Any) -> dict[str, Any]:
+    """Gives the texts of files of the host (of a folder: of those in it), by path."""
+    texts: dict[str, Any] = {}
+    for n, row in enumerate(validate.array(value, "files", 50)):
+        path = validate.path(row, f"files[{n}]")
+        names = [path]
+        if os.path.isdir(path):
+            names = sorted(os.path.join(path, name) for name in os.listdir(path))[:50]
+        for name in names:
+            if not os.path.isfile(name):
+                texts[name] = None
+                continue
+            if os.stat(name).st_size > MAX_DOCUMENTS:
+                raise NodeError(f"{name} is larger than 1 MiB", "too_large")
+            with open(name, "rb") as file:
+                texts[name] = file.read().decode("utf-8", "replace")
+    return texts
+
+
+def _modes(texts: dict[str, Any]) -> dict[str, str]:
+    """Gives the mode of each file whose text is kept."""
+    kept = [path for path, text in texts.items() if text is not None]
+    return {path: f"{os.stat(path).st_mode & 0o7777:04o}" for path in kept}
+
+
+def documents(given: Any, files: Any) -> Json:
+    """Gives what is kept beside the payload: the caller's documents, and files of the host."""
+    if not isinstance(given, dict):
+        raise validate.bad("documents is not an object")
+    for name in given:
+        validate.text(name, "documents: a name", 200)
+    texts = _files(files)
+    found = {"given": given, "files": texts, "modes": _modes(texts)}
+    if len(json.dumps(found)) > MAX_DOCUMENTS:
+        raise validate.bad("documents and files are larger than 1 MiB together")
+    return found
+
+
+def digests(found: Json) -> Json:
+    """Gives the hash of the given documents, and those of the host's files, by their text."""
+    given = json.dumps(found["given"], sort_keys=True).encode("utf-8")
+    return {"given": hashlib.sha256(given).hexdigest(), "files": found["files"]}
+
+
+def backup(request: Json) -> Json:
+    """Gives a backup's request; `tree` as it was named, `real` as the folder behind its links.
+
+    With `dry` the documents may be given by their hash alone: a reading command's line can be
+    read by every user of the host.
+    """
+    allowed = ("tree", "paths", "documents", "documents_sha256", "files", "level", "copy", "dry")
+    body = validate.keys(request, "request", allowed, ("tree",))
+    path = tree(body["tree"])
+    with atomic.Folder(path):
+        pass  # nobody else may swap what is read here
+    real = os.path.realpath(path)
+    if not os.path.isdir(real):
+        raise NodeError(f"{path} is not there, or no folder", "no_tree",
+                        "name the folder of the installation")  # fmt: skip
+    tree(real)
+    found = documents(body.get("documents", {}), body.get("files", []))
+    known = digests(found)
+    if body.get("documents_sha256") is not None:
+        known["given"] = validate.sha256(body["documents_sha256"], "documents_sha256")
+    return {
+        "dry": validate.boolean(body.get("dry", False), "dry"),
+        "digests": known,
+        "tree": path,
+        "real": real,
+        "link": os.readlink(path) if os.path.islink(path) else None,
+        "roots": roots(body.get("paths"), path, real),
+        "documents": found,
+        "level": int(validate.number(body.get("level", 1), "level", 1, 19)),
+        "copy": validate.boolean(body.get("copy", True), "copy"),
+    }

@@ -1,0 +1,250 @@
+"""The folder of the backups: one folder each, whole once its manifest is in place.
+
+- backups/ID/payload.tar.zst: the members, compressed
+- backups/ID/members.jsonl: one line a member, in the payload's order
+- backups/ID/manifest.json: what it is; sealed by a hash of its own, written last
+- backups/ID/verified.json: when the payload was last read back, and what came of it
+- backups/ID/copy/: an instant copy, where the file system can make one
+- backups/ID.partial/: being made, or being removed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from typing import Any, NamedTuple
+
+from node.change import journal
+from node.core import proc, validate
+from node.core.errors import Json, NodeError
+from node.files import atomic, state_dir
+
+FORMAT = 1
+PARTIAL = ".partial"
+ID = re.compile(r"^[0-9]{8}T[0-9]{6}Z-[0-9A-Za-z._-]{1,40}-[0-9a-f]{4}$")
+PAYLOAD, MEMBERS, MANIFEST, VERIFIED, COPY, NOTE = (
+    "payload.tar.zst", "members.jsonl", "manifest.json", "verified.json", "copy",
+    "progress")  # fmt: skip
+_KEYS = ("format", "id", "created_unix_s", "tree", "real", "roots", "payload", "members",
+         "tree_sha256", "documents", "facts", "seal")  # fmt: skip
+
+
+def folder() -> str:
+    """Gives the folder of all backups."""
+    return os.path.join(state_dir.root(), "backups")
+
+
+def of(backup: str, *names: str) -> str:
+    """Gives a path in a backup's folder."""
+    return os.path.join(folder(), backup, *names)
+
+
+def new_id(tree: str) -> str:
+    """Gives a fresh id: UTC time, the tree's own name, four random digits."""
+    name = re.sub(r"[^0-9A-Za-z._-]", "_", os.path.basename(tree))[:40]
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{name}-{secrets.token_hex(2)}"
+
+
+def checked_id(value: Any, where: str = "backup") -> str:
+    """Gives a backup's id, which is also its folder's name."""
+    text = validate.text(value, where, 80)
+    if not ID.match(text):
+        raise validate.bad(f"{where}: {text[:60]!r} is not the id of a backup")
+    return text
+
+
+class Held:
+    """The backups' own lock, as a context manager: exclusive, or shared for readers.
+
+    It is flock on the folder, so it ends with its process: under the exclusive one, whatever is
+    partial belongs to nobody that lives.
+    """
+
+    def __init__(self, shared: bool = False, wait_s: float = 2.0) -> None:
+        self.mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        self.wait_s = wait_s
+        self.fd = -1
+
+    def __enter__(self) -> Held:
+        state_dir.ensure()
+        private_folder(folder())
+        self.fd = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        deadline = time.monotonic() + self.wait_s
+        while True:
+            try:
+                fcntl.flock(self.fd, self.mode | fcntl.LOCK_NB)
+                return self
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(self.fd)
+                    raise NodeError(
+                        "another process works on the backups of this host", "locked",
+                        "wait for it; see: rignode tree list",
+                    ) from None  # fmt: skip
+                time.sleep(0.05)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
+def busy() -> bool:
+    """Gives whether somebody works on the backups now; writes nothing."""
+    try:
+        fd = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def private_folder(path: str) -> None:
+    """Make a folder of ours, 0700. Raises NodeError when something else is there."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        info = os.lstat(path)
+        if not os.path.isdir(path) or os.path.islink(path) or info.st_uid != os.geteuid():
+            raise NodeError(f"{path} is not a folder of our own", "unsafe_state") from None
+        if info.st_mode & 0o077:
+            os.chmod(path, 0o700)
+    else:
+        state_dir.sync_folder(os.path.dirname(path))
+
+
+def sweep() -> list[str]:
+    """Remove what a kill left half made or half removed; call it under the exclusive lock."""
+    gone = [name for name in sorted(os.listdir(folder())) if name.endswith(PARTIAL)]
+    for name in gone:
+        shutil.rmtree(os.path.join(folder(), name))
+    return gone
+
+
+def remove(backup: str) -> None:
+    """Remove a backup; a kill in the midst leaves a partial one, never a hollow whole one."""
+    hidden = of(backup) + PARTIAL
+    os.rename(of(backup), hidden)
+    state_dir.sync_folder(folder())
+    shutil.rmtree(hidden)
+
+
+def seal(manifest: Json) -> str:
+    """Gives the hash over all of a manifest but its seal."""
+    rest = {key: value for key, value in manifest.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def save_manifest(path: str, manifest: Json) -> None:
+    """Seal a manifest and write it; it is on the disk on return."""
+    manifest["seal"] = seal(manifest)
+    raw = json.dumps(manifest, indent=1, sort_keys=True).encode("utf-8") + b"\n"
+    atomic.save_private(path, raw)
+
+
+def damaged(backup: str, what: str) -> NodeError:
+    """Gives the error for a backup that is not what it was."""
+    return NodeError(f"backup {backup}: {what}; it is not used", "backup_damaged",
+                     "take another one: rignode tree list")  # fmt: skip
+
+
+def load(backup: str) -> Json:
+    """Gives a backup's manifest. Raises NodeError when there is none, or it was edited."""
+    try:
+        with open(of(backup, MANIFEST), "rb") as file:
+            manifest = json.loads(file.read().decode("utf-8"))
+    except FileNotFoundError:
+        if os.path.isdir(of(backup)):
+            raise damaged(backup, "its manifest is missing") from None
+        known = [row.id for row in all_backups()[-5:]]
+        raise NodeError(f"no backup {backup}", "no_backup",
+                        f"known: {', '.join(known) or 'none'}") from None  # fmt: skip
+    except ValueError:
+        raise damaged(backup, "its manifest cannot be read") from None
+    if not isinstance(manifest, dict) or any(key not in manifest for key in _KEYS):
+        raise damaged(backup, "its manifest is not whole")
+    if manifest["format"] != FORMAT or manifest["id"] != backup:
+        raise damaged(backup, "its manifest is of another format or of another backup")
+    if manifest["seal"] != seal(manifest):
+        raise damaged(backup, "its manifest was edited")
+    return manifest
+
+
+class Backup(NamedTuple):
+    """A backup as the folder holds it; `manifest` None and `problem` for one that cannot be used.
+
+    `verified` is the time at which it was last read back and found whole, 0 when never.
+    """
+
+    id: str
+    manifest: Json | None
+    verified: float
+    problem: str
+
+
+def _verified(backup: str, manifest: Json) -> tuple[float, str]:
+    """Gives when a backup was verified, and what a failed look at it said."""
+    raw = proc.read_bytes(of(backup, VERIFIED))
+    if raw is None:
+        return 0.0, ""
+    try:
+        seen = json.loads(raw.decode("utf-8"))
+        if seen["seal"] != manifest["seal"]:
+            return 0.0, ""
+        return (float(seen["unix_s"]), "") if seen["ok"] else (0.0, str(seen["problem"]))
+    except (ValueError, KeyError, TypeError):
+        return 0.0, ""
+
+
+def mark(backup: str, manifest: Json, problem: str) -> None:
+    """Note what reading a backup back came to; an empty problem is a whole one."""
+    note = {"seal": manifest["seal"], "unix_s": time.time(), "ok": not problem, "problem": problem}
+    atomic.save_private(of(backup, VERIFIED), json.dumps(note).encode("utf-8") + b"\n")
+
+
+def look(backup: str) -> Backup:
+    """Gives one backup; its payload's size is compared, its bytes are not read."""
+    try:
+        manifest = load(backup)
+    except NodeError as error:
+        return Backup(backup, None, 0.0, str(error))
+    for name, part in ((PAYLOAD, manifest["payload"]), (MEMBERS, manifest["members"])):
+        try:
+            size = os.lstat(of(backup, name)).st_size
+        except FileNotFoundError:
+            return Backup(backup, None, 0.0, f"{name} is missing")
+        if size != part["bytes"]:
+            return Backup(backup, None, 0.0, f"{name} has {size} bytes, not {part['bytes']}")
+    verified, problem = _verified(backup, manifest)
+    return Backup(backup, manifest, verified, problem)
+
+
+def all_backups() -> list[Backup]:
+    """Gives the backups, oldest first; one that cannot be used is among them."""
+    try:
+        names = sorted(os.listdir(folder()))
+    except FileNotFoundError:
+        return []
+    rows = [look(name) for name in names if ID.match(name)]
+    # the id has whole seconds
+    rows.sort(key=lambda row: (row.id[:16], (row.manifest or {}).get("created_unix_s", 0.0)))
+    return rows
+
+
+def needed_by(backup: str) -> list[str]:
+    """Gives the changes that are not settled and name a backup. Raises when the journal is
+    damaged: then nobody knows what is needed."""
+    changes, broken = journal.read_all()
+    if broken:
+        raise journal.broken_error(broken)
+    unsettled = (row for row in changes if row["status"] in ("OPEN", "INCONSISTENT"))
+    return [row["id"] for row in unsettled if backup in json.dumps(row)]

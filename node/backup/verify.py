@@ -1,0 +1,112 @@
+"""tree verify: read a payload back, every byte of it, against its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+
+from node.backup import compress, store
+from node.backup.tar_reader import Reader, Safety, refused
+from node.change import apply
+from node.core import validate
+from node.core.errors import Json, NodeError
+
+
+def stop() -> None:
+    """Raise NodeError when a signal asked to end."""
+    number = apply.interrupted()
+    if number:
+        raise NodeError(f"ended by {number}", "interrupted", "run it again")
+
+
+def _members(backup: str, manifest: Json) -> str:
+    """Gives the path of the list of members, which is as it was recorded."""
+    path = store.of(backup, store.MEMBERS)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(compress.CHUNK), b""):
+            digest.update(piece)
+    if digest.hexdigest() != manifest["members"]["sha256"]:
+        raise store.damaged(backup, "its list of members was edited")
+    return path
+
+
+def read_back(
+    backup: str, manifest: Json, what: str, sink: Callable[[bytes], object] | None = None
+) -> list[str]:
+    """Read a payload to its end; `sink` gets each piece after it was looked at.
+
+    Gives the members with setuid, setgid or capabilities. Raises NodeError (`backup_damaged`)
+    for anything that is not as the manifest says, and for what no payload may hold.
+    """
+    safety = Safety()
+    payload = manifest["payload"]
+    note = store.of(backup, store.NOTE)
+    progress = compress.Progress(what, payload["bytes"], note)
+    with open(_members(backup, manifest), "rb") as lines:
+        reader = Reader(iter(lines), safety)
+        source = compress.Source(store.of(backup, store.PAYLOAD), progress)
+        try:
+            while True:
+                piece = source.read()
+                if not piece:
+                    break
+                reader.feed(piece)
+                if sink:
+                    sink(piece)
+                stop()
+            digest, code = source.finish(), source.code()
+        finally:
+            said = source.close()
+            progress.over()
+        if digest != payload["sha256"]:
+            raise refused("its sha256 is another one: the bytes were changed")
+        if code != 0:
+            raise refused(f"zstd ended with {code}: {said or 'no word'}")
+        reader.finish()
+    if reader.count != manifest["members"]["count"]:
+        raise refused(f"{reader.count} members, not {manifest['members']['count']}")
+    return safety.setuid
+
+
+def verify(request: Json) -> Json:
+    """Verify a backup, the newest when none is named; the outcome is noted beside it.
+
+    Raises NodeError (`backup_damaged`) with what is wrong.
+    """
+    body = validate.keys(request, "request", ("backup",))
+    compress.programs()
+    began = time.time()
+    with store.Held(shared=True):
+        backup = newest() if body.get("backup") is None else store.checked_id(body["backup"])
+        manifest = store.load(backup)
+        try:
+            size = store.look(backup)
+            if size.manifest is None:
+                raise store.damaged(backup, size.problem)
+            setuid = read_back(backup, manifest, f"verify {backup}")
+        except NodeError as error:
+            if error.code == "backup_damaged":
+                store.mark(backup, manifest, str(error))
+            raise
+        store.mark(backup, manifest, "")
+    return {
+        "backup": backup,
+        "tree": manifest["tree"],
+        "members": manifest["members"]["count"],
+        "bytes": manifest["payload"]["bytes"],
+        "sha256": manifest["payload"]["sha256"],
+        "versions": manifest["facts"]["versions"],
+        "setuid": setuid[:100],
+        "took_s": round(time.time() - began, 2),
+    }
+
+
+def newest() -> str:
+    """Gives the id of the newest backup. Raises NodeError when there is none."""
+    found = store.all_backups()
+    if not found:
+        raise NodeError("there is no backup on this host", "no_backup",
+                        "make one: rignode tree backup '{\"tree\": \"/PATH\"}'")  # fmt: skip
+    return found[-1].id

@@ -1,0 +1,218 @@
+"""List a tree: every entry with what a restore has to bring back, and what shows an edit."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from node.core.errors import Json, NodeError
+
+# tar's own letters
+FILE, LINK, SYMLINK, FOLDER = "0", "1", "2", "5"
+# one encoder for all lines: json.dumps with separators of its own makes one for each
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+# what shows that an entry was edited: inode, mode, owner, size, mtime and ctime in ns
+Stamp = tuple[int, int, int, int, int, int, int]
+
+
+class Member(NamedTuple):
+    """An entry as the payload holds it: its path from the tree's root ("." is the root itself).
+
+    `link` is a symlink's target or the path of the member that a hard link shares; `mtime` is in
+    whole seconds, `xattrs` maps names to base64.
+    """
+
+    path: str
+    type: str
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime: int
+    link: str
+    xattrs: dict[str, str]
+
+    def line(self) -> bytes:
+        """Gives the member as its line of members.jsonl."""
+        return _encode(self).encode("ascii") + b"\n"
+
+
+def member(line: bytes) -> Member:
+    """Gives the member of a line. Raises ValueError when it is not one."""
+    row = json.loads(line.decode("ascii"))
+    if not isinstance(row, list) or len(row) != len(Member._fields):
+        raise ValueError("not a member")
+    return Member(*row)
+
+
+class Listing:
+    """A walk over a tree.
+
+    `stamps` by path and `lines` (of members.jsonl), both in the payload's order; `apparent` are
+    the files' bytes, `room` those on a disk, `sample` is a file that is not empty.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.lines: list[bytes] = []
+        self.stamps: dict[str, Stamp] = {}
+        self.apparent = 0
+        self.room = 0
+        self.sample = ""
+        self.setuid: list[str] = []
+        self._shared: dict[tuple[int, int], str] = {}
+        self._device = os.lstat(root).st_dev
+
+    def sha256(self) -> str:
+        """Gives one hash over all stamps: equal for a tree in which nothing was touched."""
+        digest = hashlib.sha256()
+        for path in sorted(self.stamps):
+            digest.update(f"{path!a} {self.stamps[path]}\n".encode("ascii"))
+        return digest.hexdigest()
+
+    def add(self, path: str, info: os.stat_result) -> None:
+        """Take an entry in. Raises NodeError for what no installation holds."""
+        kind = stat.S_IFMT(info.st_mode)
+        mode = stat.S_IMODE(info.st_mode)
+        if info.st_dev != self._device:
+            raise NodeError(f"{self.root}/{path} is on another file system", "tree_mixed",
+                            "back up only what lies on one file system")  # fmt: skip
+        self.stamps[path] = stamp(info)
+        size, link = 0, ""
+        place = f"{self.root}/{path}"
+        if kind == stat.S_IFREG:
+            letter, size = FILE, info.st_size
+        elif kind == stat.S_IFDIR:
+            letter = FOLDER
+        elif kind == stat.S_IFLNK:
+            letter = SYMLINK
+        else:
+            raise NodeError(f"{self.root}/{path} is a device, a pipe or a socket", "tree_mixed",
+                            "remove it: no installation holds one")  # fmt: skip
+        if kind != stat.S_IFDIR and info.st_nlink > 1:
+            first = self._shared.setdefault((info.st_dev, info.st_ino), path)
+            if first != path:
+                letter, size, link = LINK, 0, first
+        self.apparent += size
+        # one block for the entry itself; file systems of 4 KiB blocks are the rule
+        self.room += (size + 4095) // 4096 * 4096 + (4096 if letter == FOLDER else 256)
+        self.sample = self.sample or (path if size else "")
+        if mode & 0o6000 and letter == FILE:
+            self.setuid.append(path)
+        if letter == SYMLINK:
+            link = os.readlink(place)
+        xattrs = {} if letter == LINK else _xattrs(place)
+        row = Member(path, letter, mode, info.st_uid, info.st_gid, size,
+                     info.st_mtime_ns // 10**9, link, xattrs)  # fmt: skip
+        self.lines.append(row.line())
+
+
+def _xattrs(path: str) -> dict[str, str]:
+    """Gives an entry's extended attributes, not through a link."""
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return {}
+    if not names:
+        return {}
+    values = {name: os.getxattr(path, name, follow_symlinks=False) for name in sorted(names)}
+    return {name: base64.b64encode(value).decode("ascii") for name, value in values.items()}
+
+
+def _below(root: str, path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Gives what lies under a folder, a folder before what is in it; by inode, as disks lie."""
+    pending = [path]
+    while pending:
+        here = pending.pop()
+        with os.scandir(os.path.join(root, here)) as entries:
+            found = sorted(entries, key=lambda entry: entry.inode())
+        prefix = "" if here == "." else here + "/"
+        for entry in found:
+            info = entry.stat(follow_symlinks=False)
+            yield prefix + entry.name, info
+            if stat.S_ISDIR(info.st_mode):
+                pending.append(prefix + entry.name)
+
+
+def stamp(info: os.stat_result) -> Stamp:
+    """Gives what shows that an entry was edited."""
+    return (info.st_ino, info.st_mode, info.st_uid, info.st_gid, info.st_size,
+            info.st_mtime_ns, info.st_ctime_ns)  # fmt: skip
+
+
+def _entries(root: str, roots: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Gives the roots, what lies under them, and first the folders above them."""
+    for above in _above(roots):
+        yield above, os.lstat(os.path.join(root, above))
+    for path in roots:
+        info = os.lstat(os.path.join(root, path))
+        yield path, info
+        if stat.S_ISDIR(info.st_mode):
+            yield from _below(root, path)
+
+
+def walk(root: str, roots: Sequence[str] = (".",)) -> Listing:
+    """Gives the listing of a tree, or of the paths `roots` in it with the folders above them.
+
+    Raises NodeError when an entry vanishes meanwhile, and for devices, pipes, sockets and mounts.
+    """
+    listing = Listing(root)
+    try:
+        for path, info in _entries(root, roots):
+            listing.add(path, info)
+    except FileNotFoundError as error:
+        raise NodeError(f"{error.filename} is gone: something changes {root} now",
+                        "tree_changing", "wait until it is over") from None  # fmt: skip
+    return listing
+
+
+def _above(roots: Sequence[str]) -> list[str]:
+    """Gives the folders above the roots, the tree's own first; none for the whole tree."""
+    found: dict[str, None] = {}
+    for path in roots:
+        parts = [] if path == "." else path.split("/")
+        for n in range(len(parts)):
+            found["/".join(parts[:n]) or "."] = None
+    return sorted(found)
+
+
+def edited_since(listing: Listing, roots: Sequence[str], limit: int = 3) -> str:
+    """Gives in words what differs from a walk that was made before, "" for nothing.
+
+    Takes the listing's stamps away as it goes: a second map of a large tree would be memory.
+    """
+    found: list[str] = []
+    try:
+        for path, info in _entries(listing.root, roots):
+            old = listing.stamps.pop(path, None)
+            if old is None or old != stamp(info):
+                found.append(f"{path} {'is new' if old is None else 'was edited'}")
+    except FileNotFoundError as error:
+        found.append(f"{error.filename} is gone")
+    found += [f"{path} is gone" for path in listing.stamps]
+    more = f" and {len(found) - limit} more" if len(found) > limit else ""
+    return ", ".join(found[:limit]) + more
+
+
+def as_json(listing: Listing) -> Json:
+    """Gives the figures of a walk."""
+    return {"apparent_bytes": listing.apparent,
+            "room_bytes": listing.room, "setuid": listing.setuid[:100]}  # fmt: skip
+
+
+def disk_bytes(folder: str) -> int:
+    """Gives the bytes on the disk that removing a folder would free; a hard link counts once."""
+    seen: dict[int, int] = {}
+    for root, names, files in os.walk(folder):
+        for entry in (*names, *files):
+            info = os.lstat(os.path.join(root, entry))
+            seen[info.st_ino] = info.st_blocks * 512
+    return sum(seen.values())

@@ -1,0 +1,219 @@
+"""The host's journal: one JSON file a change, rewritten whole and flushed at each transition."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from node.change import kinds
+from node.core import proc, validate
+from node.core.errors import Json, NodeError
+from node.files import atomic, host_lock, state_dir
+
+# steps that cannot be undone: what they ended or removed is told, and stays so; a patch tool's
+# own step is among them, because the files that it changed are steps of their own
+LASTING = ("reap", "shm", "caches", "tool", "weights", "restart")
+STATUSES = ("OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT")
+_KEYS = ("id", "deploy", "operator", "status", "opened_unix_s", "closed_unix_s", "boot_id",
+         "reason", "steps")  # fmt: skip
+
+
+def path_of(change_id: str) -> str:
+    """Gives the file of a change."""
+    return os.path.join(state_dir.journal_folder(), change_id + ".json")
+
+
+def parse(raw: bytes, change_id: str) -> Json:
+    """Gives a change of its file's bytes. Raises ValueError when it is not one."""
+    change = json.loads(raw.decode("utf-8"))
+    if not isinstance(change, dict) or change.get("id") != change_id:
+        raise ValueError("not the change that its name says")
+    if any(key not in change for key in _KEYS) or change["status"] not in STATUSES:
+        raise ValueError("not a change")
+    if not all(isinstance(step, dict) and "state" in step for step in change["steps"]):
+        raise ValueError("not a list of steps")
+    return change
+
+
+def read_all() -> tuple[list[Json], list[str]]:
+    """Gives the changes, newest first, and the files that cannot be read as one."""
+    changes: list[Json] = []
+    broken: list[str] = []
+    try:
+        names = os.listdir(state_dir.journal_folder())
+    except FileNotFoundError:
+        return [], []
+    for name in sorted(names):
+        if name.startswith(atomic.TEMP_PREFIX):
+            continue  # left by a kill before its rename: it never became part of the journal
+        try:
+            stem, suffix = os.path.splitext(name)
+            if suffix != ".json":
+                raise ValueError("not a journal file")
+            with open(os.path.join(state_dir.journal_folder(), name), "rb") as file:
+                changes.append(parse(file.read(), stem))
+        except (ValueError, TypeError, IsADirectoryError):
+            broken.append(os.path.join(state_dir.journal_folder(), name))
+    changes.sort(key=lambda change: (change["opened_unix_s"], change["id"]), reverse=True)
+    return changes, broken
+
+
+def find(change_id: str) -> Json | None:
+    """Gives a change, or None. Raises NodeError when its file is damaged."""
+    try:
+        with open(path_of(change_id), "rb") as file:
+            return parse(file.read(), change_id)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        raise broken_error([path_of(change_id)]) from None
+
+
+def get(change_id: str) -> Json:
+    """Gives a change. Raises NodeError when there is none of that id."""
+    change = find(change_id)
+    if change is None:
+        known = [row["id"] for row in read_all()[0][:5]]
+        raise NodeError(
+            f"no change {change_id}", "no_change", f"known: {', '.join(known) or 'none'}"
+        )
+    return change
+
+
+def broken_error(paths: list[str]) -> NodeError:
+    """Gives the error for journal files that cannot be read."""
+    return NodeError(
+        f"the journal is damaged: {', '.join(paths)}",
+        "journal_broken",
+        "look at the file, then move it out of the journal",
+    )
+
+
+def open_change(request: Json) -> Json:
+    """Gives a new change, not yet written, of a checked request."""
+    return {
+        "format": 1,
+        "id": request["id"],
+        "deploy": request["deploy"],
+        "operator": request["operator"],
+        "waivers": request["waivers"],
+        "blob": request["blob"],
+        "status": "OPEN",
+        "opened_unix_s": time.time(),
+        "closed_unix_s": None,
+        "boot_id": proc.boot_id(),
+        "reason": None,
+        "steps": [],
+    }
+
+
+def save(change: Json) -> None:
+    """Write a change; it is on the disk on return. When it was written tells work from a corpse."""
+    change["saved_unix_s"] = time.time()
+    raw = json.dumps(change, indent=1, sort_keys=True).encode("utf-8") + b"\n"
+    atomic.save_private(path_of(change["id"]), raw)
+
+
+def drop(change_id: str) -> None:
+    """Remove a change in which nothing was changed."""
+    with atomic.Folder(path_of(change_id)) as folder:
+        folder.unlink(folder.name)
+
+
+def close(change: Json, status: str, reason: str | None) -> None:
+    """Set a change's status and write it."""
+    change.update(status=status, closed_unix_s=time.time(), reason=reason)
+    save(change)
+
+
+def sweep() -> None:
+    """Remove temp files that a kill left in the state folders; call it under the lock."""
+    for folder in (state_dir.journal_folder(), state_dir.blob_folder()):
+        for name in os.listdir(folder):
+            if name.startswith(atomic.TEMP_PREFIX):
+                os.unlink(os.path.join(folder, name))
+
+
+def summary(change: Json) -> Json:
+    """Gives a change as the snapshot reports it."""
+    return {
+        **{key: change[key] for key in _KEYS},
+        "saved_unix_s": change.get("saved_unix_s"),
+        "steps": [describe(step) for step in change["steps"]],
+    }
+
+
+def subject(step: Json) -> str:
+    """Gives what a step is about: its path, its unit, else its own name."""
+    about = (step.get(key) for key in ("path", "unit", "image", "tool", "op"))
+    return str(next(value for value in about if value))
+
+
+def describe(step: Json) -> str:
+    """Gives a step in words: what, where, and how far it came."""
+    op = step.get("op")
+    what = str(op) if subject(step) == op else f"{op} {subject(step)}"
+    if op in kinds.OPS:
+        what = kinds.describe(step)
+    if step.get("op") == "unit":
+        enabled = step.get("enabled")
+        wants = [
+            step.get("active"),
+            None if enabled is None else "enable" if enabled else "disable",
+        ]
+        what += " " + "+".join(str(want) for want in wants if want)
+    if op == "install":
+        what = f"install {step['what']} in {step['path']}, undone by backup {step['backup']}"
+    how = "announced, not known to be done" if step["state"] == "intent" else step["state"]
+    return f"{what} ({how})"
+
+
+def view() -> Json:
+    """Gives the journal and lock section of the snapshot: at most 20 changes, newest first.
+
+    Changes that are not settled are always among them.
+    """
+    is_held, who = host_lock.held()
+    changes, broken = read_all()
+    unsettled = [row for row in changes[20:] if row["status"] in ("OPEN", "INCONSISTENT")]
+    kept = (changes[: max(0, 20 - len(unsettled))] + unsettled)[:20]
+    return {
+        "lock_held": is_held,
+        "lock_holder": who,
+        "changes": [summary(change) for change in kept],
+        "broken": broken,
+    }
+
+
+def look(request: Json) -> Json:
+    """`journal look`: the change of an id, else those that are not settled, each whole; reads only.
+
+    For a rollback, which asks before it knows which one it will undo.
+    """
+    body = validate.keys(request, "request", ("change",))
+    if body.get("change") is not None:
+        found = find(validate.change_id(body["change"]))
+        return {"changes": [] if found is None else [found]}
+    return {"changes": [row for row in read_all()[0] if row["status"] in ("OPEN", "INCONSISTENT")]}
+
+
+def checked_change(value: object) -> Json:
+    """Gives the `change` of a request, every value checked, absent ones filled in."""
+    allowed = ("id", "deploy", "operator", "waivers", "blob")
+    change = validate.keys(value, "change", allowed, ("id", "deploy", "operator"))
+    waivers = []
+    for n, row in enumerate(validate.array(change.get("waivers", []), "change.waivers")):
+        where = f"change.waivers[{n}]"
+        waiver = validate.keys(row, where, ("code", "reason"), ("code", "reason"))
+        waivers.append({key: validate.text(waiver[key], f"{where}.{key}") for key in waiver})
+    blob = change.get("blob")
+    if len(json.dumps(blob)) > 1 << 20:
+        raise validate.bad("change.blob is larger than 1 MiB")
+    return {
+        "id": validate.change_id(change["id"], "change.id"),
+        "deploy": validate.text(change["deploy"], "change.deploy", 80),
+        "operator": validate.text(change["operator"], "change.operator", 200),
+        "waivers": waivers,
+        "blob": blob,
+    }

@@ -1,0 +1,142 @@
+"""The link step of a change: a symbolic link is replaced in one rename, and put back by undo."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+from node.core import validate
+from node.core.errors import Json, NodeError
+from node.files import atomic
+
+ALLOWED = ("path", "target", "expect")
+REQUIRED = ("path", "target")
+
+
+def checked(step: Json, where: str) -> Json:
+    """Gives the step with every value checked; `expect` None, "absent" or the target seen."""
+    target = _target(step["target"], f"{where}.target")
+    expect = step.get("expect")
+    if expect not in (None, "absent"):
+        expect = _target(expect, f"{where}.expect")
+    path = validate.path(step["path"], f"{where}.path")
+    return {"op": "link", "path": path, "target": target, "expect": expect}
+
+
+def _target(value: Any, where: str) -> str:
+    """Gives what a link points to: a path, absolute or from the link's own folder."""
+    text = validate.text(value, where)
+    if not text or text.startswith("-") or text == "absent" or os.path.normpath(text) != text:
+        raise validate.bad(f"{where}: {text[:80]!r} is not the target of a link")
+    return text
+
+
+def _entry(folder: atomic.Folder) -> Json:
+    """Gives the link's description. Raises NodeError for anything that is no link."""
+    info = folder.lstat()
+    if info is None:
+        return dict(atomic.ABSENT)
+    if not stat.S_ISLNK(info.st_mode):
+        raise NodeError(f"{folder.path} is there and is no link: it is not touched", "not_a_link",
+                        f"look at it with: ls -ld {folder.path}")  # fmt: skip
+    target = os.readlink(folder.name, dir_fd=folder.fd)
+    return {"kind": "link", "target": target, "uid": info.st_uid, "gid": info.st_gid}
+
+
+def look(path: str) -> Json:
+    """Gives what lies at the path; a path whose folder is gone is absent."""
+    try:
+        with atomic.Folder(path) as folder:
+            return _entry(folder)
+    except NodeError as error:
+        if error.code == "no_folder":
+            return dict(atomic.ABSENT)
+        raise
+
+
+def target(step: Json) -> Json:
+    """Gives the description of the path when the step is done."""
+    return {"kind": "link", "target": step["target"], "uid": os.geteuid(), "gid": os.getegid()}
+
+
+def plan(step: Json, current: Json) -> bool:
+    """Gives whether the step would change something. Raises NodeError when it must not be done."""
+    seen = current.get("target", "absent")
+    if step["expect"] is not None and step["expect"] != seen:
+        raise NodeError(f"{step['path']} is not what the caller saw: it is {seen}",
+                        "changed_meanwhile", "look at the link, then run again")  # fmt: skip
+    return bool(seen != step["target"])
+
+
+def do(step: Json, records: list[Json], record: Callable[[], None]) -> bool:
+    """Do the step, journalled before and after; gives whether it changed something."""
+    with atomic.Folder(step["path"]) as folder:
+        current = _entry(folder)
+        if not plan(step, current):
+            return False
+        temp = atomic.temp_name(folder.name)
+        entry = {"op": "link", "path": step["path"], "state": "intent", "pre": current,
+                 "post": target(step), "temp": temp}  # fmt: skip
+        records.append(entry)
+        record()
+        _replace(folder, entry["post"], temp)
+        entry["state"] = "done"
+        record()
+        return True
+
+
+def _replace(folder: atomic.Folder, wanted: Json, temp: str) -> None:
+    """Put a link in place of the entry, in one step for every reader."""
+    os.symlink(wanted["target"], temp, dir_fd=folder.fd)
+    try:
+        os.chown(temp, wanted["uid"], wanted["gid"], dir_fd=folder.fd, follow_symlinks=False)
+        os.rename(temp, folder.name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+    except BaseException:
+        folder.unlink(temp)
+        raise
+    os.fsync(folder.fd)
+
+
+def same(entry: Json, current: Json) -> bool:
+    """Gives True when the path is as the step found it or left it."""
+    return current in (entry["pre"], entry["post"])
+
+
+def ready(entry: Json) -> None:
+    """A link can always be put back: its target is in the journal."""
+
+
+def revert(entry: Json, overwrite: bool) -> str:
+    """Put the link back to what the step found; gives what was done in words."""
+    current = look(entry["path"])
+    if not os.path.isdir(os.path.dirname(entry["path"])):
+        return "was as before: its folder is gone"
+    with atomic.Folder(entry["path"]) as folder:
+        folder.unlink(entry["temp"])
+        if current == entry["pre"]:
+            return "was as before"
+        if not same(entry, current):
+            if not overwrite:
+                raise NodeError(f"{entry['path']} was edited after the change", "later_edit")
+            entry["overwrote"] = current.get("target", "absent")
+        if entry["pre"]["kind"] == "absent":
+            folder.unlink(folder.name)
+            return "removed"
+        _replace(folder, entry["pre"], entry["temp"])
+    return f"points to {entry['pre']['target']} again"
+
+
+def settle(entry: Json) -> bool:
+    """Find out what became of an announced step; gives whether that is settled."""
+    try:
+        with atomic.Folder(entry["path"]) as folder:
+            folder.unlink(entry["temp"])
+            current = _entry(folder)
+    except NodeError:
+        return False
+    if not same(entry, current):
+        return False
+    entry["state"] = "done" if current == entry["post"] else "undone"
+    return True

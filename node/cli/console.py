@@ -1,0 +1,99 @@
+"""The verbs that a person types too: status, journal, undo, lock. They print text or give JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from node.change import apply
+from node.change import journal as journals
+from node.change import undo as undoing
+from node.cli import status as statuses
+from node.cli.request import read, usage
+from node.core import validate
+from node.core.errors import Json, NodeError
+from node.files import host_lock as locks
+
+
+def _undo_request(args: list[str]) -> tuple[Json, bool]:
+    """Gives the undo request of the console's form, and whether text was asked for.
+
+    The form is: rignode undo [ID] [--overwrite PATH]... [--no-start] [--text].
+    """
+    out: Json = {}
+    words = list(args)
+    as_text = False
+    while words:
+        word = words.pop(0)
+        if word == "--text":
+            as_text = True
+        elif word == "--no-start":
+            out["start_units"] = False
+        elif word == "--overwrite" and words:
+            out.setdefault("overwrite", []).append(os.path.abspath(words.pop(0)))
+        elif word.startswith(("{", "-")) or "change" in out:
+            raise usage(f"unknown argument {word[:60]!r}")
+        else:
+            out["change"] = word
+    return out, as_text
+
+
+def undo(args: list[str]) -> Json | None:
+    """Undo; prints text for a person and gives None, else gives the answer."""
+    apply.catch_signals()
+    if args and not args[0].startswith("{"):
+        request, as_text = _undo_request(args)
+        if not request:
+            request = read([], console=True)
+    else:
+        request, as_text = read(args, console=True), False
+    as_text = as_text or sys.stdout.isatty()
+    if not as_text:
+        return undoing.undo(request)
+    try:
+        print("\n".join(statuses.undo_lines(undoing.undo(request))))
+    except NodeError as error:
+        error.spoken = True
+        raise
+    return None
+
+
+def status(args: list[str]) -> Json | None:
+    """Gives the status as JSON with --json, else prints it as text."""
+    if args not in ([], ["--json"]):
+        raise usage(f"unknown argument {args[0][:60]!r}")
+    seen = statuses.collect()
+    if args:
+        return seen
+    print("\n".join(statuses.lines(seen)))
+    return None
+
+
+def journal(args: list[str]) -> Json:
+    """Gives all changes, or one whole."""
+    body = validate.keys(read(args, console=True), "request", ("change",))
+    if body.get("change") is not None:
+        return {"change": journals.get(validate.change_id(body["change"]))}
+    changes, broken = journals.read_all()
+    return {"changes": changes, "broken": broken}
+
+
+def lock(args: list[str]) -> Json:
+    """Gives who holds the lock; with `-- COMMAND` becomes that command, holding the lock."""
+    command: list[str] = []
+    if "--" in args:
+        at = args.index("--")
+        args, command = args[:at], args[at + 1 :]
+    request = {} if command and not args else read(args, console=True)
+    body = validate.keys(request, "request", ("wait_s",))
+    wait_s = validate.number(body.get("wait_s", 2), "wait_s", 0, 86400)
+    if not command:
+        is_held, who = locks.held()
+        return {"held": is_held, "holder": who}
+    held = locks.Lock(f"lock -- {os.path.basename(command[0])}", wait_s)
+    held.__enter__()
+    held.keep_over_exec()
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise NodeError(f"{command[0]}: {error.strerror}", "usage", "", 2) from None

@@ -1,0 +1,42 @@
+"""The request of a verb: a JSON object as the last argument, or on stdin."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from node.cli import verb_table
+from node.core.errors import Json, NodeError
+
+USAGE = f"usage: rignode VERB, one of: {', '.join(verb_table.ALL)}"
+
+
+def usage(message: str) -> NodeError:
+    """Gives the error for a command line that cannot be understood (exit status 2)."""
+    return NodeError(message, "usage", USAGE, 2)
+
+
+def read(args: list[str], console: bool) -> Json:
+    """Gives the JSON object of the last argument, else of stdin; {} at a terminal.
+
+    A console verb with nothing on stdin gets {} as well.
+    """
+    if args:
+        if len(args) > 1 or not args[0].startswith("{"):
+            raise usage(f"unknown argument {args[0][:60]!r}")
+        text = args[0]
+    elif sys.stdin is None or sys.stdin.isatty():
+        text = ""
+    else:
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    if not text.strip():
+        if console:
+            return {}
+        raise usage("no JSON object on stdin")
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise usage(f"the request is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise usage("the request is not a JSON object")
+    return value

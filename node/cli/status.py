@@ -1,0 +1,86 @@
+"""The text for a person at the console: lock, changes, units, and how to go back."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from node.change import journal
+from node.core.errors import Json, NodeError
+from node.systemd import unit_step
+
+LINK = "/usr/local/bin/rignode"
+
+
+def installed_version() -> object:
+    """Gives the version that the console's `rignode` link points to, or None."""
+    try:
+        name = os.path.basename(os.readlink(LINK))
+    except OSError:
+        return None
+    if name.startswith("rignode-") and name.endswith(".pyz"):
+        return name[len("rignode-") : -len(".pyz")]
+    return None
+
+
+def _date(unix_s: float) -> str:
+    """Gives a local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def collect() -> Json:
+    """Gives the journal's view and the state of the units that its last changes touched."""
+    seen: Json = journal.view()
+    names: set[str] = set()
+    for change in journal.read_all()[0][:20]:
+        names.update(row["unit"] for row in change["steps"] if row.get("op") == "unit")
+    units: list[Json] = []
+    for name in sorted(names):
+        try:
+            units.append({"unit": name, **unit_step.look(name)})
+        except NodeError as error:
+            units.append({"unit": name, "error": str(error)})
+    return {**seen, "units": units, "version": installed_version()}
+
+
+def lines(seen: Json) -> list[str]:
+    """Gives the status as lines of text."""
+    out = [f"rignode {seen['version'] or '(not installed)'}"]
+    out.append(f"lock: held by {seen['lock_holder']}" if seen["lock_held"] else "lock: free")
+    for path in seen["broken"]:
+        out.append(f"DAMAGED journal file: {path}")
+    for row in seen["units"]:
+        if "error" in row:
+            out.append(f"unit {row['unit']}: {row['error']}")
+        else:
+            enabled = row["enabled"] or row["load"]
+            out.append(f"unit {row['unit']}: {row['active']}, {enabled}")
+    if not seen["changes"]:
+        out.append("no changes")
+    for change in seen["changes"]:
+        out += _change_lines(change)
+    if any(change["status"] in ("OPEN", "INCONSISTENT") for change in seen["changes"]):
+        out.append("to go back: rignode undo")
+    return out
+
+
+def _change_lines(change: Json) -> list[str]:
+    """Gives one change as lines; the steps only while it is not settled."""
+    head = f"{change['status']} {change['id']}  {change['deploy']} by {change['operator']}"
+    out = [f"{head}, {_date(change['opened_unix_s'])}"]
+    if change["reason"]:
+        out.append(f"    reason: {change['reason']}")
+    if change["status"] in ("OPEN", "INCONSISTENT"):
+        out += [f"    {step}" for step in change["steps"]]
+    return out
+
+
+def undo_lines(answer: Json) -> list[str]:
+    """Gives what an undo did, as lines of text."""
+    if not answer["changed"]:
+        return [answer["detail"]]
+    out = [f"undone: {answer['change']} is {answer['status']}"]
+    for row in answer["steps"]:
+        about = row.get("path") or row.get("unit") or row.get("image") or row["op"]
+        out.append(f"    {about}: {row['detail']}")
+    return out + [f"to start: systemctl start {name}" for name in answer["to_start"]]

@@ -1,0 +1,97 @@
+"""The verbs and the functions behind them, each imported only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from node.core.errors import Json
+
+# read-only, JSON in and out
+READING: dict[str, str] = {
+    "snapshot": "node.snapshot.collect:collect",
+    "dropin": "node.systemd.dropin_check:look",
+    "wheels": "node.venv.pip_plan:look",
+    "artifact": "node.venv.artifact:look",
+    "patch look": "node.patch.inspect:look",
+    "journal look": "node.change.journal:look",
+    "tree list": "node.backup.listing:list_all",
+    "venv look": "node.venv.versions:look",
+    "venv check": "node.venv.check:look",
+    "kernel": "node.kernel.report:collect",
+    "hardware": "node.machine.report:collect",
+    "wake": "node.machine.wake_packet:wake",
+    "library look": "node.vgpu.inspect:look",
+    "library check": "node.vgpu.candidate:candidate",
+    "kube look": "node.kube.inspect:look",
+    "kube answer": "node.kube.answer:look",
+    "models look": "node.weights.model_header:look",
+    "answer look": "node.engine.answerlook:look",
+}
+# JSON in and out; they may change the host, so signals are caught and undone steps are told
+CHANGING: dict[str, str] = {
+    "apply": "node.change.apply:apply",
+    "file install": "node.change.apply:install",
+    "close": "node.change.apply:close",
+    "reap": "node.reap.reap:reap",
+    "shm": "node.reap.shared_memory:shm",
+    "caches": "node.engine.page_cache:caches",
+    "patch tool": "node.patch.tool_step:run_tool",
+    "tree backup": "node.backup.create:backup",
+    "tree verify": "node.backup.verify:verify",
+    "tree restore": "node.backup.restore:restore",
+    "tree prune": "node.backup.listing:prune",
+    "venv install": "node.venv.install:install",
+    "venv replace": "node.venv.replace:replace",
+    "venv prune": "node.venv.prune:prune",
+    "image offer": "node.image.verbs:offer_image",
+    "image receive": "node.image.verbs:receive",
+    "image tag": "node.image.verbs:tag",
+    "weights offer": "node.weights.offer:offer_weights",
+    "weights receive": "node.weights.receive:receive",
+    "weights hash": "node.weights.offer:hashed",
+    "kube restart": "node.kube.restart:restart",
+}
+# words and JSON alike, for a person at the console too (node/cli/console.py)
+CONSOLE: dict[str, str] = {
+    "status": "node.cli.console:status",
+    "journal": "node.cli.console:journal",
+    "undo": "node.cli.console:undo",
+    "lock": "node.cli.console:lock",
+    "progress": "node.transfer.spool:console",
+}
+# run by systemd: lines for the journal, no request (node/cli/systemd_entry.py)
+UNIT: dict[str, str] = {
+    "prelaunch": "node.engine.prelaunch:run",
+    "answer": "node.engine.await_answer:run",
+    "pair": "node.engine.peer_watchdog:run",
+    "watch": "node.watch.watch:run",
+    "candidate": "node.kernel.candidate:run",
+    "library guard": "node.vgpu.guard:run",
+    "container stop": "node.engine.prelaunch:stop_container",
+    "container remove": "node.engine.prelaunch:remove_container",
+}
+ALL: dict[str, str] = {**READING, **CHANGING, **CONSOLE, **UNIT}
+# `rignode VERB --dry` at the console asks for {"dry": true}
+WITH_DRY = ("reap", "shm", "caches")
+
+
+def module_of(verb: str) -> str:
+    """Gives the module that a verb lives in. Raises ValueError when there is no such verb."""
+    if verb not in ALL:
+        raise ValueError(f"not a verb: {verb!r}")
+    return ALL[verb].partition(":")[0]
+
+
+def function_of(verb: str) -> Callable[..., Any]:
+    """Gives a verb's function."""
+    module, _, name = ALL[verb].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def run(verb: str, request: Json) -> Json:
+    """Runs a reading or changing verb; gives its answer."""
+    answer: Json = function_of(verb)(request)
+    return answer

@@ -1,0 +1,37 @@
+"""The one error of the program: a clear line, a stable code and a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class NodeError(Exception):
+    """A refusal or failure that a person can act on.
+
+    Takes one line of text, a stable code for programs, the remedy (may be empty) and the exit
+    status: 1, or 2 for bad usage.
+    """
+
+    def __init__(self, message: str, code: str, remedy: str = "", exit_status: int = 1) -> None:
+        super().__init__(" ".join(message.split()))
+        self.code = code
+        self.remedy = remedy
+        self.exit_status = exit_status
+        # told to a person as text, not as JSON
+        self.spoken = False
+
+    def as_json(self) -> Json:
+        """Gives the error as the protocol's answer object."""
+        return {"ok": False, "error": str(self), "code": self.code, "remedy": self.remedy}
+
+
+class CannotRead(Exception):
+    """A section of the snapshot that cannot be read; the text is the reason."""
+
+
+def io_reason(error: OSError) -> str:
+    """Gives an OSError as `path: reason`, without Python's own decoration."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

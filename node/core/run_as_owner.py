@@ -1,0 +1,72 @@
+"""Run a program as a folder's owner: its configuration counts, and files stay its own."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from node.core.errors import NodeError
+from node.core.run import Done, environment
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Owner:
+    """Who owns a folder, and how to run a program as that user (root's stay root's)."""
+
+    def __init__(self, folder: str) -> None:
+        info = os.stat(folder)
+        self.uid, self.gid = info.st_uid, info.st_gid
+        self.env: dict[str, str] = environment()
+        self.user: str | None = None
+        if os.geteuid() != 0 or self.uid == 0:
+            return
+        try:
+            user = pwd.getpwuid(self.uid)
+        except KeyError:
+            raise NodeError(f"{folder} belongs to no user of this host", "no_owner") from None
+        self.user, self.gid = user.pw_name, user.pw_gid
+        self.env.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
+
+    def _become(self) -> None:
+        """What the child does before it becomes the program."""
+        if self.user is not None:
+            os.initgroups(self.user, self.gid)
+            os.setgid(self.gid)
+            os.setuid(self.uid)
+        # after setuid, which clears it: killed with us, it must not go on changing files
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+    def run(self, argv: Sequence[str], timeout_s: float, extra: dict[str, str]) -> Done:
+        """Gives the program's exit status and output; its whole group is ended after the time.
+
+        Raises NodeError (timeout, no_program).
+        """
+        try:
+            child = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**self.env, **extra},
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=self._become,
+            )
+        except OSError as error:
+            raise NodeError(f"{argv[0]}: {error.strerror}", "no_program") from None
+        try:
+            out, err = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            raise NodeError(f"{argv[0]} did not end in {timeout_s:g} s", "timeout") from None
+        return Done(
+            child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+        )

@@ -1,0 +1,224 @@
+"""What this host's engine is: /etc/rigbook/engine/node.json, which serve renders from the plan."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from node.core import validate
+from node.core.errors import Json, NodeError, io_reason
+
+PATH = "/etc/rigbook/engine/node.json"
+FORMAT = 1
+_KEYS = (
+    "format", "rig", "node", "role", "rank", "unit", "container", "image", "fabric", "peers",
+    "master", "endpoint", "ports", "start_budget_s", "memory", "needs_nvidia", "weights",
+)  # fmt: skip
+_REMEDY = "run deploys/serve.py: it writes the file anew"
+
+
+class Fabric(NamedTuple):
+    """The link to the peers: device, our address on it, MTU in bytes, seconds to wait for it."""
+
+    device: str
+    address: str
+    mtu: int
+    wait_s: float
+
+
+class Master(NamedTuple):
+    """Where the ranks meet: the head's fabric address and the port that it listens on."""
+
+    address: str
+    port: int
+
+
+class Endpoint(NamedTuple):
+    """Where the head answers, and what is asked of it."""
+
+    url: str
+    model: str
+    reasoning: bool
+    chat_template_kwargs: Json
+
+
+class Need(NamedTuple):
+    """Memory that the start asks for: a share of each of `gpus` GPUs, and bytes on CPU rigs.
+
+    `devices` are the GPUs that the engine gets, by index or UUID; None: all of them.
+    """
+
+    gpu_memory_utilization: float
+    gpus: int
+    cpu_bytes: int
+    devices: tuple[str, ...] | None = None
+
+
+class Venv(NamedTuple):
+    """Where the engine is installed, who runs it, and which version it has to be (None: any)."""
+
+    path: str
+    user: str
+    version: str | None
+
+
+class Engine(NamedTuple):
+    """This host's part of the engine; `fabric` and `master` are None on a rig of one node.
+
+    It runs in a container (`container`, `image`) or in a venv; the other is None.
+    """
+
+    rig: str
+    node: str
+    role: str
+    rank: int
+    unit: str
+    container: str | None
+    image: str | None
+    fabric: Fabric | None
+    peers: tuple[str, ...]
+    master: Master | None
+    endpoint: Endpoint | None
+    ports: tuple[int, ...]
+    start_budget_s: float
+    memory: Need
+    needs_nvidia: bool
+    weights: str
+    venv: Venv | None = None
+
+
+def path() -> str:
+    """Gives the file's path; RIGBOOK_ENGINE names another one (tests)."""
+    return os.environ.get("RIGBOOK_ENGINE") or PATH
+
+
+def load() -> Engine:
+    """Gives this host's engine. Raises NodeError (`engine_file`): one line with file and key."""
+    where = path()
+    try:
+        with open(where, "rb") as file:
+            return checked(json.loads(file.read(1 << 20).decode("utf-8")))
+    except OSError as error:
+        raise NodeError(io_reason(error), "engine_file", _REMEDY) from None
+    except ValueError as error:
+        raise NodeError(f"{where} is not JSON: {error}", "engine_file", _REMEDY) from None
+    except NodeError as error:
+        raise NodeError(f"{where}: {error}", "engine_file", _REMEDY) from None
+
+
+def checked(value: Any) -> Engine:
+    """Gives the engine of the file's content, every value checked. Raises NodeError."""
+    body = validate.keys(value, "the file", (*_KEYS, "venv"), _KEYS)
+    if body["format"] != FORMAT:
+        raise validate.bad(
+            f"format {str(body['format'])[:20]} is not the {FORMAT} that is known here"
+        )
+    venv = _venv(body.get("venv"))
+    if (venv is None) == (body["container"] is None):
+        raise validate.bad("container and venv: one of them runs the engine")
+    peers = [validate.address(row, f"peers[{n}]") for n, row in enumerate(_list(body, "peers"))]
+    return Engine(
+        rig=validate.text(body["rig"], "rig", 200),
+        node=validate.text(body["node"], "node", 200),
+        role=validate.choice(body["role"], "role", ("head", "worker")),
+        rank=int(validate.number(body["rank"], "rank", 0, 63)),
+        unit=validate.unit(body["unit"], "unit"),
+        container=None if venv else validate.image(body["container"], "container"),
+        image=None if venv else validate.image(body["image"], "image"),
+        fabric=_fabric(body["fabric"]),
+        peers=tuple(peers),
+        master=_master(body["master"]),
+        endpoint=None if body["endpoint"] is None else endpoint(body["endpoint"], "endpoint"),
+        ports=tuple(_port(row, f"ports[{n}]") for n, row in enumerate(_list(body, "ports"))),
+        start_budget_s=validate.number(body["start_budget_s"], "start_budget_s", 1, 7200),
+        memory=_need(body["memory"]),
+        needs_nvidia=validate.boolean(body["needs_nvidia"], "needs_nvidia"),
+        weights=validate.path(body["weights"], "weights"),
+        venv=venv,
+    )
+
+
+def _venv(value: Any) -> Venv | None:
+    if value is None:
+        return None
+    row = validate.keys(value, "venv", Venv._fields, Venv._fields)
+    version = row["version"]
+    return Venv(
+        validate.path(row["path"], "venv.path"),
+        validate.text(row["user"], "venv.user", 200),
+        None if version is None else validate.text(version, "venv.version", 200),
+    )
+
+
+def _list(body: Json, key: str) -> list[Any]:
+    return validate.array(body[key], key, 64)
+
+
+def _port(value: Any, where: str) -> int:
+    return int(validate.number(value, where, 1, 65535))
+
+
+def _fabric(value: Any) -> Fabric | None:
+    if value is None:
+        return None
+    row = validate.keys(value, "fabric", Fabric._fields, Fabric._fields)
+    return Fabric(
+        validate.device(row["device"], "fabric.device"),
+        validate.address(row["address"], "fabric.address"),
+        int(validate.number(row["mtu"], "fabric.mtu", 576, 65535)),
+        validate.number(row["wait_s"], "fabric.wait_s", 0, 86400),
+    )
+
+
+def _master(value: Any) -> Master | None:
+    if value is None:
+        return None
+    row = validate.keys(value, "master", Master._fields, Master._fields)
+    address = validate.address(row["address"], "master.address")
+    return Master(address, _port(row["port"], "master.port"))
+
+
+def _need(value: Any) -> Need:
+    row = validate.keys(value, "memory", Need._fields, Need._fields[:3])
+    share = validate.number(row["gpu_memory_utilization"], "memory.gpu_memory_utilization", 0, 1)
+    gpus = int(validate.number(row["gpus"], "memory.gpus", 0, 64))
+    size = int(validate.number(row["cpu_bytes"], "memory.cpu_bytes", 0, 1 << 50))
+    given = row.get("devices")
+    if given is None:
+        return Need(share, gpus, size)
+    names = validate.array(given, "memory.devices", 64)
+    where = "memory.devices"
+    return Need(share, gpus, size, tuple(validate.text(n, where, 100) for n in names))
+
+
+def endpoint(value: Any, where: str) -> Endpoint:
+    """Gives a checked endpoint of its JSON object."""
+    row = validate.keys(value, where, Endpoint._fields, Endpoint._fields)
+    kwargs = row["chat_template_kwargs"]
+    if not isinstance(kwargs, dict):
+        raise validate.bad(f"{where}.chat_template_kwargs is not an object")
+    return Endpoint(
+        http_url(row["url"], f"{where}.url"),
+        validate.text(row["model"], f"{where}.model", 500),
+        validate.boolean(row["reasoning"], f"{where}.reasoning"),
+        kwargs,
+    )
+
+
+def http_url(value: Any, where: str) -> str:
+    """Gives an http or https URL without blanks; a refusal does not quote it: it may be secret."""
+    wrong = validate.bad(f"{where} is not an http or https URL: no blanks, no user name in it")
+    if not isinstance(value, str) or not 8 <= len(value) <= 4096:
+        raise wrong
+    if any(not 32 < ord(char) < 127 for char in value):
+        raise wrong
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise wrong
+    return value

@@ -1,0 +1,219 @@
+"""pair: one look at whether this host's rank is still joined with its peers (every 15 s).
+
+A rank that lost its peer says nothing (the head's /health stays 200), and a new head against a
+stale worker hangs at the rendezvous. Each node restarts its own half, so the pair restarts as one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from node.change import journal
+from node.core import log
+from node.core.errors import Json
+from node.engine import config, fabric_link, peer_connections
+from node.engine.config import Engine
+from node.files import atomic, host_lock
+from node.systemd import unit_step
+
+MISSES = 3
+# three checks, 15 s apart
+BROKEN_S = 28.0
+MARGIN_S = 60.0
+# a start that has lasted this long was a good one: what ends it later is another story
+STABLE_S = 900.0
+
+
+class Seen(NamedTuple):
+    """One look: the unit's state, seconds since its program started, and the connections."""
+
+    active: str
+    sub: str
+    invocation: str
+    since_s: float | None
+    joined: peer_connections.Joined
+
+    def runs(self) -> bool:
+        """Gives True while the engine's program runs: serving, or loading before its answer."""
+        up = self.active == "active" or (self.active, self.sub) == ("activating", "start-post")
+        return up and self.since_s is not None
+
+
+class Verdict(NamedTuple):
+    """The state to keep for the next look, and why to restart the unit now (None: no reason)."""
+
+    state: Json
+    restart: str | None
+
+
+def fresh(invocation: str) -> Json:
+    """Gives the state of a start that nothing is known of yet."""
+    return {"format": 1, "invocation": invocation, "joined": {}, "last": {}, "settled": None,
+            "misses": 0, "since": None, "told": "", "proven": False}  # fmt: skip
+
+
+def judge(state: Json, seen: Seen, now: float, budget_s: float, head: bool) -> Verdict:
+    """Gives the verdict of one look. Pure; `now` is a monotonic time in seconds.
+
+    A peer is joined by the connections that a look finds; it is lost when those are gone, or when,
+    after the head has answered, a further connection of it stays (its engine was started anew
+    while the old connection hangs half-open).
+    """
+    if state.get("invocation") != seen.invocation:
+        state = fresh(seen.invocation)
+    settled = state["settled"]
+    joined: dict[str, list[str]] = dict(state["joined"])
+    for peer, held in seen.joined.held.items():
+        last = set(state["last"].get(peer, []))
+        # while it starts, an engine may open a connection more, or change one for another
+        starting = settled is None and (last & set(joined.get(peer, [])) or peer not in joined)
+        if held and starting:
+            joined[peer] = sorted(held)
+    now_held = {peer: sorted(held) for peer, held in seen.joined.held.items()}
+    if head and settled is None and seen.active == "active" and len(joined) == len(now_held):
+        settled = now_held
+    state = {**state, "joined": joined, "last": now_held, "settled": settled}
+    reason = _lost(seen, joined, settled)
+    if reason is None:
+        state.update(misses=0, since=None)
+        return Verdict(state, _never(seen, joined, budget_s))
+    since = now if state["since"] is None else state["since"]
+    state.update(misses=state["misses"] + 1, since=since)
+    broken = state["misses"] >= MISSES and now - since >= BROKEN_S
+    return Verdict(state, f"{reason} for {now - since:.0f} s" if broken else None)
+
+
+def _lost(seen: Seen, joined: dict[str, list[str]], settled: Json | None) -> str | None:
+    """Gives which peer is no longer joined as it was, or None."""
+    for peer, held in seen.joined.held.items():
+        gone = peer in joined and not held & set(joined[peer])
+        if gone or (not held and peer in seen.joined.half_open):
+            return f"the connection with {peer} is gone"
+        if settled is not None and held - set(settled.get(peer, [])):
+            return f"{peer} has joined anew beside a connection that hangs"
+    return None
+
+
+def _never(seen: Seen, joined: dict[str, list[str]], budget_s: float) -> str | None:
+    """Gives which peer did not join in its time, or None."""
+    limit = budget_s + MARGIN_S
+    late = [peer for peer in seen.joined.held if peer not in joined]
+    if late and seen.since_s is not None and seen.since_s > limit:
+        return f"{', '.join(late)} never joined in {seen.since_s:.0f} s (allowed: {limit:.0f} s)"
+    return None
+
+
+def folder() -> str:
+    """Gives the folder of the state that ends with this boot."""
+    root = os.environ.get("RIGBOOK_STATE")
+    return os.path.join(root, "run") if root else "/run/rigbook"
+
+
+def load_state() -> Json:
+    """Gives the state of the last look; an unknown one when there is none or it is damaged."""
+    try:
+        with open(os.path.join(folder(), "pair.json"), "rb") as file:
+            state = json.loads(file.read())
+        if isinstance(state, dict) and state.keys() == fresh("").keys():
+            return state
+    except (OSError, ValueError):
+        pass
+    return fresh("")
+
+
+def save_state(state: Json) -> None:
+    """Write the state for the next look."""
+    os.makedirs(folder(), mode=0o755, exist_ok=True)
+    raw = json.dumps(state, sort_keys=True).encode("utf-8") + b"\n"
+    atomic.save_private(os.path.join(folder(), "pair.json"), raw)
+
+
+def look(engine: Engine) -> Seen:
+    """Gives one look at this host. Raises NodeError when systemd does not answer."""
+    wanted = "ActiveState,SubState,InvocationID,ExecMainStartTimestampMonotonic,ExecMainPID"
+    text = unit_step.systemctl("show", "-p", wanted, "--", engine.unit)
+    found = dict(line.partition("=")[::2] for line in text.splitlines())
+    started = int(found.get("ExecMainStartTimestampMonotonic") or 0)
+    return Seen(
+        found.get("ActiveState", ""),
+        found.get("SubState", ""),
+        found.get("InvocationID", ""),
+        time.monotonic() - started / 1e6 if started else None,
+        peer_connections.read(engine),
+    )
+
+
+def hindrance(engine: Engine, peers: list[str]) -> str | None:
+    """Gives why a restart would be wrong now: an operator is at work, or a peer's host is away."""
+    held, who = host_lock.held()
+    if held:
+        return f"not restarted: the lock is held by {who}"
+    changes, broken = journal.read_all()
+    if broken:
+        return f"not restarted: the journal is damaged: {', '.join(broken)}"
+    for change in changes:
+        if change["status"] == "OPEN":
+            return f"not restarted: change {change['id']} is open ({change['operator']})"
+    source = engine.fabric.address if engine.fabric else ""
+    away = [peer for peer in peers if not fabric_link.peer_answers(peer, source)]
+    return f"not restarted: no answer from {', '.join(away)} on the fabric" if away else None
+
+
+def check(
+    engine: Engine, restart: Callable[[str], object], forget: Callable[[str], object]
+) -> None:
+    """One look, and the restart of our own unit when the pair is broken.
+
+    `restart` gets the unit's name; it counts against the unit's start limit. `forget` gets it once
+    a start has lasted: it sets that count back, so that deaths hours apart are no crash loop.
+    """
+    seen = look(engine)
+    state = load_state()
+    if not seen.runs():
+        text = f"{engine.unit} has failed; systemctl status {engine.unit} says why"
+        _tell(state, text if seen.active == "failed" else "")
+        return
+    head = engine.role == "head"
+    verdict = judge(state, seen, time.monotonic(), engine.start_budget_s, head)
+    if verdict.restart is None:
+        state = {**verdict.state, "told": state["told"] if verdict.state["misses"] else ""}
+        if not state["proven"] and _lasted(seen, state):
+            forget(engine.unit)
+            state["proven"] = True
+        save_state(state)
+        return
+    why_not = hindrance(engine, list(seen.joined.held))
+    if why_not:
+        _tell({**verdict.state, "told": state["told"]}, f"{verdict.restart}; {why_not}")
+        return
+    log.say(f"restarting {engine.unit}: {verdict.restart}", log.WARNING)
+    save_state(fresh(""))
+    restart(engine.unit)
+
+
+def _lasted(seen: Seen, state: Json) -> bool:
+    """Gives True for a whole pair whose engine has run long enough to call the start good."""
+    return seen.active == "active" and not state["misses"] and (seen.since_s or 0) >= STABLE_S
+
+
+def _tell(state: Json, text: str) -> None:
+    """Say a line once, not every 15 s; the digits in it do not make it a new one."""
+    plain = "".join(char for char in text if not char.isdigit())
+    if text and plain != state["told"]:
+        log.say(text, log.WARNING)
+    save_state({**state, "told": plain})
+
+
+def run() -> None:
+    """The verb: one look at this host's engine."""
+    engine = config.load()
+    check(
+        engine,
+        lambda name: unit_step.systemctl("restart", "--no-block", name),
+        # resets the start limit's counter, in any state (man systemctl)
+        lambda name: unit_step.systemctl("reset-failed", name),
+    )

@@ -1,0 +1,95 @@
+"""Folders that somebody else may change meanwhile: entered by descriptor, no link followed.
+
+Weights belong to the login user, and node is root: a link that he puts in place of a folder, before
+or while files come, must not lead root elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from node.core.errors import NodeError
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Owner(NamedTuple):
+    """Who owns what is made."""
+
+    uid: int
+    gid: int
+
+
+def owner_of(name: str) -> Owner:
+    """Gives a user's ids. Raises NodeError (`no_user`)."""
+    try:
+        row = pwd.getpwnam(name)
+    except KeyError:
+        raise NodeError(
+            f"there is no user {name} here", "no_user", f"getent passwd {name}"
+        ) from None
+    return Owner(row.pw_uid, row.pw_gid)
+
+
+@contextlib.contextmanager
+def folder(path: str, owner: Owner | None = None) -> Iterator[int]:
+    """Gives a descriptor of a folder; with `owner`, what is missing of it is made.
+
+    Links in what is there are followed: the path is the operator's own word. Raises NodeError
+    (`no_folder`, `not_a_folder`).
+    """
+    there = os.path.abspath(path)
+    missing = []
+    while owner is not None and not os.path.lexists(there):
+        there, name = os.path.split(there)
+        missing.append(name)
+    try:
+        fd = os.open(there, _FLAGS)
+    except FileNotFoundError:
+        raise NodeError(f"{path} is not there", "no_folder") from None
+    except NotADirectoryError:
+        raise NodeError(f"{there} is not a folder", "not_a_folder", f"ls -ld {there}") from None
+    try:
+        with inside(fd, "/".join(reversed(missing)), path, owner) as deepest:
+            yield deepest
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def inside(fd: int, relative: str, shown: str, owner: Owner | None = None) -> Iterator[int]:
+    """Gives a descriptor of a folder below `fd`; with `owner`, what is missing of it is made.
+
+    `shown` is what it is called in messages. Raises NodeError (`not_a_folder`) for a link or a
+    file on the way, FileNotFoundError where something is missing and not to be made.
+    """
+    here = os.dup(fd)
+    try:
+        for name in filter(None, relative.split("/")):
+            made = False
+            if owner is not None:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=here)
+                    made = True
+            try:
+                deeper = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=here)
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+                info = os.stat(name, dir_fd=here, follow_symlinks=False)
+                what = "a link" if stat.S_ISLNK(info.st_mode) else "no folder"
+                raise NodeError(f"{shown}: {name} is {what}: nothing is written through it",
+                                "not_a_folder", f"ls -ld {shown}") from None  # fmt: skip
+            os.close(here)
+            here = deeper
+            if made and owner is not None:
+                os.fchown(here, owner.uid, owner.gid)
+        yield here
+    finally:
+        os.close(here)

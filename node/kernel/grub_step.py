@@ -1,0 +1,303 @@
+"""The `grub` step of a change: grub.cfg and the environment block, old or new in whole.
+
+grub-mkconfig and grub-set-default write in place: a power cut in the middle leaves an empty file
+and the first entry. Here both are written beside and renamed; update-grub's program makes the text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+
+from node.core import proc, validate
+from node.core.errors import Json, NodeError
+from node.core.run import TimedOut, run
+from node.files import atomic
+from node.kernel import boot_flush, bootloader, grubcfg, grubenv
+from node.kernel import installed as kernel_installed
+
+MKCONFIG_S = 300.0
+KEYS = ("saved", "next", "regenerate", "sticky_ok")
+_ENV_KEYS = ("saved_entry", "next_entry", "prev_saved_entry")
+# what the environment block, an extra blank and the other temp files need beside grub.cfg
+_ROOM = 64 << 10
+Record = Callable[[], None]
+
+
+def checked(step: Json, where: str) -> Json:
+    """Gives a step with every value checked."""
+    out: Json = {"op": "grub"}
+    for key in ("saved", "next"):
+        value = step.get(key)
+        out[key] = None if value is None else validate.release(value, f"{where}.{key}")
+    for key in ("regenerate", "sticky_ok"):
+        out[key] = validate.boolean(step.get(key, False), f"{where}.{key}")
+    if out["saved"] is None and out["next"] is None and not out["regenerate"]:
+        raise validate.bad(f"{where}: names neither saved nor next and regenerates nothing")
+    return out
+
+
+def _folder() -> str:
+    """Gives GRUB's folder. Raises NodeError where there is none."""
+    kind, how = bootloader.loader()
+    found = bootloader.folder()
+    if kind != "grub" or found is None:
+        raise NodeError(f"this host does not boot by GRUB: {kind} ({how})", "no_grub")
+    return found
+
+
+def _digest(raw: bytes | None) -> str | None:
+    return None if raw is None else hashlib.sha256(raw).hexdigest()
+
+
+def _generated(folder: str) -> bytes:
+    """Gives the grub.cfg that update-grub would write now; the one that is there stays."""
+    program = shutil.which("grub-mkconfig", path="/usr/sbin:/usr/bin:/sbin:/bin")
+    if program is None:
+        raise NodeError("there is no grub-mkconfig", "update_grub_failed",
+                        "apt-get install --reinstall grub-common")  # fmt: skip
+    free = os.statvfs(folder)
+    if free.f_bavail * free.f_frsize < 4 * os.path.getsize(f"{folder}/grub.cfg") + _ROOM:
+        raise NodeError(f"no room in {folder} for another grub.cfg", "boot_full",
+                        "remove an old kernel: apt-get autoremove --purge")  # fmt: skip
+    temp = os.path.join(folder, atomic.temp_name("grub.cfg"))
+    try:
+        done = run([program, "-o", temp], MKCONFIG_S)
+        raw = proc.read_bytes(temp)
+    except TimedOut as error:
+        raise NodeError(f"update-grub: {error}", "update_grub_failed") from None
+    finally:
+        for path in (temp, temp + ".new"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    if done.rc != 0 or not raw:
+        raise NodeError(f"update-grub failed: {done.last_line()}", "update_grub_failed",
+                        "sudo update-grub, and mend what it says")  # fmt: skip
+    return raw
+
+
+def _menu(raw: bytes, env: dict[str, str] | None, folder: str) -> grubcfg.Menu:
+    """Gives the menu of these bytes. Raises NodeError for a malformed one."""
+    try:
+        return bootloader.menu_of(raw.decode("utf-8", "replace"), env, folder)
+    except grubcfg.Malformed as error:
+        raise NodeError(f"{folder}/grub.cfg is malformed: {error}", "grub_malformed",
+                        "sudo update-grub") from None  # fmt: skip
+
+
+def entry_of(menu: grubcfg.Menu, kernel: str) -> str:
+    """Gives the id path of a kernel's one entry, its kernel and initrd proven to be there."""
+    rows = grubcfg.entries_of(menu.entries, kernel)
+    known = sorted({str(e["kernel"]) for _, e in grubcfg.flat(menu.entries) if e["kernel"]})
+    if not rows:
+        raise NodeError(
+            f"GRUB's menu has no entry for {kernel}; it has: {', '.join(known) or 'none'}",
+            "no_entry",
+            "sudo update-grub, or name an installed kernel",
+        )
+    if len(rows) > 1:
+        paths = ", ".join(path for path, _ in rows)
+        raise NodeError(f"GRUB's menu has {len(rows)} entries for {kernel}: {paths}", "two_entries",
+                        "leave one of them in /etc/grub.d, then sudo update-grub")  # fmt: skip
+    found = [row for row in kernel_installed.installed(None) if row["release"] == kernel]
+    if not found or not found[0]["vmlinuz"]:
+        raise NodeError(f"/boot/vmlinuz-{kernel} is not there", "no_kernel",
+                        f"sudo apt-get install --reinstall linux-image-{kernel}")  # fmt: skip
+    if rows[0][1]["initrd"] and not found[0]["initrd"]:
+        raise NodeError(f"/boot/initrd.img-{kernel} is not there or empty", "no_initrd",
+                        f"sudo update-initramfs -c -k {kernel}")  # fmt: skip
+    return rows[0][0]
+
+
+def _wanted(step: Json, folder: str) -> tuple[bytes, bytes, bytes, bytes | None]:
+    """Gives (grub.cfg now, as wanted; grubenv as wanted, now or None). Raises NodeError."""
+    # before update-grub, which makes a missing block by itself
+    state, values = bootloader.environment(folder)
+    if values is None:
+        raise NodeError(
+            f"{folder}/grubenv is {state}",
+            "grubenv_bad",
+            f"sudo grub-editenv {folder}/grubenv create",
+        )
+    raw_env = proc.read_bytes(f"{folder}/grubenv")
+    now = proc.read_bytes(f"{folder}/grub.cfg") or b""
+    wanted = _generated(folder) if step["regenerate"] else now
+    env = dict(values)
+    menu = _menu(wanted, env, folder)
+    saved = env.get("saved_entry") or None
+    if step["saved"] is not None:
+        saved = entry_of(menu, step["saved"])
+    following = entry_of(menu, step["next"]) if step["next"] is not None else None
+    if following is not None and bootloader.place(folder)["sticky"] and not step["sticky_ok"]:
+        kind = bootloader.place(folder)["kind"]
+        raise NodeError(
+            f"/boot lies on {kind}: GRUB cannot take next_entry back, it would boot"
+            f" {step['next']} at each start",
+            "sticky",
+            "pin it for good instead, or say that this is wanted",
+        )
+    try:
+        new_env = grubenv.render(grubenv.changed(env, saved, following))
+    except grubenv.Corrupt as error:
+        raise NodeError(f"{folder}/grubenv: {error}", "grubenv_full") from None
+    _proven(step, wanted, grubenv.parse(new_env), folder)
+    return now, wanted, new_env, raw_env
+
+
+def _proven(step: Json, raw: bytes, env: dict[str, str], folder: str) -> None:
+    """Raise NodeError unless GRUB would do with these bytes what the step says."""
+    menu = _menu(raw, env, folder)
+    first = bootloader.following(menu, env, "ok")
+    text = raw.decode("utf-8", "replace")
+    then = bootloader.lasting(menu, env, "ok", text, folder)
+    for what, kernel, found in (("next", step["next"] or step["saved"], first),
+                                ("default", step["saved"], then)):  # fmt: skip
+        # the right kernel by chance (it is the first one) is no pin
+        by_chance = what == "default" and not menu.saves
+        if kernel is not None and (found["kernel"] != kernel or by_chance):
+            source = bootloader.configured()
+            would = f"{found['kernel']}, not {kernel}"
+            if found["kernel"] == kernel:
+                would = f"{kernel}, but not because it is saved"
+            raise NodeError(
+                f"with this the {what} boot would be {would}:"
+                f" {found['why']}; GRUB_DEFAULT={source['value']} in {source['file']}",
+                "not_effective",
+                "look for a later GRUB_DEFAULT in /etc/default/grub.d, or a default in /etc/grub.d",
+            )
+
+
+def plan(step: Json) -> bool:
+    """Gives whether the step would change something; makes grub.cfg beside and removes it."""
+    folder = _folder()
+    now, wanted, new_env, raw_env = _wanted(step, folder)
+    return now != wanted or new_env != raw_env
+
+
+def _put(folder: str, name: str, raw: bytes, mode: int) -> None:
+    """Replace a file of GRUB's folder; its owner and mode stay where it is there."""
+    with atomic.Folder(f"{folder}/{name}") as parent:
+        info = parent.lstat()
+        owner = atomic.Owner(mode, 0, 0)
+        if info is not None:
+            owner = atomic.Owner(info.st_mode & 0o7777, info.st_uid, info.st_gid)
+        atomic.replace(parent, raw, owner, atomic.temp_name(name))
+
+
+def do(step: Json, records: list[Json], record: Record) -> tuple[bool, str]:
+    """Do the step; gives whether it changed something, and what GRUB boots now."""
+    folder = _folder()
+    _sweep(folder)
+    now, wanted, new_env, raw_env = _wanted(step, folder)
+    words = f"next {step['next']}" if step["next"] else f"default {step['saved']}"
+    if now == wanted and new_env == raw_env:
+        return False, f"{words}, as wanted"
+    entry: Json = {
+        "op": "grub",
+        "state": "intent",
+        "folder": folder,
+        "saved": step["saved"],
+        "next": step["next"],
+        "pre": {"cfg": atomic.save_blob(now), "env": _digest(raw_env), "values": _values(raw_env)},
+        "post": {"cfg": _digest(wanted), "env": _digest(new_env)},
+    }
+    if raw_env is not None:
+        atomic.save_blob(raw_env)
+    records.append(entry)
+    record()
+    # the block first: it is inert until grub.cfg asks for it
+    if new_env != raw_env:
+        _put(folder, "grubenv", new_env, 0o644)
+    if now != wanted:
+        _put(folder, "grub.cfg", wanted, 0o444)
+    boot_flush.flush(folder)
+    _proven(step, proc.read_bytes(f"{folder}/grub.cfg") or b"",
+            bootloader.environment(folder)[1] or {}, folder)  # fmt: skip
+    entry["state"] = "done"
+    record()
+    return True, words
+
+
+def _values(raw: bytes | None) -> Json:
+    """Gives the entries of a block that name kernels; {} for a missing or corrupt one."""
+    try:
+        values = grubenv.parse(raw or b"")
+    except grubenv.Corrupt:
+        return {}
+    return {key: values[key] for key in _ENV_KEYS if key in values}
+
+
+def use_up(kernel: str) -> bool:
+    """Take next_entry away where it still names this kernel: GRUB itself could not write (sticky).
+
+    Gives whether a write was needed. Raises NodeError where GRUB's files cannot be read yet, and
+    OSError. The caller holds the lock.
+    """
+    folder = _folder()
+    state, values = bootloader.environment(folder)
+    if values is None:
+        raise NodeError(f"{folder}/grubenv is {state}", "grubenv_bad")
+    menu = _menu(proc.read_bytes(f"{folder}/grub.cfg") or b"", values, folder)
+    chosen = bootloader.following(menu, values, state)
+    if chosen["how"] != "next_entry" or chosen["kernel"] != kernel:
+        return False
+    kept = {key: value for key, value in values.items() if key != "next_entry"}
+    _put(folder, "grubenv", grubenv.render(kept), 0o644)
+    boot_flush.flush(folder)
+    return True
+
+
+def _sweep(folder: str) -> None:
+    """Remove temp files that a kill left in GRUB's folder."""
+    for name in os.listdir(folder):
+        if name.startswith(atomic.TEMP_PREFIX) and name.endswith(("grub.cfg", "grubenv", ".new")):
+            os.unlink(os.path.join(folder, name))
+
+
+def settle(entry: Json) -> str | None:
+    """Gives what became of a step that a kill left announced: done, undone, or None (mixed)."""
+    folder = entry["folder"]
+    now = {key: _digest(proc.read_bytes(f"{folder}/{name}"))
+           for key, name in (("cfg", "grub.cfg"), ("env", "grubenv"))}  # fmt: skip
+    if now == entry["post"]:
+        return "done"
+    return "undone" if now == {key: entry["pre"][key] for key in now} else None
+
+
+def undo(entry: Json) -> str:
+    """Put back what the step found; gives what was done in words.
+
+    Byte for byte where nobody wrote since. Else the step's own part: GRUB itself clears
+    next_entry, and apt writes grub.cfg anew for each kernel.
+    """
+    folder, pre, post = entry["folder"], entry["pre"], entry["post"]
+    _sweep(folder)
+    said = []
+    cfg = _digest(proc.read_bytes(f"{folder}/grub.cfg"))
+    if cfg == post["cfg"] and cfg != pre["cfg"]:
+        _put(folder, "grub.cfg", atomic.load_blob(pre["cfg"]), 0o444)
+        said.append("grub.cfg restored")
+    elif cfg != pre["cfg"]:
+        _put(folder, "grub.cfg", _generated(folder), 0o444)
+        said.append("grub.cfg made anew: it was written after the change")
+    raw = proc.read_bytes(f"{folder}/grubenv")
+    if _digest(raw) == post["env"] and pre["env"] != post["env"]:
+        if pre["env"] is None:
+            with atomic.Folder(f"{folder}/grubenv") as parent:
+                parent.unlink("grubenv")
+        else:
+            _put(folder, "grubenv", atomic.load_blob(pre["env"]), 0o644)
+        said.append("grubenv restored")
+    elif _digest(raw) != pre["env"]:
+        _, values = bootloader.environment(folder)
+        kept = {k: v for k, v in (values or {}).items() if k not in _ENV_KEYS}
+        wanted = grubenv.render({**kept, **pre["values"]})
+        if wanted != raw:
+            _put(folder, "grubenv", wanted, 0o644)
+            said.append("saved and next entry restored")
+    if said:
+        boot_flush.flush(folder)
+    return ", ".join(said) or "was as before"

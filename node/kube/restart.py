@@ -1,0 +1,49 @@
+"""kube restart: begin a rollout of a Deployment whose pods are to start anew, for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.change import irreversible, journal
+from node.core import validate
+from node.core.errors import CannotRead, Json, NodeError
+from node.kube import deployment as kube_deployment
+from node.kube import inspect, kubectl
+
+RESTART_S = 30
+_KEYS = ("change", "kubectl", "kubeconfig", "namespace", "deployment", "pod")
+
+
+def restart(request: Any) -> Json:
+    """Begin the rollout while `pod` (its uid) is of the Deployment; gives what was done.
+
+    A pod that is gone, or belongs to another Deployment, is left: `restarted` is false.
+    """
+    body = validate.keys(request, "request", _KEYS, ("change", *_KEYS[1:2], *_KEYS[3:]))
+    header = journal.checked_change(body["change"])
+    space = inspect.name(body["namespace"], "namespace")
+    name = inspect.name(body["deployment"], "deployment")
+    pod = validate.text(body["pod"], "pod", 100)
+    client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
+    with irreversible.opened(header, "kube restart") as log:
+        deployment = inspect.get(client, space, name)
+        before = int(deployment["metadata"]["generation"])
+        box = kube_deployment.container_of(deployment, None, first=True)["name"]
+        told = {"generation": before, "container": box}
+        found = [row["metadata"]["uid"] for row in inspect.pods(client, space, deployment)]
+        if pod not in found:
+            return {"restarted": False, **told, "change": log.change_id}
+        entry = log.begin("restart", namespace=space, deployment=name, pod=pod)
+        try:
+            done = client.run(
+                ["rollout", "restart", f"deployment/{name}", f"--namespace={space}"], RESTART_S
+            )
+        except CannotRead as error:
+            raise NodeError(str(error), "no_cluster", "see: kubectl cluster-info") from None
+        if done.rc != 0:
+            log.steps.remove(entry)
+            log.record()
+            raise NodeError(f"kubectl rollout restart: {done.last_line()[:300]}", "not_patched")
+        entry["state"] = "done"
+        log.record()
+    return {"restarted": True, **told, "change": header["id"]}

@@ -1,0 +1,184 @@
+"""snapshot: one read-only document about the host (schema/observed/snapshot.py is its type)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from node.change import journal
+from node.cli import status
+from node.core import proc, validate
+from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.docker import api, image_files
+from node.snapshot import (
+    files,
+    gpus,
+    identity,
+    memory,
+    network,
+    ports,
+    processes,
+    shm,
+    units,
+    venv,
+    weights,
+)
+
+Section = Callable[[], Any]
+DEEP_TIMEOUT_S = 3600.0
+
+
+def checked(request: Any) -> Json:
+    """Gives a SnapshotRequest with every value checked and absent ones filled in."""
+    lists: dict[str, Callable[[Any, str], str]] = {
+        "files": validate.path,
+        "units": validate.unit,
+        "images": validate.image,
+        "weights": validate.path,
+        "peers": validate.address,
+        "connections": validate.address,
+        "disks": _any_path,
+        "sysctls": validate.sysctl,
+    }
+    others = ("image_files", "venvs", "deep", "fabric_device", "fabric_mtu", "reach")
+    body = validate.keys(request, "request", [*lists, *others])
+    out: Json = {
+        key: [one(v, f"{key}[{n}]") for n, v in enumerate(validate.array(body.get(key) or [], key))]
+        for key, one in lists.items()
+    }
+    probes = validate.array(body.get("image_files") or [], "image_files")
+    out["image_files"] = [_probe(probe, f"image_files[{n}]") for n, probe in enumerate(probes)]
+    rows = validate.array(body.get("venvs") or [], "venvs")
+    out["venvs"] = [_venv(row, f"venvs[{n}]") for n, row in enumerate(rows)]
+    rows = validate.array(body.get("reach") or [], "reach", 100)
+    out["reach"] = [_port(row, f"reach[{n}]") for n, row in enumerate(rows)]
+    out["deep"] = validate.boolean(body.get("deep", False), "deep")
+    device, mtu = body.get("fabric_device"), body.get("fabric_mtu")
+    out["fabric_device"] = None if device is None else validate.device(device, "fabric_device")
+    out["fabric_mtu"] = None if mtu is None else int(validate.number(mtu, "fabric_mtu", 576, 65535))
+    return out
+
+
+def _any_path(value: Any, where: str) -> str:
+    """Gives an absolute path; here the root folder is one too."""
+    return "/" if value == "/" else validate.path(value, where)
+
+
+def _probe(value: Any, where: str) -> Json:
+    """Gives a checked probe of a file inside an image."""
+    names = ("image", "path", "contains")
+    probe = validate.keys(value, where, names, names)
+    image = probe["image"]
+    # a venv's folder, or an image by its name
+    in_folder = isinstance(image, str) and image.startswith("/")
+    return {
+        "image": (validate.path if in_folder else validate.image)(image, f"{where}.image"),
+        "path": validate.path(probe["path"], f"{where}.path"),
+        "contains": validate.text(probe["contains"], f"{where}.contains", 200),
+    }
+
+
+def _venv(value: Any, where: str) -> Json:
+    """Gives a checked question about a venv."""
+    names = ("path", "user")
+    row = validate.keys(value, where, names, names)
+    return {
+        "path": validate.path(row["path"], f"{where}.path"),
+        "user": validate.text(row["user"], f"{where}.user", 200),
+    }
+
+
+def _port(value: Any, where: str) -> Json:
+    """Gives a checked question about a peer's port."""
+    row = validate.keys(value, where, ("address", "port", "device"), ("address", "port"))
+    device = row.get("device")
+    return {
+        "address": validate.address(row["address"], f"{where}.address"),
+        "port": int(validate.number(row["port"], f"{where}.port", 1, 65535)),
+        "device": None if device is None else validate.device(device, f"{where}.device"),
+    }
+
+
+def guarded(section: Section) -> Any:
+    """Gives the section, or why it cannot be read: one section never spoils the others."""
+    try:
+        return section()
+    except (CannotRead, NodeError) as error:
+        return {"unreadable": str(error)}
+    except OSError as error:
+        return {"unreadable": io_reason(error)}
+    except Exception as error:
+        return {"unreadable": f"{type(error).__name__}: {error}"}
+
+
+def _sections(request: Json) -> list[tuple[str, float, Section]]:
+    """Gives the sections that wait for something: name, time limit in seconds, reader."""
+    r = request
+    peers = (r["fabric_device"], r["fabric_mtu"], r["peers"], r["reach"])
+    deep = DEEP_TIMEOUT_S if r["deep"] else 20.0
+    return [
+        ("gpus", 15.0, gpus.read),
+        ("docker", 20.0, lambda: api.read(r["images"])),
+        ("units", 15.0, lambda: units.read(r["units"])),
+        ("network", 15.0, lambda: network.read(*peers)),
+        ("weights", deep, lambda: weights.read(r["weights"], r["deep"])),
+        ("files", 20.0, lambda: files.read(r["files"])),
+        ("image_files", 20.0, lambda: image_files.read(r["image_files"])),
+        ("venvs", 20.0, lambda: venv.read(r["venvs"])),
+        ("disks", 10.0, lambda: files.disks(r["disks"])),
+    ]
+
+
+def _add_docker_root(answers: Json) -> None:
+    """Add the room where docker really keeps its things, which only its answer tells."""
+    roots = [root for root in map(answers["docker"].get, ("root", "containerd")) if root]
+    disks = answers["disks"]
+    if isinstance(disks, list):
+        more = [root for root in roots if all(row["path"] != root for row in disks)]
+        found = guarded(lambda: files.disks(more))
+        answers["disks"] = disks + found if isinstance(found, list) else found
+
+
+def collect(request: Any) -> Json:
+    """Gives the snapshot. Raises NodeError for a bad request only.
+
+    What waits (tools, sockets, disks) runs in threads of its own, each with a time limit; what
+    only computes (/proc) runs meanwhile in this one.
+    """
+    started = time.monotonic()
+    wanted = checked(request)
+    answers: Json = {}
+    jobs: list[tuple[str, float, threading.Thread]] = []
+    for name, limit, section in _sections(wanted):
+
+        def work(name: str = name, section: Section = section) -> None:
+            answers[name] = guarded(section)
+
+        # daemon: a reader stuck in the kernel must not keep the program from ending
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        jobs.append((name, limit, thread))
+    open_files = proc.open_files()
+    direct: Json = {
+        "memory": guarded(memory.read),
+        "shm": guarded(lambda: shm.read(open_files)),
+        "engine_processes": guarded(processes.read),
+        "ports": guarded(lambda: ports.read(open_files)),
+        "connections": guarded(lambda: ports.connections(open_files, wanted["connections"])),
+        "sysctls": guarded(lambda: memory.sysctls(wanted["sysctls"])),
+        "journal": guarded(journal.view),
+    }
+    for name, limit, thread in jobs:
+        thread.join(max(0.0, started + limit - time.monotonic()))
+        late = {"unreadable": f"no answer in {limit:g} s"}
+        direct[name] = answers.get(name, late)
+    _add_docker_root(direct)
+    return {
+        "format": 1,
+        "identity": identity.read(),
+        **direct,
+        "node_version": status.installed_version(),
+        "took_s": round(time.monotonic() - started, 4),
+    }

@@ -1,0 +1,233 @@
+"""A unit as it would be with other drop-ins: checked before one of them is written or removed.
+
+systemd reads a copy of the unit in a folder of its own (`systemd-analyze verify`); what its
+commands start is looked for on the host and inside containers and images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from node.core import proc, validate
+from node.core.errors import Json, NodeError
+from node.core.run import TimedOut, run
+from node.systemd import exec_check, unit_files
+from node.systemd.exec_lines import STEPS
+from node.systemd.unit_files import Part
+from node.systemd.unit_step import systemctl
+
+VERIFY_S = 20.0
+PREFIX = "rigbook-verify-"
+# a folder that a kill left; no check takes that long
+STALE_S = 600.0
+_NOT_EXECUTABLE = re.compile(r"Command (.+) is not executable: ")
+Proposed = dict[str, bytes | None]
+
+
+class Known(NamedTuple):
+    """What systemd knows of a unit: load state, unit file, and where units are read from."""
+
+    name: str
+    load: str
+    fragment: Part
+    search: list[str]
+
+
+def _known(name: str) -> Known:
+    """Gives the unit as systemd knows it. Raises NodeError for one that cannot be extended."""
+    out = systemctl("show", "-p", "Id,LoadState,FragmentPath", "--", name)
+    seen = {key: value for key, _, value in (line.partition("=") for line in out.splitlines())}
+    load, fragment = seen.get("LoadState", ""), seen.get("FragmentPath", "")
+    search = unit_files.search_path()
+    for folder in search if not fragment else ():
+        # systemd does not always say it of a unit that it cannot load
+        if os.path.isfile(f"{folder}/{name}"):
+            fragment = f"{folder}/{name}"
+            break
+    if load == "masked":
+        raise NodeError(f"{name} is masked", "not_valid", f"sudo systemctl unmask {name}")
+    if load == "not-found" or not fragment:
+        raise NodeError(f"this host has no unit {name}", "not_valid", "systemctl list-unit-files")
+    if seen.get("Id", name) != name:
+        raise NodeError(f"{name} is another name of {seen['Id']}: name that one", "not_valid")
+    return Known(name, load, Part(fragment, proc.read_text(fragment)), search)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """A private folder in memory, gone afterwards; those that a kill left go as well."""
+    parent = "/run" if os.access("/run", os.W_OK) else tempfile.gettempdir()
+    for old in glob.glob(f"{parent}/{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - os.lstat(old).st_mtime > STALE_S:
+                shutil.rmtree(old, ignore_errors=True)
+    made = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _verified(known: Known, parts: Sequence[Part], gone: Sequence[str]) -> list[str]:
+    """Gives what `systemd-analyze verify` says of the unit with these drop-ins, a line each.
+
+    Lines about other units (what this one wants or needs) are left out. Raises NodeError when it
+    cannot be asked.
+    """
+    with _folder() as folder:
+        real = {f"{folder}/{known.name}.d/{os.path.basename(p.path)}": p.path for p in parts}
+        real[f"{folder}/{known.name}"] = known.fragment.path
+        os.mkdir(f"{folder}/{known.name}.d")
+        _write(f"{folder}/{known.name}", known.fragment.text)
+        for part in parts:
+            _write(f"{folder}/{known.name}.d/{os.path.basename(part.path)}", part.text)
+        for path in gone:
+            link = f"{folder}/{known.name}.d/{os.path.basename(path)}"
+            if not os.path.lexists(link):
+                # a link to /dev/null hides the file of that name in the other folders
+                os.symlink("/dev/null", link)
+        argv = ["env", f"SYSTEMD_UNIT_PATH={':'.join([folder, *known.search])}",
+                "systemd-analyze", "verify", "--man=no", f"{folder}/{known.name}"]  # fmt: skip
+        try:
+            done = run(argv, VERIFY_S)
+        except (TimedOut, OSError) as error:
+            raise NodeError(f"{known.name} cannot be checked: {error}", "not_valid") from None
+    if done.rc == 127:
+        raise NodeError(f"{known.name} cannot be checked: no systemd-analyze here", "not_valid")
+    lines = []
+    for line in (done.err + done.out).splitlines():
+        if folder in line or known.name in line:
+            for copy, path in real.items():
+                line = line.replace(copy, path)
+            lines.append(line.strip())
+    if done.rc != 0 and not lines:
+        lines.append(f"systemd-analyze verify: {done.last_line()}")
+    return lines
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+
+
+class Found(NamedTuple):
+    """What would be wrong with a unit: `broken` as systemd reads it, `ghosts` that it starts."""
+
+    broken: list[str]
+    ghosts: list[str]
+
+
+def problems(name: str, proposed: Proposed) -> Found:
+    """Gives what would be wrong with the unit if these of its drop-ins were so, a line each.
+
+    What was wrong before and is not made worse is left out, but for an ExecStart= that starts
+    nothing: no drop-in is written for such a unit. Raises NodeError when it cannot be told.
+    """
+    known = _known(name)
+    now = unit_files.drop_ins(name, known.search, {})
+    then = unit_files.drop_ins(name, known.search, proposed)
+    wrong = _overridden(known, then, proposed)
+    said = _verified(known, then, list(proposed))
+    if said:
+        before = _verified(known, now, [])
+        wrong += [line for line in said if line not in before or _names(line, proposed)]
+    ghosts: list[str] = []
+    for step in STEPS:
+        after = exec_check.wrong(unit_files.commands([known.fragment, *then], step))
+        if after and (step != "ExecStart" or all(raw is None for raw in proposed.values())):
+            before = exec_check.wrong(unit_files.commands([known.fragment, *now], step))
+            after = [line for line in after if line not in before]
+        ghosts += after
+    # systemd names a missing program, too
+    broken = [line for line in wrong if not _same_ghost(line, ghosts)]
+    return Found(list(dict.fromkeys(broken)), list(dict.fromkeys(ghosts)))
+
+
+def _same_ghost(line: str, others: Sequence[str]) -> bool:
+    found = _NOT_EXECUTABLE.search(line)
+    return found is not None and any(f"starts {found.group(1)}, " in other for other in others)
+
+
+def _names(line: str, proposed: Proposed) -> bool:
+    return any(path in line for path, raw in proposed.items() if raw is not None)
+
+
+def _overridden(known: Known, then: Sequence[Part], proposed: Proposed) -> list[str]:
+    """Gives a line where a proposed ExecStart= would not be what the unit starts."""
+    effective = {line.path for line in unit_files.exec_lines([known.fragment, *then], "ExecStart")}
+    lines = []
+    for path, raw in proposed.items():
+        if raw is None:
+            continue
+        own = unit_files.exec_lines([Part(path, raw.decode("utf-8", "replace"))], "ExecStart")
+        if own and path not in effective:
+            others = ", ".join(sorted(effective)) or "another drop-in"
+            lines.append(f"{path} would not count: ExecStart= comes from {others}")
+    return lines
+
+
+def refuse(steps: Sequence[Json]) -> None:
+    """Raise NodeError (`not_valid`) when the drop-ins of an apply would leave a unit broken."""
+    for name in dict.fromkeys(step["for_unit"] for step in steps if step.get("for_unit")):
+        proposed: Proposed = {
+            step["path"]: step.get("raw") for step in steps if step.get("for_unit") == name
+        }
+        _in_place(name, proposed)
+        found = problems(name, proposed)
+        accepted = all(step.get("accept_ghosts") for step in steps if step.get("for_unit") == name)
+        wrong = found.broken + ([] if accepted else found.ghosts)
+        if wrong:
+            raise NodeError(
+                f"{name} would be broken: {'; '.join(wrong)[:1500]}; nothing was changed",
+                "not_valid",
+                f"systemctl cat {name}",
+            )
+
+
+def _in_place(name: str, proposed: Proposed) -> None:
+    """Raise NodeError for a path that systemd does not read as a drop-in of the unit."""
+    folders = [f"{folder}/{name}.d" for folder in unit_files.search_path()]
+    for path in proposed:
+        if os.path.dirname(path) not in folders or not path.endswith(".conf"):
+            raise validate.bad(f"{path} is no drop-in of {name}: systemd would not read it")
+
+
+def look(request: Any) -> Json:
+    """`dropin`: would the unit be sound with this drop-in (`content` null: without it)?
+
+    Gives `problems`, a line each (one for a unit that cannot be extended), `ghosts`, a line for
+    each file that it would start and that is not there, and `exec_start`, the words of what it
+    would start. Changes nothing.
+    """
+    body = validate.keys(
+        request, "request", ("unit", "path", "content"), ("unit", "path", "content")
+    )
+    name = validate.unit(body["unit"], "unit")
+    path = validate.path(body["path"], "path")
+    raw = (
+        None if body["content"] is None else validate.content({"content": body["content"]}, "file")
+    )
+    proposed: Proposed = {path: raw}
+    _in_place(name, proposed)
+    try:
+        known = _known(name)
+        parts = [known.fragment, *unit_files.drop_ins(name, known.search, proposed)]
+        found = unit_files.commands(parts, "ExecStart")
+        wrong = problems(name, proposed)
+    except NodeError as error:
+        remedy = f" ({error.remedy})" if error.remedy else ""
+        return {"unit": name, "problems": [f"{error}{remedy}"], "ghosts": [], "exec_start": []}
+    return {
+        "unit": name,
+        "problems": wrong.broken,
+        "ghosts": wrong.ghosts,
+        "exec_start": list(found[-1].words) if found else [],
+    }

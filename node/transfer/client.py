@@ -1,0 +1,305 @@
+"""The taking end of a transfer: an item into a file, block by block, over a line that may break.
+
+What is in the file is always a correct beginning of the item: a block is written once its checksum
+holds. A line that breaks is called again from there; a process that was killed goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from node.core.errors import Json, NodeError
+from node.transfer import direct_writer, protocol
+
+# How long a link may be away before the transfer gives up (less than the giver's IDLE_S).
+PATIENCE_S = 60.0
+MAX_DAMAGED = 20
+# A giver that hangs up on the key may only have lost the line in between: it is asked again.
+MAX_REFUSED = 3
+# Between two calls of a giver that is not there: it may be starting, so soon at first.
+_SOONEST_S, _LATEST_S = 0.02, 0.5
+# How long a giver that does not answer yet is told that it is no longer needed.
+_BYE_S = 20.0
+# Told to a giver that waits while this end reads what it has: less than wire.SILENCE_S.
+_HERE_EVERY_S = 5.0
+Grown = Callable[[int], None]
+
+
+class Peer:
+    """The giving node, called when needed and called again when the line broke."""
+
+    def __init__(self, place: Json, key: str, gone: Callable[[], str | None]) -> None:
+        self._place, self._key, self._gone = place, key, gone
+        self._line: protocol.Line | None = None
+        self._damaged = 0
+        self._last = time.monotonic()
+        self._bytes = 0
+        self._over = False
+        self._told = time.monotonic()
+
+    @property
+    def wire_bytes(self) -> int:
+        """Gives the bytes that came over the wire."""
+        return self._bytes + (self._line.wire_bytes if self._line else 0)
+
+    def progressed(self) -> None:
+        """Notes that something came: patience starts anew."""
+        self._last = time.monotonic()
+
+    def line(self) -> protocol.Line:
+        """Gives the line; calls until the patience is over.
+
+        Raises NodeError: `wrong_key` at once, `no_peer` when nobody answers, `interrupted`.
+        """
+        pause, refused = _SOONEST_S, 0
+        while self._line is None:
+            self.stop_if_gone()
+            try:
+                self._line = protocol.call(
+                    self._place["address"], self._place["port"], self._key, self._place["device"]
+                )
+            except protocol.Refused as error:
+                refused += 1
+                if refused == MAX_REFUSED or not isinstance(error, protocol.HungUp):
+                    self._over = True  # whoever listens there does not wait for this peer
+                    raise NodeError(str(error), "wrong_key", "run the deploy again") from None
+            except protocol.WireError as error:
+                self._out_of_patience(error)
+            if self._line is None:
+                time.sleep(pause)
+                pause = min(_LATEST_S, 2 * pause)
+        return self._line
+
+    def _out_of_patience(self, error: protocol.WireError) -> None:
+        """Raises NodeError (`no_peer`) when nothing has come for too long."""
+        if time.monotonic() - self._last > PATIENCE_S:
+            self._over = True  # nor would it hear that it is not needed
+            device = self._place["device"]
+            way = f" out of {device}" if device else ""
+            raise NodeError(f"{error}{way}; tried for {PATIENCE_S:g} s", "no_peer",
+                            f"ip route get {self._place['address']}") from None  # fmt: skip
+
+    def broke(self, error: protocol.WireError) -> None:
+        """Drops the line; the next `line` calls again. Raises NodeError after too much damage."""
+        if isinstance(error, protocol.Damaged):
+            self._damaged += 1
+            if self._damaged > MAX_DAMAGED:
+                raise NodeError(f"{self._damaged} blocks were damaged on the wire", "damaged",
+                                "look at the cable: ethtool -S, ip -s link") from None  # fmt: skip
+        self.hang_up()
+        # One that greets and then always breaks off is as good as none.
+        self._out_of_patience(error)
+        # Not faster than this: a giver that always breaks off must not be hammered.
+        time.sleep(0.1)
+
+    @property
+    def damaged(self) -> int:
+        """Gives how many blocks came damaged and were asked for again."""
+        return self._damaged
+
+    def stop_if_gone(self) -> None:
+        """Raises NodeError (`interrupted`) when nobody waits for this transfer any more."""
+        why = self._gone()
+        if why:
+            raise NodeError(f"the transfer stopped: {why}; it goes on from here when it is run"
+                            " again", "interrupted")  # fmt: skip
+
+    def ask(self, message: Json) -> Json:
+        """Gives the answer to a request. Raises NodeError (`source`) with the giver's own words."""
+        while True:
+            line = self.line()
+            try:
+                line.say(message)
+                found, _ = line.hear()
+                if found is None:
+                    raise protocol.WireError("data came where an answer was due")
+            except protocol.WireError as error:
+                self.broke(error)
+                continue
+            self.progressed()
+            if "error" in found:
+                raise NodeError(f"the giving node: {found['error']}", "source")
+            return found
+
+    def here(self) -> None:
+        """Tells a giver that this peer is alive and needs nothing at the moment."""
+        if time.monotonic() - self._told < _HERE_EVERY_S:
+            return
+        self._told = time.monotonic()
+        line = self.line()
+        try:
+            line.say({"wait": True})
+        except protocol.WireError as error:
+            self.broke(error)
+        self.progressed()
+
+    def hang_up(self) -> None:
+        """Closes the line, if one is open."""
+        if self._line is not None:
+            self._bytes += self._line.wire_bytes
+            self._line.close()
+            self._line = None
+
+    def bye(self, error: str | None) -> None:
+        """Tells the giver that this peer needs it no longer, once; never raises."""
+        if self._over:
+            return
+        self._over = True
+        # A line of its own: the other may be silent for too long by now, or full of blocks.
+        self.hang_up()
+        until = time.monotonic() + _BYE_S
+        while not self._said_bye(error):
+            # One that refuses at once may be faster than the giver's start.
+            if self._gone() or time.monotonic() > until:
+                return
+            time.sleep(_LATEST_S)
+
+    def _said_bye(self, error: str | None) -> bool:
+        with contextlib.suppress(protocol.WireError):
+            line = protocol.call(
+                self._place["address"], self._place["port"], self._key, self._place["device"]
+            )
+            line.say({"bye": error})
+            line.close()
+            return True
+        return False
+
+
+def digest_of(
+    path: str,
+    digest: Any,
+    tick: Callable[[], None] = lambda: None,
+    dir_fd: int | None = None,
+) -> int:
+    """Adds a file's bytes to a hash, with a `tick` now and then; gives their number.
+
+    0 where there is no file.
+    """
+    count = 0
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return 0
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        for chunk in iter(lambda: file.read(4 << 20), b""):
+            digest.update(chunk)
+            count += len(chunk)
+            tick()
+    return count
+
+
+def fetch(
+    peer: Peer, item: int, path: str, want: str | None, grown: Grown, dir_fd: int | None
+) -> str:
+    """Brings an item into the file at `path`, from where the file ends; gives its sha256.
+
+    `want` is the sha256 that it must have; where it is None, what the giver says in the end.
+    `grown` is called with the bytes that came; `dir_fd` is the folder where `path` is a bare name.
+    Raises NodeError: those of Peer, and `not_the_same`: the file is removed then.
+    """
+    running = protocol.Running()
+
+    def here() -> None:
+        peer.stop_if_gone()
+        peer.here()
+
+    # What a killed run left may be 40 GB: the giver is told meanwhile that somebody is there.
+    offset = digest_of(path, running, here, dir_fd)
+    said = _all(peer, item, path, offset, running, grown, dir_fd)
+    found = running.hexdigest()
+    wanted = want or said.get("sha256")
+    if found != wanted:
+        os.unlink(path, dir_fd=dir_fd)
+        raise NodeError(
+            f"what came is {found[:12]}, its source says {str(wanted)[:12]}",
+            "not_the_same",
+            "run it again, it is fetched anew; a second time: deploys/weights.py --data "
+            "verify=true reads the source's own files",
+        )
+    return found
+
+
+def fetch_unhashed(peer: Peer, item: int, path: str, grown: Grown) -> None:
+    """Brings an item as `fetch` does, its blocks checked and its sha256 left to who reads it next.
+
+    Docker takes the sha256 of each layer that it registers: a second one here would cost a core.
+    """
+    offset = os.stat(path).st_size if os.path.exists(path) else 0
+    _all(peer, item, path, offset, None, grown, None)
+
+
+def _all(
+    peer: Peer,
+    item: int,
+    path: str,
+    offset: int,
+    running: protocol.Running | None,
+    grown: Grown,
+    dir_fd: int | None,
+) -> Json:
+    """Brings an item's blocks from `offset` on into its file; gives the giver's closing message."""
+    # What nobody hashes here is read again at once, from the page cache; weights are not.
+    with direct_writer.Sink(path, offset, running is not None, dir_fd) as file:
+        said = None
+        while said is None:
+            line = peer.line()
+            try:
+                said, offset = _blocks(peer, line, item, file, running, offset, grown)
+            except _Broken as broken:
+                offset = broken.offset
+                peer.broke(broken.error)
+        if "error" in said:
+            raise NodeError(f"the giving node: {said['error']}", "source")
+    return said
+
+
+class _Broken(Exception):
+    """The line broke after `offset` good bytes."""
+
+    def __init__(self, error: protocol.WireError, offset: int) -> None:
+        super().__init__(str(error))
+        self.error, self.offset = error, offset
+
+
+def _blocks(
+    peer: Peer,
+    line: protocol.Line,
+    item: int,
+    file: direct_writer.Sink,
+    running: protocol.Running | None,
+    offset: int,
+    grown: Grown,
+) -> tuple[Json, int]:
+    """Asks for an item and writes the blocks that come; gives the closing message and the offset
+    reached. Raises _Broken."""
+    try:
+        line.say({"get": item, "offset": offset, "hashes": running is not None and not offset})
+    except protocol.WireError as error:
+        raise _Broken(error, offset) from None
+    checks: protocol.Running | None = None
+    while True:
+        peer.stop_if_gone()
+        try:
+            said, block = line.hear(checks)
+            if said is not None and "checks" in said and (running is None or offset):
+                raise protocol.WireError("the giver checks by a hash that is not taken here")
+        except protocol.WireError as error:
+            raise _Broken(error, offset) from None
+        if said is not None:
+            if "checks" in said:
+                checks = running
+                continue
+            if "wait" in said:
+                peer.progressed()
+                continue
+            return said, offset
+        if running is not None and checks is None:
+            running.update(block)
+        file.write(block)
+        offset += len(block)
+        peer.progressed()
+        grown(len(block))

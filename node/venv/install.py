@@ -1,0 +1,240 @@
+"""venv install: another version of an engine in a venv of its own, beside the one that serves.
+
+Nothing that serves is touched, so no change is opened: the link that makes it the active one is a
+step of its own. Killed anywhere, VERSION.partial says so, and the next run makes it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from typing import Any, Dict, List
+
+from node.files import atomic, state_dir
+from node.core import validate
+from node.venv import pip_plan, writers
+from node.venv import versions as place
+from node.core.errors import Json, NodeError, io_reason
+from node.core.run_as_owner import Owner
+from node.core.run import run
+from node.backup.create import check_room
+
+DEFAULT_TIMEOUT_S = 1800
+SYNC_TIMEOUT_S = 300.0
+# files of a large venv; a file system without inodes for them is full
+ENTRIES = 1000
+_ENV = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+
+class Held:
+    """The installers' own lock: it ends with its process, so what is partial under it is left."""
+
+    def __enter__(self) -> Held:
+        state_dir.ensure()
+        path = os.path.join(state_dir.root(), "venv.lock")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(path, flags, 0o600)
+        deadline = time.monotonic() + 2
+        while True:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return self
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(self.fd)
+                    raise NodeError(
+                        "another installation is under way on this host",
+                        "locked",
+                        "wait for it: an installation whose operator was cut off goes on to its"
+                        " end, and the next run finds it whole",
+                    ) from None
+                time.sleep(0.05)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
+def _checked(request: Json) -> Json:
+    """Gives the request with every value checked."""
+    allowed = ("venv", "package", "version", "pip_args", "room_bytes", "timeout_s")
+    body = validate.keys(request, "request", allowed, ("venv", "package", "version"))
+    return {
+        "venv": validate.path(body["venv"], "venv"),
+        "package": place.package(body["package"]),
+        "version": place.version_text(body["version"]),
+        "pip_args": pip_plan.checked_args(body.get("pip_args", [])),
+        "room_bytes": int(validate.number(body.get("room_bytes", 0), "room_bytes", 0, 1 << 44)),
+        "timeout_s": validate.number(
+            body.get("timeout_s", DEFAULT_TIMEOUT_S), "timeout_s", 1, 7200
+        ),
+    }  # fmt: skip
+
+
+def install(request: Json) -> Json:
+    """Make VENVS/VERSION with the package in it, or find it whole. Raises NodeError.
+
+    On any error nothing is left. `room_bytes` is what the present one takes.
+    """
+    wanted = _checked(request)
+    path, name, version = wanted["venv"], wanted["package"], wanted["version"]
+    real = os.path.realpath(path)
+    python = os.path.realpath(os.path.join(real, "bin", "python"))
+    if not os.path.isdir(real):
+        raise NodeError(f"{path} is not there, or no folder", "no_venv", "name the venv's folder")
+    with atomic.Folder(path), Held():
+        sweep(path)
+        found = place.find(path, name, version)
+        if found:
+            return answer(found, False, real, time.time())
+        if not os.access(python, os.X_OK):
+            raise NodeError(
+                f"the base interpreter of {real} is gone ({python})",
+                "no_interpreter",
+                "install that Python again",
+            )
+        began = time.time()
+        folder = place.free_name(path, name, version)
+        owner = Owner(real)
+        _make_folder(os.path.dirname(folder), owner)
+        check_room(os.path.dirname(folder), wanted["room_bytes"], ENTRIES)
+        try:
+            _begin(folder, wanted, owner)
+            _fill(folder, wanted, python, owner)
+            _finish(folder)
+        except (NodeError, OSError) as error:
+            with contextlib.suppress(OSError):
+                _remove(folder)
+            reason = io_reason(error) if isinstance(error, OSError) else str(error)
+            code = error.code if isinstance(error, NodeError) else "io"
+            remedy = error.remedy if isinstance(error, NodeError) else ""
+            raise NodeError(f"{reason}; nothing was installed", code, remedy) from error
+        return answer(folder, True, real, began)
+
+
+def sweep(path: str) -> List[str]:
+    """Remove what killed installations left; gives the folders. Call it under the lock."""
+    removed: List[str] = []
+    for folder in place.partials(path):
+        if os.path.realpath(path) == os.path.realpath(folder):
+            raise NodeError(
+                f"{path} leads to {folder}, whose installation was never finished",
+                "venv_partial",
+                "point the link to a whole version, or restore a backup",
+            )
+        writers.wait(folder, writers.is_maker)
+        _remove(folder)
+        removed.append(folder)
+    return removed
+
+
+def _make_folder(above: str, owner: Owner) -> None:
+    """Make the folder of the versions, the venv's owner's, when it is not there."""
+    if not os.path.isdir(above):
+        with atomic.Folder(above):
+            os.mkdir(above, 0o755)
+            os.chown(above, owner.uid, owner.gid)
+
+
+def _begin(folder: str, wanted: Json, owner: Owner) -> None:
+    """Announce the folder, flushed, before there is one; then make it, empty, its owner's."""
+    seen = os.statvfs(os.path.dirname(folder))
+    note = {
+        "what": f"install {wanted['package']} {wanted['version']}",
+        "since_unix_s": time.time(),
+        "free_bytes": seen.f_bavail * seen.f_frsize,
+        "room_bytes": wanted["room_bytes"],
+    }
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(folder + place.PARTIAL, flags, 0o644)
+    try:
+        os.write(fd, json.dumps(note).encode("utf-8"))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    state_dir.sync_folder(os.path.dirname(folder))
+    os.mkdir(folder, 0o755)
+    os.chown(folder, owner.uid, owner.gid)
+
+
+def _fill(folder: str, wanted: Json, python: str, owner: Owner) -> None:
+    """Make the venv and install into it, as its owner, all within one time limit."""
+    deadline = time.monotonic() + wanted["timeout_s"]
+    for argv in ([python, "-m", "venv", folder], pip(folder, wanted)):
+        run_as(owner, argv, deadline)
+    look_at(folder, wanted["package"], wanted["version"])
+
+
+def pip(folder: str, wanted: Json) -> List[str]:
+    """Gives the command with which a venv's own pip installs the wanted version."""
+    target = f"{wanted['package']}=={wanted['version']}"
+    python = os.path.join(folder, "bin", "python")
+    return [python, "-m", "pip", "install", "--quiet", *wanted["pip_args"], target]
+
+
+def run_as(owner: Owner, argv: List[str], deadline: float) -> None:
+    """Run an installer's command until a time of the monotonic clock. Raises NodeError."""
+    # the unit's own caches and settings are not the installer's
+    done = owner.run(argv, max(1.0, deadline - time.monotonic()), _ENV)
+    if done.rc != 0:
+        raise NodeError(
+            f"{' '.join(argv[1:4])} ended with {done.rc}: {pip_plan.reason_of(done)}",
+            "install_failed",
+            "look at the wheels' folder, the network and pip's configuration",
+        )
+
+
+def look_at(folder: str, package: str, version: str) -> None:
+    """Raise NodeError unless a venv holds exactly this version, with its program."""
+    found = place.installed(folder, package)
+    if found != (version,):
+        raise NodeError(
+            f"pip installed {package} {', '.join(found) or 'of no version'}, not {version}",
+            "install_failed",
+        )
+    entry = os.path.join(folder, "bin", package)
+    if not os.access(entry, os.X_OK):
+        raise NodeError(f"{entry} is not there, or cannot be executed", "install_failed")
+
+
+def flush(folder: str) -> None:
+    """Write all of the folder's file system to the disk. Raises NodeError."""
+    done = run(["sync", "-f", folder], SYNC_TIMEOUT_S)
+    if done.rc != 0:
+        raise NodeError(f"sync: {done.last_line()}", "io")
+
+
+def _finish(folder: str) -> None:
+    """Flush the file system, then take the announcement away: from here on it is whole."""
+    flush(folder)
+    os.unlink(folder + place.PARTIAL)
+    state_dir.sync_folder(os.path.dirname(folder))
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder that is not whole; its announcement goes last."""
+    if os.path.isdir(folder) and not os.path.islink(folder):
+        shutil.rmtree(folder)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(folder + place.PARTIAL)
+    state_dir.sync_folder(os.path.dirname(folder))
+
+
+def names(venv: str) -> Dict[str, Any]:
+    """Gives what is installed in a venv, by canonical name."""
+    return {pip_plan.canonical(row["name"]): row for row in pip_plan.installed(venv, None)}
+
+
+def answer(folder: str, made: bool, old: str, began: float) -> Json:
+    """Gives what became of it; `left_behind` is what only the present venv has."""
+    missing = sorted(set(names(old)) - set(names(folder)))
+    return {
+        "folder": folder,
+        "made": made,
+        "changed": made,
+        "left_behind": missing[:50],
+        "took_s": round(time.time() - began, 2),
+    }

@@ -1,0 +1,50 @@
+"""The processes that write in a venv: what outlived a killed installer is waited for."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Callable, List
+
+from node.core import proc
+from node.core.errors import NodeError
+
+# ensurepip on a slow disk
+WAIT_S = 60.0
+Test = Callable[[List[str], str], bool]
+
+
+def is_maker(words: List[str], folder: str) -> bool:
+    """Gives True for a command that runs the folder's Python, or makes the venv there."""
+    return words[0].startswith(folder + "/") or folder in words
+
+
+def is_pip(words: List[str], folder: str) -> bool:
+    """Gives True for the pip of a venv: an engine of the same venv writes nothing there."""
+    return words[0].startswith(folder + "/bin/") and "pip" in words[1:4]
+
+
+def wait(folder: str, test: Test) -> None:
+    """Wait until no process writes in the folder any more. Raises NodeError (`locked`)."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        pids = [pid for pid in proc.pids() if _words(pid) and test(_words(pid), folder)]
+        if not pids:
+            return
+        if time.monotonic() >= deadline:
+            raise NodeError(
+                f"pid {', '.join(map(str, pids))} of an installation that was cut off still works"
+                f" in {folder}",
+                "locked",
+                "wait for it, or end it, then run again",
+            )
+        time.sleep(0.1)
+
+
+def _words(pid: int) -> List[str]:
+    """Gives a process's command line, empty when it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")]
+    except OSError:
+        return []

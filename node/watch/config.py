@@ -1,0 +1,99 @@
+"""What is watched and who is told: /etc/rigbook/watch.json (0600, deploys/watch.py writes it)."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any, NamedTuple
+
+from node.core import validate
+from node.engine.config import Endpoint, endpoint, http_url
+from node.core.errors import NodeError, io_reason
+
+PATH = "/etc/rigbook/watch.json"
+FORMAT = 1
+_KEYS = ("format", "rig", "node", "endpoint", "misses", "repeat_s", "webhook", "webhook_file")
+_REMEDY = "run deploys/watch.py: it writes the file anew"
+
+
+class Watch(NamedTuple):
+    """What is watched: misses until it counts as down, seconds until a notice is repeated.
+
+    `webhook` is the URL, or `webhook_file` a root-only file that holds it; both None: the journal
+    alone is told.
+    """
+
+    rig: str
+    node: str
+    endpoint: Endpoint
+    misses: int
+    repeat_s: float
+    webhook: str | None
+    webhook_file: str | None
+
+
+def path() -> str:
+    """Gives the file's path; RIGBOOK_WATCH names another one (tests)."""
+    return os.environ.get("RIGBOOK_WATCH") or PATH
+
+
+def load() -> Watch:
+    """Gives the configuration. Raises NodeError (`watch_file`): one line, never with the URL."""
+    where = path()
+    try:
+        with open(where, "rb") as file:
+            return checked(json.loads(file.read(1 << 20).decode("utf-8")))
+    except OSError as error:
+        raise NodeError(io_reason(error), "watch_file", _REMEDY) from None
+    except ValueError:
+        # the parser's own words may quote the URL
+        raise NodeError(f"{where} is not JSON", "watch_file", _REMEDY) from None
+    except NodeError as error:
+        raise NodeError(f"{where}: {error}", "watch_file", _REMEDY) from None
+
+
+def checked(value: Any) -> Watch:
+    """Gives the configuration of the file's content, every value checked. Raises NodeError."""
+    body = validate.keys(value, "the file", _KEYS, _KEYS)
+    if body["format"] != FORMAT:
+        raise validate.bad(
+            f"format {str(body['format'])[:20]} is not the {FORMAT} that is known here"
+        )
+    url, file = body["webhook"], body["webhook_file"]
+    return Watch(
+        validate.text(body["rig"], "rig", 200),
+        validate.text(body["node"], "node", 200),
+        endpoint(body["endpoint"], "endpoint"),
+        int(validate.number(body["misses"], "misses", 1, 1000)),
+        validate.number(body["repeat_s"], "repeat_s", 60, 86400 * 30),
+        None if url is None else http_url(url, "webhook"),
+        None if file is None else validate.path(file, "webhook_file"),
+    )
+
+
+def webhook(watch: Watch) -> str | None:
+    """Gives the URL to tell, or None. Raises NodeError (`webhook_file`) without the URL."""
+    return told(watch.webhook, watch.webhook_file)
+
+
+def told(url: str | None, where: str | None) -> str | None:
+    """Gives the URL, or the one in a root-only file. Raises NodeError (`webhook_file`)."""
+    if where is None:
+        return url
+    remedy = f"put the URL in it; chown root {where}; chmod 600 {where}"
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(where, flags), "rb") as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise NodeError(f"{where} is not a plain file", "webhook_file", remedy)
+            if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
+                raise NodeError(f"{where} is not root's alone", "webhook_file", remedy)
+            text = file.read(8192).decode("utf-8", "replace").strip()
+    except OSError as error:
+        raise NodeError(io_reason(error), "webhook_file", remedy) from None
+    try:
+        return http_url(text, where)
+    except NodeError as error:
+        raise NodeError(str(error), "webhook_file", remedy) from None

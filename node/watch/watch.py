@@ -1,0 +1,192 @@
+"""watch: asks for one real completion and tells somebody when there is none (a timer's service).
+
+The state is written before and after each POST: a kill in between repeats one notice at most,
+and a webhook that is down gets its notices later, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+
+from node.core import log
+from node.core.errors import Json, NodeError
+from node.engine.completion import Reply, ask, opener, reason
+from node.files import atomic, state_dir
+from node.watch import config
+from node.watch.config import Watch
+
+# a full batch makes a short request wait
+ANSWER_S = 60.0
+WEBHOOK_S = 10.0
+# systemd ends the service after two minutes
+DELIVER_S = 40.0
+MAX_PENDING = 20
+# what was so before a watch that was taken away and comes back says nothing about now
+STALE_S = 86400.0
+_KEYS = ("format", "status", "since", "misses", "missing_since", "detail", "told_unix_s",
+         "looked_unix_s", "pending")  # fmt: skip
+
+
+def new_state(now: float) -> Json:
+    """Gives the state before the first look."""
+    return {"format": 1, "status": "up", "since": now, "misses": 0, "missing_since": None,
+            "detail": "", "told_unix_s": None, "looked_unix_s": now,
+            "pending": []}  # fmt: skip
+
+
+def status_of(before: Json, reply: Reply, watch: Watch) -> str:
+    """Gives up, down or fallback; until `misses` in a row the status stays what it was."""
+    if reply.ok and reply.model and reply.model != watch.endpoint.model:
+        return "fallback"
+    if _answered(reply):
+        return "up"
+    down = before["misses"] + 1 >= watch.misses
+    return "down" if down else str(before["status"])
+
+
+def _answered(reply: Reply) -> bool:
+    """Gives True for a completion, and for an engine that lives and wants a key."""
+    return reply.ok or reply.wants_key
+
+
+def judge(before: Json, reply: Reply, watch: Watch, now: float) -> Json:
+    """Gives the state after one look, with the notices that are due in `pending`. Pure.
+
+    A change of the status is told at once; a status that stays bad again after `repeat_s`.
+    """
+    status = status_of(before, reply, watch)
+    missing = None if _answered(reply) else (before["missing_since"] or now)
+    changed = status != before["status"]
+    began = missing if status == "down" else now
+    after: Json = {
+        **before,
+        "status": status,
+        "since": began if changed else before["since"],
+        "misses": 0 if missing is None else before["misses"] + 1,
+        "missing_since": missing,
+        "detail": reply.detail,
+        "looked_unix_s": now,
+        "pending": list(before["pending"]),
+    }
+    told = before["told_unix_s"]
+    stays_bad = status != "up" and not after["pending"] and told is not None
+    if changed or (stays_bad and now - told >= watch.repeat_s):
+        after["pending"].append(notice(after, reply, watch))
+    # the newest matter most; the first outage's beginning stands in `since`
+    after["pending"] = after["pending"][-MAX_PENDING:]
+    return after
+
+
+def notice(after: Json, reply: Reply, watch: Watch) -> Json:
+    """Gives the JSON that the webhook gets; `text` is what chat services show."""
+    model = watch.endpoint.model
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(after["since"]))
+    said = {
+        "down": f"{model} on {watch.rig} is down since {since}: {reply.detail}",
+        "fallback": f"{model} on {watch.rig} is answered by {reply.model} since {since}",
+        "up": f"{model} on {watch.rig} answers again since {since}",
+    }[after["status"]]
+    return {
+        "rig": watch.rig,
+        "node": watch.node,
+        "model": model,
+        "status": after["status"],
+        "since": since,
+        "misses": after["misses"],
+        "detail": reply.detail,
+        "text": said,
+    }
+
+
+def post(url: str, body: Json) -> str | None:
+    """POSTs one notice; gives why it was not taken, never with the URL, or None."""
+    try:
+        request = urllib.request.Request(
+            url,
+            data=json.dumps(body).encode("utf-8"),
+            headers={"Content-Type": "application/json", "User-Agent": "rigbook-watch"},
+        )
+        with opener().open(request, timeout=WEBHOOK_S):
+            return None
+    except urllib.error.HTTPError as error:
+        return f"HTTP {error.code}"
+    except Exception as error:  # whatever it is: the notice stays, and the URL is not told
+        return reason(error)
+
+
+def file_path() -> str:
+    """Gives where the state lies between two looks."""
+    return os.path.join(state_dir.root(), "watch", "state.json")
+
+
+def load_state(now: float) -> Json:
+    """Gives the state of the last look; a new one when there is none or it is damaged."""
+    try:
+        with open(file_path(), "rb") as file:
+            found = json.loads(file.read())
+        if isinstance(found, dict) and all(key in found for key in _KEYS):
+            stale = now - found["looked_unix_s"] > STALE_S
+            return {**new_state(now), "pending": found["pending"]} if stale else found
+    except FileNotFoundError:
+        return new_state(now)
+    except ValueError:
+        pass
+    log.say(f"{file_path()} is damaged: starting anew", log.WARNING)
+    return new_state(now)
+
+
+def save_state(after: Json) -> None:
+    """Write the state; it is on the disk on return."""
+    state_dir.ensure()
+    folder = os.path.dirname(file_path())
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    raw = json.dumps(after, indent=1, sort_keys=True).encode("utf-8") + b"\n"
+    atomic.save_private(file_path(), raw)
+
+
+def deliver(after: Json, url: str) -> None:
+    """POSTs the pending notices in order; those that are not taken stay for the next time."""
+    deadline = time.monotonic() + DELIVER_S
+    pending: list[Json] = after["pending"]
+    while pending and time.monotonic() < deadline:
+        failed = post(url, pending[0])
+        if failed:
+            log.say(f"the webhook did not take a notice: {failed}; kept", log.WARNING)
+            return
+        del pending[0]
+        after["told_unix_s"] = time.time()
+        save_state(after)
+
+
+def look(watch: Watch) -> Json:
+    """One look: asks, keeps the state, tells the journal and the webhook; gives the state."""
+    before = load_state(time.time())
+    reply = ask(watch.endpoint, ANSWER_S)
+    after = judge(before, reply, watch, time.time())
+    save_state(after)
+    if after["pending"][-1:] != before["pending"][-1:]:
+        log.say(after["pending"][-1]["text"], log.WARNING)
+    elif after["misses"]:
+        count = f"miss {after['misses']}"
+        said = f"still down, {count}" if after["status"] == "down" else f"{count} of {watch.misses}"
+        log.say(f"{said}: {reply.detail}", log.NOTICE)
+    try:
+        url = config.webhook(watch)
+    except NodeError as error:
+        log.say(f"{error}; {error.remedy}", log.WARNING)
+        raise
+    if url is None and after["pending"]:
+        after.update(pending=[], told_unix_s=time.time())
+        save_state(after)
+    elif url is not None:
+        deliver(after, url)
+    return after
+
+
+def run() -> None:
+    """The verb: one look at what the configuration names."""
+    look(config.load())

@@ -1,0 +1,203 @@
+"""What a weights folder holds, and the sha256 of each file for as long as size and mtime hold.
+
+The hashes lie beside the weights in `.rigbook/manifest.json`, so that nothing is hashed twice;
+whoever edits a file changes its mtime, and its hash is forgotten. The folder is the login user's:
+he may change it while root reads, so each file is looked at by its descriptor
+(node/files/dirfd.py)."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any, NamedTuple
+
+from node.core.errors import Json, NodeError
+from node.files import dirfd
+
+OWN = ".rigbook"
+MANIFEST = "manifest.json"
+MAX_FILES = 20000
+# Read for the quick check: the header of a safetensors file and its end.
+PROBE = 64 << 10
+_CHUNK = 4 << 20
+_KEPT = ("name", "size", "mtime_ns", "sha256")
+_NAMES = 4
+
+
+class Hash(NamedTuple):
+    """A file's sha256, and the size and mtime that it had while it was read."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+class Folder:
+    """A weights folder, or one file as a folder of one. `only` is that file's name."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.only: str | None = None
+        if os.path.isfile(path) or path.endswith((".gguf", ".safetensors")):
+            self.path, self.only = os.path.split(path)
+
+    def names(self) -> builtins.list[str]:
+        """Gives the files, sorted; hidden ones are left out. Raises NodeError for too many.
+
+        A link counts where it leads to a file inside the folder.
+        """
+        return self._walked()[0]
+
+    def outside(self) -> builtins.list[str]:
+        """Gives the links of the folder that lead out of it, or nowhere: they are not moved."""
+        return self._walked()[1]
+
+    def _walked(self) -> tuple[builtins.list[str], builtins.list[str]]:
+        if self.only is not None:
+            there = os.path.isfile(os.path.join(self.path, self.only))
+            return ([self.only] if there else []), []
+        real = os.path.realpath(self.path)
+        found: list[str] = []
+        out: list[str] = []
+        for here, folders, names in os.walk(self.path):
+            folders[:] = sorted(f for f in folders if not f.startswith("."))
+            out += [os.path.relpath(os.path.join(here, f), self.path)
+                    for f in folders if os.path.islink(os.path.join(here, f))]  # fmt: skip
+            for name in names:
+                if name.startswith("."):
+                    continue
+                path = os.path.join(here, name)
+                inside = os.path.realpath(path).startswith(real + "/")
+                if inside and os.path.isfile(path):
+                    found.append(os.path.relpath(path, self.path))
+                elif os.path.islink(path):
+                    out.append(os.path.relpath(path, self.path))
+            if len(found) + len(out) > MAX_FILES:
+                raise NodeError(f"{self.path} holds more than {MAX_FILES} files", "weights")
+        return sorted(found), sorted(out)
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[IO[bytes]]:
+        """Gives a file of the folder, unbuffered. Raises NodeError for one that lies elsewhere."""
+        path = os.path.join(self.path, name)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            real = os.readlink(f"/proc/self/fd/{fd}")
+            inside = real.startswith(os.path.realpath(self.path) + "/")
+            if not stat.S_ISREG(os.fstat(fd).st_mode) or not (inside or self.only):
+                raise NodeError(f"{path} is no file of this folder", "weights", f"ls -l {path}")
+            yield file
+
+    def list(self) -> builtins.list[Json]:
+        """Gives each file: name, size, mtime_ns, probe, and its sha256 where it is known."""
+        known = self._known()
+        with ThreadPoolExecutor(_NAMES) as pool:
+            return list(pool.map(lambda name: self._file(name, known), self.names()))
+
+    def _file(self, name: str, known: dict[str, Any]) -> Json:
+        with self.opened(name) as file:
+            info = os.fstat(file.fileno())
+            probe = hashlib.sha256(file.read(PROBE))
+            file.seek(max(0, info.st_size - PROBE))
+            probe.update(file.read(PROBE))
+        row = {"name": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
+        had = known.get(name, {})
+        holds = (had.get("size"), had.get("mtime_ns")) == (info.st_size, info.st_mtime_ns)
+        return {**row, "probe": probe.hexdigest(), "sha256": had.get("sha256") if holds else None}
+
+    def _known(self) -> dict[str, Any]:
+        """Gives what the manifest says; a damaged one says nothing."""
+        try:
+            with open(os.path.join(self.path, OWN, MANIFEST), encoding="utf-8") as file:
+                rows = json.load(file)["files"]
+            return {str(row["name"]): row for row in rows}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def save(self, hashes: dict[str, Hash]) -> None:
+        """Writes the manifest: what is there, with these hashes added to those that still hold.
+
+        A hash of a file that is another by now is dropped. Raises NodeError (`unsafe_folder`).
+        """
+        listed = self.list()
+        rows = [{key: row[key] for key in _KEPT} for row in listed]
+        for row in rows:
+            found = hashes.get(str(row["name"]))
+            if found and (found.size, found.mtime_ns) == (row["size"], row["mtime_ns"]):
+                row["sha256"] = found.sha256
+        if self.only is not None:
+            # Other models may lie beside this one, each known by itself.
+            others = {name: row for name, row in self._known().items() if name != self.only}
+            rows += [{key: row.get(key) for key in _KEPT} for row in others.values()]
+        with self.own() as fd:
+            temp = MANIFEST + ".new"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temp, dir_fd=fd)
+            new = os.open(
+                temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=fd
+            )
+            with os.fdopen(new, "w", encoding="utf-8") as file:
+                json.dump({"format": 1, "files": rows}, file, indent=0)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temp, MANIFEST, src_dir_fd=fd, dst_dir_fd=fd)
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[int]:
+        """Gives a descriptor of our own folder beside the weights, made where it is not there.
+
+        It is root's alone, so what lies in it cannot be swapped. Raises NodeError
+        (`unsafe_folder`) where it is a link or somebody else's.
+        """
+        with dirfd.folder(self.path) as fd:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(OWN, 0o755, dir_fd=fd)
+            self.require_own()
+            with dirfd.inside(fd, OWN, self.path) as own:
+                _require_ours(os.fstat(own), os.path.join(self.path, OWN))
+                yield own
+
+    def require_own(self) -> None:
+        """Raises NodeError (`unsafe_folder`) where our own folder is there and is not ours."""
+        path = os.path.join(self.path, OWN)
+        with contextlib.suppress(FileNotFoundError):
+            _require_ours(os.lstat(path), path)
+
+
+def _require_ours(info: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022:
+        return
+    # A copy of the weights by rsync or cp brings it along, as the user's.
+    raise NodeError(f"{path} is not a folder of root alone", "unsafe_folder",
+                    f"it only holds hashes and half files: sudo rm -r {path}")  # fmt: skip
+
+
+def hash_of(file: IO[bytes], name: str, tick: Callable[[int], None] = lambda count: None) -> Hash:
+    """Gives an opened file's hash; `tick` gets the bytes read, `name` is for messages.
+
+    Raises NodeError (`weights`) when somebody writes to it meanwhile.
+    """
+    before = os.fstat(file.fileno())
+    digest = hashlib.sha256()
+    for chunk in iter(lambda: file.read(_CHUNK), b""):
+        digest.update(chunk)
+        tick(len(chunk))
+    after = os.fstat(file.fileno())
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise NodeError(f"{name} is written to while it is read", "weights", "wait for it")
+    return Hash(digest.hexdigest(), after.st_size, after.st_mtime_ns)
+
+
+def same(one: Json, other: Json) -> bool:
+    """Gives whether two listed files are the same: by sha256 where both are known, else quickly."""
+    if one["size"] != other["size"]:
+        return False
+    if one["sha256"] and other["sha256"]:
+        return bool(one["sha256"] == other["sha256"])
+    return bool(one["probe"] == other["probe"])

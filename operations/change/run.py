@@ -1,0 +1,222 @@
+"""One change of a rig while it runs: what its hosts' greenlets share.
+
+pyinfra runs an operation on all hosts at once and goes on with the hosts that did not fail. A rig
+is one thing: when a step fails on one host, every host stops there and the rig goes back to what
+it was. `Run.step` does that: hosts that take part in a step wait for each other at its end, and
+one of them calls `give_back`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import shlex
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable
+
+from gevent.event import Event
+from gevent.lock import RLock
+from pyinfra.api import FunctionCommand, Host, State
+
+from facts.observe import real
+from operations.change.node_call import StepFailed, call
+from schema.desired.plan import Plan
+
+# The longest that one host waits for the others at the end of a step.
+RENDEZVOUS_S = 900
+
+
+def operator() -> str:
+    """Who runs this, as the journal keeps it: user@host."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def new_change_id(deploy: str) -> str:
+    """A change's id: UTC time, deploy, and four hex digits so that two operators never share."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return f"{stamp}-{deploy}-{uuid.uuid4().hex[:4]}"
+
+
+class _Meeting:
+    """The end of a step: opens when every member has arrived."""
+
+    def __init__(self, members: frozenset[str]) -> None:
+        self.waiting = set(members)
+        self.open = Event()
+
+    def arrive(self, name: str) -> None:
+        self.waiting.discard(name)
+        if not self.waiting:
+            self.open.set()
+
+
+class Run:
+    """A change in progress on a rig. `give_back` brings the rig back to what it was before."""
+
+    def __init__(
+        self,
+        state: State,
+        deploy: str,
+        plan: Plan,
+        waivers: tuple[tuple[str, str], ...] = (),
+        give_back: Callable[[Run], str] | None = None,
+    ) -> None:
+        self.state = real(state)
+        self.deploy = deploy
+        self.plan = plan
+        self.id = new_change_id(deploy)
+        self.waivers = waivers
+        self.failure: str | None = None
+        self.touched: set[str] = set()
+        # by host, what node said about the steps of the last apply there
+        self.did: dict[str, list[dict[str, object]]] = {}
+        self.closed = False
+        # True from the proof on: what is proven stays, whatever the journal's last line meets.
+        self.proven = False
+        # What the journal keeps beside the steps, for whoever undoes them: set before the first.
+        self.blob: dict[str, object] = {}
+        self._give_back = give_back
+        self._meetings: dict[str, _Meeting] = {}
+        self._lock = RLock()
+        self._given_back = False
+        self._said: set[tuple[str, str]] = set()
+        self._gone: set[str] = set()
+
+    def say(self, host: Host, key: str, show: Callable[[], None]) -> None:
+        """Calls `show` once a run for a host: pyinfra runs an operation's body twice."""
+        if (host.name, key) not in self._said:
+            self._said.add((host.name, key))
+            show()
+
+    def host(self, node: str) -> Host:
+        """The pyinfra host of a node of this rig."""
+        return self.state.inventory.get_host(node)
+
+    def change(self) -> dict[str, object]:
+        """The change's header, as node's journal takes it."""
+        return {
+            "id": self.id,
+            "deploy": self.deploy,
+            "operator": operator(),
+            "waivers": [{"code": code, "reason": reason} for code, reason in self.waivers],
+            **({"blob": dict(self.blob)} if self.blob else {}),
+        }
+
+    def apply(self, node: str, steps: list[dict[str, object]], timeout_s: int = 120) -> bool:
+        """Journalled steps on one node; True when they changed something."""
+        # Before the call: a lost connection may have left an open change there.
+        self.touched.add(node)
+        request = {"change": self.change(), "steps": steps}
+        answer = call(self.state, self.host(node), "apply", request, timeout_s)
+        self.did[node] = answer.get("steps", [])
+        return bool(answer["changed"])
+
+    def close(self, status: str, reason: str) -> None:
+        """Ends this change on every node that it touched; StepFailed names those that refused."""
+        failed = []
+        # The journal takes 2000 characters (node/change/apply.py); a host's whole log may be
+        # behind it.
+        reason = reason if len(reason) <= 1900 else f"{reason[:1900]} …"
+        for node in sorted(self.touched):
+            try:
+                request = {"change": self.id, "status": status, "reason": reason}
+                call(self.state, self.host(node), "close", request)
+            except StepFailed as error:
+                # A node on which nothing had to be changed has no such change.
+                if error.code != "no_change":
+                    failed.append(str(error))
+        if failed:
+            raise StepFailed("; ".join(failed))
+        self.closed = True
+
+    def step(
+        self,
+        label: str,
+        members: Iterable[str],
+        work: Callable[[], object],
+        wait_s: float | None = None,
+    ) -> FunctionCommand:
+        """A pyinfra command for one host's part of a step that `members` do at the same time.
+
+        `wait_s`: the longest that the first to end waits for the others, in seconds (None:
+        RENDEZVOUS_S).
+        """
+
+        def execute(state: State, host: Host) -> bool:
+            wait = RENDEZVOUS_S if wait_s is None else wait_s
+            return self._execute(label, host, frozenset(members), work, wait)
+
+        return FunctionCommand(execute, (), {})
+
+    def _execute(
+        self,
+        label: str,
+        host: Host,
+        members: frozenset[str],
+        work: Callable[[], object],
+        wait_s: float,
+    ) -> bool:
+        if self.failure is None:
+            try:
+                work()
+            except StepFailed as error:
+                self._fail(host, str(error))
+            except Exception as error:  # a defect of ours must not leave the rig half changed
+                self._fail(host, f"{label}: {type(error).__name__}: {error}")
+        with self._lock:
+            meeting = self._meetings.setdefault(label, _Meeting(members - self._gone))
+            meeting.arrive(host.name)
+        if not meeting.open.wait(wait_s) and self.failure is None:
+            late = ", ".join(sorted(meeting.waiting))
+            self._fail(host, f"{label}: {late} did not finish within {wait_s:g} s")
+        if self.failure is None:
+            return True
+        with self._lock:
+            # pyinfra goes on without it: nobody may wait for it at a later step
+            self._gone.add(host.name)
+            for other in self._meetings.values():
+                other.arrive(host.name)
+        self._return_once(host)
+        return False
+
+    def _not_closed(self) -> str:
+        """What to tell, and to type, when all is as wanted and only the journal says otherwise."""
+        request = json.dumps({"change": self.id, "status": "COMMITTED", "reason": "proven"})
+        return (
+            f"all is as wanted and stays so; only change {self.id} is not closed in the journals "
+            "named above. Mend what they name, then on that node: "
+            f"sudo rignode close {shlex.quote(request)}"
+        )
+
+    def _fail(self, host: Host, line: str) -> None:
+        for part in line.splitlines():
+            host.log_styled(part, fg="red")
+        with self._lock:
+            self.failure = self.failure or line
+
+    def _return_once(self, host: Host) -> None:
+        with self._lock:
+            if self._given_back:
+                return
+            self._given_back = True
+            if not self.touched or self.closed:
+                return
+            if self.proven:
+                host.log_styled(self._not_closed(), fg="red")
+                return
+            if self._give_back is None:
+                host.log_styled(
+                    f"change {self.id} stays OPEN; undo it with: deploys/rollback.py", fg="red"
+                )
+                return
+            host.log_styled("going back to what was there before", fg="yellow")
+            try:
+                host.log_styled(self._give_back(self), fg="yellow")
+            except Exception as error:
+                host.log_styled(
+                    f"could not go back whole: {error}; finish it with: "
+                    f"deploys/rollback.py --data change={self.id}",
+                    fg="red",
+                )

@@ -1,0 +1,206 @@
+"""The engine of a rig: its files and unit, its stop and start in order, its proof.
+
+Each operation takes what to do as explicit arguments, shows it once, and yields nothing where
+nothing is to do. The steps themselves are node's: journalled, and undone together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Generator, Mapping
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, operation
+
+from operations.change import diff
+from operations.change.run import Run
+from schema.desired.plan import ENGINE_FOLDERS, UNIT, Document, EngineSpec
+from schema.observed.snapshot import FileState, Unit
+
+Steps = list[dict[str, object]]
+# `systemctl stop` returns after TERM (30 s), KILL and docker rm.
+UNIT_TIMEOUT_S = 180
+
+
+def file_steps(documents: tuple[Document, ...], files: Mapping[str, FileState]) -> Steps:
+    """The steps that make a node's files equal the documents; equal ones are left alone."""
+    steps: Steps = []
+    for document in documents:
+        now = files.get(document.path)
+        if now is not None and _equal(document, now):
+            continue
+        step: dict[str, object] = {
+            "op": "file",
+            "path": document.path,
+            "content": document.content,
+            "mode": document.mode,
+            "owner": "root",
+            "group": "root",
+            "expect_sha256": "absent" if now is None or now.sha256 is None else now.sha256,
+        }
+        if document.path.endswith(".sh"):
+            step["validate"] = ["bash", "-n", "{tmp}"]
+        steps.append(step)
+    return steps
+
+
+def _equal(document: Document, now: FileState) -> bool:
+    # By hash: node masks secrets in the content of files that others cannot read.
+    wanted = hashlib.sha256(document.content.encode()).hexdigest()
+    owner = (now.uid, now.gid)
+    return (now.kind, now.sha256, now.mode, owner) == ("file", wanted, document.mode, (0, 0))
+
+
+def folder_steps(spec: EngineSpec, files: Mapping[str, FileState], owner: str) -> Steps:
+    """Steps that make absent folders: the engine's own, and bind mounts (docker would make them
+    root's). The weights' folder is never made: an empty one would hide that they are missing.
+    """
+    folders = [(path, "root") for path in ENGINE_FOLDERS]
+    folders += [(path, owner) for path in spec.cache_folders]
+    return [
+        {"op": "directory", "path": path, "mode": "0755", "owner": who, "group": who}
+        for path, who in folders
+        if path in files and files[path].kind == "absent"
+    ]
+
+
+def unit_steps(unit: Unit | None, files_change: bool) -> Steps:
+    """The step that enables the unit and reloads systemd, where one of them is needed."""
+    enable = unit is None or unit.enabled != "enabled"
+    if not enable and not files_change and not (unit and unit.needs_reload):
+        return []
+    # Again when its file changes: `enable` adds the links that a new [Install] asks for.
+    return [_unit_step(None, enabled=True if enable or files_change else None)]
+
+
+def timer_steps(name: str, timer: Unit | None, files: Collection[str]) -> Steps:
+    """The step that enables a timer of ours and has it run as its file says.
+
+    `timer` is what systemd says of it now, `files` are the paths that this run writes.
+    """
+    changed = any(path.endswith(f"/{name}") for path in files)
+    runs = timer is not None and timer.active_state == "active"
+    if timer is not None and timer.enabled == "enabled" and runs and not changed:
+        return []
+    return [
+        {
+            "op": "unit",
+            "unit": name,
+            "enabled": True,
+            "active": "restart" if runs and changed else "start",
+            "daemon_reload": True,
+        }
+    ]
+
+
+def _unit_step(active: str | None, enabled: bool | None = None) -> dict[str, object]:
+    reload = active is None
+    return {
+        "op": "unit",
+        "unit": UNIT,
+        "enabled": enabled,
+        "active": active,
+        "daemon_reload": reload,
+    }
+
+
+@operation()
+def configure(
+    run: Run, steps: Steps, members: Collection[str], files: Mapping[str, FileState]
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Write the launch script, the environment file and the unit, as one journalled change.
+
+    + run: the change
+    + steps: what to do here, from `file_steps`, `folder_steps` and `unit_steps`
+    + members: the nodes on which something is to do
+    + files: what the files are now, by path, for the diff
+    """
+    if not steps:
+        host.noop("files and unit are as the recipe renders them")
+        return
+    for step in steps:
+        run.say(host, _describe(step), lambda step=step: _show(run, step, files))
+    node = host.name
+    yield run.step("configure", members, lambda: run.apply(node, steps))
+
+
+def _describe(step: Mapping[str, object]) -> str:
+    if step["op"] == "file":
+        return f"write {step['path']} (mode {step['mode']}, owner root)"
+    if step["op"] == "directory":
+        return f"make the folder {step['path']} (owner {step['owner']})"
+    return f"{'enable' if step['enabled'] else 'reload'} {step['unit']}"
+
+
+def _show(run: Run, step: Mapping[str, object], files: Mapping[str, FileState]) -> None:
+    host.log(_describe(step))
+    if step["op"] == "file" and run.state.config.DIFF:
+        path = str(step["path"])
+        now = files.get(path)
+        diff.show(host, path, now.content if now else None, str(step["content"]))
+
+
+@operation()
+def stop(run: Run, nodes: Collection[str]) -> Generator[FunctionCommand, None, None]:
+    """
+    Stop the engine's unit on this node, when it is one of `nodes`.
+
+    + run: the change
+    + nodes: the nodes on which the unit is to be stopped in this step
+    """
+    yield from _set_active(run, nodes, "stop")
+
+
+@operation()
+def start(run: Run, nodes: Collection[str]) -> Generator[FunctionCommand, None, None]:
+    """
+    Start the engine's unit on this node, when it is one of `nodes`.
+
+    + run: the change
+    + nodes: the nodes on which the unit is to be started in this step
+    """
+    yield from _set_active(run, nodes, "start")
+
+
+def _set_active(
+    run: Run, nodes: Collection[str], active: str
+) -> Generator[FunctionCommand, None, None]:
+    if host.name not in nodes:
+        host.noop(f"no {active} of the engine here in this step")
+        return
+    node = host.name
+    box = " and its container" if run.plan.recipe.container else ""
+    run.say(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
+    yield run.step(
+        f"{active}:{','.join(sorted(nodes))}",
+        nodes,
+        lambda: run.apply(node, [_unit_step(active)], UNIT_TIMEOUT_S),
+    )
+
+
+@operation()
+def prove(
+    run: Run, needed: bool, check: Callable[[], str], status: str = "COMMITTED"
+) -> Generator[FunctionCommand, None, None]:
+    """
+    End the change by a proof; without one the rig goes back to what it was.
+
+    + run: the change
+    + needed: whether anything was changed that is to be proven
+    + check: proves it and says how, or raises StepFailed
+    + status: how the journal ends the change
+    """
+    if not needed:
+        host.noop("nothing was changed")
+        return
+    reporter = host
+
+    def work() -> None:
+        proof = check()
+        run.proven = True
+        run.close(status, proof)
+        reporter.log_styled(f"{proof}; change {run.id} {status}", fg="green")
+
+    run.say(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
+    yield run.step("prove", [host.name], work)

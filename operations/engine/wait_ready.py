@@ -1,0 +1,138 @@
+"""Waiting for a real answer, with progress: phase, elapsed, budget, last log line.
+
+Ends early when a unit died: an engine that cannot start does not start by waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+import gevent
+from pyinfra.api import State
+
+from facts import unit_state as engine_facts
+from facts.endpoint.completion import Answer, Endpoint, ask
+from facts.observe import fact_of, real
+from facts.unit_state import UnitState
+from operations.change.node_call import StepFailed
+from schema.desired.plan import UNIT
+
+POLL_S = 2.0
+PROGRESS_S = 10.0
+LOG_LINES = 40
+# How long the unit's own question may lag behind ours.
+STARTED_S = 15.0
+
+
+class EngineDied(StepFailed):
+    """The unit ended while it was waited for; another start may or may not help."""
+
+
+def unit_states(state: State, nodes: Collection[str]) -> dict[str, UnitState | None]:
+    """The engine unit's state on each node, asked at the same time; None: no answer."""
+    jobs = {
+        node: gevent.spawn(fact_of, state, state.inventory.get_host(node), engine_facts.Unit, UNIT)
+        for node in nodes
+    }
+    gevent.joinall(list(jobs.values()))
+    return {node: job.get() for node, job in jobs.items()}
+
+
+def wait_for_answer(
+    state: State,
+    head: str,
+    nodes: Collection[str],
+    endpoint: Endpoint,
+    budget_s: int,
+    patient: bool = False,
+) -> Answer:
+    """The first good answer of the engine that now starts on `nodes`.
+
+    Raises StepFailed when a unit ended, when the engine answers in a way that waiting cannot
+    mend, or when `budget_s` seconds passed; its text carries the last log lines of the node.
+    `patient`: a unit that systemd starts again (after a boot, say) is waited for; only one that
+    systemd has given up ends the wait.
+    """
+    state = real(state)
+    started = time.monotonic()
+    first = unit_states(state, nodes)
+    reporter = state.inventory.get_host(head)
+    told = started
+
+    def attempt() -> Answer:
+        nonlocal told
+        answer = ask(endpoint, timeout_s=max(5.0, budget_s - (time.monotonic() - started)))
+        if answer.ok or answer.final:
+            return answer
+        now = unit_states(state, nodes)
+        _stop_if_dead(state, first, now, patient)
+        if time.monotonic() - told >= PROGRESS_S:
+            told = time.monotonic()
+            phase = _phase(now, head)
+            reporter.log(f"{phase}: {told - started:.0f} s of {budget_s} s; {_last(now, head)}")
+        return answer
+
+    # Here, not above: a run that changes nothing waits for nothing.
+    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+    waiting = Retrying(
+        retry=retry_if_result(lambda answer: not answer.ok and not answer.final),
+        stop=stop_after_delay(budget_s),
+        wait=wait_fixed(POLL_S),
+        retry_error_callback=lambda retry_state: retry_state.outcome.result(),
+    )
+    answer = waiting(attempt)
+    if not answer.ok:
+        seconds = time.monotonic() - started
+        raise StepFailed(
+            f"no good answer after {seconds:.0f} s (budget {budget_s} s): {answer.detail}\n"
+            + log_tail(state, head)
+        )
+    _until_started(state, head)
+    return answer
+
+
+def _until_started(state: State, head: str) -> None:
+    """Waits until systemd, too, has seen an answer: its own question ends a moment after ours."""
+    deadline = time.monotonic() + STARTED_S
+    while time.monotonic() < deadline:
+        unit = unit_states(state, [head])[head]
+        if unit is None or unit.active != "activating":
+            return
+        time.sleep(POLL_S / 2)
+
+
+def _stop_if_dead(
+    state: State,
+    first: Mapping[str, UnitState | None],
+    now: Mapping[str, UnitState | None],
+    patient: bool,
+) -> None:
+    for node, unit in now.items():
+        earlier = first.get(node)
+        if unit is None or earlier is None or (patient and unit.active != "failed"):
+            continue
+        reason = unit.ended_since(earlier)
+        if reason:
+            raise EngineDied(f"{node}: {reason}\n{log_tail(state, node, earlier.invocation)}")
+
+
+def _phase(now: Mapping[str, UnitState | None], head: str) -> str:
+    up = ("active", "activating")
+    waiting = [n for n, unit in now.items() if unit is None or unit.active not in up]
+    if waiting:
+        return f"waiting for the unit on {', '.join(sorted(waiting))}"
+    return "engine is loading"
+
+
+def _last(now: Mapping[str, UnitState | None], head: str) -> str:
+    unit = now.get(head)
+    return f"{head}: {unit.last_line}" if unit and unit.last_line else f"{head}: no log line yet"
+
+
+def log_tail(state: State, node: str, invocation: str = "") -> str:
+    """The last log lines of a node's engine (of that start of it), indented under a heading."""
+    host = state.inventory.get_host(node)
+    lines = fact_of(state, host, engine_facts.Log, UNIT, LOG_LINES, invocation) or []
+    return "\n".join([f"the last {len(lines)} log lines of {node}:", *(f"    {x}" for x in lines)])

@@ -1,0 +1,252 @@
+"""Back to what was there before a change: on every node that it touched, in the rig's order."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+from typing import Any
+
+import gevent
+from pyinfra.api import State
+
+from facts.endpoint.completion import Endpoint
+from facts.observe import in_host, observe, real
+from facts.rignode.call import AskFailed, ask_node
+from facts.snapshot import bounded
+from operations.change.node_call import StepFailed, call
+from operations.engine.baseline import compared
+from operations.engine.wait_ready import unit_states, wait_for_answer
+from operations.rollback.former_venv import FormerVenvs
+from schema.desired.plan import UNIT, Plan
+from schema.observed.snapshot import NodeSnapshot
+from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
+
+UNDO_TIMEOUT_S = 240
+# An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
+RESTORE_TIMEOUT_S = 1800
+
+
+def file_endpoint(document: str) -> Endpoint | None:
+    """Where an engine answers and what is expected of it, from its node.json
+    (schema/render/node_json.py).
+
+    None for a text without it, such as a worker's.
+    """
+    try:
+        said = json.loads(document)["endpoint"]
+        return Endpoint(
+            str(said["url"]),
+            str(said["model"]),
+            bool(said["reasoning"]),
+            tuple(said["chat_template_kwargs"].items()),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def script_endpoint(script: str, address: str) -> Endpoint | None:
+    """Where a launch script's engine answers: its `--port` and `--served-model-name`.
+
+    None for a script without them (then there is nothing to ask). A script with a reasoning
+    parser belongs to a model that thinks first.
+    """
+    try:
+        words = shlex.split(script, comments=True)
+    except ValueError:
+        return None
+    values = dict(pairwise(words))
+    name = values.get("--served-model-name")
+    if name is None:
+        return None
+    thinks = "--reasoning-parser" in words
+    return Endpoint(f"http://{address}:{values.get('--port', '8000')}", name, thinks)
+
+
+def give_back(
+    state: State,
+    plan: Plan,
+    change: str,
+    nodes: Collection[str],
+    overwrite: Collection[str] = (),
+    reason: str | None = None,
+    recorded: Recorded | None = None,
+) -> str:
+    """Undoes `change` on `nodes`: head stops first; workers come back before the head.
+
+    Gives the line to tell. Raises StepFailed naming what did not come back; what did stays.
+    `reason`: why, for the journal. `recorded`: what was asked for beforehand. A former
+    venv is executed before anything is put back.
+    """
+    state = real(state)
+    ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
+    kept, silent = _all_recorded(state, ordered, change, recorded)
+    ordered = list(kept)
+    former = FormerVenvs(state, plan, kept)
+    for node in reversed(ordered):
+        _stop(state, node, kept[node])
+    former.check()
+    # Every node is tried: one that cannot go back must not keep the others from it.
+    request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
+    if reason:
+        request["reason"] = _one_line(reason)
+    problems = [line for node in ordered if (line := _undo(state, node, request, kept[node]))]
+    problems += silent
+    if problems:
+        raise StepFailed("; ".join(problems))
+    former.executed()
+    states = unit_states(state, ordered)
+    running = [n for n, unit in states.items() if unit and unit.active in ("active", "activating")]
+    head = plan.rig.head
+    if head.name not in running:
+        return f"change {change} ROLLED_BACK; no engine ran before, none runs now"
+    endpoint = _restored_endpoint(state, plan)
+    if endpoint is None:
+        return f"change {change} ROLLED_BACK; the former engine was started (no endpoint to ask)"
+    answer = wait_for_answer(state, head.name, running, endpoint, plan.recipe.expect.start_budget_s)
+    speed = compared(endpoint, baseline(plan, kept.get(head.name)))
+    return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
+
+
+def baseline(plan: Plan, change: Mapping[str, Any] | None) -> float | None:
+    """What the engine did before: as the change's run measured it, else as a venv's recipe says."""
+    measured = ((change or {}).get("blob") or {}).get("baseline")
+    if measured is not None:
+        return float(measured)
+    if plan.recipe.venv is None:
+        return None
+    return recorded(plan)
+
+
+def recorded(plan: Plan) -> float | None:
+    """The recipe's baseline of one stream in the plan's profile."""
+    for row in plan.recipe.expect.baselines:
+        if (row.profile, row.concurrency) == (plan.profile, 1):
+            return row.tokens_per_s
+    return None
+
+
+def _undo(
+    state: State, node: str, request: dict[str, Any], change: Mapping[str, Any] | None
+) -> str | None:
+    """Undoes the change on one node; a line when it did not come back whole."""
+    host, restores = state.inventory.get_host(node), _installs(change)
+    limit = RESTORE_TIMEOUT_S if restores else UNDO_TIMEOUT_S
+    for backup in restores:
+        host.log(f"backup {backup} is unpacked beside, proven, and trades places")
+    try:
+        answer = call(state, host, "undo", request, limit)
+    except StepFailed as error:
+        # The step that failed there may have been the first: then nothing was changed.
+        return None if error.code == "no_change" else str(error)
+    for row in answer.get("steps", ()):
+        if row["op"] == "clear":
+            host.log(row["detail"])
+    if answer.get("status") != "ROLLED_BACK":
+        return (
+            f"{node}: change {request['change']} is {answer.get('status')}: {answer.get('detail')}"
+        )
+    return None
+
+
+def _installs(change: Mapping[str, Any] | None) -> list[str]:
+    """The backups that the undo of a change restores."""
+    steps = (change or {}).get("steps", ())
+    return [s["backup"] for s in steps if s.get("op") == "install" and s["state"] != "undone"]
+
+
+def _one_line(reason: str) -> str:
+    """A reason as the journal takes it; of a host's whole log the beginning and the end."""
+    text = "".join(c if c.isprintable() else " " for c in reason)
+    text = " ".join(text.split())
+    return text if len(text) <= 1900 else f"{text[:300]} … {text[-1500:]}"
+
+
+class Recorded:
+    """The changes that a rollback may undo, asked for on every node while other things are asked.
+
+    `change` None: those that are not settled.
+    """
+
+    def __init__(self, state: State, plan: Plan, change: str | None) -> None:
+        state, request = real(state), {"change": change} if change else {}
+        self._jobs = {
+            node.name: gevent.spawn(_look, state, node.name, request) for node in plan.rig.nodes
+        }
+
+    def of(self, node: str, change: str) -> Mapping[str, Any] | None:
+        """The change as the node had it; None where it did not tell of one."""
+        rows: list[Mapping[str, Any]] = self._jobs[node].get()
+        return next((row for row in rows if row["id"] == change), None)
+
+
+def _look(state: State, node: str, request: dict[str, Any]) -> list[Mapping[str, Any]]:
+    try:
+        host = state.inventory.get_host(node)
+        return list(ask_node(state, host, "journal look", request, 60)["changes"])
+    except AskFailed:
+        return []  # it is asked again, by who needs the answer
+
+
+def _all_recorded(
+    state: State, nodes: Collection[str], change: str, recorded: Recorded | None
+) -> tuple[dict[str, Mapping[str, Any] | None], list[str]]:
+    """The change as each node that answers has it, and a line about each that does not.
+
+    A node that hangs must not keep the others in a state that nobody has proven.
+    """
+    kept: dict[str, Mapping[str, Any] | None] = {}
+    silent = []
+    for node in nodes:
+        try:
+            known = recorded.of(node, change) if recorded else None
+            kept[node] = known or _recorded(state, node, change)
+        except StepFailed as error:
+            silent.append(
+                f"{error}; {node} keeps what was not proven and starts it at its next boot: at "
+                f"its console: sudo rignode undo {change}"
+            )
+    return kept, silent
+
+
+def _recorded(state: State, node: str, change: str) -> Mapping[str, Any] | None:
+    """The change as the node's journal has it; None where there is none."""
+    try:
+        found = call(state, state.inventory.get_host(node), "journal", {"change": change})
+    except StepFailed as error:
+        if error.code != "no_change":
+            raise
+        return None
+    return dict(found["change"])
+
+
+def _stop(state: State, node: str, change: Mapping[str, Any] | None) -> None:
+    """Stops the unit before files go back, where the change stopped or started it.
+
+    A change that only came to the files left the running engine alone; so does its undo.
+    """
+    host = state.inventory.get_host(node)
+    steps = change["steps"] if change else ()
+    if not any(step["op"] == "unit" and _moves_engine(step) for step in steps):
+        return
+    command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
+    done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
+    if not done:
+        raise StepFailed(f"{node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
+
+
+def _moves_engine(step: Mapping[str, Any]) -> bool:
+    """Whether a unit step started or stopped the engine (a timer beside it is not the engine)."""
+    return step.get("unit") == UNIT and bool(step.get("active"))
+
+
+def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:
+    head = plan.rig.head
+    snapshot = observe(state, plan, fresh=True)[head.name]
+    if not isinstance(snapshot, NodeSnapshot) or not isinstance(snapshot.files, tuple):
+        return None
+    texts = {file.path: file.content or "" for file in snapshot.files}
+    script = script_endpoint(texts.get(SCRIPT_PATH, ""), str(head.lan_address))
+    # The file says more, but is of the format of the program that wrote it; the script always is.
+    return script and (file_endpoint(texts.get(NODE_PATH, "")) or script)

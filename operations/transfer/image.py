@@ -1,0 +1,172 @@
+"""A container image of the rig: on one node first, then on the others, blessed when all agree."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, operation
+
+from facts.observe import in_host
+from facts.snapshot import bounded
+from operations.change.node_call import StepFailed
+from operations.change.run import Run
+from operations.transfer import image_ssh
+from operations.transfer.docker_archive import Archive, BadArchive
+from operations.transfer.transfer import DEADLINE_S, Transfer
+from schema.observed.snapshot import Image
+from schema.render.image_build import SCRATCH, Context
+
+PULL_TIMEOUT_S = 4 * 3600
+
+
+@operation()
+def seed(
+    run: Run,
+    reference: str,
+    nodes: Collection[str],
+    archive: Archive | None,
+    build: Context | None = None,
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Bring an image that no node has to the rig: from its registry, an archive here, or a build.
+
+    + run: the change
+    + reference: the image
+    + nodes: the nodes that get it (several only where each has to pull by digest)
+    + archive: the operator's archive; None pulls
+    + build: what to build it from, on the node
+    """
+    if host.name not in nodes:
+        host.noop("no pull here")
+        return
+    line = f"docker pull {reference}" if archive is None else f"docker load of {archive.path}"
+    if build is not None:
+        line = f"docker build of {build.build.template} on {build.build.base}: {build.inputs[:12]}"
+    run.say(host, "seed", lambda: host.log(line))
+    node = host.name
+    yield run.step(
+        "seed", nodes, lambda: _seed(run, node, reference, archive, build), PULL_TIMEOUT_S
+    )
+
+
+def _seed(
+    run: Run, node: str, reference: str, archive: Archive | None, build: Context | None
+) -> None:
+    if build is not None:
+        base = build.build.base
+        # docker would pull whatever the tag means today, and try for minutes without a network
+        if base != SCRATCH and "@" not in base and not _has(run, node, base):
+            raise StepFailed(
+                f"{node}: the base {base} is not on it; name it by digest (NAME@sha256:…), or on "
+                f"{node}: docker pull {base}"
+            )
+        made = image_ssh.build(run, node, build)
+        image_ssh.tag(run, node, reference, {"id": made, "layers": _layers(run, node, made)})
+        return
+    if archive is not None:
+        layers = list(archive.diff_ids)
+        try:
+            image_ssh.from_archive(run, node, reference, layers, archive.chunks())
+        except (BadArchive, OSError) as error:
+            raise StepFailed(str(error)) from None
+        return
+    a_host = run.host(node)
+    command = bounded(f"docker pull --quiet {shlex.quote(reference)}", PULL_TIMEOUT_S)
+    done, output = in_host(run.state, a_host, a_host.run_shell_command, command, _sudo=True)
+    if not done:
+        raise StepFailed(f"{node}: docker pull {reference}: {output.stderr.strip()[-300:]}")
+
+
+def _inspect(run: Run, node: str, image: str, what: str) -> tuple[bool, str]:
+    """Whether docker on a node has an image, and a part of what it says of it."""
+    a_host = run.host(node)
+    line = f"docker image inspect --format {shlex.quote(what)} {shlex.quote(image)}"
+    done, said = in_host(run.state, a_host, a_host.run_shell_command, bounded(line, 60), _sudo=True)
+    return done, said.stdout if done else said.stderr
+
+
+def _has(run: Run, node: str, image: str) -> bool:
+    return _inspect(run, node, image, "{{.Id}}")[0]
+
+
+def _layers(run: Run, node: str, image: str) -> list[str]:
+    """The diff ids of an image on a node."""
+    done, said = _inspect(run, node, image, "{{json .RootFS.Layers}}")
+    if not done:
+        raise StepFailed(f"{node}: docker image inspect {image[:19]}: {said.strip()[-300:]}")
+    return [str(layer) for layer in json.loads(said)]
+
+
+@operation()
+def move(
+    run: Run,
+    reference: str,
+    transfer: Transfer | None,
+    whole: bool,
+    image: Callable[[], Image],
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Bring the image from the node that has it to those that lack it: missing layers, tag last.
+
+    + run: the change
+    + reference: the image's name
+    + transfer: who gives, who takes, and by which way; None when no node lacks it
+    + whole: the fallback: docker save and docker load through this machine
+    + image: what the giving node has, asked when the transfer begins
+    """
+    members = (transfer.source, *transfer.takers) if transfer else ()
+    if transfer is None or host.name not in members:
+        host.noop("the image is here as it should be")
+        return
+    run.say(host, "move", lambda: host.log(_line(transfer, host.name, reference, whole)))
+    reporter = host
+    part = _whole if whole else _part
+    yield run.step(
+        "move", members, lambda: part(reporter, transfer, reference, image()), DEADLINE_S
+    )
+
+
+def _line(transfer: Transfer, name: str, reference: str, whole: bool) -> str:
+    how = (
+        "whole, through this machine (method=ssh)"
+        if whole
+        else "its missing layers, "
+        + (f"out of {transfer.way.device}" if transfer.way.device else "over the LAN")
+    )
+    if name == transfer.source:
+        return f"give {reference} to {', '.join(transfer.takers)}: {how}"
+    return f"get {reference} from {transfer.source}: {how}; the tag last"
+
+
+def _part(reporter: Any, transfer: Transfer, reference: str, image: Image) -> None:
+    want = {"id": image.id, "layers": list(image.layers)}
+    if reporter.name == transfer.source:
+        transfer.give({"want": want})
+        return
+    answer = transfer.take(reporter.name, {"image": reference, "want": want})
+    reporter.log_styled(arrived(answer), fg="green")
+
+
+def _whole(reporter: Any, transfer: Transfer, reference: str, image: Image) -> None:
+    if reporter.name != transfer.source:
+        want = {"id": image.id, "layers": list(image.layers)}
+        image_ssh.between(transfer.run, transfer.source, reporter.name, reference, want)
+        reporter.log_styled("loaded and tagged", fg="green")
+
+
+def arrived(answer: Mapping[str, Any]) -> str:
+    """A line about what a taker got, from node's answer."""
+    if not answer.get("layers"):
+        return f"all layers were here; {answer['took_s']:.1f} s"
+    resumed = answer.get("resumed_bytes", 0)
+    again = f", of which {resumed / 1e6:.1f} MB came in an earlier run" if resumed else ""
+    damaged = f"; {answer['damaged']} damaged blocks came again" if answer.get("damaged") else ""
+    return (
+        f"{answer['layers']} layers, {answer['bytes'] / 1e6:.1f} MB{again}; "
+        f"{answer['wire_bytes'] / 1e6:.1f} MB on the wire in {answer['wire_s']:.1f} s; "
+        f"with docker load {answer['load_s']:.1f} s, in all {answer['took_s']:.1f} s{damaged}"
+    )

@@ -1,0 +1,188 @@
+"""The fallback `method=ssh`: docker save on one node, docker load on another, through this machine.
+
+For stores whose layers node cannot read by themselves. The whole image travels, under no name;
+the tag is set after the content was looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+from pyinfra.api import Host
+
+from facts.snapshot import bounded
+from operations.change.node_call import StepFailed, call
+from operations.change.run import Run
+from schema.render.image_build import LABEL, Context
+
+TIMEOUT_S = 4 * 3600
+_CHUNK = 1 << 20
+_SAY_EVERY_S = 5.0
+
+
+def between(run: Run, source: str, target: str, reference: str, want: dict[str, Any]) -> None:
+    """Brings the image `want` from node to node and tags it. Raises StepFailed."""
+    # By id, so that docker load sets no tag.
+    save = f"docker save {shlex.quote(str(want['id']))}"
+    try:
+        with closing(_Command(run.host(source), save)) as giver:
+            loaded = _load(run.host(target), giver.chunks())
+            giver.finish()
+    except StepFailed as error:
+        raise StepFailed(f"{error}; {target}'s tag was not touched: run it again") from None
+    tag(run, target, reference, {**want, "id": loaded})
+
+
+def from_archive(
+    run: Run, target: str, reference: str, layers: list[str], chunks: Iterator[bytes]
+) -> None:
+    """Loads an archive of this machine on a node and tags it. Raises StepFailed."""
+    loaded = _load(run.host(target), chunks)
+    tag(run, target, reference, {"id": loaded, "layers": layers})
+
+
+def build(run: Run, target: str, context: Context) -> str:
+    """Has docker on a node build a context; what it made, as docker's id. Raises StepFailed.
+
+    No tag is set. docker build without a tag prints the id in a way of its own for each builder:
+    the id file is the same for both. The build ends with the session that started it.
+    """
+    words = ["docker", "build", "--label", f"{LABEL}={context.inputs}", "--force-rm"]
+    for name, value in sorted(context.args.items()):
+        words += ["--build-arg", f"{name}={value}"]
+    raw = context.tar()
+    host = run.host(target)
+    with closing(_Command(host, _BUILD % (len(raw), shlex.join(words)), "build")) as builder:
+        builder.write(raw)
+        said = builder.finish(lambda step: host.log(step) if _is_step(step) else None, _reason)
+    if not said.strip().startswith("sha256:"):
+        raise StepFailed(f"{target}: docker build answered: {said.strip()[:200] or 'nothing'}")
+    return said.strip()
+
+
+# One build a host, by a lock that ends with its processes. The name given by --add-host stands on
+# the containers of the steps and not in the image: docker forgets them when it is restarted.
+# Behind the context nothing comes: what ends the read is a session that is gone, and docker build
+# would not notice that before its next word, which may take half an hour.
+_BUILD = """exec 9>/run/rigbook-build.lock
+flock -n 9 || { echo "rigbook: another build runs on this host" >&2; exit 1; }
+sweep() {
+  docker ps -aq -f status=created -f status=exited -f status=dead |
+    xargs -r docker inspect -f "{{.Id}} {{.HostConfig.ExtraHosts}}" |
+    sed -n "s/ .*rigbook-build:.*//p" | xargs -r docker rm
+} >/dev/null 2>&1
+sweep
+d=$(mktemp -d) && head -c %d >$d/context || exit 1
+exec 3<&0
+%s --add-host rigbook-build:127.0.0.1 --iidfile $d/id - <$d/context >&2 & build=$!
+(read -r nothing <&3; kill $build) 2>/dev/null & watch=$!
+wait $build; r=$?
+kill $watch
+[ $r = 0 ] && cat $d/id || sweep
+rm -rf $d; exit $r"""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _reason(lines: list[str]) -> str:
+    """Why docker build failed: the line of a step of ours with the one before it, else its last.
+
+    docker's own last line repeats the step's command, a newer builder its part of the Dockerfile.
+    """
+    clean = [_COLOUR.sub("", line) for line in lines]
+    ours = [n for n, line in enumerate(clean) if "rigbook: " in line]
+    if not ours:
+        return _last_words(clean)
+    before = clean[ours[0] - 1] if ours[0] else ""
+    told = "" if _is_step(before) or before.startswith((" --->", "Removing")) else before.strip()
+    return clean[ours[0]].partition("rigbook: ")[2][:600] + (f"; {told[-200:]}" if told else "")
+
+
+def _last_words(lines: list[str]) -> str:
+    return " ".join(line for line in lines[-4:] if line)[-300:]
+
+
+def _is_step(line: str) -> bool:
+    """Whether a line of docker build names a step: `Step 2/4 : RUN …`, or `#7 [2/4] RUN …`."""
+    return line.startswith("Step ") or (line.startswith("#") and " [" in line)
+
+
+def tag(run: Run, node: str, reference: str, want: dict[str, Any]) -> None:
+    """Sets the tag on an image that is whole on a node, as a step of the change."""
+    run.touched.add(node)
+    request = {"change": run.change(), "image": reference, "want": want}
+    call(run.state, run.host(node), "image tag", request)
+
+
+def _load(host: Host, chunks: Iterator[bytes]) -> str:
+    """Feeds docker load on a host; the id of what it says it loaded."""
+    done, told = 0, time.monotonic()
+    with closing(_Command(host, "docker load --quiet")) as loader:
+        for chunk in chunks:
+            loader.write(chunk)
+            done += len(chunk)
+            if time.monotonic() - told > _SAY_EVERY_S:
+                host.log(f"{done / 1e9:.2f} GB through this machine")
+                told = time.monotonic()
+        said = loader.finish()
+    # `Loaded image ID: sha256:…`, the last word of docker's last line
+    last = said.strip().splitlines()[-1:] or [""]
+    if not last[0].startswith("Loaded image ID: sha256:"):
+        raise StepFailed(f"{host.name}: docker load answered: {last[0][:200] or 'nothing'}")
+    return last[0].split()[-1]
+
+
+class _Command:
+    """A command on a host over pyinfra's own ssh connection, with its streams open."""
+
+    def __init__(self, host: Host, command: str, name: str = "") -> None:
+        client = getattr(host.connector, "client", None)
+        if client is None:
+            raise StepFailed(f"{host.name}: method=ssh needs an ssh connection to it")
+        self._host, self._name = host, name or command.split()[1]
+        line = f"sudo -n {bounded(command, TIMEOUT_S)}"
+        self._stdin, self._stdout, self._stderr = client.exec_command(line, timeout=TIMEOUT_S)
+        self._channel = self._stdout.channel
+
+    def chunks(self) -> Iterator[bytes]:
+        """What the command writes, as it comes."""
+        read: Callable[[int], bytes] = self._channel.recv
+        return iter(lambda: read(_CHUNK), b"")
+
+    def write(self, chunk: bytes) -> None:
+        """Feeds the command. Raises StepFailed when it ended."""
+        try:
+            self._channel.sendall(chunk)
+        except OSError:
+            self.finish()
+            raise StepFailed(f"{self._host.name}: docker {self._name} ended early") from None
+
+    def finish(
+        self,
+        told: Callable[[str], None] = lambda line: None,
+        reason: Callable[[list[str]], str] | None = None,
+    ) -> str:
+        """Waits for its end; what else it wrote. Raises StepFailed for its exit status.
+
+        `told` gets the lines of its standard error as they come; `reason` gives the words for a
+        failure, and belongs to a command that takes the end of its input for our end.
+        """
+        if reason is None:
+            self._channel.shutdown_write()
+        errors = []
+        for line in self._stderr:
+            errors.append(line.rstrip())
+            told(errors[-1])
+        said = self._stdout.read().decode("utf-8", "replace")
+        if self._channel.recv_exit_status() != 0:
+            why = (reason or _last_words)(errors)
+            raise StepFailed(f"{self._host.name}: docker {self._name}: {why}")
+        return str(said)
+
+    def close(self) -> None:
+        """Closes the channel; the command ends by its broken pipe."""
+        self._channel.close()

@@ -1,0 +1,100 @@
+"""One transfer between nodes: the giver offers, the takers receive, this end only coordinates.
+
+The key is made here for one transfer and goes to both by stdin. What passes does not touch the
+operator's machine.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+from pyinfra.api import Host, StringCommand
+
+from facts.observe import in_host
+from facts.snapshot import bounded
+from operations.change.node_call import call
+from operations.change.run import Run
+
+# A transfer of 150 GB over 1 Gb/s takes 20 minutes; a link at a tenth of that three hours.
+DEADLINE_S = 4 * 3600
+LOOK_EVERY_S = 3.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the takers reach the giver: addresses by node, and the device (None: any)."""
+
+    addresses: Mapping[str, str]
+    device: str | None
+    port: int
+    compress: str = "auto"
+
+    def listen(self, source: str) -> dict[str, Any]:
+        """Where the giver listens, as node takes it."""
+        return {"address": self.addresses[source], "port": self.port, "device": self.device}
+
+
+class Transfer:
+    """A transfer under way; its greenlets share the key, and what came of each node."""
+
+    def __init__(self, run: Run, what: str, source: str, takers: tuple[str, ...], way: Way) -> None:
+        self.run, self.what, self.source, self.takers, self.way = run, what, source, takers, way
+        self._key = secrets.token_hex(32)
+        self.answers: dict[str, dict[str, Any]] = {}
+
+    def give(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The giver's part; node's answer when every taker has what it needs. Raises StepFailed."""
+        request = {
+            "listen": self.way.listen(self.source),
+            "peers": [self.way.addresses[name] for name in self.takers],
+            "key": self._key,
+            "deadline_s": DEADLINE_S,
+            "compress": self.way.compress,
+            **more,
+        }
+        host = self.run.host(self.source)
+        answer = call(self.run.state, host, f"{self.what} offer", request, DEADLINE_S)
+        self.answers[self.source] = answer
+        return answer
+
+    def take(self, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        """One taker's part, with its progress shown; node's answer. Raises StepFailed."""
+        # Before the call: a lost connection may have left an open change there.
+        self.run.touched.add(name)
+        request = {
+            "change": self.run.change(),
+            "from": self.way.listen(self.source),
+            "key": self._key,
+            "deadline_s": DEADLINE_S,
+            **more,
+        }
+        host = self.run.host(name)
+        watcher = gevent.spawn(watch, self.run, host, self.what)
+        try:
+            answer = call(self.run.state, host, f"{self.what} receive", request, DEADLINE_S)
+        finally:
+            watcher.kill()
+        self.answers[name] = answer
+        return answer
+
+
+def watch(run: Run, host: Host, what: str) -> None:
+    """Shows a node's progress file (node/transfer/spool.py) as it changes, until it is killed."""
+    path = f"/var/lib/rigbook/spool/{what}.progress"
+    command = StringCommand(bounded(f"cat {path} 2>/dev/null || true", 10))
+    said = ""
+    while True:
+        gevent.sleep(LOOK_EVERY_S)
+        try:
+            _, output = in_host(run.state, host, host.run_shell_command, command, _sudo=True)
+            line = str(json.loads(output.stdout_lines[-1])["line"])
+        except Exception:  # a look that fails says nothing about the transfer
+            continue
+        if line != said:
+            host.log(line)
+            said = line

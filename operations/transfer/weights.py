@@ -1,0 +1,133 @@
+"""The weights of a rig: from the node that has them to the others; hashed everywhere on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any
+
+import gevent
+from pyinfra import host
+from pyinfra.api import FunctionCommand, Host, operation
+
+from operations.change.node_call import call
+from operations.change.run import Run
+from operations.transfer.transfer import DEADLINE_S, Transfer, watch
+
+
+@operation()
+def move(
+    run: Run, transfer: Transfer | None, paths: Mapping[str, str], owner: str, prune: bool
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Bring the files that a node lacks, or has otherwise, from the node that gives.
+
+    + run: the change
+    + transfer: who gives, who takes, and by which way; None when nothing is to move
+    + paths: the weights' path on each node
+    + owner: who owns the files here
+    + prune: delete what the giving node has not
+    """
+    members = (transfer.source, *transfer.takers) if transfer else ()
+    if transfer is None or host.name not in members:
+        host.noop("the weights are here as they should be")
+        return
+    run.say(host, "move", lambda: host.log(_line(transfer, host.name, paths)))
+    reporter = host
+    yield run.step(
+        "move",
+        members,
+        lambda: _part(reporter, transfer, paths[reporter.name], owner, prune),
+        DEADLINE_S,
+    )
+
+
+def _line(transfer: Transfer, name: str, paths: Mapping[str, str]) -> str:
+    way = f"out of {transfer.way.device}" if transfer.way.device else "over the LAN"
+    if name == transfer.source:
+        return f"give {paths[name]} to {', '.join(transfer.takers)}, {way}"
+    return f"get what lacks in {paths[name]} from {transfer.source}, {way}"
+
+
+def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool) -> None:
+    if reporter.name == transfer.source:
+        gave = transfer.give({"path": path})
+        if gave.get("not_kept"):
+            reporter.log_styled(
+                f"its hashes are not kept, the next move takes them anew: {gave['not_kept']}",
+                fg="yellow",
+            )
+        return
+    answer = transfer.take(reporter.name, {"path": path, "owner": owner, "prune": prune})
+    reporter.log_styled(arrived(answer), fg="green")
+    if answer["outside"]:
+        listed = ", ".join(answer["outside"][:5])
+        reporter.log_styled(
+            f"{transfer.source} has links out of its folder, which are not moved: {listed}",
+            fg="yellow",
+        )
+    for name in answer["extra"]:
+        verb = "deleted" if name in answer["pruned"] else "left here (prune=true deletes it)"
+        reporter.log_styled(f"{name} is not on {transfer.source}: {verb}", fg="yellow")
+
+
+def arrived(answer: Mapping[str, Any]) -> str:
+    """A line about what a taker got, from node's answer."""
+    if not answer["files"]:
+        return f"every file was here; {answer['took_s']:.1f} s"
+    resumed = answer.get("resumed_bytes", 0)
+    again = f", of which {resumed / 1e6:.1f} MB came in an earlier run" if resumed else ""
+    rate = (answer["bytes"] - resumed) / max(0.01, answer["wire_s"]) / 1e6
+    damaged = f"; {answer['damaged']} damaged blocks came again" if answer.get("damaged") else ""
+    return (
+        f"{len(answer['files'])} files, {answer['bytes'] / 1e6:.1f} MB{again}, in "
+        f"{answer['wire_s']:.1f} s ({rate:.0f} MB/s), each with its source's sha256{damaged}"
+    )
+
+
+@operation()
+def hash_all(
+    run: Run, members: Collection[str], paths: Mapping[str, str], found: dict[str, Any]
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Read every file of the weights and take its sha256, on all nodes at once.
+
+    + run: the run (nothing is journalled: only the hashes beside the weights are written)
+    + members: the nodes that hash; empty when nobody asked
+    + paths: the weights' path on each node
+    + found: filled with each node's answer
+    """
+    if host.name not in members:
+        host.noop("nobody asked for full hashes (verify=true)")
+        return
+    run.say(host, "hash", lambda: host.log(f"sha256 of every file in {paths[host.name]}"))
+    node = host.name
+    yield run.step("hash", members, lambda: _hash(run, node, paths[node], found), DEADLINE_S)
+
+
+def _hash(run: Run, node: str, path: str, found: dict[str, Any]) -> None:
+    watcher = gevent.spawn(watch, run, run.host(node), "weights")
+    try:
+        request = {"path": path, "again": True}
+        found[node] = call(run.state, run.host(node), "weights hash", request, DEADLINE_S)
+    finally:
+        watcher.kill()
+
+
+def differences(found: Mapping[str, Mapping[str, Any]], names: Callable[[str], bool]) -> list[str]:
+    """Lines about files whose hashes differ between nodes; `names` says which files count."""
+    hashes = {
+        node: {f["name"]: f["sha256"] for f in answer["files"] if names(f["name"])}
+        for node, answer in found.items()
+    }
+    first, *others = hashes
+    return [
+        f"{name}: {first} has {_short(hashes[first].get(name))}, {node} has "
+        f"{_short(hashes[node].get(name))}"
+        for node in others
+        for name in sorted({*hashes[first], *hashes[node]})
+        if hashes[first].get(name) != hashes[node].get(name)
+    ]
+
+
+def _short(digest: str | None) -> str:
+    return f"sha256 {digest[:12]}" if digest else "no such file"

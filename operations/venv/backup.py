@@ -1,0 +1,138 @@
+"""Backups of an installation on a host: made, read back, pruned. node does each of them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any
+
+import gevent
+from pyinfra import host
+from pyinfra.api import FunctionCommand, Host, State, operation
+
+from facts.observe import fact_of
+from facts.backups import TreeBackups
+from operations.change.node_call import StepFailed, call
+from schema.observed.backup import BackupPlan, PrunePlan
+
+# 30 GB at 20 MB/s; the remote side ends by then.
+BACKUP_TIMEOUT_S = 1800
+PRUNE_TIMEOUT_S = 600
+# A line for the operator this often while a host works.
+TELL_S = 10.0
+MIB = 1 << 20
+
+
+@operation()
+def back_up(
+    request: Mapping[str, Any], found: BackupPlan, done: dict[str, str]
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Back a tree up, unless a verified backup holds the very same files and documents.
+
+    + request: what node's `tree backup` takes
+    + found: what its dry run told
+    + done: gets the backup's id by host, for the verification
+    """
+    if not found.stored and found.backup is not None:
+        done[host.name] = found.backup
+        host.noop(f"{found.backup} is verified and holds the same files")
+        return
+    size = f"{found.members} files and folders, {found.apparent_bytes / MIB:.0f} MiB"
+    host.log(f"back up {found.tree}: {found.versions.text}; {size}")
+
+    def work(state: State, host: Host) -> str:
+        answer = _told(state, host, "tree backup", request)
+        done[host.name] = answer["backup"]
+        return (
+            f"backup {answer['backup']}: {answer['detail']}, {answer['bytes'] / MIB:.0f} MiB, "
+            f"{answer['took_s']:.1f} s"
+        )
+
+    yield _command(work)
+
+
+@operation()
+def verify(
+    ids: Collection[str], made: Mapping[str, str], pending: bool
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Read backups back against their manifests.
+
+    + ids: the backups that are there
+    + made: the one that this run makes, by host, once it is made
+    + pending: whether this run makes one here
+    """
+    if not ids and not pending:
+        host.noop("nothing to verify")
+        return
+
+    def work(state: State, host: Host) -> str:
+        lines = []
+        for backup in [*ids, *([made[host.name]] if pending else [])]:
+            answer = _told(state, host, "tree verify", {"backup": backup})
+            size = f"{answer['members']} members, {answer['took_s']:.1f} s"
+            lines.append(f"{backup} is whole: {size}")
+        return "; ".join(lines)
+
+    yield _command(work)
+
+
+@operation()
+def prune(request: Mapping[str, Any], found: PrunePlan) -> Generator[FunctionCommand, None, None]:
+    """
+    Remove backups beyond the newest; the last verified one and what a change needs stay.
+
+    + request: what node's `tree prune` takes
+    + found: what its dry run told
+    """
+    if not found.removed and not found.displaced_removed:
+        host.noop("nothing to remove")
+        return
+    for row in found.removed:
+        host.log(f"remove backup {row.id} ({row.bytes / MIB:.0f} MiB): {row.why}")
+    for kept in found.displaced_removed:
+        size = f"{kept.bytes / MIB:.0f} MiB"
+        host.log(f"remove {kept.path} ({size}), displaced by {kept.change}")
+
+    def work(state: State, host: Host) -> str:
+        answer = call(state, host, "tree prune", dict(request), PRUNE_TIMEOUT_S)
+        kept = ", ".join(f"{row['id']} ({row['why']})" for row in answer["kept"])
+        return f"{answer['freed_bytes'] / MIB:.0f} MiB freed; kept: {kept or 'nothing'}"
+
+    yield _command(work)
+
+
+def _command(work: Callable[[State, Host], str]) -> FunctionCommand:
+    """The command that does `work` and says its line; a StepFailed fails the host."""
+
+    def execute(state: State, host: Host) -> bool:
+        try:
+            host.log_styled(work(state, host), fg="green")
+        except StepFailed as error:
+            host.log_styled(str(error), fg="red")
+            return False
+        return True
+
+    return FunctionCommand(execute, (), {})
+
+
+def _told(state: State, host: Host, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """node's answer; while it works the operator sees how far it is, and how long it will take."""
+    job = gevent.spawn(_caught, state, host, verb, dict(request))
+    while job.join(TELL_S) or not job.ready():
+        seen = fact_of(state, host, TreeBackups)
+        if seen is not None and not job.ready():
+            for line in seen.working:
+                host.log(line)
+    answer = job.get()
+    if isinstance(answer, StepFailed):
+        raise answer
+    return dict(answer)
+
+
+def _caught(state: State, host: Host, verb: str, request: dict[str, Any]) -> Any:
+    """The answer or the StepFailed: gevent prints what a greenlet raises."""
+    try:
+        return call(state, host, verb, request, BACKUP_TIMEOUT_S)
+    except StepFailed as error:
+        return error

@@ -1,0 +1,114 @@
+"""Patches of an engine's files: written whole as journalled steps, or by a tool of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, operation
+
+from operations.change import diff
+from operations.change.node_call import call
+from operations.change.run import Run
+
+Steps = list[dict[str, object]]
+# Compiles without running it; the venv's own Python, because an older one may not know the syntax.
+_COMPILES = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
+
+
+def file_step(file: Mapping[str, Any], content_base64: str) -> dict[str, object]:
+    """The step that gives a file its wanted content; owner and mode stay, an edit in between is
+    refused. `file` is node's answer about it (`rignode patch look`).
+    """
+    step: dict[str, object] = {
+        "op": "file",
+        "path": file["path"],
+        "content_base64": content_base64,
+        "mode": file["mode"],
+        "owner": file["owner"] or "root",
+        "group": file["group"] or "root",
+        "expect_sha256": file["sha256"],
+    }
+    if str(file["path"]).endswith(".py"):
+        python = file["python"] or "python3"
+        step["validate"] = [python, "-I", "-B", "-S", "-c", _COMPILES, "{tmp}"]
+    return step
+
+
+@operation()
+def write(
+    run: Run,
+    steps: Steps,
+    members: Collection[str],
+    why: Mapping[str, str],
+    texts: Mapping[str, tuple[str, str]],
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Write patched files, as one journalled change.
+
+    + run: the change
+    + steps: what to do here, from `file_step`
+    + members: the nodes on which something is to do
+    + why: by path, which patch and from which state
+    + texts: by path, the text before and after, for the diff
+    """
+    if not steps:
+        host.noop("every patch is applied, or not needed")
+        return
+    for step in steps:
+        path = str(step["path"])
+        run.say(host, path, lambda path=path: _show(run, path, why[path], texts[path]))
+    node = host.name
+    yield run.step("patches", members, lambda: run.apply(node, steps))
+
+
+def _show(run: Run, path: str, why: str, texts: tuple[str, str]) -> None:
+    host.log(f"write {path}: {why}")
+    if run.state.config.DIFF:
+        diff.show(host, path, *texts)
+
+
+@operation()
+def use_tool(
+    run: Run,
+    tool: Mapping[str, Any],
+    members: Collection[str],
+    timeout_s: int,
+    after: Callable[[str, Mapping[str, Any]], None] | None = None,
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Run a patch tool; the files that it changes are journalled, its failures end the change.
+
+    + run: the change
+    + tool: the tool as `rignode patch tool` takes it
+    + members: the nodes on which it has not been run on the tree that is there
+    + timeout_s: how long it may take, in seconds
+    + after: called with the node's name and node's answer
+    """
+    if host.name not in members:
+        host.noop(f"{tool['id']} has been run on what is there")
+        return
+    here, node = host, host.name
+    run.say(host, tool["id"], lambda: host.log(f"run {tool['id']}: {' '.join(tool['argv'])}"))
+
+    def work() -> None:
+        run.touched.add(node)
+        request = {"change": run.change(), "tool": dict(tool)}
+        answer = call(run.state, run.host(node), "patch tool", request, timeout_s + 60)
+        here.log_styled(told(tool["id"], answer), fg="green")
+        if after:
+            after(node, answer)
+
+    yield run.step(f"tool {tool['id']}", members, work)
+
+
+def told(tool: str, answer: Mapping[str, Any]) -> str:
+    """What a tool's run came to, in a line."""
+    said = answer["said"]
+    if said is None:
+        return f"{tool}: had been run already"
+    return (
+        f"{tool}: {said['applied']} applied, {said['skipped']} skipped, {said['failed']} failed; "
+        f"{len(answer['files'])} files changed"
+    )

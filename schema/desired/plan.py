@@ -1,0 +1,66 @@
+"""What a run wants: the plan of a rig, and each node's engine in it.
+
+Pure data; `schema.render.engine_spec` makes an EngineSpec, `schema.render.engine_files` the files
+that land on a node, `schema.inputs.load` the whole plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schema.inputs.rig import Rig
+from schema.observed.snapshot import SnapshotRequest
+from schema.recipe.recipe import Recipe
+
+UNIT = "rigbook-engine.service"
+CONTAINER = "rigbook-engine"
+ENGINE_DIR = "/etc/rigbook/engine"
+# Looks every 15 s whether the ranks are still joined; only on rigs of several nodes.
+PAIR_SERVICE = "rigbook-pair.service"
+PAIR_TIMER = "rigbook-pair.timer"
+ENGINE_FOLDERS = ("/etc/rigbook", ENGINE_DIR)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What one node's engine is to be.
+
+    `argv` is the whole command line from `vllm serve` on, one element an argument, JSON arguments
+    as one element each; in a venv its first word is the program's path. `venv` and `user` are the
+    venv's path and who runs it, None for a container. `environ` is the engine's environment.
+    `volumes` are (source, target, read_only) with `~` resolved. `weights` is the host path of the
+    weights. `cache_folders` are the mounted folders below the login user's home, parents first,
+    that may be made when absent; the weights' own are not among them. `flags` are the merged
+    vllm_serve values, for diffs.
+    """
+
+    node: str
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    volumes: tuple[tuple[str, str, bool], ...]
+    weights: str
+    cache_folders: tuple[str, ...]
+    flags: dict[str, object]
+    venv: str | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text file that lands on a node: absolute path, content, octal mode; owner is root."""
+
+    path: str
+    content: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run wants on every node of a rig. Maps are keyed by node name."""
+
+    rig: Rig
+    recipe: Recipe
+    profile: str
+    specs: dict[str, EngineSpec]
+    documents: dict[str, tuple[Document, ...]]
+    requests: dict[str, SnapshotRequest]

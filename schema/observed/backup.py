@@ -1,0 +1,145 @@
+"""What node tells of the backups on a host, typed."""
+
+from __future__ import annotations
+
+from schema.core.base import Frozen
+
+
+class Versions(Frozen):
+    """Of what a tree holds: None where it does not have it. `cuda` is torch's variant or "cpu"."""
+
+    vllm: str | None
+    torch: str | None
+    cuda: str | None
+
+    @property
+    def text(self) -> str:
+        """In words, such as `vLLM 0.27.0, torch 2.8.0, cuda 12.8`."""
+        named = (("vLLM", self.vllm), ("torch", self.torch), ("cuda", self.cuda))
+        return ", ".join(f"{name} {value}" for name, value in named if value) or "no vLLM"
+
+
+class BackupRow(Frozen):
+    """One backup, as `tree list` tells it. What stands behind `usable` is None for one whose
+    manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds."""
+
+    id: str
+    usable: bool
+    problem: str | None
+    verified_unix_s: float | None
+    tree: str | None = None
+    real: str | None = None
+    roots: tuple[str, ...] = ()
+    created_unix_s: float | None = None
+    age_s: int | None = None
+    bytes: int | None = None
+    apparent_bytes: int | None = None
+    members: int | None = None
+    versions: Versions | None = None
+    python: str | None = None
+    host: str | None = None
+    instant_copy: str | None = None
+    shares: str | None = None
+
+
+class DisplacedRow(Frozen):
+    """A folder in which a restore keeps what it displaced."""
+
+    path: str
+    change: str
+    status: str
+
+
+class Backups(Frozen):
+    """What `tree list` tells: the backups newest first; `working` says how far work on them is."""
+
+    backups: tuple[BackupRow, ...]
+    partial: tuple[str, ...]
+    working: tuple[str, ...]
+    displaced: tuple[DisplacedRow, ...]
+
+
+class BackupPlan(Frozen):
+    """What a backup would do: with `stored` False, `backup` is the verified one that holds it."""
+
+    backup: str | None
+    stored: bool
+    tree: str
+    members: int
+    apparent_bytes: int
+    shares: str | None
+    versions: Versions
+
+
+class PruneRow(Frozen):
+    """A backup that goes or stays, the bytes that its removal frees, and why."""
+
+    id: str
+    bytes: int
+    why: str
+
+
+class KeptDisplaced(DisplacedRow):
+    """A displaced tree that stays, and why."""
+
+    why: str
+
+
+class GoneDisplaced(DisplacedRow):
+    """A displaced tree that goes, and the bytes that this frees."""
+
+    bytes: int
+
+
+class PrunePlan(Frozen):
+    """What a prune would do."""
+
+    removed: tuple[PruneRow, ...]
+    kept: tuple[PruneRow, ...]
+    swept: tuple[str, ...]
+    displaced_removed: tuple[GoneDisplaced, ...]
+    displaced_kept: tuple[KeptDisplaced, ...]
+    freed_bytes: int
+    dry: bool
+
+
+class Payload(Frozen):
+    """A backup's compressed tar: its bytes, their sha256, the level of zstd."""
+
+    sha256: str
+    bytes: int
+    level: int
+
+
+class Members(Frozen):
+    """A backup's list of members."""
+
+    sha256: str
+    bytes: int
+    count: int
+
+
+class Manifest(Frozen):
+    """A backup's manifest.json. `link` is what `tree` pointed to (None: it was the folder itself,
+    then `real` is `tree`); `roots` are the paths in it, ["."] for all. `facts` are those of
+    node/backup/contents.py, `documents` what the caller gave and files of the host by path."""
+
+    format: int
+    id: str
+    created_unix_s: float
+    seconds: float
+    tree: str
+    real: str
+    link: str | None
+    roots: tuple[str, ...]
+    payload: Payload
+    members: Members
+    tree_sha256: str
+    apparent_bytes: int
+    room_bytes: int
+    setuid: tuple[str, ...]
+    instant_copy: str | None
+    shares: str | None
+    documents: dict[str, object]
+    facts: dict[str, object]
+    seal: str

@@ -1,0 +1,103 @@
+"""A Deployment and its pods, as `node kube look` reports them."""
+
+from __future__ import annotations
+
+from schema.core.base import Frozen
+
+
+class Rollout(Frozen):
+    """How far a rollout is; `failed`: its own progress deadline has passed."""
+
+    done: bool
+    failed: bool
+    words: str
+    wanted: int
+    generation: int
+
+
+class Variable(Frozen):
+    """Where a variable stands (`env`, `args`, `command`, `unclear`) and its value, None: unset."""
+
+    kind: str
+    index: int
+    value: str | None
+    why: str | None
+
+
+class Live(Frozen):
+    """What a pod's processes on the host have of the variables; 0 processes: none is seen there."""
+
+    processes: int
+    values: dict[str, tuple[str, ...]]
+
+
+class Pod(Frozen):
+    """One pod of a Deployment. `stuck`: why waiting for it is useless. `age_s`: since its node took
+    it, None: not yet.
+    """
+
+    name: str
+    uid: str
+    hash: str
+    phase: str
+    leaving: bool
+    ready: int
+    containers: int
+    restarts: int
+    waiting: str | None
+    stuck: str | None
+    log: tuple[str, ...]
+    live: Live
+    age_s: float | None = None
+
+
+class Change(Frozen):
+    """One value that the server's dry run changes."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+class KubeLook(Frozen):
+    """A Deployment as it is; `changes`: what the asked-for patch would change, None: not asked."""
+
+    name: str
+    uid: str
+    resource_version: str
+    container: str
+    containers: tuple[str, ...]
+    rollout: Rollout
+    variables: dict[str, Variable]
+    pods: tuple[Pod, ...]
+    event: str | None
+    changes: tuple[Change, ...] | None
+
+
+class ModelFile(Frozen):
+    """A model file's own header in words; `broken`: why it is not whole."""
+
+    path: str
+    size: int | None
+    format: str | None
+    said: str
+    broken: str | None
+
+
+class ModelFiles(Frozen):
+    """The headers of the files that were asked for, in their order."""
+
+    files: tuple[ModelFile, ...]
+
+
+class HostAnswer(Frozen):
+    """What came back when the host asked for a completion; `final`: asking again is useless.
+
+    `where`: what was asked, where the host had to find that out.
+    """
+
+    answered: bool
+    detail: str
+    final: bool
+    model: str
+    where: str = ""

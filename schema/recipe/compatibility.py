@@ -1,0 +1,177 @@
+"""What is known about engine versions on hardware: catalog/compatibility.yaml as typed entries.
+
+An entry says: this range of versions, under these conditions, works or is broken; who says so, and
+when. Conditions that an entry leaves out hold for every rig. Versions and bounds are PEP 440
+specifiers (`==0.20.*`, `>=580,<590`), read by `packaging`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, Field, model_validator
+
+from schema.core.base import Frozen
+from schema.core.errors import SpecError
+from schema.core.parse import build
+from schema.core.strings import single_line
+from schema.core.yaml_file import read_map
+from schema.inputs.rig import Name
+
+TABLE = "catalog/compatibility.yaml"
+_ARCH = re.compile(r"(cpu|sm_[0-9]{2,3}a?)\Z")
+Verdict = Literal["works", "broken", "unknown"]
+
+
+def specifier(value: str) -> str:
+    """The value, when it is a non-empty set of PEP 440 specifiers; ValueError otherwise."""
+    try:
+        if value.strip() and SpecifierSet(value) is not None:
+            return value
+    except InvalidSpecifier:
+        pass
+    raise ValueError("is not a range of versions; allowed: such as ==0.20.* or >=0.20,<0.21")
+
+
+def version(value: str) -> str:
+    """The value, when it is a version as PEP 440 writes them; ValueError otherwise."""
+    try:
+        Version(value)
+    except InvalidVersion:
+        raise ValueError("is not a version; allowed: such as 0.20.2 or 0.19.2rc1") from None
+    return value
+
+
+def within(bound: str | None, value: str | None) -> bool | None:
+    """Whether a version lies in a range, pre-releases too; None: there is none to compare.
+
+    Without a range everything does.
+    """
+    if bound is None:
+        return True
+    try:
+        parsed = Version(value) if value is not None else None
+    except InvalidVersion:
+        return None
+    return None if parsed is None else SpecifierSet(bound).contains(parsed, prereleases=True)
+
+
+def architecture(value: str) -> str:
+    """A GPU architecture as `sm_120`, or `cpu` for a rig without one; ValueError otherwise."""
+    if not _ARCH.match(value):
+        raise ValueError("is not an architecture; allowed: sm_ and digits such as sm_120, or cpu")
+    return value
+
+
+Line = Annotated[str, AfterValidator(single_line), Field(min_length=1)]
+Range = Annotated[str, AfterValidator(specifier)]
+Arch = Annotated[str, AfterValidator(architecture)]
+
+
+class Entry(Frozen):
+    """One thing that is known. `gpu` empty: every architecture. `source` names who said it (a
+    post, an issue, a run of ours), `date` when.
+    """
+
+    id: Name
+    engine: Name
+    versions: Range
+    gpu: tuple[Arch, ...] = ()
+    tensor_parallel: Range | None = None
+    nodes: Range | None = None
+    driver: Range | None = None
+    kernel: Range | None = None
+    verdict: Verdict
+    reason: Line
+    source: Line
+    date: datetime.date
+
+    @property
+    def specificity(self) -> int:
+        """How many conditions it has; a version pinned by `==X` or `===X` is one more."""
+        conditions = (self.gpu, self.tensor_parallel, self.nodes, self.driver, self.kernel)
+        pinned = any(
+            s.operator in ("==", "===") and not s.version.endswith("*")
+            for s in SpecifierSet(self.versions)
+        )
+        return sum(bool(c) for c in conditions) + pinned
+
+    @property
+    def rank(self) -> tuple[int, datetime.date]:
+        """What decides between two that both hold: the more specific one, then the later one."""
+        return self.specificity, self.date
+
+    def text(self) -> str:
+        """The entry in a line, with its conditions, its source and its date."""
+        parts = [f"{self.engine} {self.versions}", *self.gpu]
+        named = {"TP": self.tensor_parallel, "nodes": self.nodes, "driver": self.driver,
+                 "kernel": self.kernel}  # fmt: skip
+        parts += [f"{name} {bound}" for name, bound in named.items() if bound]
+        return f"{', '.join(parts)}: {self.verdict}, {self.reason} ({self.source}, {self.date})"
+
+
+class CompatibilityTable(Frozen):
+    """All entries. Two that may both hold, rank alike and say different things are an error."""
+
+    entries: tuple[Entry, ...]
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> CompatibilityTable:
+        seen: set[str] = set()
+        for number, one in enumerate(self.entries):
+            if one.id in seen:
+                raise ValueError(f"entries: id {one.id!r} stands twice; allowed: each id once")
+            seen.add(one.id)
+            for other in self.entries[:number]:
+                if one.verdict != other.verdict and one.rank == other.rank and meet(one, other):
+                    raise ValueError(
+                        f"entries: {other.id} says {other.verdict} and {one.id} says {one.verdict} "
+                        f"for the same case ({one.text()}); allowed: a later date, or one more "
+                        "condition, for the one that holds"
+                    )
+        return self
+
+
+def load_table(root: Path) -> CompatibilityTable:
+    """The catalog's table; `root` is the project's. SpecError has a line for each problem."""
+    file = root / TABLE
+    if not file.is_file():
+        raise SpecError(f"{TABLE}: is not there; allowed: a map with the key entries")
+    return build(CompatibilityTable, read_map(file, TABLE), lambda key: TABLE)
+
+
+def meet(one: Entry, other: Entry) -> bool:
+    """Whether a rig and a version can exist for which both entries hold."""
+    if one.engine != other.engine or (one.gpu and other.gpu and not set(one.gpu) & set(other.gpu)):
+        return False
+    pairs = (
+        (one.versions, other.versions),
+        (one.tensor_parallel, other.tensor_parallel),
+        (one.nodes, other.nodes),
+        (one.driver, other.driver),
+        (one.kernel, other.kernel),
+    )
+    return all(_overlap(a, b) for a, b in pairs if a is not None and b is not None)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a version is in both: where two ranges meet, a bound is in them or beside them."""
+    both = SpecifierSet(f"{one},{other}")
+    return any(both.contains(v, prereleases=True) for s in both for v in _around(s.version))
+
+
+def _around(bound: str) -> list[Version]:
+    """A bound, and versions right below and right above it."""
+    at = Version(bound.removesuffix(".*"))
+    release = list(at.release)
+    above = ".".join(map(str, [*release, 0, 0, 1]))
+    while len(release) > 1 and release[-1] == 0:
+        release.pop()
+    below = ".".join(map(str, [*release[:-1], max(release[-1] - 1, 0), 999999]))
+    following = ".".join(map(str, [*release[:-1], release[-1] + 1]))
+    return [at, Version(above), Version(below), Version(following)]

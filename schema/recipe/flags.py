@@ -1,0 +1,61 @@
+"""vllm_serve values and the arguments that they become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from pydantic import JsonValue
+
+from schema.core.strings import argument
+from schema.recipe.placeholders import check_placeholders
+
+# These follow from multi_node and the inventory; set by hand they would differ from the rig.
+DERIVED = ("nnodes", "node_rank", "master_addr", "master_port", "headless")
+
+
+def check_flag(value: JsonValue) -> JsonValue:
+    """The value, when it can become a flag's arguments; else ValueError.
+
+    A text must be one argument (one line, no leading `-`); a list needs texts or numbers.
+    """
+    if isinstance(value, str):
+        check_placeholders(argument(value))
+    elif isinstance(value, list):
+        if not value:
+            raise ValueError(
+                "is an empty list; allowed: one value or more, or null to drop the flag"
+            )
+        for item in value:
+            if type(item) not in (str, int, float):
+                raise ValueError("holds a list with something else than text and numbers in it")
+            check_flag(item)
+    return value
+
+
+def check_flags(flags: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """The flags, when none of them is one that rigbook sets itself; else ValueError."""
+    wrong = [name for name in DERIVED if name in flags]
+    if wrong:
+        raise ValueError(
+            f"sets {', '.join(wrong)}; allowed: any other flag (these follow from multi_node, "
+            "the nodes' roles and their fabric addresses)"
+        )
+    return flags
+
+
+def flag_arguments(name: str, value: JsonValue, fill: Callable[[str], str]) -> list[str]:
+    """The arguments of one vllm_serve entry; none for null.
+
+    true → `--a-b`, false → `--no-a-b`, a map → one compact JSON argument, a list → the flag and
+    its values. `fill` replaces the placeholders in texts; JSON is passed as it is written.
+    """
+    flag = "--" + name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag] if value else ["--no-" + flag.removeprefix("--")]
+    if isinstance(value, dict):
+        return [flag, json.dumps(value, separators=(",", ":"), ensure_ascii=False)]
+    items = value if isinstance(value, list) else [value]
+    return [flag, *(fill(item) if isinstance(item, str) else str(item) for item in items)]

@@ -1,0 +1,253 @@
+"""A recipe: one model with its engine, its flags, its profiles and what we expect of it.
+
+The YAML keeps the shape of the third seed post. A nested map under `vllm_serve` becomes one JSON
+argument. Values that differ per node are placeholders (schema.recipe.placeholders lists them), in
+env and in the texts of vllm_serve; `~` at the start of a volume is the login user's home on the
+node."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, JsonValue, model_validator
+
+from schema.core.base import Frozen
+from schema.core.strings import (
+    argument,
+    env_name,
+    flag_name,
+    home_path,
+    image_reference,
+    memory_size,
+    mount_path,
+    single_line,
+)
+from schema.inputs.rig import AbsolutePath, Name
+from schema.observed.artifact import Module
+from schema.recipe.flags import check_flag, check_flags
+from schema.recipe.patches import FilePatch, PatchTool
+from schema.recipe.placeholders import check_placeholders
+from schema.recipe.venv import VenvSpec
+from schema.recipe.wheels import WheelsSpec
+
+Line = Annotated[str, AfterValidator(single_line)]
+Argument = Annotated[str, AfterValidator(argument)]
+EnvName = Annotated[str, AfterValidator(env_name)]
+EnvValue = Annotated[Line, AfterValidator(check_placeholders)]
+FlagName = Annotated[str, AfterValidator(flag_name)]
+HomePath = Annotated[str, AfterValidator(home_path)]
+# A flag's value: a scalar, a list (repeated values of one flag) or a map (one JSON argument).
+Flags = Annotated[
+    dict[FlagName, Annotated[JsonValue, AfterValidator(check_flag)]], AfterValidator(check_flags)
+]
+
+
+class Volume(Frozen):
+    """A bind mount of the engine's container; `source` may start with `~`."""
+
+    source: HomePath
+    target: Annotated[str, AfterValidator(mount_path)]
+    read_only: bool = False
+
+
+class ImageBuild(Frozen):
+    """How the image is made where `image.py --data build=true` makes it."""
+
+    # a folder of templates/image, with its Dockerfile
+    template: Name
+    # what it stands on: name@sha256:…, an image that the building node has, or scratch
+    base: Annotated[str, AfterValidator(image_reference)]
+    # values of the Dockerfile's ARG lines
+    args: dict[EnvName, Line] = Field(default_factory=dict)
+
+
+class ContainerSpec(Frozen):
+    """How the engine's container runs. `gpus` None: no `--gpus` flag (CPU rigs)."""
+
+    image: Annotated[str, AfterValidator(image_reference)]
+    build: ImageBuild | None = None
+    runtime: Name | None = None
+    gpus: Argument | None = None
+    network: Literal["host"] = "host"
+    ipc: Literal["host", "private"] = "host"
+    privileged: bool = False
+    shm_size: Annotated[str, AfterValidator(memory_size)] | None = None
+    volumes: tuple[Volume, ...] = ()
+
+    @model_validator(mode="after")
+    def _what_is_built_has_a_tag(self) -> ContainerSpec:
+        if self.build is not None and "@" in self.image:
+            raise ValueError(
+                "build: with an image by digest; allowed: a tag, the digest comes of the build"
+            )
+        return self
+
+
+class MultiNode(Frozen):
+    """The rendezvous of a model that runs over several nodes."""
+
+    nnodes: Annotated[int, Field(ge=2, le=64)]
+    master_port: Annotated[int, Field(ge=1024, le=65535)]
+
+
+class Profile(Frozen):
+    """A named set of overrides of `vllm_serve`; a null value drops the flag."""
+
+    description: Line
+    vllm_serve: Flags
+
+
+class ForbiddenEnv(Frozen):
+    """A variable that must not be set (to `value`, or at all when null), and why."""
+
+    name: EnvName
+    value: Line | None = None
+    reason: Line
+
+
+class Patch(Frozen):
+    """A patch that the image must carry: `count` times `contains` in `path` inside the image.
+
+    In a venv recipe `path` counts from the venv's folder: /lib/python3*/site-packages/…
+
+    `path` may hold shell wildcards (`*`), because the folder's name follows the Python version;
+    it must then match one file.
+    """
+
+    id: Name
+    path: AbsolutePath
+    contains: Line
+    count: Annotated[int, Field(ge=1)]
+    required: bool = True
+    reason: Line
+
+
+class WeightsSpec(Frozen):
+    """Where the weights lie on the node and what the loader reads.
+
+    `total_bytes` is what the publisher says, rounded; compare the nodes with each other instead.
+    """
+
+    source: Line
+    path: HomePath
+    format: Literal["safetensors", "gguf"]
+    shards: Annotated[int, Field(ge=1)] | None = None
+    total_bytes: Annotated[int, Field(ge=1)] | None = None
+
+
+class Baseline(Frozen):
+    """Measured decode rate at a concurrency, in tokens a second over all streams."""
+
+    profile: Name
+    concurrency: Annotated[int, Field(ge=1)]
+    tokens_per_s: Annotated[float, Field(gt=0)]
+
+
+class Expect(Frozen):
+    """What a healthy engine of this recipe does."""
+
+    start_budget_s: Annotated[int, Field(ge=10, le=7200)]
+    reasoning: bool = False
+    tools: bool = False
+    needs_nvidia: bool = True
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    baselines: tuple[Baseline, ...] = ()
+    # An upgrade that decodes slower than (1 - tolerance) x the baseline goes back.
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.15
+
+
+class Recipe(Frozen):
+    """A recipe as loaded; `name` is the file's name without `.yaml`.
+
+    The engine runs in a container on each node, or in a venv: one of `container` and `venv`.
+    """
+
+    name: Name
+    model: Line
+    description: Line
+    weights: WeightsSpec
+    container: ContainerSpec | None = None
+    venv: VenvSpec | None = None
+    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
+    vllm_serve: Flags
+    multi_node: MultiNode | None = None
+    default_profile: Name
+    profiles: Annotated[dict[Name, Profile], Field(min_length=1)]
+    forbidden_env: tuple[ForbiddenEnv, ...] = ()
+    patches: tuple[Patch, ...] = ()
+    file_patches: tuple[FilePatch, ...] = ()
+    patch_tools: tuple[PatchTool, ...] = ()
+    modules: tuple[Module, ...] = ()
+    wheels: WheelsSpec | None = None
+    expect: Expect
+
+    @model_validator(mode="after")
+    def _default_profile_exists(self) -> Recipe:
+        if self.default_profile not in self.profiles:
+            known = ", ".join(sorted(self.profiles))
+            raise ValueError(f"default_profile: is {self.default_profile!r}; allowed: {known}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_runtime(self) -> Recipe:
+        if (self.container is None) == (self.venv is None):
+            told = "neither container nor venv" if self.venv is None else "container and venv"
+            raise ValueError(f"has {told}; allowed: one of them, which runs the engine")
+        if self.venv is not None and self.multi_node is not None:
+            raise ValueError("multi_node: with venv; allowed: without, a venv serves on one node")
+        return self
+
+    @model_validator(mode="after")
+    def _required_flags(self) -> Recipe:
+        model, port = self.vllm_serve.get("model"), self.vllm_serve.get("port", 8000)
+        if type(model) is not str:
+            raise ValueError(
+                "vllm_serve.model: is missing; allowed: the model's path for the engine"
+            )
+        if type(port) is not int or not 0 < port < 65536:
+            raise ValueError(f"vllm_serve.port: is {port!r}; allowed: a number from 1 to 65535")
+        for name, profile in self.profiles.items():
+            fixed = sorted({"model", "port", "served_model_name"} & profile.vllm_serve.keys())
+            if fixed:
+                raise ValueError(
+                    f"profiles.{name}.vllm_serve: sets {', '.join(fixed)}; allowed: any other flag "
+                    "(clients must find the same model at the same place in every profile)"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _no_forbidden_env(self) -> Recipe:
+        for rule in self.forbidden_env:
+            if rule.name in self.env and rule.value in (None, self.env[rule.name]):
+                raise ValueError(f"env.{rule.name}: is forbidden by this recipe: {rule.reason}")
+        return self
+
+    @model_validator(mode="after")
+    def _baselines_of_known_profiles(self) -> Recipe:
+        for baseline in self.expect.baselines:
+            if baseline.profile not in self.profiles:
+                known = ", ".join(sorted(self.profiles))
+                raise ValueError(
+                    f"expect.baselines: profile {baseline.profile!r} is unknown; allowed: {known}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _patches_have_one_name_each(self) -> Recipe:
+        for key in ("patches", "file_patches", "patch_tools"):
+            names = [row.id for row in getattr(self, key)]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{key}: {', '.join(twice)} stands twice; allowed: each id once")
+        return self
+
+    @property
+    def port(self) -> int:
+        """The port on which the head answers clients."""
+        return int(str(self.vllm_serve.get("port", 8000)))
+
+    @property
+    def served_model_name(self) -> str:
+        """The name that clients ask for."""
+        names = self.vllm_serve.get("served_model_name") or self.vllm_serve["model"]
+        return str(names[0] if isinstance(names, list) else names)

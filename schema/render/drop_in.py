@@ -1,0 +1,151 @@
+"""A drop-in of a systemd unit: a small set of directives, each with its type, and its text.
+
+No free text: what stands in the file follows from checked values alone.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from schema.core.base import Frozen
+from schema.core.errors import HiddenValueError
+from schema.core.quoting import systemd_argument
+from schema.core.strings import env_name, single_line
+
+FOLDER = "/etc/systemd/system"
+DROP_IN_NAME = "50-rigbook-exec"
+HEADER = "# Written by rigbook (deploys/unit.py); --data remove=true takes it away.\n"
+_UNIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9:_.@-]{0,200}\.service\Z")
+# Nothing that systemd reads as a prefix, a specifier or a variable.
+_PROGRAM = re.compile(r"/[A-Za-z0-9_./+@:,=~-]+\Z")
+_ORDERED = re.compile(r"[0-9]{2}-[A-Za-z0-9._@+-]+\Z")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|AUTH", re.I)
+_SECRET_FLAG = re.compile(r"--(?:[\w-]+-)?(?:api-key|token|secret|password)(?:=|\Z)")
+_A_SECRET = HiddenValueError(
+    "looks like a secret, and everybody may read a drop-in; allowed: an EnvironmentFile= of "
+    "root's in the unit"
+)
+Restart = Literal[
+    "no", "always", "on-success", "on-failure", "on-abnormal", "on-abort", "on-watchdog"
+]
+
+
+def unit_name(value: str) -> str:
+    """The name of a service unit, with its suffix; no template."""
+    if not _UNIT.match(value) or "@." in value:
+        raise ValueError("is not a service's name; allowed: such as vllm-ds4-head.service")
+    return value
+
+
+def listed_argv(value: object) -> object:
+    """A command line as its words: text is split at blanks as a shell does, nothing expanded."""
+    if not isinstance(value, str):
+        return tuple(value) if isinstance(value, list) else value
+    single_line(value)
+    try:
+        return tuple(shlex.split(value))
+    except ValueError:
+        raise ValueError(
+            "has an open quote; allowed: words, quoted where they hold blanks"
+        ) from None
+
+
+def command(value: tuple[str, ...]) -> tuple[str, ...]:
+    """A command line of a unit: an absolute program, then its arguments."""
+    if not value:
+        raise ValueError("is empty; allowed: /path/of/program and its arguments")
+    if not _PROGRAM.match(value[0]) or ".." in value[0].split("/") or value[0].endswith("/"):
+        raise ValueError(
+            f"{value[0][:60]!r} is no program; allowed: an absolute path of letters, digits and "
+            "_ . / + @ : , = ~ -, without `..`"
+        )
+    for word in value:
+        single_line(word)
+        if word == ";":
+            raise ValueError("holds a single `;`, which systemd reads as the end of a command")
+        if _SECRET_FLAG.match(word):
+            raise _A_SECRET
+    return value
+
+
+def assignment(value: str) -> str:
+    """`NAME=VALUE`, one line; not a secret, because everybody may read a unit's files."""
+    name, equals, _ = single_line(value).partition("=")
+    if not equals:
+        raise ValueError("is no assignment; allowed: NAME=VALUE")
+    env_name(name)
+    if _SECRET.search(name):
+        raise _A_SECRET
+    return value
+
+
+UnitName = Annotated[str, AfterValidator(unit_name)]
+Argv = Annotated[tuple[str, ...], AfterValidator(command)]
+Assignment = Annotated[str, AfterValidator(assignment)]
+
+
+class DropIn(Frozen):
+    """What a drop-in sets; None and () leave the unit's own value.
+
+    `exec_start` replaces the unit's ExecStart=. `restart_sec` and `start_limit_interval` are
+    seconds, `start_limit_burst` is the number of starts in that interval.
+    """
+
+    exec_start: Argv | None = None
+    restart: Restart | None = None
+    restart_sec: int | None = None
+    environment: tuple[Assignment, ...] = ()
+    start_limit_interval: int | None = None
+    start_limit_burst: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """True when it sets nothing."""
+        return self == DropIn()
+
+    def text(self) -> str:
+        """The file's text; an ExecStart= stands behind the empty one that resets it."""
+        unit = [
+            f"{key}={value}"
+            for key, value in (
+                ("StartLimitIntervalSec", self.start_limit_interval),
+                ("StartLimitBurst", self.start_limit_burst),
+            )
+            if value is not None
+        ]
+        service: list[str] = []
+        if self.exec_start is not None:
+            service += ["ExecStart=", f"ExecStart={' '.join(map(_word, self.exec_start))}"]
+        if self.restart is not None:
+            service.append(f"Restart={self.restart}")
+        if self.restart_sec is not None:
+            service.append(f"RestartSec={self.restart_sec}")
+        service += [f"Environment={_environment(item)}" for item in self.environment]
+        parts = [("[Unit]", unit), ("[Service]", service)]
+        return HEADER + "".join(
+            f"\n{head}\n" + "\n".join(rows) + "\n" for head, rows in parts if rows
+        )
+
+
+def _word(value: str) -> str:
+    return systemd_argument(value) if value else '""'
+
+
+def _environment(value: str) -> str:
+    # No variables here, so `$` stays; `%` would be a specifier (systemd.exec(5)).
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'
+
+
+def ordered(name: str) -> bool:
+    """True for a name that says where a drop-in stands among others: two digits, then `-`."""
+    return bool(_ORDERED.match(name))
+
+
+def drop_in_path(unit: str, name: str) -> str:
+    """Where an administrator's drop-in of a unit lies."""
+    return f"{FOLDER}/{unit}.d/{name}.conf"

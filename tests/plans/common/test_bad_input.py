@@ -1,0 +1,161 @@
+"""Bad input on the command line and in the inventory: a clear line, exit status 1, no change."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.plans.support import rigs
+from tests.plans.support.engine_double import Reply
+from tests.plans.support.scenario import HEAD, INVENTORY, ROOT, WORKER, Runs, Scenario, host
+from tests.unit.builders.snapshots import healthy
+
+SERVE = ("deploys/serve.py", "-y")
+ELSEWHERE = Path(tempfile.gettempdir())
+# What `make setup` gives: the project's packages are found from any folder.
+INSTALLED = {"PYTHONPATH": str(ROOT)}
+CANARY = "rigbook-canary"
+EVIL = f"; touch {CANARY}; #"
+
+
+def data(*pairs: str) -> tuple[str, ...]:
+    """--data arguments."""
+    return tuple(word for pair in pairs for word in ("--data", pair))
+
+
+def serve(*arguments: str, **changes: object) -> Scenario:
+    """A serve run on a rig that is ready."""
+    return Scenario((*SERVE, *arguments), healthy, **changes)  # type: ignore[arg-type]
+
+
+def outside(*arguments: str, inventory: str = INVENTORY) -> Scenario:
+    """A serve run that was started in another folder, with whole paths."""
+    deploy = str(ROOT / "deploys/serve.py")
+    return Scenario(
+        (deploy, "-y", *arguments), healthy, folder=ELSEWHERE, inventory=str(ROOT / inventory),
+        env=INSTALLED,
+    )  # fmt: skip
+
+
+# Name: the run, what its last words have to say.
+REFUSED = {
+    "recipe": (serve(*data("recipe=tyni")), ("unknown recipe 'tyni'", "qwen3.6-27b, tiny")),
+    "profile": (
+        serve(*data("profile=fast")),
+        ("unknown profile 'fast'", "allowed: balanced, latency, throughput"),
+    ),
+    "key": (serve(*data("profil=fast")), ("unknown key 'profil'", "did you mean profile?")),
+    "types": (
+        serve(*data("deep=perhaps", "profile=7", "rank=zero", 'recipe={"a": 1}')),
+        ("deep: is the text 'perhaps'", "profile: is the number 7", "rank: is the text 'zero'",
+         "recipe: is a map"),
+    ),
+    "no value": (serve("--data", "profile"), ("--data 'profile' has no value", "key=value")),
+    "address": (
+        serve(data={"lan_address": "192.168.1.300"}),
+        (f"{INVENTORY}: host {HEAD}: lan_address: '192.168.1.300' is not an address",),
+    ),
+    "two heads": (serve(data={"role": "head"}), ("has 2 heads", HEAD, WORKER)),
+    "no data": (serve(hosts=[(HEAD, {})]), ("role: is missing", "recipe: is missing")),
+    "one host of two": (
+        serve(hosts=[(WORKER, host(2, "127.0.0.2"))]),
+        ("has 0 heads (none)",),
+    ),
+    "hostile data": (
+        serve(*data(f"recipe={EVIL}", f"profile=$(touch {CANARY})", f"change=`touch {CANARY}`",
+                    "overwrite=-rf", f"reason=a\ntouch {CANARY}", "waive=-x")),
+        ("recipe: '; touch", "profile: '$(touch", "change: '`touch", "overwrite[0]: '-rf'",
+         "reason: 'a\\ntouch", "waive[0]: '-x'"),
+    ),
+    "hostile inventory": (
+        serve(data={"ssh_user": f"$(touch {CANARY})", "fabric_device": EVIL, "rig": "`x`",
+                    "home": f"/home/a\ntouch {CANARY}", "lan_address": EVIL}),
+        (f"{INVENTORY}: host {HEAD}: ssh_user: '$(touch", "fabric_device: '; touch", "rig: '`x`'",
+         "home: '/home/a\\ntouch", "lan_address: '; touch"),
+    ),
+    "traversal": (serve(*data("recipe=../../etc/passwd")), ("recipe: '../../etc/passwd'",)),
+    "other folder": (outside(), ("start pyinfra in rigbook's own folder", f"cd {ROOT}")),
+    "other folder, our rigs": (
+        outside(inventory="inventory/spark.py"),
+        ("start pyinfra in rigbook's own folder", f"cd {ROOT}"),
+    ),
+    "other folder, our config": (
+        outside("--config", str(ROOT / "config.py")),
+        ("start pyinfra in rigbook's own folder", f"cd {ROOT}"),
+    ),
+    "limit": (serve("--limit", "nobody"), ("leave no host", HEAD, WORKER)),
+    "serial": (serve("--serial"), ("--serial breaks the order",)),
+    "parallel": (serve("--parallel", "1"), ("--parallel 1 breaks a rig of 2 hosts",)),
+    "torn key": (
+        Scenario(SERVE, healthy, env={"RIGBOOK_API_KEY": "s3cret\n"}),
+        ("RIGBOOK_API_KEY holds what no HTTP header can",),
+    ),
+    "no wait": (serve("--no-wait"), ("--no-wait breaks the order",)),
+    "empty": (serve(hosts=[]), (f"{INVENTORY} is not there or has no hosts",)),
+    "no inventory": (serve(inventory="inventory/nosuch.py"), ("inventory/nosuch.py is not there",)),
+    "nobody to ask": (Scenario(SERVE[:1], healthy), ("no terminal to confirm at", "--dry")),
+}  # fmt: skip
+REASON = f"it's $(touch {CANARY}) `touch {CANARY}` \" ; touch {CANARY} #"
+PASSING = {
+    "hostile reason": Scenario(
+        (*SERVE, *data("waive=fabric-mtu", f"reason={REASON}")), rigs.short_mtu, answers=Reply
+    ),
+    "hostile path": Scenario(
+        ("deploys/rollback.py", "-y", *data(f"overwrite=/etc/$(touch {CANARY})")),
+        rigs.one_forgotten,
+    ),
+    "chdir": Scenario(
+        ("deploys/serve.py", "--dry", "--chdir", str(ROOT)), healthy, folder=ELSEWHERE
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ran() -> Runs:
+    """All runs of this module."""
+    return Runs({name: case[0] for name, case in REFUSED.items()} | PASSING)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_before_any_host_is_asked(ran: Runs, name: str) -> None:
+    """The line names the key, what is wrong and what is allowed; no host hears of it."""
+    ran[name].refused(*REFUSED[name][1])
+    assert ran[name].commands == ()
+
+
+@pytest.mark.parametrize("name", ["recipe", "profile", "key", "no value", "limit", "other folder"])
+def test_one_slip_is_one_line(ran: Runs, name: str) -> None:
+    """What --data says is the same for all hosts, so it is said once."""
+    assert "\n" not in ran[name].last_words
+
+
+@pytest.mark.parametrize("name", ["types", "hostile data", "hostile inventory"])
+def test_every_problem_has_a_line_of_its_own(ran: Runs, name: str) -> None:
+    """All slips at once, each saying what is allowed; control characters are shown escaped."""
+    lines = ran[name].last_words.splitlines()
+    assert len(lines) >= len(REFUSED[name][1])
+    assert all("allowed:" in line for line in lines)
+
+
+def test_hostile_text_never_reaches_a_shell(ran: Runs) -> None:
+    """Free text travels packed: no command line has a word of it, the journal has all of it."""
+    for name in ("hostile reason", "hostile path"):
+        assert ran[name].status == 0, ran[name].output
+        assert ran[name].changing
+        assert not any(CANARY in command.raw for command in ran[name].commands)
+    applied = next(c for c in ran["hostile reason"].changing if c.verb == "apply")
+    assert applied.request["change"]["waivers"][0]["reason"] == REASON
+
+
+def test_no_canary_appeared(ran: Runs) -> None:
+    """Nothing that a value said was done."""
+    for folder in (ROOT, ELSEWHERE, Path.home()):
+        assert not (folder / CANARY).exists()
+
+
+def test_the_other_folder_has_a_way(ran: Runs) -> None:
+    """--chdir does what the message asks for."""
+    assert ran["chdir"].status == 0, ran["chdir"].output
+    assert ran["chdir"].changing == ()

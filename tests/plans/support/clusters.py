@@ -1,0 +1,61 @@
+"""A stand-in Kubernetes rig for the plan tests: its data, its host, its library folder."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from schema.desired.plan import Plan
+from schema.observed.snapshot import NodeSnapshot
+from tests.plans.support.scenario import HEAD, Scenario, Snapshots
+from tests.unit.builders import snapshots
+from tests.unit.builders.library_parts import BASE
+
+ADDRESS = "127.0.0.2"
+DATA: dict[str, object] = {
+    "lan_address": ADDRESS, "ssh_user": "olares", "rig": "olares", "namespace": "ai",
+    "deployment": "lucebox", "kubectl": "kubectl",
+}  # fmt: skip
+
+UNIT_FILES = tuple(
+    f"/etc/systemd/system/rigbook-library.{kind}" for kind in ("service", "path", "timer")
+)
+
+
+def one(**changes: object) -> list[Any]:
+    """The inventory: one host, with its data changed."""
+    return [(HEAD, {**DATA, **changes})]
+
+
+def bare(plan: Plan) -> Snapshots:
+    """A host on which rigbook has left nothing; docker and driver are not asked for."""
+    seen = snapshots.healthy(plan)[HEAD]
+    paths = ("/etc/rigbook", "/etc/rigbook/library.json", *UNIT_FILES)
+    absent = {"sha256": None, "size": None, "mode": None, "uid": None, "gid": None, "content": None}
+    files = [{"path": path, "kind": "absent", **absent} for path in paths]
+    values = seen.model_dump(mode="json")
+    return {HEAD: NodeSnapshot.model_validate({**values, "files": files, "units": []})}
+
+
+def scenario(*arguments: str, faults: dict[str, object] | None = None, **more: Any) -> Scenario:
+    """A run against the stand-in; `faults` are the host's."""
+    return Scenario(
+        arguments, bare, hosts=more.pop("hosts", one()),
+        faults={f"{HEAD}:{key}": value for key, value in (faults or {}).items()}, **more,
+    )  # fmt: skip
+
+
+def digest(path: Path) -> str:
+    """A file's sha256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def said(look: Any) -> Any:
+    """A typed answer as the host sends it."""
+    return look.model_dump(mode="json")
+
+
+def mapped(sha256: str, inode: int = 7) -> dict[str, object]:
+    """What a fresh process maps."""
+    return {"path": BASE, "inode": inode, "sha256": sha256, "said": ""}

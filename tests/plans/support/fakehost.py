@@ -1,0 +1,319 @@
+"""Stand-in for the hosts of a rig behind pyinfra's @fake connector; runs in pyinfra's process.
+
+The connector's canned responses cannot read a packed request or change with what was done, so a
+FakeNode answers instead: it keeps a snapshot, a journal and a unit's state, and checks each
+request with node's own checks. Every command is recorded in the scenario's folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gevent
+from pyinfra.connectors.fake import FakeConnector
+from pyinfra.connectors.util import CommandOutput, OutputLine
+
+from node.change import file_step, journal
+from node.cli import verb_table
+from node.core import validate
+from node.core.errors import NodeError
+from node.patch import inspect
+from node.transfer import server
+from schema.desired.plan import UNIT
+from tests.plans.support.commands import LOOKING, Sent, sent
+from tests.plans.support.tree_double import TreeDouble
+
+VARIABLE = "RIGBOOK_TEST_SCENARIO"
+SCENARIO = "scenario.json"
+RECORD = "commands.jsonl"
+# While this file is in the scenario's folder the engine's double refuses to answer.
+DOWN = "engine-down"
+Json = dict[str, Any]
+_NONE = {"unreadable": "no GRUB here: container"}
+CONTAINER: Json = {
+    "format": 1, "arch": "x86_64", "running": "6.1.0", "boot_id": "b", "loader": "container",
+    "loader_evidence": "stand-in", "module": None, "kernels": [], "user_driver": [],
+    "loaded": None, "grub": _NONE, "boot": _NONE, "apt": _NONE, "secure_boot": None, "took_s": 0.0,
+}  # fmt: skip
+
+
+HARDWARE: Json = {
+    "format": 1, "virtual": "docker", "processor": "", "nics": [], "addresses": {},
+    "board": {"unreadable": "no SMBIOS"}, "displays": [], "graphics": [],
+    "efi": {"unreadable": "no UEFI"}, "clock": {"unreadable": "no clock"}, "clock_unix_s": 0.0,
+    "sleep": {}, "attestations": [], "took_s": 0.0,
+}  # fmt: skip
+
+
+def scenario_hosts() -> list[Any]:
+    """The scenario's hosts as pyinfra's inventory takes them; from here on they answer."""
+    folder = Path(os.environ[VARIABLE])
+    scenario = json.loads((folder / SCENARIO).read_text())
+    nodes = {
+        name: FakeNode(name, scenario["snapshots"].get(name), scenario["faults"], folder)
+        for name, _ in scenario["hosts"]
+    }
+    for name, node in nodes.items():
+        node.kernel = scenario.get("kernels", {}).get(name)
+
+    for node in nodes.values():
+        node.everybody = list(nodes.values())
+
+    run = FakeConnector.run_shell_command
+
+    def with_stdin(connector: FakeConnector, command: Any, **arguments: Any) -> Any:
+        connector.stdin_sent = arguments.get("_stdin", "")  # type: ignore[attr-defined]
+        return run(connector, command, **arguments)
+
+    def look_up(connector: FakeConnector, command: str) -> tuple[bool, CommandOutput]:
+        name = connector.host.name
+        stdin = connector.stdin_sent  # type: ignore[attr-defined]
+        # Exactly what was sent, for the tests; a lost line would let a test pass wrongly.
+        with (folder / RECORD).open("a") as record:
+            record.write(json.dumps([name, command, stdin]) + "\n")
+        done, out, err = nodes[name].answer(sent(name, command, stdin))
+        lines = [OutputLine("stdout", line) for line in out.splitlines()]
+        return done, CommandOutput(lines + [OutputLine("stderr", x) for x in err.splitlines()])
+
+    FakeConnector.run_shell_command = with_stdin  # type: ignore[method-assign]
+    FakeConnector._lookup_response = look_up  # type: ignore[method-assign]
+    return [(name, {"fake_delay": 0, "fake_delay_jitter": 0, **data}) for name, data in
+            scenario["hosts"]]  # fmt: skip
+
+
+class FakeNode:
+    """Stand-in for node and systemd on one host.
+
+    `faults`, by `HOST:WHAT`: `apply WORD` (an error document), `start` ("dies"), `snapshot` (raw
+    text), `undo` (an error document), `check` (what dropin answers), `backups` (rows of
+    tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks the
+    connection), `slow` (what takes a moment), `says VERB` (a reading verb's answer, or a list of
+    them).
+    """
+
+    def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.now: Json = snapshot or {}
+        self.before = json.dumps(self.now)
+        self.faults = {key.partition(":")[2]: v for key, v in faults.items()
+                       if key.partition(":")[0] == name}  # fmt: skip
+        self.everybody: list[FakeNode] = []
+        self.changes: dict[str, Json] = {}
+        # what `node kernel` says; None: a container, which has no boot of its own
+        self.kernel: Json | None = None
+        self.starts = 0
+        self.asked = 0
+        self.dying = False
+        rows = list(self.faults.get("backups", []))
+        self.trees = TreeDouble(rows, bool(self.faults.get("as-backup")))
+
+    def answer(self, command: Sent) -> tuple[bool, str, str]:
+        """What the host says to a command: done or not, stdout, stderr."""
+        if self.faults.get("lost") == command.what:
+            raise OSError("stand-in: the line was cut")
+        if self.faults.get("slow") == command.what:
+            gevent.sleep(0.3)
+        if command.verb == "snapshot":
+            raw = self.faults.get("snapshot")
+            return True, raw if raw is not None else json.dumps(self.now), ""
+        if command.verb == "kernel":
+            return True, json.dumps({"ok": True, **(self.kernel or CONTAINER)}), ""
+        said = self.faults.get(f"says {command.verb}")
+        if said is not None:
+            return True, json.dumps({"ok": True, **self._said(said)}), ""
+        if command.verb == "hardware":  # a container, whose firmware is another machine's
+            return True, json.dumps({"ok": True, **HARDWARE}), ""
+        if command.verb == "unit-state":
+            return True, self._unit_state(), ""
+        if command.verb == "log":
+            return True, "loading weights\nstand-in engine: ValueError: no such flag", ""
+        if command.verb == "systemctl-stop":
+            self._set_active("stop")
+            return True, "", ""
+        try:
+            document = {"ok": True, **self._verb(command)}
+        except NodeError as error:
+            document = error.as_json()
+        return bool(document["ok"]), json.dumps(document), ""
+
+    def _said(self, said: Any) -> Json:
+        """A canned answer; of a list each in turn, the last one again and again."""
+        if isinstance(said, dict):
+            return said
+        return said.pop(0) if len(said) > 1 else said[0]
+
+    def _verb(self, command: Sent) -> Json:
+        planned = self.faults.get(command.what)
+        if planned is not None:
+            raise NodeError(planned["error"], planned["code"], planned.get("remedy", ""))
+        answers = self.faults.get("answers", {})
+        if command.verb in answers:
+            return dict(answers[command.verb])
+        if command.verb == "apply":
+            return self._apply(command.request)
+        if command.verb == "dropin":
+            return {"problems": [], "ghosts": [], "exec_start": [], **self.faults.get("check", {})}
+        if command.verb in LOOKING:
+            # node's own function, on the folders that the test made on this machine
+            return verb_table.run(command.verb, command.request)
+        if command.verb == "patch tool":
+            return self._tool(command.request)
+        if command.verb.startswith("tree "):
+            return self.trees.answer(command.verb, command.request)
+        if command.verb.startswith(("image ", "weights ")):
+            return self._transfer(command.verb, command.request)
+        if command.verb == "journal look":
+            wanted = command.request.get("change")
+            rows = self._known().values()
+            return {"changes": [c for c in rows if wanted in (None, c["id"])]}
+        id_ = validate.change_id(command.request["change"])
+        if id_ not in self._known():
+            raise NodeError(f"no change {id_}", "no_change")
+        if command.verb == "journal":
+            return {"change": self._known()[id_]}
+        if command.verb == "undo":
+            return self._undo(id_, command.request)
+        validate.keys(command.request, "request", ("change", "status", "reason"))
+        validate.choice(command.request["status"], "status", journal.STATUSES[1:])
+        validate.text(command.request["reason"], "reason", 2000)
+        return {"change": {"id": id_}, "changed": True}
+
+    def _transfer(self, verb: str, request: Json) -> Json:
+        """As node's transfer verbs: checks the request, and has what the giver has."""
+        if verb.endswith("offer"):
+            server.checked(request, ["want" if verb.startswith("image") else "path"])
+            return {"peers": {address: {"done": True} for address in request["peers"]}}
+        if verb == "weights hash":
+            files = self.now["weights"][0]["files"]
+            sums = [{**f, "sha256": hashlib.sha256(f["name"].encode()).hexdigest()} for f in files]
+            return {"files": sums, "hashed": len(sums), "changed": []}
+        header = journal.checked_change(request["change"])
+        server.place(request["from"])
+        validate.key(request["key"], "key")
+        self.changes[header["id"]] = {"id": header["id"], "steps": []}
+        part = "docker" if verb.startswith("image") else "weights"
+        others = (node.now[part] for node in self.everybody if node.now and node is not self)
+        self.now[part] = json.loads(json.dumps(next(others)))
+        return {"layers": 2, "bytes": 10**7, "wire_bytes": 10**7, "wire_s": 0.5, "load_s": 1.0,
+                "took_s": 1.1, "files": ["a"], "extra": [], "outside": [],
+                "pruned": []}  # fmt: skip
+
+    def _known(self) -> dict[str, Json]:
+        """This run's changes, and those that the snapshot's journal had before."""
+        old = self.now.get("journal", {}).get("changes", ())
+        unit = {"op": "unit", "unit": UNIT, "active": "start"}
+        return {c["id"]: {"id": c["id"], "steps": [unit]} for c in old} | self.changes
+
+    def _apply(self, request: Json) -> Json:
+        validate.keys(request, "request", ("change", "steps", "dry"), ("change", "steps"))
+        header = journal.checked_change(request["change"])
+        for number, step in enumerate(request["steps"]):
+            file_step.checked(step, f"steps[{number}]")
+        change = self.changes.setdefault(header["id"], {"id": header["id"], "steps": []})
+        for step in request["steps"]:
+            change["steps"].append(step)
+            if step.get("for_unit"):
+                self._override(step)
+            if step["op"] == "file":
+                self._write(step)
+            elif step["op"] in ("grub", "hold"):
+                self._boots(step)
+            elif step.get("unit") == UNIT and step["active"]:
+                self._set_active(step["active"])
+        return {"change": header["id"], "status": "OPEN", "changed": True, "steps": []}
+
+    def _override(self, step: Json) -> None:
+        """What systemd shows of a unit after its drop-in was written or removed."""
+        unit = next(u for u in self.now["units"] if u["name"] == step["for_unit"])
+        others = [path for path in unit["drop_ins"] if path != step["path"]]
+        unit["drop_ins"] = others + ([step["path"]] if step["op"] == "file" else [])
+        lines = [x for x in step.get("content", "").splitlines() if x.startswith("ExecStart=/")]
+        for line in lines:
+            unit["exec_start"] = line.partition("=")[2].split()
+
+    def _tool(self, request: Json) -> Json:
+        validate.keys(request, "request", ("change", "tool"), ("change", "tool"))
+        header = journal.checked_change(request["change"])
+        tool = inspect.checked_tool(request["tool"], "tool")
+        self.changes.setdefault(header["id"], {"id": header["id"], "steps": []})
+        inspect.save_done(tool)
+        said = {"applied": 23, "skipped": 36, "failed": 0}
+        return {"change": header["id"], "changed": True, "said": said, "files": ["/a.py"]}
+
+    def _undo(self, id_: str, request: Json) -> Json:
+        validate.keys(request, "request", ("change", "overwrite", "start_units", "reason"),
+                   ("change",))  # fmt: skip
+        validate.text(request.get("reason", ""), "reason", 2000)
+        for path in request.get("overwrite", ()):
+            validate.path(path, "overwrite")
+        self.now = json.loads(self.before)
+        self.dying = False
+        (self.folder / DOWN).unlink(missing_ok=True)
+        return {"change": id_, "status": "ROLLED_BACK"}
+
+    def _write(self, step: Json) -> None:
+        binary = base64.b64decode(step.get("content_base64", ""))
+        if binary and Path(step["path"]).is_file():  # a patched file, in the test's own folder
+            Path(step["path"]).write_bytes(binary)
+            return
+        raw = step["content"].encode() if "content" in step else binary
+        state = {
+            "path": step["path"],
+            "kind": "file",
+            "sha256": hashlib.sha256(raw).hexdigest(),
+            "size": len(raw),
+            "mode": step["mode"],
+            "uid": 0,
+            "gid": 0,
+            "content": step.get("content"),
+        }
+        others = [f for f in self.now["files"] if f["path"] != step["path"]]
+        self.now["files"] = [*others, state]
+
+    def _boots(self, step: Json) -> None:
+        """What a real host's `node kernel` says after a grub or hold step."""
+        assert self.kernel is not None
+        if step["op"] == "hold":
+            self.kernel["apt"]["holds"] = sorted({*self.kernel["apt"]["holds"], *step["packages"]})
+            return
+        grub = self.kernel["grub"]
+        path = next(e["path"] for e in grub["entries"] if e["kernel"] == step["saved"]
+                    and "-advanced-" in e["path"].rpartition(">")[2])  # fmt: skip
+        target = {"kernel": step["saved"], "entry": path, "title": "x", "how": "saved",
+                  "why": "saved_entry names it", "missing": []}  # fmt: skip
+        grub.update(saves=True, saved_entry=path, next_entry=None, default=target, next=target,
+                    ours=True, grubenv="ok")  # fmt: skip
+        grub["configured"] = {"value": "saved", "file": "zz-rigbook.cfg", "mode": "saved"}
+
+    def _set_active(self, active: str) -> None:
+        unit = self.now["units"][0]
+        if active == "stop":
+            unit.update(active_state="inactive", sub_state="dead")
+            self.now["engine_processes"] = []
+            if "unreadable" not in self.now["docker"]:
+                self.now["docker"]["containers"] = []
+            if not self.faults.get("port-stays"):
+                self.now["ports"] = [p for p in self.now["ports"] if p["port"] == 22]
+            return
+        unit.update(active_state="active", sub_state="running", load_state="loaded")
+        self.starts += 1
+        if self.faults.get("start") == "dies":
+            self.dying = True
+            (self.folder / DOWN).touch()
+
+    def _unit_state(self) -> str:
+        self.asked += 1
+        unit = self.now["units"][0]
+        active, sub, result, code = unit["active_state"], unit["sub_state"], "success", 0
+        # A dying engine looks well at the first look, as a real one does.
+        if self.dying and self.asked > 1:
+            active, sub, result, code = "failed", "failed", "exit-code", 1
+        return (
+            f"ActiveState={active}\nSubState={sub}\nNRestarts=0\nResult={result}\n"
+            f"ExecMainStatus={code}\nInvocationID={self.name[-4:]}{self.starts}\nLastLine=loading"
+        )

@@ -1,0 +1,82 @@
+"""Stand-in for node's tree verbs on one host: it keeps a list of backups and no files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.backup import store
+from node.core import validate
+from node.core.errors import NodeError
+
+Json = dict[str, Any]
+VERSIONS = {"vllm": "0.27.0", "torch": "2.8.0", "cuda": "12.8"}
+
+
+def row(id_: str, verified: bool = True, **more: object) -> Json:
+    """A backup as node lists it."""
+    return {
+        "id": id_, "usable": True, "problem": None, "verified_unix_s": 1.7e9 if verified else None,
+        "tree": "/opt/engine/venv", "real": "/opt/engine/venv", "roots": ["."],
+        "created_unix_s": 1.7e9, "age_s": 7300, "bytes": 800 << 20, "apparent_bytes": 3 << 30,
+        "members": 77492, "versions": VERSIONS, "python": "3.12.4", "host": "stand-in",
+        "instant_copy": None, "shares": None, **more,
+    }  # fmt: skip
+
+
+class TreeDouble:
+    """The tree verbs of one host; the newest backup of `rows` holds the tree as it is."""
+
+    def __init__(self, rows: list[Json], as_backup: bool = False) -> None:
+        self.rows = rows
+        self.as_backup = as_backup
+
+    def answer(self, verb: str, request: Json) -> Json:
+        """A verb's answer. Raises NodeError as node does."""
+        return dict(getattr(self, verb.replace(" ", "_"))(request))
+
+    def tree_list(self, request: Json) -> Json:
+        """All backups."""
+        return {"backups": self.rows, "partial": [], "working": [], "displaced": []}
+
+    def tree_backup(self, request: Json) -> Json:
+        """A new backup, unless the newest is verified."""
+        tree = validate.path(request["tree"], "tree")
+        known = bool(self.rows) and self.rows[0]["verified_unix_s"] is not None
+        about = {"tree": tree, "members": 77492, "apparent_bytes": 3 << 30, "versions": VERSIONS}
+        if request.get("dry"):
+            assert "documents" not in request, "a reading command shows them to every user"
+            validate.sha256(request["documents_sha256"], "documents_sha256")
+            held = self.rows[0]["id"] if known else None
+            return {"backup": held, "stored": not known, "shares": None, **about}
+        made = store.new_id(tree)
+        self.rows.insert(0, row(made, verified=False))
+        return {"backup": made, "stored": True, "detail": "stored", "bytes": 800 << 20,
+                "took_s": 11.0, **about}  # fmt: skip
+
+    def tree_verify(self, request: Json) -> Json:
+        """Marks one as verified."""
+        for each in self.rows:
+            if each["id"] == store.checked_id(request["backup"]):
+                each["verified_unix_s"] = 1.7e9
+                return {"backup": each["id"], "members": each["members"], "took_s": 7.0}
+        raise NodeError("no backup", "no_backup")
+
+    def tree_restore(self, request: Json) -> Json:
+        """Brings a known backup back, unless the tree is as it is."""
+        found = next(r for r in self.rows if r["id"] == store.checked_id(request["backup"]))
+        detail = "the tree is as the backup" if self.as_backup else "bin/vllm is not there"
+        files = [] if self.as_backup else ["write /etc/systemd/system/rigbook-engine.service"]
+        return {"backup": found["id"], "tree": found["tree"], "real": found["real"],
+                "changed": not self.as_backup, "detail": detail, "took_s": 13.0,
+                "unpacks": not self.as_backup, "files": files}  # fmt: skip
+
+    def tree_prune(self, request: Json) -> Json:
+        """Takes all but the newest."""
+        validate.keys(request, "request", ("keep", "displaced", "dry"), ("keep", "displaced"))
+        listed = [{"id": each["id"], "bytes": 1 << 20, "why": "stand-in"} for each in self.rows]
+        keep = request["keep"]
+        if not request.get("dry"):
+            self.rows = self.rows[:keep]
+        return {"removed": listed[keep:], "kept": listed[:keep], "swept": [],
+                "displaced_removed": [], "displaced_kept": [], "freed_bytes": 1 << 20,
+                "dry": bool(request.get("dry"))}  # fmt: skip

@@ -1,0 +1,26 @@
+"""For test_before_upgrade.py: the gates before an upgrade to vLLM 0.20.2, and no upgrade."""
+
+from pyinfra import logger, state
+
+from deploys.common.ask_engine import ask_pip, known_versions, venv_of, wheels_spec
+from deploys.common.load_and_gate import gate, load, once, stand
+from facts.observe import observe
+from gates.artifact.pip_plan import wheels, would_install
+from gates.gate_sets import CHANGING
+
+WANTED = "0.20.2"
+plan = load()
+gate(plan, CHANGING)
+
+
+def ask():
+    """Both gates in one look, as an upgrade does it."""
+    found = known_versions(WANTED, plan, observe(state, plan))
+    seen = ask_pip(state, plan, WANTED, {n.name: venv_of(plan, n.name) for n in plan.rig.nodes})
+    spec = wheels_spec(plan)
+    found += wheels(plan, spec, WANTED, seen, {n.name: False for n in plan.rig.nodes})
+    waivers = stand(found)
+    logger.info(f"would install {[would_install(spec, row) for row in seen.values()]}, {waivers}")
+
+
+once("before upgrade", ask)

@@ -1,0 +1,267 @@
+"""image between docker's own store and the containerd store, both ways, with real dockers."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.lab.support import moving as m
+from tests.system.rehearsal import ROOT, Lab
+
+MB = 1_000_000
+MOVE = "Move the image"
+# who gives, who takes
+WAYS = (("lab1", "lab2"), ("lab2", "lab1"))
+# what of a docker load is on the taker's disk before docker has all of it
+ARRIVING = {
+    "lab1": "/var/lib/docker/tmp",
+    "lab2": "/var/lib/containerd/io.containerd.content.v1.content/ingest",
+}
+SWAPPED = "tests/system/containerd/swapped/lab.py"
+NOTHING = ("-", "-", "5")
+
+
+@pytest.fixture
+def bare(lab: Lab) -> Iterator[Lab]:
+    """Neither host has the image, nor a change that is open."""
+    m.clear(lab)
+    yield lab
+    m.clear(lab)
+
+
+def make(lab: Lab, host: str, size: int = 8 * MB) -> str:
+    """An image of two layers on a host; its id there."""
+    m.make_image(lab, host, size)
+    m.add_layer(lab, host, MB)
+    return m.image_id(lab, host)
+
+
+def seen(lab: Lab, host: str) -> dict[str, Any]:
+    """The docker section of a host's snapshot."""
+    request = json.dumps({"images": [m.IMAGE]})
+    return dict(json.loads(lab.ssh(host, "sudo rignode snapshot", stdin=request))["docker"])
+
+
+def config_of(lab: Lab, host: str) -> str:
+    """The digest of the image's config, as docker save of it says."""
+    said = lab.ssh(host, f"sudo docker save {m.IMAGE} | tar -xO manifest.json")
+    return Path(json.loads(said)[0]["Config"]).name.removesuffix(".json")
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    """A tar with these files."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return raw.getvalue()
+
+
+def digest(raw: bytes) -> str:
+    """The digest of bytes, as images name it."""
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def write_archive(path: Path, *layers: bytes, diff_ids: list[str]) -> None:
+    """An archive of docker save's old form."""
+    rootfs = {"type": "layers", "diff_ids": diff_ids}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
+    files = {f"{n}/layer.tar": layer for n, layer in enumerate(layers)}
+    name = f"{digest(config)[7:]}.json"
+    manifest = json.dumps([{"Config": name, "RepoTags": None, "Layers": list(files)}]).encode()
+    path.write_bytes(tar_of({name: config, "manifest.json": manifest, **files}))
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_it_moves_and_a_second_run_changes_nothing(bare: Lab, giver: str, taker: str) -> None:
+    make(bare, giver)
+    done = bare.pyinfra("image", *m.RECIPE)
+    assert done.rc == 0 and done.counts(MOVE)[1] == "2" and "COMMITTED" in done.text, done.text
+    assert "lab1 (overlay2)" in done.text and "lab2 (containerd/overlayfs)" in done.text
+    assert bare.changes(taker)[0]["status"] == "COMMITTED"
+    assert m.image_id(bare, "lab1") != m.image_id(bare, "lab2"), ".Id is comparable after all"
+    assert config_of(bare, "lab1") == config_of(bare, "lab2")
+    again = bare.pyinfra("image", *m.RECIPE)
+    assert again.rc == 0 and again.counts("Grand total")[1:] == NOTHING, again.text
+    assert "is the same on all 2 nodes" in again.text
+
+
+def test_the_snapshot_names_the_store_and_one_config_for_both(bare: Lab) -> None:
+    made = make(bare, "lab1")
+    assert bare.pyinfra("image", *m.RECIPE).rc == 0
+    one, two = seen(bare, "lab1"), seen(bare, "lab2")
+    assert (one["storage_driver"], one["containerd"]) == ("overlay2", None)
+    assert (two["storage_driver"], two["containerd"]) == ("overlayfs", "/var/lib/containerd")
+    (here,), (there,) = one["images"], two["images"]
+    assert here["layers"] == there["layers"] and len(here["layers"]) == 2
+    assert here["config_sha256"] == there["config_sha256"]
+    assert here["id"] == made == f"sha256:{config_of(bare, 'lab2')}" != there["id"]
+    # the containerd store says a digest of an image that no registry has ever seen
+    assert here["digests"] == [] and there["digests"] == [f"rigbook/small@{there['id']}"]
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_another_image_under_the_tag_is_kept_and_undo_brings_it_back(
+    bare: Lab, giver: str, taker: str
+) -> None:
+    make(bare, giver)
+    former = make(bare, taker, MB)
+    refused = bare.pyinfra("image", *m.RECIPE)
+    assert refused.rc == 1 and "image-differs" in refused.text
+    done = bare.pyinfra("image", *m.RECIPE, "--data", f"from={giver}")
+    assert done.rc == 0 and config_of(bare, taker) == config_of(bare, giver), done.text
+    assert m.image_id(bare, taker, f"rigbook-kept:{former[7:19]}") == former
+    change = bare.changes(taker)[0]["id"]
+    undone = bare.pyinfra("rollback", *m.RECIPE, "--data", f"change={change}")
+    assert undone.rc == 0 and m.image_id(bare, taker) == former, undone.text
+    assert m.image_id(bare, taker, f"rigbook-kept:{former[7:19]}") == ""
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_undo_takes_a_tag_away_where_there_was_none(bare: Lab, giver: str, taker: str) -> None:
+    make(bare, giver)
+    assert bare.pyinfra("image", *m.RECIPE).rc == 0
+    change = bare.changes(taker)[0]["id"]
+    undone = bare.pyinfra("rollback", *m.RECIPE, "--data", f"change={change}")
+    assert undone.rc == 0 and m.image_id(bare, taker) == "", undone.text
+    assert m.image_id(bare, giver) != ""
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_layers_by_themselves_are_refused(bare: Lab, giver: str, taker: str) -> None:
+    make(bare, giver)
+    done = bare.pyinfra("image", *m.RECIPE, "--data", "method=layers")
+    assert done.rc == 1 and "Traceback" not in done.text, done.text
+    assert "nothing was changed: lab2 has containerd/overlayfs; method=layers needs" in done.text
+    assert "use --data method=ssh" in done.text and m.image_id(bare, taker) == ""
+
+
+def arrived(lab: Lab, taker: str) -> int:
+    """The bytes of a docker load that the taker's docker has on its disk, not yet as an image."""
+    said = lab.ssh(taker, f"sudo find {ARRIVING[taker]} -type f -printf '%s\\n' 2>/dev/null; true")
+    return sum(int(line) for line in said.split())
+
+
+def commands(lab: Lab, host: str) -> str:
+    """The docker save and docker load that run on a host."""
+    return lab.ssh(host, "pgrep -af 'docker (save|load)' | grep -v pgrep || true")
+
+
+@pytest.mark.parametrize(("giver", "taker"), WAYS)
+def test_a_killed_operator_leaves_the_old_image(bare: Lab, giver: str, taker: str) -> None:
+    make(bare, giver, 40 * MB)
+    former = make(bare, taker, MB)
+    way = (*m.RECIPE, "--data", f"from={giver}")
+    before = arrived(bare, taker)
+    with m.slow_link(bare, giver, "host0", 40):
+        started = m.start("image", *way)
+        m.wait_for(lambda: arrived(bare, taker) > before + 4 * MB)
+        m.kill(started)
+        m.wait_for(lambda: not commands(bare, giver) and not commands(bare, taker), 30)
+    assert m.image_id(bare, taker) == former and bare.changes(taker)[:1] != ["OPEN"]
+    done = bare.pyinfra("image", *way)
+    assert done.rc == 0 and config_of(bare, taker) == config_of(bare, giver), done.text
+
+
+def test_a_docker_that_is_killed_meanwhile_leaves_the_old_image(bare: Lab) -> None:
+    """systemd starts it again; what had come stays in containerd for a day, without a name."""
+    make(bare, "lab1", 40 * MB)
+    former = make(bare, "lab2", MB)
+    way = (*m.RECIPE, "--data", "from=lab1")
+    before = arrived(bare, "lab2")
+    with m.slow_link(bare, "lab1", "host0", 40):
+        started = m.start("image", *way)
+        m.wait_for(lambda: arrived(bare, "lab2") > before + 4 * MB)
+        bare.ssh("lab2", "sudo systemctl kill -s KILL docker")
+        out, _ = started.communicate(timeout=180)
+    assert started.returncode == 1 and "lab2: docker load" in out and "Traceback" not in out, out
+    assert "lab2's tag was not touched: run it again" in out, out
+    m.wait_for(lambda: bare.ssh("lab2", "sudo docker info -f '{{.ID}}' 2>/dev/null || true"))
+    assert m.image_id(bare, "lab2") == former
+    done = bare.pyinfra("image", *way)
+    assert done.rc == 0 and config_of(bare, "lab2") == config_of(bare, "lab1"), done.text
+
+
+def test_an_archive_goes_into_the_containerd_store_and_on_from_there(
+    bare: Lab, tmp_path: Path
+) -> None:
+    """Its layer is compressed; the room that it takes is told as unpacked."""
+    layer = tar_of({"blob": bytes(20 * MB)})
+    archive = tmp_path / "zeros.tar"
+    write_archive(archive, gzip.compress(layer), diff_ids=[digest(layer)])
+    done = bare.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}", inventory=SWAPPED)
+    assert done.rc == 0 and "[lab2] docker load of" in done.text, done.text
+    (here,), (there,) = seen(bare, "lab1")["images"], seen(bare, "lab2")["images"]
+    assert here["layers"] == there["layers"] == [digest(layer)]
+    assert here["size"] >= 20 * MB and there["size"] >= 20 * MB
+
+
+def test_files_inside_are_read_alike_in_both_stores(bare: Lab, tmp_path: Path) -> None:
+    """Also one that an upper layer changes, and one that it deletes; no container is made."""
+    lower = tar_of({"opt/kept": b"old old", "opt/changed": b"old", "opt/gone": b"old"})
+    upper = tar_of({"opt/changed": b"new", "opt/.wh.gone": b""})
+    archive = tmp_path / "two.tar"
+    write_archive(archive, lower, upper, diff_ids=[digest(lower), digest(upper)])
+    assert bare.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}").rc == 0
+    found = []
+    for host in ("lab1", "lab2"):
+        probe = {"image": m.IMAGE, "path": "/opt/*", "contains": "old"}
+        said = bare.ssh(host, "sudo rignode snapshot", stdin=json.dumps({"image_files": [probe]}))
+        (answer,) = json.loads(said)["image_files"]
+        found.append({row["path"]: row["count"] for row in answer["matches"]})
+        assert bare.ssh(host, "sudo docker ps -aq") == ""
+    assert found == [{"/opt/kept": 2, "/opt/changed": 0}] * 2
+    told = bare.pyinfra("provenance", *m.RECIPE)
+    assert told.rc == 0 and f"[lab2] image {m.IMAGE}" in told.text, told.text
+
+
+def test_files_of_a_container_that_never_ran_are_found(bare: Lab) -> None:
+    """A unit that starts a container is checked by what lies in it (`unit.py`)."""
+    make(bare, "lab1")
+    assert bare.pyinfra("image", *m.RECIPE).rc == 0
+    look = (
+        "import sys; sys.path.insert(0, '/usr/local/bin/rignode'); from node import inside; "
+        "print(*inside.container('rigbook-look').layers)"
+    )
+    bare.ssh("lab2", f"sudo docker create --name rigbook-look {m.IMAGE} none")
+    try:
+        folders = bare.ssh("lab2", f'sudo python3 -B -c "{look}"').split()
+        names = bare.ssh("lab2", f"sudo find {' '.join(folders)} -printf '%P\\n'").split("\n")
+    finally:
+        bare.ssh("lab2", "sudo docker rm rigbook-look")
+    # docker's own two (hosts, hostname and the like; what it writes) upon the image's two
+    assert len(folders) == 4 and "dir/blob" in names
+    assert any(name.startswith("layer-") for name in names), names
+
+
+def test_a_damaged_archive_gets_no_name_in_the_containerd_store(bare: Lab, tmp_path: Path) -> None:
+    layer = tar_of({"blob": os.urandom(2 * MB)})
+    archive = tmp_path / "damaged.tar"
+    damaged = layer[:MB] + b"XXXX" + layer[MB + 4 :]
+    write_archive(archive, damaged, diff_ids=[digest(layer)])
+    done = bare.pyinfra("image", *m.RECIPE, "--data", f"archive={archive}", inventory=SWAPPED)
+    assert done.rc == 1 and "wrong diff id" in done.text and "Traceback" not in done.text
+    assert m.image_id(bare, "lab2") == "" == m.image_id(bare, "lab1")
+
+
+def test_what_buildkit_builds_is_the_same_on_overlay2(bare: Lab, tmp_path: Path) -> None:
+    """An index with an attestation and compressed layers; overlay2 gets the one image in it."""
+    text = (ROOT / "tests/system/lab/recipes/built-image.yaml").read_text()
+    (tmp_path / "built.yaml").write_text(text.replace("rigbook/built:1", m.IMAGE))
+    recipe = ("--data", "recipe=built", "--data", f"recipes_dir={tmp_path}", "--data", "build=true")
+    done = bare.pyinfra("image", *recipe, "--data", "from=lab2")
+    assert done.rc == 0 and "[1/2] COPY" in done.text, done.text
+    assert config_of(bare, "lab1") == config_of(bare, "lab2")
+    again = bare.pyinfra("image", *recipe)
+    assert again.rc == 0 and again.counts("Grand total")[1:] == NOTHING, again.text

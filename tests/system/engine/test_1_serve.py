@@ -1,0 +1,83 @@
+"""The main job with the real vLLM over two nodes; the tests run in this order, on one lab."""
+
+from __future__ import annotations
+
+from facts.endpoint.completion import Endpoint, ask
+from tests.system.rehearsal import Lab
+
+
+def head(lab: Lab) -> Endpoint:
+    """The endpoint of the lab's head."""
+    return Endpoint(f"http://{lab.hosts['lab1'].address}:8000", "tiny")
+
+
+def test_serve_brings_up_both_nodes_and_proves_it(serving: Lab) -> None:
+    answer = ask(head(serving))
+    assert answer.ok, answer.detail
+    assert answer.text.strip()
+    for name in serving.hosts:
+        newest = serving.changes(name)[0]
+        assert (newest["deploy"], newest["status"]) == ("serve", "COMMITTED")
+        assert "answers" in str(newest["reason"])
+        assert serving.unit(name, "ActiveState", "UnitFileState") == ["active", "enabled"]
+
+
+def test_the_worker_is_headless_and_both_are_one_engine(serving: Lab) -> None:
+    lines = {
+        name: serving.ssh(name, "sudo cat /etc/rigbook/engine/serve.sh") for name in serving.hosts
+    }
+    assert "--headless" in lines["lab2"] and "--headless" not in lines["lab1"]
+    metrics = serving.ssh("lab1", "curl -s http://10.88.0.11:8000/metrics | grep -c ^vllm:")
+    assert int(metrics) > 50
+
+
+def test_a_second_run_changes_nothing_and_restarts_nothing(serving: Lab) -> None:
+    before = serving.starts()
+    done = serving.pyinfra("serve")
+    assert done.rc == 0
+    assert done.counts("Grand total")[1:3] == ("-", "-"), "a second run may change nothing"
+    assert serving.starts() == before
+
+
+def test_a_dry_run_shows_the_changed_flags_and_changes_nothing(serving: Lab) -> None:
+    before, starts = serving.snapshots(), serving.starts()
+    done = serving.pyinfra("serve", "--dry", "--diff", "--data", "profile=throughput", yes=False)
+    assert done.rc == 0
+    assert "-  --max-num-seqs 4" in done.text and "+  --max-num-seqs 8" in done.text
+    order = [done.text.index(step) for step in ("[lab1] stop ", "[lab1] start ")]
+    assert order == sorted(order)
+    assert serving.snapshots() == before
+    assert serving.starts() == starts
+
+
+def test_a_changed_profile_restarts_both_and_is_proven(serving: Lab) -> None:
+    before = serving.starts()
+    done = serving.pyinfra("serve", "--data", "profile=throughput")
+    assert done.rc == 0, done.text
+    after = serving.starts()
+    assert all(after[name] != before[name] for name in before), "both nodes restart, as a pair"
+    assert ask(head(serving)).ok
+    again = serving.pyinfra("serve", "--data", "profile=throughput")
+    assert again.counts("Grand total")[1:3] == ("-", "-")
+
+
+def test_an_engine_that_cannot_start_gives_way_to_the_last_good_one(serving: Lab) -> None:
+    done = serving.pyinfra(
+        "serve", "--data", "recipe=broken", "--data", "recipes_dir=tests/system/lab/recipes"
+    )
+    assert done.rc == 1
+    assert "unrecognized arguments" in done.text, "the engine's own last lines name the cause"
+    assert "ROLLED_BACK" in done.text and "serves again" in done.text
+    answer = ask(head(serving))
+    assert answer.ok, answer.detail
+    for name in serving.hosts:
+        newest = serving.changes(name)[0]
+        assert (newest["deploy"], newest["status"]) == ("serve", "ROLLED_BACK")
+        script = serving.ssh(name, "sudo cat /etc/rigbook/engine/serve.sh")
+        assert "--max-num-seqs 8" in script and "rigbook-no-such-flag" not in script
+
+
+def test_the_failed_change_leaves_nothing_to_do(serving: Lab) -> None:
+    done = serving.pyinfra("serve", "--data", "profile=throughput")
+    assert done.rc == 0
+    assert done.counts("Grand total")[1:3] == ("-", "-")

@@ -1,0 +1,115 @@
+"""Nobody at the keyboard: the rig comes back by itself, as a pair, within its budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system.engine.steps import doctor, infra, named, wait_for_completion, wait_until
+from tests.system.rehearsal import Lab
+
+# The tiny recipe's start budget, a pair check (30 s), a restart's pause (15 s) and some air.
+BUDGET_S = 420
+# A host of the lab boots in seconds; its shutdown waits up to 30 s for the engine's container.
+BOOT_S = 180
+
+
+@pytest.fixture(autouse=True)
+def whole_start_limit(serving: Lab) -> None:
+    """Each test breaks the engine once; a rig in use is not broken five times in an hour."""
+    for name in serving.hosts:
+        serving.ssh(name, "sudo systemctl reset-failed rigbook-engine.service", check=False)
+
+
+def boot_id(lab: Lab, name: str) -> str:
+    """Which boot a host is in; empty while it cannot be reached."""
+    return lab.ssh(name, "cat /proc/sys/kernel/random/boot_id", check=False)
+
+
+def both_reboot(lab: Lab) -> float:
+    """Both hosts reboot at the same moment; the monotonic time of that moment."""
+    before = {name: boot_id(lab, name) for name in lab.hosts}
+    began = time.monotonic()
+    for name in lab.hosts:
+        lab.ssh(name, "sudo systemctl --no-block reboot", check=False)
+
+    def another_boot() -> bool:
+        return all(boot_id(lab, name) not in ("", before[name]) for name in lab.hosts)
+
+    wait_until("both hosts are in another boot", BOOT_S, another_boot)
+    return began
+
+
+def test_both_hosts_reboot_at_once(serving: Lab) -> None:
+    """C16, C13: both Sparks rebooted at 06:58 and nothing came back."""
+    assert serving.pyinfra("serve").rc == 0
+    began = both_reboot(serving)
+    wait_for_completion(serving, BUDGET_S)
+    print(f"REPLAY both hosts rebooted: a completion {time.monotonic() - began:.0f} s later")
+    code, text = infra(serving)
+    assert code == 0, text
+
+
+@pytest.fixture
+def nobody_mends(serving: Lab) -> Iterator[Lab]:
+    """The pair's own watch is off, so that the doctor finds the pair as it broke."""
+    for name in serving.hosts:
+        serving.ssh(name, "sudo systemctl stop rigbook-pair.timer")
+    try:
+        yield serving
+    finally:
+        for name in serving.hosts:
+            serving.ssh(name, "sudo systemctl start rigbook-pair.timer")
+
+
+def test_a_lost_worker_is_named_while_the_head_says_that_it_is_healthy(nobody_mends: Lab) -> None:
+    """faults.md 42: /health stays 200, and no completion can come."""
+    lab = nobody_mends
+    before = lab.starts()
+    # systemd must not bring the worker back either while the doctor looks
+    lab.ssh("lab2", "sudo docker kill --signal KILL rigbook-engine")
+    wait_until("the worker is gone", 30, lambda: lab.ssh("lab2", "sudo docker ps -q") == "")
+    assert lab.ssh("lab1", "curl -s -o /dev/null -w '%{http_code}' localhost:8000/health") == "200"
+    rows = doctor(lab)
+    assert {("engine-down", "lab2"), ("wedged-pair", "lab1")} & named(rows), rows
+    for name in lab.hosts:
+        lab.ssh(name, "sudo systemctl start rigbook-pair.timer")
+    wait_for_completion(lab, BUDGET_S)
+    after = lab.starts()
+    assert all(after[name] != before[name] for name in before), "never one half of a pair"
+
+
+def test_the_heads_engine_is_killed(serving: Lab) -> None:
+    """A new head against the stale worker would hang without a word."""
+    before = serving.starts()
+    serving.ssh("lab1", "sudo docker kill --signal KILL rigbook-engine")
+    wait_until("the head's death is seen", 60, lambda: serving.starts()["lab1"] != before["lab1"])
+    wait_for_completion(serving, BUDGET_S)
+    after = serving.starts()
+    assert all(after[name] != before[name] for name in before), "never one half of a pair"
+
+
+def test_dockerd_is_killed(serving: Lab) -> None:
+    """systemd brings docker back, and docker's death must not end the engine for good."""
+    serving.ssh("lab1", "sudo kill -9 $(cat /run/docker.pid)")
+    wait_until(
+        "docker is back",
+        90,
+        lambda: serving.ssh("lab1", "sudo docker info -f ok", check=False) == "ok",
+    )
+    wait_for_completion(serving, BUDGET_S)
+
+
+def test_the_fabric_is_60_seconds_late_at_boot(serving: Lab) -> None:
+    """The unit waits for its address; it does not fail at once and use up its starts."""
+    assert serving.verb("fabric", "down").rc == 0
+    try:
+        began = both_reboot(serving)
+        time.sleep(max(0.0, began + 75 - time.monotonic()))
+        for name in serving.hosts:
+            assert serving.unit(name, "ActiveState", "NRestarts") == ["activating", "0"]
+    finally:
+        assert serving.verb("fabric", "up").rc == 0
+    wait_for_completion(serving, BUDGET_S)

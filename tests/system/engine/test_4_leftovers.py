@@ -1,0 +1,118 @@
+"""A hand-made mess: the doctor names each cause, lowest layer first; one command mends it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+import pytest
+
+from facts.endpoint.completion import ask
+from tests.system.engine.steps import doctor, head, killed_operator, mended, named
+from tests.system.rehearsal import Lab
+
+DROP_IN = "/etc/systemd/system/rigbook-engine.service.d/50-ghost.conf"
+# A labelled stand-in engine: the title and the port of an orphan worker, no model.
+ORPHAN = (
+    "exec -a VLLM::Worker_TP1 python3 -c 'import socket, time; s = socket.socket(); "
+    's.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("", 29501)); '
+    "s.listen(); time.sleep(3600)'"
+)
+
+
+def orphan(lab: Lab, host: str) -> None:
+    """Leaves a stand-in engine behind on a host: its shell is gone, and its login."""
+    command = f"setsid -f bash -c {shlex.quote(ORPHAN)} </dev/null >/dev/null 2>&1"
+    lab.ssh(host, f"sudo bash -c {shlex.quote(command)}")
+    time.sleep(1)
+
+
+def test_the_evening_of_may_30(serving: Lab) -> None:
+    """C13, C12, C10 stacked: a ghost ExecStart, stale segments, an orphan on 29501."""
+    assert serving.pyinfra("stop").rc == 0
+    orphan(serving, "lab1")
+    segment = "/dev/shm/psm_0badcafe"
+    serving.ssh("lab1", f"sudo truncate -s 4M {segment} && sudo touch -d -10min {segment}")
+    ghost = "[Service]\nExecStart=\nExecStart=/workspace/vllm-head-090.sh\n"
+    serving.ssh("lab2", f"sudo mkdir -p {DROP_IN.rpartition('/')[0]}")
+    serving.ssh("lab2", f"printf %s {shlex.quote(ghost)} | sudo tee {DROP_IN}")
+    serving.ssh("lab2", "sudo systemctl daemon-reload")
+    time.sleep(6)
+    rows = doctor(serving)
+    assert {
+        ("engine-orphan", "lab1"),
+        ("port-taken", "lab1"),
+        ("shm-stale", "lab1"),
+        ("unit-ghost", "lab2"),
+        ("engine-down", "lab1"),
+        ("no-answer", "lab1"),
+    } <= named(rows)
+    stops = [row["layer"] for row in rows if row["severity"] == "block"]
+    assert list(dict.fromkeys(stops)) == ["processes", "unit", "endpoint"], "lowest layer first"
+    refused = serving.pyinfra("serve")
+    assert refused.rc == 1 and "nothing was changed" in refused.text
+
+
+def test_restart_ends_the_orphan_and_serves(serving: Lab) -> None:
+    """The seed's three one-liners, made safe; the ghost is removed by the remedy's hand."""
+    serving.ssh("lab2", f"sudo rm {DROP_IN} && sudo systemctl daemon-reload")
+    dry = serving.pyinfra("restart", "--dry", yes=False)
+    assert dry.rc == 0 and "end pid" in dry.text and "VLLM::Worker_TP1" in dry.text
+    mended(serving.pyinfra("restart"))
+    assert serving.ssh("lab1", "ls /dev/shm/psm_0badcafe", check=False) == ""
+    assert ask(head(serving)).ok
+    assert doctor(serving) == []
+
+
+def test_a_restart_cut_off_in_the_middle_is_finished_by_the_next(serving: Lab) -> None:
+    change = killed_operator(serving, "restart")
+    refused = serving.pyinfra("serve")
+    assert refused.rc == 1 and "deploys/restart.py" in refused.text
+    done = serving.pyinfra("restart")
+    assert done.rc == 0, done.text
+    for name in serving.hosts:
+        newest = serving.changes(name)[0]
+        assert (newest["id"], newest["status"]) == (change, "COMMITTED")
+
+
+def test_a_foreign_process_on_the_rendezvous_port_is_named_and_left_alone(serving: Lab) -> None:
+    assert serving.pyinfra("stop").rc == 0
+    serving.ssh(
+        "lab1", "nohup python3 -m http.server 29501 >/dev/null 2>&1 & echo $! > /tmp/foreign.pid"
+    )
+    try:
+        for deploy in ("serve", "restart"):
+            done = serving.pyinfra(deploy)
+            assert done.rc == 1, done.text
+            assert "29501" in done.text and "python3" in done.text
+        assert serving.ssh("lab1", "kill -0 $(cat /tmp/foreign.pid) && echo alive") == "alive"
+    finally:
+        serving.ssh("lab1", "kill $(cat /tmp/foreign.pid); rm /tmp/foreign.pid")
+    mended(serving.pyinfra("restart"))
+
+
+@pytest.fixture
+def drifted(serving: Lab) -> Lab:
+    """Both nodes relaunched by hand with other flags and the fork variable (C14)."""
+    for name in serving.hosts:
+        serving.ssh(
+            name,
+            "sudo sed -i 's/--max-model-len 512/--max-model-len 256/' /etc/rigbook/engine/serve.sh"
+            " && echo VLLM_WORKER_MULTIPROC_METHOD=fork | "
+            "sudo tee -a /etc/rigbook/engine/engine.env",
+        )
+    for name in ("lab2", "lab1"):
+        serving.ssh(name, "sudo systemctl restart --no-block rigbook-engine.service")
+    time.sleep(20)
+    return serving
+
+
+def test_drift_is_shown_as_a_difference_and_mended_by_serve(drifted: Lab) -> None:
+    rows = doctor(drifted)
+    said = " ".join(str(row["summary"]) for row in rows)
+    assert "256" in said and "512" in said, said
+    assert ("forbidden-env", "lab1") in named(rows) or "VLLM_WORKER_MULTIPROC_METHOD" in said
+    dry = drifted.pyinfra("serve", "--dry", "--diff", yes=False)
+    assert "-  --max-model-len 256" in dry.text and "+  --max-model-len 512" in dry.text
+    mended(drifted.pyinfra("serve"))
+    assert doctor(drifted) == []

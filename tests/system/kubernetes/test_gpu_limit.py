@@ -1,0 +1,281 @@
+"""gpu_limit against the real API: one value changes, nothing else; what fails goes back."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from node.kube import deployment as kube_deployment
+from tests.system.kubernetes.conftest import OLARES, Olares, deployment
+from tests.system.rehearsal import Done
+
+NAME = "CUDA_DEVICE_MEMORY_LIMIT_0"
+WANTED = "wanted=24232551680"
+
+
+def change_of(done: Done) -> str:
+    """The id of the change that a run ended."""
+    return re.findall(r"change (\S+) COMMITTED", done.text)[-1]
+
+
+def without_own(document: dict[str, Any]) -> dict[str, Any]:
+    """A Deployment's spec with the limit taken out: all that must not move."""
+    spec = json.loads(json.dumps(document["spec"]))
+    box = spec["template"]["spec"]["containers"][0]
+    box["env"] = [row for row in box["env"] if row["name"] != NAME]
+    return dict(spec)
+
+
+def test_the_seeds_limit_is_set_and_nothing_else_moves(olares: Olares) -> None:
+    """Faults 47 and 50, incident A5: dry, for real, again, and back by rollback."""
+    before = olares.get()
+    dry = olares.limit("limit=24000m", WANTED, dry=True)
+    assert dry.rc == 0, dry.text
+    assert "25,165,824,000 bytes = 24,000.0 MiB = 23.44 GiB" in dry.text
+    assert "left      485,490,688 bytes = 463.0 MiB" in dry.text
+    line = f"spec.template.spec.containers[engine].env[{NAME}].value: '23000m' becomes '24000m'"
+    assert line in dry.text and olares.get()["spec"] == before["spec"]
+    done = olares.limit("limit=24000m", WANTED)
+    assert done.rc == 0, done.text
+    assert olares.env()[NAME] == "24000m" and olares.env(1)[NAME] == "1g"
+    assert without_own(olares.get()) == without_own(before)
+    again = olares.limit("limit=24000m", WANTED)
+    assert again.counts("Set the variables") == ("1", "-", "-", "1")
+    back = olares.rollback(f"change={change_of(done)}")
+    assert back.rc == 0 and olares.get()["spec"] == before["spec"], back.text
+
+
+def test_a_merge_patch_would_drop_the_sidecar_and_the_rehearsal_sees_it(olares: Olares) -> None:
+    """Fault 47: the server's own dry run of what a person types, and what node says of it."""
+    before = olares.get()
+    box = {"name": "engine", "image": "lucebox:1.3.0", "env": [{"name": NAME, "value": "24000m"}]}
+    patch = {"spec": {"template": {"spec": {"containers": [box]}}}}
+    after = json.loads(olares.cluster.kubectl(
+        "patch", "deployment", "lucebox", "--type=merge", f"--patch={json.dumps(patch)}",
+        "--dry-run=server", "--output=json"))  # fmt: skip
+    assert len(after["spec"]["template"]["spec"]["containers"]) == 1
+    paths = {row["path"] for row in kube_deployment.differences(before, after)}
+    ours = kube_deployment.expected(
+        kube_deployment.container_of(before, "engine"), {NAME: "24000m"}
+    )
+    assert any("containers[sidecar]" in path for path in paths - set(ours))
+    assert olares.get()["spec"] == before["spec"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        (("limit=0m",), "0 bytes to HAMi-core"),
+        (("limit=-1",), "is negative"),
+        (("limit=24x",), "no limit that HAMi reads"),
+        (("limit=24464m",), "more than the hardware has"),
+        (("limit=23000m", WANTED), "less than the 24,232,551,680 bytes"),
+        (("limit=24000m", "container=lucebox"), "has no container 'lucebox'; there are: engine"),
+        (("limit=24000m", "deployment=lucebx"), "not found"),
+        (("limit=24000m", "deployment=$(id)"), "is not a Kubernetes name"),
+        (("limit=24000m", "kubeconfig=/etc/absent"), "/etc/absent"),
+    ],
+)
+def test_what_is_refused_changes_nothing(olares: Olares, pairs: tuple[str, ...], said: str) -> None:
+    """Faults 46 and 50, incident A3."""
+    before = olares.get()
+    done = olares.limit(*pairs)
+    assert done.rc == 1 and said in done.text and "Traceback" not in done.text, done.text
+    assert olares.get()["metadata"]["generation"] == before["metadata"]["generation"]
+
+
+def test_a_value_with_quotes_arrives_whole(olares: Olares) -> None:
+    """Fault 46: no shell strips them."""
+    value = '{"a": "it\'s $(id) `x` ; \\"q\\""}'
+    done = olares.limit(f"set={json.dumps({'SPEC': value})}")
+    assert done.rc == 0 and olares.env()["SPEC"] == value, done.text
+    assert olares.env()[NAME] == "23000m"
+
+
+def test_the_seeds_export_in_args_is_replaced_and_nothing_else_of_it(olares: Olares) -> None:
+    line = f"export {NAME}=23000m; exec python3 server.py --slots '0' \"$X\""
+    olares.make(deployment([line]))
+    done = olares.limit("limit=24000m")
+    assert done.rc == 0, done.text
+    assert olares.containers()[0]["args"] == [line.replace("23000m", "24000m")]
+    olares.rollback(f"change={change_of(done)}")
+    assert olares.containers()[0]["args"] == [line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"export {NAME}=$LIMIT; x", f'export {NAME}="23000m"; x',
+     f"export {NAME}=1g; export {NAME}=2g; x"],
+)  # fmt: skip
+def test_a_shell_line_that_is_not_plain_is_refused(olares: Olares, line: str) -> None:
+    olares.make(deployment([line]))
+    done = olares.limit("limit=24000m")
+    assert done.rc == 1 and "is not touched" in done.text
+    assert olares.containers()[0]["args"] == [line]
+
+
+def test_a_rollout_that_never_gets_ready_goes_back(olares: Olares) -> None:
+    """Fault 48: the pod finds no node."""
+    olares.cluster.kubectl("cordon", "hollow1")
+    try:
+        done = olares.limit("limit=24000m", "deadline=10")
+    finally:
+        olares.cluster.kubectl("uncordon", "hollow1")
+    assert done.rc == 1 and "not rolled out within 10 s" in done.text, done.text
+    assert "FailedScheduling" in done.text and "ROLLED_BACK" in done.text
+    assert olares.env()[NAME] == "23000m"
+
+
+def test_undo_without_the_former_replica_set(olares: Olares) -> None:
+    """`rollout undo` could not do it."""
+    done = olares.limit("limit=24000m")
+    old = [line.split()[0] for line in olares.cluster.kubectl(
+        "get", "rs", "--no-headers").splitlines() if line.split()[1] == "0"]  # fmt: skip
+    olares.cluster.kubectl("delete", "rs", *old)
+    back = olares.rollback(f"change={change_of(done)}")
+    assert back.rc == 0 and olares.env()[NAME] == "23000m", back.text
+
+
+def test_undo_of_a_deployment_that_is_gone_or_was_made_anew(olares: Olares) -> None:
+    change = change_of(olares.limit("limit=24000m"))
+    olares.make(deployment(CUDA_DEVICE_MEMORY_LIMIT_0="20000m"))
+    back = olares.rollback(f"change={change}")
+    assert back.rc == 0 and olares.env()[NAME] == "20000m", back.text
+
+
+def test_undo_keeps_what_others_changed_later(olares: Olares) -> None:
+    done = olares.limit("limit=24000m")
+    olares.cluster.kubectl("set", "env", "deployment/lucebox", "-c", "engine", "OTHER=theirs")
+    back = olares.rollback(f"change={change_of(done)}")
+    assert back.rc == 0, back.text
+    assert (olares.env()[NAME], olares.env()["OTHER"]) == ("23000m", "theirs")
+
+
+def test_undo_of_a_value_that_was_edited_later_asks_first(olares: Olares) -> None:
+    change = change_of(olares.limit("limit=24000m"))
+    olares.cluster.kubectl("set", "env", "deployment/lucebox", "-c", "engine", f"{NAME}=23500m")
+    back = olares.rollback(f"change={change}")
+    assert back.rc == 1 and "edited after the change" in back.text
+    assert olares.env()[NAME] == "23500m"
+    where = "/kubernetes/default/deployments/lucebox/engine"
+    forced = olares.rollback(f"change={change}", f"overwrite={where}")
+    assert forced.rc == 0 and olares.env()[NAME] == "23000m", forced.text
+
+
+def test_a_second_writer_between_look_and_patch_is_a_conflict(olares: Olares) -> None:
+    """Fault 46: a stale resourceVersion. Nothing of ours is written, nothing of theirs lost."""
+    looked = olares.lab.ssh(
+        "lab1", "echo '{}' | sudo tee /dev/null >/dev/null; "
+        "sudo kubectl --kubeconfig=/etc/rigbook-lab-kubeconfig get deployment lucebox -o json",
+    )  # fmt: skip
+    meta = json.loads(looked)["metadata"]
+    olares.cluster.kubectl("set", "env", "deployment/lucebox", "-c", "engine", "OTHER=theirs")
+    step = {
+        "op": "kube", "kubectl": "kubectl", "kubeconfig": "/etc/rigbook-lab-kubeconfig",
+        "namespace": "default", "deployment": "lucebox", "container": "engine",
+        "set": {NAME: "24000m"}, "uid": meta["uid"], "resource_version": meta["resourceVersion"],
+    }  # fmt: skip
+    change = {"id": "conflict-test", "deploy": "gpu_limit", "operator": "t@t"}
+    request = json.dumps({"change": change, "steps": [step]})
+    olares.limit("limit=23000m")  # node is installed there
+    answer = json.loads(olares.lab.ssh("lab1", "sudo rignode apply", stdin=request, check=False))
+    assert (answer["ok"], answer["code"]) == (False, "conflict")
+    assert "nothing was changed" in answer["error"]
+    assert olares.env() == {NAME: "23000m", "OTHER": "theirs"}
+
+
+def test_writers_all_the_time_lose_nothing(olares: Olares) -> None:
+    """Whoever wins, both writers' values are there in the end, or the run says conflict."""
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in range(200):
+            if stop.is_set():
+                return
+            olares.cluster.kubectl("annotate", "deployment/lucebox", f"n={number}", "--overwrite")
+            time.sleep(0.02)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        done = olares.limit("limit=24000m")
+    finally:
+        stop.set()
+        writer.join()
+    if done.rc == 0:
+        assert olares.env()[NAME] == "24000m"
+    else:
+        assert "changed by somebody else meanwhile" in done.text, done.text
+        assert olares.env()[NAME] == "23000m"
+    assert "n" in olares.get()["metadata"]["annotations"]
+
+
+def test_an_account_that_may_not_patch_gets_one_clear_line(olares: Olares) -> None:
+    """RBAC: the viewer may read, and nothing else."""
+    rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list"]}]
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "metadata": {"name": "lab-read"}, "rules": rules}  # fmt: skip
+    olares.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(role))
+    olares.cluster.kubectl("delete", "clusterrolebinding", "lab-read", "--ignore-not-found")
+    olares.cluster.kubectl("create", "clusterrolebinding", "lab-read", "--clusterrole=lab-read",
+                           "--user=viewer")  # fmt: skip
+    text = (olares.cluster.folder / "viewer.conf").read_text()
+    olares.lab.ssh("lab1", "sudo install -m 600 /dev/stdin /etc/viewer-kubeconfig", stdin=text)
+    done = olares.limit("limit=24000m", "kubeconfig=/etc/viewer-kubeconfig")
+    assert done.rc == 1 and "may not patch Deployment lucebox" in done.text, done.text
+    assert "Traceback" not in done.text and olares.env()[NAME] == "23000m"
+
+
+def test_doctor_reads_the_cluster_without_changing_it(olares: Olares) -> None:
+    before = olares.get()
+    done = olares.lab.pyinfra("doctor", inventory=OLARES)
+    assert done.rc == 0, done.text
+    assert olares.get()["metadata"]["generation"] == before["metadata"]["generation"]
+
+
+def test_verify_and_the_limits_proof_ask_on_the_host(olares: Olares) -> None:
+    """The address is the host's own: what listens there is a stand-in."""
+    words = ("url=http://127.0.0.1:8123", "model=qwen")
+    silent = olares.run("verify", *words, "deadline=10")
+    assert silent.rc == 1 and "qwen does not answer" in silent.text, silent.text
+    with olares.engine(8123):
+        done = olares.run("verify", *words)
+        assert done.rc == 0 and "qwen answers at http://127.0.0.1:8123" in done.text, done.text
+        limit = olares.limit("limit=24000m", *words)
+        assert limit.rc == 0 and "qwen answers at" in limit.text, limit.text
+
+
+HOLD = """
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 0)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(8, "was removed"), (60, "stays, with the former")])
+def test_the_stale_shared_cache_goes_once_nobody_has_it(
+    olares: Olares, seconds: int, said: str
+) -> None:
+    """A real process maps the file in a hostPath volume, as one of the pod that goes."""
+    document = deployment(CUDA_DEVICE_MEMORY_LIMIT_0="23000m")
+    spec = document["spec"]["template"]["spec"]
+    spec["volumes"] = [{"name": "shared", "hostPath": {"path": "/srv/hami"}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "shared", "mountPath": "/tmp"}]
+    olares.make(document)
+    path = "/srv/hami/cudevshr.cache"
+    make = f"import struct; open('{path}', 'wb').write(struct.pack('<i', 19920718) + bytes(8192))"
+    olares.lab.ssh("lab1", f'sudo mkdir -p /srv/hami; sudo python3 -c "{make}"')
+    olares.lab.ssh("lab1", "cat > /tmp/hold.py", stdin=HOLD)
+    hold = f"setsid python3 /tmp/hold.py {path} {seconds}"
+    pid = olares.lab.ssh("lab1", f"sudo sh -c '{hold} >/dev/null 2>&1 </dev/null & echo $!'")
+    done = olares.limit("limit=24000m")
+    assert done.rc == 0 and f"shared cache {path} {said}" in done.text, done.text
+    left = olares.lab.ssh("lab1", "ls /srv/hami")
+    assert left == ("" if seconds == 8 else "cudevshr.cache")
+    olares.lab.ssh("lab1", f"sudo kill {pid}; sudo rm -rf /srv/hami", check=False)

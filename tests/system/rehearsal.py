@@ -1,0 +1,126 @@
+"""The rehearsal hosts as the tests drive them: an operator's pyinfra, and a person at a console."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PYINFRA = Path(sys.executable).parent / "pyinfra"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command: exit status, everything it printed, seconds."""
+
+    rc: int
+    text: str
+    seconds: float
+
+    def counts(self, operation: str) -> tuple[str, ...]:
+        """pyinfra's result row of an operation: hosts, success, error, no change (`-` is none)."""
+        for line in reversed(self.text.splitlines()):
+            if line.strip().startswith(operation):
+                return tuple(line.split()[-4:])
+        raise AssertionError(f"no row {operation!r} in:\n{self.text}")
+
+
+class Lab:
+    """The two rehearsal hosts, as an operator and as a person at their console."""
+
+    def __init__(self) -> None:
+        self.settings = settings.load()
+        self.hosts = {host.name: host for host in self.settings.hosts()}
+
+    def pyinfra(self, deploy: str, *arguments: str, yes: bool = True, inventory: str = "") -> Done:
+        """Runs a deploy of the project against the lab."""
+        words = [str(PYINFRA), inventory or "inventory/lab.py", f"deploys/{deploy}.py", *arguments]
+        return self.run(*words, *(["-y"] if yes else []))
+
+    def run(self, *words: str) -> Done:
+        """Runs a command in the project's root, stdin closed, output kept and shown."""
+        started = time.monotonic()
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        took = time.monotonic() - started
+        print(f"$ {' '.join(words[1:])}\n{done.stdout}\n(rc {done.returncode}, {took:.1f} s)")
+        return Done(done.returncode, done.stdout, took)
+
+    def ssh(self, host: str, command: str, check: bool = True, stdin: str = "") -> str:
+        """Runs a shell command on a host as the login user; its standard output."""
+        words = [sys.executable, "-m", "lab", "ssh", host, command]
+        done = subprocess.run(
+            words, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False
+        )
+        assert not check or done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def verb(self, *words: str) -> Done:
+        """Runs a verb of the lab (`stop lab2`, `reboot lab1` …)."""
+        return self.run(sys.executable, "-m", "lab", *words)
+
+    def changes(self, host: str) -> list[dict[str, object]]:
+        """The host's journal, newest first."""
+        text = self.ssh(host, "echo '{}' | sudo rignode journal")
+        return list(json.loads(text)["changes"])
+
+    def unit(self, host: str, *names: str) -> list[str]:
+        """Values of properties of the engine's unit."""
+        wanted = ",".join(names)
+        text = self.ssh(host, f"systemctl show -p {wanted} rigbook-engine.service")
+        values = dict(line.partition("=")[::2] for line in text.splitlines())
+        return [values[name] for name in names]
+
+    def snapshots(self, *options: str) -> dict[str, dict[str, Any]]:
+        """Both hosts' snapshots, without what moves by itself on a host that nobody touches."""
+        words = ("--json", *options, "inventory/lab.py", "fact", "facts.snapshot.Snapshot")
+        text = self.run(str(PYINFRA), *words).text
+        document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+        hosts: dict[str, dict[str, Any]] = next(iter(document.values()))
+        for snapshot in hosts.values():
+            for key in ("took_s", "memory", "disks", "gpus"):
+                snapshot.pop(key)
+            for key in ("uptime_s", "clock_unix_s"):
+                snapshot["identity"].pop(key)
+            for process in snapshot["engine_processes"]:
+                process.pop("rss")
+            for unit in snapshot["units"]:
+                unit.pop("last_log_line")
+        return hosts
+
+    def starts(self) -> dict[str, str]:
+        """What tells one start of the engines from another: each unit's invocation id."""
+        return {name: self.unit(name, "InvocationID")[0] for name in self.hosts}
+
+
+@contextmanager
+def rehearsal(*options: str) -> Iterator[Lab]:
+    """The lab, up with these options of `python -m lab up`; away again if it was not there before.
+
+    RIGBOOK_KEEP_LAB=1 keeps it, for the next run of the tests.
+    """
+    existed = settings.load().state_file.exists()
+    made = subprocess.run([sys.executable, "-m", "lab", "up", *options], cwd=ROOT, check=False)
+    assert made.returncode == 0, "the lab did not come up; its lines are above"
+    try:
+        yield Lab()
+    finally:
+        if not existed and not os.environ.get("RIGBOOK_KEEP_LAB"):
+            subprocess.run([sys.executable, "-m", "lab", "down"], cwd=ROOT, check=True)

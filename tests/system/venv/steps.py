@@ -1,0 +1,99 @@
+"""The tower as an operator and as a person at its console, and what its tests do often."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from facts.endpoint.completion import Endpoint, ask
+from tests.system.rehearsal import PYINFRA, ROOT, Done, Lab
+
+INVENTORY = "inventory/labtower.py"
+NAME = "tower1"
+VENV = "/opt/engine/venv"
+UNIT = "rigbook-engine.service"
+
+
+class Tower(Lab):
+    """The lab's tower."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where its engine answers."""
+        return Endpoint(f"http://{self.hosts[NAME].address}:8000", "tiny")
+
+    def deploy(self, deploy: str, *arguments: str, yes: bool = True) -> Done:
+        """Runs a deploy against the tower alone, whatever else is in the lab."""
+        return self.pyinfra(deploy, *arguments, yes=yes, inventory=INVENTORY)
+
+    def on(self, command: str, check: bool = True) -> str:
+        """A shell command on the tower as the login user; its standard output."""
+        return self.ssh(NAME, command, check=check)
+
+    def values(self, *names: str) -> list[str]:
+        """Values of properties of the engine's unit."""
+        return self.unit(NAME, *names)
+
+    def main_pid(self) -> str:
+        """The engine's main process."""
+        return self.values("MainPID")[0]
+
+    def started_at(self) -> float:
+        """When its engine's process was started, on this machine's monotonic clock, which a host
+        of the lab shares."""
+        return int(self.values("ExecMainStartTimestampMonotonic")[0]) / 1e6
+
+    def newest(self) -> dict[str, object]:
+        """The newest change of its journal."""
+        return self.changes(NAME)[0]
+
+    def infra(self) -> Done:
+        """tests/infra against the tower."""
+        return self.run(sys.executable, "-m", "pytest", "-q", "tests/infra", "--rig", INVENTORY)
+
+    def answers(self) -> bool:
+        """Whether a real completion comes."""
+        return ask(self.endpoint, 20).ok
+
+    def killed_operator(self, deploy: str, *arguments: str, budget_s: float = 900) -> str:
+        """The id of a change whose operator was killed -9 once the engine had been started."""
+        known = {str(change["id"]) for change in self.changes(NAME)}
+        process = subprocess.Popen(
+            [str(PYINFRA), INVENTORY, f"deploys/{deploy}.py", *arguments, "-y"],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        def started() -> bool:
+            newest = self.newest()
+            return str(newest["id"]) not in known and any(
+                step["op"] == "unit" and step["active"] == "start"
+                for step in newest["steps"]  # type: ignore[attr-defined]
+            )
+
+        try:
+            wait_until(f"{deploy} starts the engine", budget_s, started)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        return str(self.newest()["id"])
+
+
+def wait_until(what: str, budget_s: float, true: Callable[[], object], poll_s: float = 2) -> float:
+    """Polls until `true()` holds; the seconds it took. Fails naming `what` after the budget."""
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < budget_s, f"{what}: not within {budget_s:.0f} s"
+        time.sleep(poll_s)
+    return time.monotonic() - started
+
+
+def unchanged(done: Done) -> bool:
+    """Whether a run changed nothing."""
+    return done.rc == 0 and done.counts("Grand total")[1:3] == ("-", "-")

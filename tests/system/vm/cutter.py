@@ -1,0 +1,45 @@
+"""Runs in the test VM: node, stopped at a named point, where the test then cuts the power.
+
+Usage: cutter.py FOLDER POINT VERB … . The points: `grubenv` (it is renamed, grub.cfg is not yet),
+`renamed` and `settled` (both are, nothing is flushed; settled: the filesystem has committed by
+itself, so that a rename may stand in its journal alone), `flushed` (the journal says intent still).
+"""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+
+from node.__main__ import main
+from node.kernel import boot_flush, grub_step
+
+COMMIT_S = 7  # ext4 commits every five
+
+
+def here(seconds=0):
+    """Tells the test by the serial console, and waits for the cut."""
+    time.sleep(seconds)
+    Path("/dev/ttyS0").write_text("\nCUT THE POWER\n")
+    time.sleep(3600)
+
+
+def put(folder, name, raw, mode, real=grub_step._put):
+    """grub_step's, that stops before grub.cfg."""
+    if name == "grub.cfg" and point == "grubenv":
+        here()
+    real(folder, name, raw, mode)
+
+
+def flush(folder, real=boot_flush.flush):
+    """bootsync's, that stops before or after itself."""
+    if point in ("renamed", "settled"):
+        here(COMMIT_S if point == "settled" else 0)
+    real(folder)
+    here()
+
+
+point = sys.argv[2]
+grub_step._put = put
+boot_flush.flush = flush
+sys.exit(main(sys.argv[3:]))

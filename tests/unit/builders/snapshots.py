@@ -1,0 +1,179 @@
+"""A healthy rig of two DGX Spark as its snapshots would show it, and one way to break a value."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from pydantic import BaseModel
+
+from gates.core.check import GIB
+from gates.core.violation import Violation
+from gates.gate_sets import check
+from schema.desired.plan import Plan
+from schema.inputs.rig import Node
+from schema.observed import snapshot as s
+from tests.unit.builders.engine_parts import (
+    absent_file,
+    container,
+    image,
+    patched_files,
+    weights,
+    written_file,
+)
+from tests.unit.builders.host_parts import (
+    BOOT,
+    NOW,
+    OURS,
+    SLAVES,
+    absent_unit,
+    gb10,
+    joined,
+    link,
+    pair_timer,
+    port,
+    process,
+    unit,
+)
+from tests.unit.builders.spark_rig import spark_plan
+
+
+def put(value: Any, path: str, new: Any) -> Any:
+    """`value` with the part at `path` (such as `docker.images.0.arch`) replaced by `new`."""
+    if not path:
+        return new
+    first, _, rest = path.partition(".")
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={first: put(getattr(value, first), rest, new)})
+    items = list(value)
+    items[int(first)] = put(items[int(first)], rest, new)
+    return tuple(items)
+
+
+def healthy(plan: Plan) -> dict[str, s.NodeSnapshot]:
+    """Both nodes ready to serve: the image and the weights there, no engine yet."""
+    return {node.name: _node(plan, node) for node in plan.rig.nodes}
+
+
+def serving(plan: Plan) -> dict[str, s.NodeSnapshot]:
+    """Both nodes with the plan's engine running under our unit."""
+    return {node.name: _running(plan, node) for node in plan.rig.nodes}
+
+
+def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
+    peers = [other for other in plan.rig.nodes if other.name != node.name]
+    return s.NodeSnapshot(
+        format=1,
+        took_s=0.3,
+        identity=s.Identity(
+            hostname=node.name,
+            machine_id=hashlib.md5(node.name.encode()).hexdigest(),
+            boot_id=BOOT,
+            arch="aarch64",
+            os_id="ubuntu",
+            os_version="24.04",
+            kernel="6.14.0-1013-nvidia",
+            uptime_s=3600.0,
+            clock_unix_s=NOW + node.rank * 0.2,
+            effective_uid=0,
+            python="3.12.3",
+        ),
+        gpus=s.Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
+        memory=s.Memory(
+            total=int(119.67 * GIB),
+            free=int(112 * GIB),
+            available=int(114 * GIB),
+            shmem=1024**2,
+            page_cache=3 * GIB,
+            dirty=0,
+            swap_total=0,
+            swap_free=0,
+        ),
+        shm=(),
+        engine_processes=(),
+        network=s.Network(
+            links=(
+                link("bond0", kind="bond", addresses=(f"{node.fabric_address}/24",), slaves=SLAVES),
+                *(link(name, master="bond0") for name in SLAVES),
+                link("eth0", mtu=1500, addresses=(f"{node.lan_address}/24",)),
+            ),
+            rdma_devices=("rocep1s0f0", "roceP2p1s0f0"),
+            peers=tuple(
+                s.PeerProbe(
+                    address=str(peer.fabric_address),
+                    route_device="bond0",
+                    route_source=str(node.fabric_address),
+                    full_size_ping=True,
+                    detail="8972 bytes unfragmented through bond0",
+                )
+                for peer in peers
+            ),
+            reach=tuple(
+                s.Reach(
+                    address=str(address),
+                    port=29680,
+                    device=device,
+                    state="refused",
+                    detail="nobody listens there",
+                )
+                for peer in peers
+                for address, device in ((peer.fabric_address, "bond0"), (peer.lan_address, None))
+            ),
+        ),
+        ports=(port(22),),
+        connections=(),
+        docker=s.Docker(
+            version="28.3.3",
+            storage_driver="overlay2",
+            root="/var/lib/docker",
+            images=(image(plan),),
+            containers=(),
+        ),
+        units=(absent_unit(),),
+        files=tuple(absent_file(document.path) for document in plan.documents[node.name]),
+        weights=(weights(plan, node),),
+        image_files=patched_files(plan),
+        disks=tuple(
+            s.Disk(
+                path=path,
+                mount="/",
+                total=4000 * GIB,
+                free=2000 * GIB,
+                inodes_free=10**8,
+                read_only=False,
+            )
+            for path in plan.requests[node.name].disks
+        ),
+        sysctls={"vm.swappiness": "60"},
+        journal=s.Journal(lock_held=False, lock_holder=None, changes=(), broken=()),
+        node_version=None,
+    )
+
+
+def _running(plan: Plan, node: Node) -> s.NodeSnapshot:
+    spec = plan.specs[node.name]
+    live = {name: value for name, value in spec.environ.items() if name.startswith("VLLM_")}
+    argv = ("/usr/bin/python3", "/usr/local/bin/vllm", *spec.argv[1:])
+    processes = (
+        process(910, *argv, environ=live, ppid=902),
+        process(955, "VLLM::EngineCore", ppid=910),
+        process(990, f"VLLM::Worker_TP{node.rank}", ppid=955),
+    )
+    held = {"container_id": OURS, "unit": None, "process": "vllm", "pid": 910}
+    ports = [port(22)]
+    if node.role == "head":
+        ports += [port(8000, **held), port(29501, **held)]
+    seen = _node(plan, node)
+    seen = put(seen, "engine_processes", processes)
+    seen = put(seen, "ports", tuple(ports))
+    seen = put(seen, "connections", joined(plan, node))
+    seen = put(seen, "docker.containers", (container(plan, node),))
+    seen = put(seen, "units", (unit(), pair_timer()))
+    seen = put(seen, "files", tuple(written_file(d) for d in plan.documents[node.name]))
+    return put(seen, "memory.available", 9 * GIB)
+
+
+def beyond_usual(plan: Plan, seen: Any, usual: Any = None) -> list[Violation]:
+    """The findings that a healthy rig of the spark recipe does not have."""
+    expected = check(spark_plan(), usual or healthy(plan))
+    return [found for found in check(plan, seen) if found not in expected]

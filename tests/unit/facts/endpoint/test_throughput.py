@@ -1,0 +1,100 @@
+"""The decode rate of one stream, measured on a stand-in engine that streams, and its judgement."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from facts.endpoint.completion import Endpoint
+from facts.endpoint.throughput import NotMeasured, Rate, measure
+from operations.change.node_call import StepFailed
+from operations.engine.baseline import compared, fast_enough, told
+
+
+class Stand:
+    """A stand-in engine: streams `tokens` with `pause_s` between two of them."""
+
+    def __init__(self) -> None:
+        self.pause_s, self.status, self.tokens = 0.002, 200, 20
+        self.asked: list[dict[str, object]] = []
+        stand = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                stand.asked.append(json.loads(raw))
+                self.send_response(stand.status)
+                self.send_header("Content-Type", "text/event-stream")
+                self.end_headers()
+                if stand.status != 200:
+                    return
+                for _ in range(stand.tokens):
+                    self._say({"choices": [{"delta": {"content": "a"}}]})
+                    time.sleep(stand.pause_s)
+                self._say({"choices": [], "usage": {"completion_tokens": stand.tokens}})
+                self.wfile.write(b"data: [DONE]\n\n")
+
+            def _say(self, chunk: dict[str, object]) -> None:
+                self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+                self.wfile.flush()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it answers."""
+        return Endpoint(f"http://127.0.0.1:{self.server.server_address[1]}", "tiny")
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    """A stand-in engine."""
+    made = Stand()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_the_median_of_several_after_one_that_is_not_counted(stand: Stand) -> None:
+    rate = measure(stand.endpoint, runs=3, tokens=20)
+    assert len(stand.asked) == 4 and rate.runs == 3
+    assert stand.asked[0]["max_tokens"] == 20 and stand.asked[0]["ignore_eos"] is True
+    assert 0 < rate.low <= rate.tokens_per_s <= rate.high < 1 / 0.002
+    stand.pause_s = 0.02
+    slow = measure(stand.endpoint, runs=3, tokens=20)
+    assert slow.tokens_per_s < rate.tokens_per_s and slow.tokens_per_s < 50
+
+
+def test_an_engine_that_refuses_is_not_measured(stand: Stand) -> None:
+    stand.status = 500
+    with pytest.raises(NotMeasured, match="HTTP 500"):
+        measure(stand.endpoint)
+    stand.status, stand.tokens = 200, 0
+    with pytest.raises(NotMeasured, match="too few tokens"):
+        measure(stand.endpoint)
+    assert "no measurement" in compared(stand.endpoint, 79.4)
+
+
+def test_the_seeds_recovery_is_told_plainly() -> None:
+    """B8: 71.4 against 79.4, and it was called recovered."""
+    line = told(Rate(71.4, 70.0, 72.0, 5), 79.4)
+    assert line.startswith("71.4 tok/s, 10% under baseline 79.4: caches are cold")
+    assert told(Rate(80.1, 80.0, 81.0, 5), 79.4) == "80.1 tok/s, baseline 79.4"
+
+
+def test_a_slow_engine_is_not_blessed(stand: Stand) -> None:
+    said: list[str] = []
+    with pytest.raises(StepFailed, match=r"too slow: .* after 3 rounds, baseline 10000\.0"):
+        fast_enough(stand.endpoint, 10_000.0, 0.15, said.append)
+    assert len(said) == 3
+    assert "baseline" in fast_enough(stand.endpoint, 10.0, 0.15, said.append)
+    assert "no baseline" in fast_enough(stand.endpoint, None, 0.15, said.append)

@@ -1,0 +1,250 @@
+"""tree backup: everything comes in, whole or not at all, for root's eyes only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from node.backup import store
+from tests.unit.node.support import trees
+from tests.unit.node.support.host import Host
+from tests.unit.node.support.trees import Engine, picture
+
+
+def test_a_backup_holds_the_tree_and_says_what_it_is(engine: Engine) -> None:
+    before = picture(engine.tree)
+    answer = engine.ask("backup", {"tree": str(engine.tree), "documents": {"recipe": "a: 1"}})
+    assert answer["stored"] is True and answer["versions"]["vllm"] == "0.27.0"
+    manifest = engine.manifest(answer["backup"])
+    assert manifest["members"]["count"] == len(before) == answer["members"]
+    assert manifest["facts"]["freeze"] == ["vllm @ file://" + str(
+        next(engine.wheels.glob("*.whl")))]  # fmt: skip
+    assert manifest["facts"]["interpreter"]["inside"] is False
+    assert manifest["facts"]["interpreter"]["there"] is True
+    assert manifest["documents"]["given"] == {"recipe": "a: 1"}
+    host = manifest["facts"]["host"]
+    assert host["boot_id"] and host["kernel"] == os.uname().release
+    assert "vllm" in manifest["facts"]["entry_points"]
+    payload = engine.backups / answer["backup"] / "payload.tar.zst"
+    done = subprocess.run(["sha256sum", str(payload)], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == manifest["payload"]["sha256"] == answer["sha256"]
+    assert picture(engine.tree) == before
+
+
+def test_nobody_else_reads_it_whatever_the_umask(engine: Engine) -> None:
+    argv = ["sh", "-c", 'umask 0; exec "$@"', "-", *engine.host.argv("tree backup")]
+    done = engine.host.run(argv, json.dumps({"tree": str(engine.tree)}))
+    backup = json.loads(done.stdout)["backup"]
+    engine.ask("verify", {"backup": backup})
+    for path in [engine.backups, *(engine.backups / backup).rglob("*"), engine.backups / backup]:
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+def test_links_modes_owners_times_and_xattrs_come_back(engine: Engine) -> None:
+    odd = engine.package / "odd"
+    odd.mkdir(mode=0o2750)
+    odd.chmod(0o2750)
+    (odd / "hard").write_text("shared")
+    os.link(odd / "hard", odd / "hard-too")
+    (odd / "dangling").symlink_to("/nowhere/at/all")
+    (odd / "new\nline and \udcff byte").write_text("x")
+    (odd / ("long" * 50)).write_text("y")
+    (odd / "empty").touch()
+    os.chown(odd / "empty", 12345, 54321)
+    os.utime(odd / "empty", (1, 1_000_000_000))
+    os.setxattr(odd / "empty", "user.note", b"kept=%\n\0")
+    os.setxattr(odd / "hard", "user.a=b%c", b"")
+    before = picture(engine.tree)
+    engine.verified()
+    subprocess.run(["rm", "-r", str(engine.tree)], check=True)
+    assert engine.restore()["changed"] is True
+    assert picture(engine.tree) == before
+    package = engine.package / "odd"
+    assert (package / "hard").stat().st_ino == (package / "hard-too").stat().st_ino
+
+
+def test_an_equal_tree_is_not_stored_twice(engine: Engine) -> None:
+    first = engine.backup()
+    # not verified yet: a second one is stored whole
+    second = engine.ask("backup", {"tree": str(engine.tree)})
+    assert second["stored"] is True and second["backup"] != first
+    engine.ask("verify", {"backup": first})
+    third = engine.ask("backup", {"tree": str(engine.tree)})
+    assert (third["stored"], third["backup"]) == (False, first) and first in third["detail"]
+    (engine.package / "__init__.py").touch()
+    assert engine.ask("backup", {"tree": str(engine.tree)})["stored"] is True
+
+
+def test_other_documents_share_the_payload(engine: Engine) -> None:
+    first = engine.verified()
+    answer = engine.ask("backup", {"tree": str(engine.tree), "documents": {"recipe": "new"}})
+    assert answer["stored"] is True and first in answer["detail"]
+    both = [engine.backups / backup / "payload.tar.zst" for backup in (first, answer["backup"])]
+    assert both[0].stat().st_ino == both[1].stat().st_ino
+    assert engine.ask("verify", {"backup": answer["backup"]})["ok"]
+    for backup in (first, answer["backup"]):
+        engine.host.call("tree prune", {"keep": 1})
+        assert (engine.backups / answer["backup"]).exists(), backup
+    assert engine.ask("verify", {"backup": answer["backup"]})["ok"]
+
+
+def test_units_and_their_drop_ins_are_kept_as_they_are(engine: Engine) -> None:
+    unit = engine.host.file("engine.service", "[Service]\nExecStart=/x\n")
+    drop_ins = engine.host.root / "engine.service.d"
+    drop_ins.mkdir()
+    (drop_ins / "10-mine.conf").write_text("[Service]\nNice=5\n")
+    backup = engine.backup(files=[str(unit), str(drop_ins), "/etc/none-of-this"])
+    files = engine.manifest(backup)["documents"]["files"]
+    assert files[str(unit)].startswith("[Service]")
+    assert files[str(drop_ins / "10-mine.conf")] == "[Service]\nNice=5\n"
+    assert files["/etc/none-of-this"] is None
+
+
+def test_an_install_that_changes_meanwhile_fails_the_backup(engine: Engine) -> None:
+    edited = engine.package / "data.bin"
+    # a stand-in for tar: the real one, and then an edit as pip would make it
+    engine.host.double("tar", f'#!/bin/sh\nPATH=/usr/bin:/bin tar "$@"; rc=$?\n'
+                       f'case $1 in --create) printf x >> {edited};; esac\nexit $rc\n')  # fmt: skip
+    answer = engine.ask("backup", {"tree": str(engine.tree)})
+    assert answer["code"] == "tree_changing" and "data.bin was edited" in answer["error"]
+    assert engine.names() == ["venv"]
+
+
+@pytest.mark.parametrize(("edit", "words"), [
+    ("cp -p --preserve=all {f} {f}.tmp; printf y | dd of={f} conv=notrunc; touch -r {f}.tmp {f}; "
+     "rm {f}.tmp", "was edited"),
+    ("rm {f}", "is gone"), ("touch {f}.new", "is new"), ("chmod 600 {f}", "was edited"),
+])  # fmt: skip
+def test_an_edit_that_hides_its_time_is_seen(engine: Engine, edit: str, words: str) -> None:
+    line = edit.format(f=engine.package / "data.bin")
+    engine.host.double("tar", f'#!/bin/sh\nexport PATH=/usr/bin:/bin; tar "$@"; rc=$?\n'
+                       f'case $1 in --create) {line};; esac >&2\nexit $rc\n')  # fmt: skip
+    answer = engine.ask("backup", {"tree": str(engine.tree)})
+    assert answer["code"] == "tree_changing" and words in answer["error"], answer
+    assert engine.names() == ["venv"]
+
+
+def test_no_room_is_said_with_numbers_before_anything_is_written(
+    engine: Engine, small_disk: Path
+) -> None:
+    (engine.package / "large.bin").write_bytes(os.urandom(3 << 20))
+    engine.host.env["RIGBOOK_STATE"] = str(small_disk / "state")
+    answer = engine.ask("backup", {"tree": str(engine.tree)})
+    assert answer["code"] == "no_room" and "MiB are free" in answer["error"]
+    assert list((small_disk / "state" / "backups").iterdir()) == []
+
+
+def test_a_disk_that_fills_in_the_tar_leaves_nothing(engine: Engine, small_disk: Path) -> None:
+    (engine.package / "large.bin").write_bytes(os.urandom(1 << 20))
+    engine.host.env["RIGBOOK_STATE"] = str(small_disk / "state")
+    # a stand-in for another program that fills the disk once the room was looked at
+    engine.host.double("zstd", f"#!/bin/sh\nhead -c 2000000 /dev/zero > {small_disk}/full\n"
+                       'PATH=/usr/bin:/bin exec zstd "$@"\n')  # fmt: skip
+    answer = engine.ask("backup", {"tree": str(engine.tree)})
+    assert answer["code"] == "io" and "No space left on device" in answer["error"]
+    (small_disk / "full").unlink()
+    assert list((small_disk / "state" / "backups").iterdir()) == []
+    assert engine.ask("list")["backups"] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_backup_and_nothing_is_left(engine: Engine, number: int) -> None:
+    # a stand-in for a slow disk: the stream comes in two pieces
+    engine.host.double("zstd", "#!/bin/sh\ntouch $0.began; PATH=/usr/bin:/bin zstd \"$@\" | "
+                       "(head -c 100; sleep 1; cat)\n")  # fmt: skip
+    child = subprocess.Popen(
+        engine.host.argv("tree backup", json.dumps({"tree": str(engine.tree)})),
+        env=engine.host.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    began = engine.host.bin / "zstd.began"
+    deadline = time.monotonic() + 20
+    while not began.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=20)
+    answer = json.loads(out)
+    assert (child.returncode, answer["code"], err) == (1, "interrupted", "")
+    assert engine.names() == ["venv"]
+
+
+def test_two_backups_at_once_are_one_and_a_clear_word(engine: Engine) -> None:
+    with store.Held():
+        answer = engine.ask("backup", {"tree": str(engine.tree)})
+    assert answer["code"] == "locked"
+    assert engine.backup()
+
+
+def test_what_no_installation_holds_is_refused(engine: Engine) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        here = Path.cwd()
+        os.chdir(engine.package)  # a socket's path has 108 bytes
+        server.bind("s")
+        os.chdir(here)
+    answer = engine.ask("backup", {"tree": str(engine.tree)})
+    assert answer["code"] == "tree_mixed" and "socket" in answer["error"]
+    (engine.package / "s").unlink()
+    os.mkfifo(engine.package / "pipe")
+    assert engine.ask("backup", {"tree": str(engine.tree)})["code"] == "tree_mixed"
+
+
+@pytest.mark.parametrize(("request_", "words"), [
+    ({}, "missing"), ({"tree": "relative"}, "absolute"), ({"tree": "/usr"}, "folder of the system"),
+    ({"tree": "/opt/none/here"}, "does not exist"), ({"tree": "/opt/x\ny"}, "newline"),
+    ({"tree": "TREE", "level": 20}, "level"), ({"tree": "TREE", "level": "-1"}, "level"),
+    ({"tree": "TREE", "paths": []}, "empty"), ({"tree": "TREE", "paths": ["../x"]}, "not a path"),
+    ({"tree": "TREE", "paths": ["/etc/passwd"]}, "not a path"),
+    ({"tree": "TREE", "paths": ["-rf"]}, "not there"), ({"tree": "TREE", "x": 1}, "unknown key"),
+    ({"tree": "STATE"}, "hold each other"), ({"tree": "TREE", "documents": []}, "documents"),
+    ({"tree": "TREE", "documents": {"a": "x" * (1 << 20)}}, "larger"),
+    ({"tree": "TREE", "files": ["etc"]}, "files[0]"),
+])  # fmt: skip
+def test_bad_requests_are_refused(engine: Engine, request_: dict[str, object], words: str) -> None:
+    engine.ask("list")
+    engine.host.call("tree prune", {})
+    asked = dict(request_)
+    if asked.get("tree") in ("TREE", "STATE"):
+        asked["tree"] = str(engine.tree if asked["tree"] == "TREE" else engine.backups)
+    answer = engine.ask("backup", asked)
+    assert answer["ok"] is False and words in answer["error"], answer
+    assert engine.names() == ["venv"]
+
+
+def test_a_tool_that_is_missing_is_named(host: Host, engine: Engine) -> None:
+    argv = engine.host.argv("tree backup", json.dumps({"tree": str(engine.tree)}))
+    done = subprocess.run(argv, env={**host.environ(), "PATH": str(host.bin)},
+                          capture_output=True, text=True)  # fmt: skip
+    assert json.loads(done.stdout)["code"] == "no_program"
+
+
+def test_paths_only_holds_these_and_the_folders_above(engine: Engine) -> None:
+    site = engine.package.relative_to(engine.tree)
+    paths = [str(site), "bin/vllm", str(engine.tree / "bin" / "python")]
+    backup = engine.backup(paths=paths)
+    lines = (engine.backups / backup / "members.jsonl").read_text().splitlines()
+    names = [json.loads(line)[0] for line in lines]
+    assert {".", "bin", "bin/vllm", "bin/python", f"{site}/__init__.py"} <= set(names)
+    assert not any("dist-info" in name for name in names)
+    assert engine.ask("verify", {"backup": backup})["ok"]
+
+
+def test_an_instant_copy_where_the_file_system_can_share_blocks(engine: Engine) -> None:
+    assert engine.manifest(engine.backup())["instant_copy"] is None
+    # a stand-in for a file system that can: cp without the flag that this one refuses
+    script = """#!/bin/sh
+for a; do shift; case $a in --reflink=always) ;; *) set -- "$@" "$a";; esac; done
+PATH=/usr/bin:/bin exec cp "$@"
+"""
+    engine.host.double("cp", script)
+    backup = engine.backup()
+    assert engine.manifest(backup)["instant_copy"] == "reflink"
+    assert picture(engine.backups / backup / "copy") == picture(engine.tree)
+    assert trees.picture(engine.tree)

@@ -1,0 +1,89 @@
+"""Disk errors and a full disk: one clear line, the old file in whole, nothing left over."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node.change.undo import undo
+from tests.unit.node.change.test_killed_anywhere import OLD_STATE, check_all, request_for, reset
+from tests.unit.node.support import strace
+from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step
+
+
+def error_line(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The program's error answer: exit status 1, one line, no traceback."""
+    assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
+    answer: dict[str, str] = json.loads(done.stdout)
+    assert "\n" not in answer["error"] and "Traceback" not in done.stdout + done.stderr
+    return answer
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [
+    ("fsync", "EIO", "Input/output error"),
+    ("write", "ENOSPC", "No space left on device"),
+    ("rename", "EROFS", "Read-only file system"),
+])  # fmt: skip
+def test_a_failing_call_leaves_the_old_file(
+    host: Host, tmp_path: Path, call: str, error: str, words: str
+) -> None:
+    log = tmp_path / "strace.log"
+    reset(host)
+    points = strace.points(host, "apply", request_for(host), log)
+    # the last write is the answer to the caller: all is done by then
+    hit = [p for p in points if p[0].startswith(call)][: -1 if call == "write" else None]
+    assert len(hit) >= 4
+    for point in hit:
+        reset(host)
+        done = strace.inject(host, "apply", request_for(host), f"error={error}", point, log)
+        answer = error_line(done)
+        assert answer["code"] == "io" and words in answer["error"], (point, answer)
+        check_all(host, OLD_STATE)
+        assert undo({})["changed"] is False, point
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_no_room_for_the_new_file(host: Host, small_disk: Path) -> None:
+    path = small_disk / "file.conf"
+    path.write_text(OLD)
+    request = json.dumps(apply_request(file_step(path, "x" * (3 << 20))))
+    answer = error_line(host.run(host.argv("apply"), request))
+    assert "No space left on device" in answer["error"] and "nothing was changed" in answer["error"]
+    assert [p.name for p in small_disk.iterdir()] == ["file.conf"] and path.read_text() == OLD
+
+
+def test_no_room_for_the_journal(host: Host, small_disk: Path) -> None:
+    path = host.file()
+    host.env["RIGBOOK_STATE"] = str(small_disk / "state")
+    with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(4096))
+    answer = error_line(host.run(host.argv("apply"), json.dumps(apply_request(file_step(path)))))
+    assert "No space left on device" in answer["error"]
+    assert path.read_text() == OLD and host.leftovers() == []
+
+
+def test_no_room_for_the_undo_is_told_and_can_be_repeated(host: Host, small_disk: Path) -> None:
+    path = small_disk / "file.conf"
+    path.write_text("o" * 900_000)
+    host.call("apply", apply_request(file_step(path, NEW)))
+    (small_disk / "full").write_bytes(bytes(1_500_000))
+    answer = host.call("undo")
+    assert answer["code"] == "undo_incomplete" and "No space left" in answer["error"]
+    assert path.read_text() == NEW
+    (small_disk / "full").unlink()
+    assert host.call("undo")["status"] == "ROLLED_BACK"
+    assert path.read_text() == "o" * 900_000

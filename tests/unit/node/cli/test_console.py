@@ -1,0 +1,91 @@
+"""What a person at the console types: status and undo, with no request."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+
+from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, unit_step
+
+
+def test_status_tells_the_open_change_and_how_to_go_back(host: Host) -> None:
+    units = host.systemctl()
+    path = host.file()
+    host.call("apply", apply_request(file_step(path), unit_step("start")))
+    text = host.run(host.argv("status")).stdout
+    assert "OPEN change-1  serve by tester@here" in text and f"file {path} (done)" in text
+    assert "lock: free" in text and "to go back: rignode undo" in text
+    assert "unit engine.service: active" in text
+    assert units.exists() and "Traceback" not in text
+
+
+def test_status_of_a_host_with_nothing_writes_nothing(host: Host) -> None:
+    assert "no changes" in host.run(host.argv("status")).stdout
+    assert not host.state.exists()
+
+
+def test_status_names_a_damaged_journal(host: Host) -> None:
+    host.call("apply", apply_request(file_step(host.file())))
+    (host.state / "journal" / "change-1.json").write_bytes(b"\xff")
+    assert "DAMAGED journal file:" in host.run(host.argv("status")).stdout
+    assert host.call("undo")["code"] == "journal_broken"
+
+
+def test_undo_with_an_empty_stdin(host: Host) -> None:
+    path = host.file()
+    host.call("apply", apply_request(file_step(path)))
+    done = host.run(host.argv("undo", "--text"))
+    assert done.returncode == 0 and "undone: change-1 is ROLLED_BACK" in done.stdout
+    assert path.read_text() == OLD
+
+
+def test_undo_at_a_terminal_prints_lines(host: Host) -> None:
+    path = host.file()
+    host.call("apply", apply_request(file_step(path)))
+    path.write_text("mine\n")
+    assert "edited after the change" in at_terminal(host, "undo")
+    assert path.read_text() == "mine\n"
+    text = at_terminal(host, "undo", "--overwrite", str(path))
+    assert "undone: change-1 is ROLLED_BACK" in text and "{" not in text
+    assert path.read_text() == OLD
+    assert "nothing to undo" in at_terminal(host, "undo")
+
+
+def test_undo_of_a_named_change(host: Host) -> None:
+    path = host.file()
+    host.call("apply", apply_request(file_step(path)))
+    host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    assert "nothing to undo" in at_terminal(host, "undo")
+    assert path.read_text() == NEW
+    assert "ROLLED_BACK" in at_terminal(host, "undo", "change-1")
+
+
+def test_undo_without_a_start_leaves_the_unit_stopped_and_names_it(host: Host) -> None:
+    units = host.systemctl()
+    (units / "engine.service.active").write_text("active\n")
+    host.call("apply", apply_request(unit_step("restart")))
+    text = at_terminal(host, "undo", "--no-start")
+    assert "engine.service" in text and "ROLLED_BACK" in text
+    assert (units / "engine.service.active").read_text() == "inactive\n"
+
+
+def at_terminal(host: Host, *args: str) -> str:
+    """What a verb prints when stdin, stdout and stderr are a terminal."""
+    master, slave = pty.openpty()
+    child = subprocess.Popen(
+        host.argv(*args), env=host.environ(), stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    out = b""
+    while True:
+        try:
+            chunk = os.read(master, 4096)
+        except OSError:
+            break
+        if not chunk:
+            break
+        out += chunk
+    os.close(master)
+    child.wait(timeout=20)
+    return out.decode()

@@ -1,0 +1,244 @@
+"""answer: what a start waits for, and when it gives up at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from node.core.errors import NodeError
+from node.docker import containers
+from node.engine import await_answer
+from node.engine.completion import RETRY, ask, judge
+from node.engine.config import Endpoint
+from tests.unit.node.support.enginefile import engine, engine_file
+from tests.unit.node.support.host import Host
+from tests.unit.node.support.servers import Server, completion, serving
+
+LOADING = (503, {"error": "loading"})
+
+
+class Scripted:
+    """Gives the replies in turn; the last one again and again."""
+
+    def __init__(self, *replies: tuple[int, object]) -> None:
+        self.replies = list(replies)
+
+    def __call__(self, _: dict[str, Any]) -> tuple[int, object]:
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+
+@pytest.fixture(autouse=True)
+def docker(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Whether the container runs, as the test says; no waiting between two questions."""
+    now = {"running": True}
+    monkeypatch.setattr(containers, "is_running", lambda name: now["running"])
+    monkeypatch.setattr(await_answer, "POLL_S", 0.02)
+    monkeypatch.delenv("MAINPID", raising=False)
+    return now
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Server]:
+    with serving(lambda body: (200, completion())) as server:
+        yield server
+
+
+def wait(server: Server, **changes: Any) -> str:
+    return await_answer.answer(engine(url=server.url, **changes))
+
+
+@pytest.mark.parametrize("status", sorted(RETRY))
+def test_it_waits_while_the_engine_loads(endpoint: Server, status: int) -> None:
+    endpoint.reply = Scripted((status, {}), (status, {}), (200, completion()))
+    assert "tiny answered" in wait(endpoint)
+    assert len(endpoint.got) == 3
+
+
+def test_it_waits_for_the_port() -> None:
+    with serving(lambda body: (200, completion())) as server:
+        pass
+    with pytest.raises(NodeError, match=r"no good answer after \d s of 1 s: Connection refused"):
+        wait(server, start_budget_s=1)
+
+
+@pytest.mark.parametrize("reply", [(500, {"error": "EngineDeadError"}), (404, {}), (400, {}),
+                                   (200, completion("")), (200, completion(None)), (200, b"<html>"),
+                                   (200, {"choices": []}), (302, {})])  # fmt: skip
+def test_what_waiting_cannot_mend_fails_at_once(
+    endpoint: Server, reply: tuple[int, object]
+) -> None:
+    endpoint.reply = Scripted(reply)
+    started = time.monotonic()
+    with pytest.raises(NodeError, match="no good answer"):
+        wait(endpoint, start_budget_s=60)
+    assert time.monotonic() - started < 5 and len(endpoint.got) == 1
+
+
+def test_it_gives_up_when_the_container_is_gone(endpoint: Server, docker: dict[str, bool]) -> None:
+    def crash(_: dict[str, Any]) -> tuple[int, object]:
+        docker["running"] = len(endpoint.got) < 2
+        return LOADING
+
+    endpoint.reply = crash
+    with pytest.raises(NodeError, match="the container rigbook-engine is gone"):
+        wait(endpoint, start_budget_s=60)
+
+
+def test_a_container_that_is_not_there_yet_is_waited_for(
+    endpoint: Server, docker: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker["running"] = False
+    endpoint.reply = Scripted(LOADING, LOADING, (200, completion()))
+    assert "tiny answered" in wait(endpoint)
+    monkeypatch.setattr(await_answer, "APPEAR_S", 0.1)
+    endpoint.reply = Scripted(LOADING)
+    with pytest.raises(NodeError, match="no container rigbook-engine after"):
+        wait(endpoint, start_budget_s=60)
+
+
+def test_it_gives_up_when_docker_run_has_ended(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd hands the main process's pid to ExecStartPost."""
+    main = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setenv("MAINPID", str(main.pid))
+    endpoint.reply = lambda body: (main.kill(), LOADING)[1]
+    with pytest.raises(NodeError, match="docker run ended"):
+        wait(endpoint, start_budget_s=60)
+    main.wait()
+
+
+def test_a_stop_during_the_start_ends_the_container(
+    host: Host, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd sends TERM to this program and to `docker run`, and runs no ExecStop."""
+    stopped: list[tuple[str, int]] = []
+    monkeypatch.setenv("RIGBOOK_ENGINE", str(engine_file(host, url=endpoint.url)))
+    monkeypatch.setattr(containers, "stop", lambda name, grace: stopped.append((name, grace)))
+    endpoint.reply = lambda body: (os.kill(os.getpid(), signal.SIGTERM), LOADING)[1]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(NodeError, match="systemd ended the start"):
+            await_answer.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped == [("rigbook-engine", await_answer.GRACE_S)]
+
+
+def test_a_key_is_an_answer(endpoint: Server) -> None:
+    endpoint.reply = Scripted((401, {}))
+    assert "wants a key" in wait(endpoint)
+
+
+def test_a_worker_has_nothing_to_wait_for() -> None:
+    assert "the head answers" in await_answer.answer(engine(role="worker", rank=1, endpoint=None))
+
+
+def test_thinking_alone_is_an_answer_only_of_a_model_that_thinks() -> None:
+    raw = json.dumps(completion("", reasoning="hm")).encode()
+    said = {"url": "http://h", "model": "tiny", "chat_template_kwargs": {}}
+    assert judge(raw, Endpoint(reasoning=True, **said), 1.0).ok
+    assert not judge(raw, Endpoint(reasoning=False, **said), 1.0).ok
+
+
+def test_no_proxy_is_asked(endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert ask(engine(url=endpoint.url).endpoint, 5.0).ok  # type: ignore[arg-type]
+
+
+def test_the_template_arguments_are_sent(endpoint: Server) -> None:
+    kwargs = {"thinking": True}
+    asked = Endpoint(endpoint.url, "tiny", True, kwargs)
+    ask(asked, 5.0)
+    assert endpoint.got[0]["chat_template_kwargs"] == kwargs
+    assert endpoint.got[0]["max_tokens"] == 512
+
+
+def test_a_server_that_says_nothing_is_given_up(endpoint: Server) -> None:
+    endpoint.reply = lambda body: (time.sleep(2), LOADING)[1]
+    started = time.monotonic()
+    reply = ask(engine(url=endpoint.url).endpoint, 0.3)  # type: ignore[arg-type]
+    assert (reply.ok, reply.final, reply.detail) == (False, False, "no answer in time")
+    assert time.monotonic() - started < 1.5
+
+
+def test_the_verb_logs_lines_and_ends_with_a_status(host: Host, endpoint: Server) -> None:
+    engine_file(host, url=endpoint.url)
+    done = host.run(host.argv("answer"))
+    assert done.returncode == 0 and "tiny answered" in done.stdout
+    endpoint.reply = Scripted((500, {"error": "EngineDeadError"}))
+    done = host.run(host.argv("answer"))
+    assert done.returncode == 1 and done.stdout.count("\n") == 1
+    assert done.stdout.startswith("answer: no good answer") and "journalctl -u" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "not JSON"), ("[]", "not an object"), ('{"format": 1}', "is missing"),
+     (None, "No such file")],
+)  # fmt: skip
+def test_a_bad_engine_file_is_one_line(host: Host, text: str | None, said: str) -> None:
+    path = engine_file(host)
+    path.unlink() if text is None else path.write_text(text)
+    done = host.run(host.argv("answer"))
+    assert done.returncode == 1 and said in done.stdout and done.stdout.count("\n") == 1
+    assert "engine.json" in done.stdout and "deploys/serve.py" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": 2}, {"role": "boss"}, {"rank": "0"}, {"unit": "-x"}, {"peers": ["x"]},
+     {"ports": [0]}, {"start_budget_s": 0}, {"extra": 1}, {"master": {"address": "10.0.0.1"}},
+     {"memory": {"gpus": 1}}, {"fabric": []}, {"container": "a b"}, {"endpoint": {"url": "x"}}],
+)  # fmt: skip
+def test_every_value_of_the_engine_file_is_checked(host: Host, change: dict[str, object]) -> None:
+    engine_file(host, **change)
+    done = host.run(host.argv("answer"))
+    assert done.returncode == 1 and "engine.json: " in done.stdout, done.stdout
+    assert "a fault of rignode" not in done.stdout
+
+
+VENV: dict[str, Any] = {
+    "container": None,
+    "image": None,
+    "venv": {"path": "/opt/engine/venv", "user": "milo", "version": None},
+}
+
+
+def test_a_venv_is_alive_while_its_process_is(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No docker is asked: it would say that there is no container."""
+    monkeypatch.setattr(containers, "is_running", lambda name: 1 / 0)
+    monkeypatch.setenv("MAINPID", str(os.getpid()))
+    endpoint.reply = Scripted(LOADING, LOADING, (200, completion()))
+    assert "tiny answered" in wait(endpoint, **VENV)
+
+
+def test_a_venv_whose_process_ends_is_over_at_once(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.reply = Scripted(LOADING)
+    child = subprocess.Popen(["sleep", "0.5"])
+    monkeypatch.setenv("MAINPID", str(child.pid))
+    with pytest.raises(NodeError, match="the engine's process ended"):
+        wait(endpoint, start_budget_s=60, **VENV)
+    child.wait()
+
+
+def test_a_venv_whose_process_had_ended_before_is_over_at_once(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd then names no main process [ran: an engine killed in its first second]."""
+    endpoint.reply = Scripted(LOADING)
+    monkeypatch.setenv("INVOCATION_ID", "0" * 32)
+    with pytest.raises(NodeError, match="the engine's process ended"):
+        wait(endpoint, start_budget_s=60, **VENV)

@@ -1,0 +1,96 @@
+"""The memory that a start needs: on unified memory, on cards, and without GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.engine import before_start, memory_need, prelaunch
+from node.engine.config import Engine
+from node.snapshot import gpus, memory
+from tests.unit.node.support.enginefile import engine
+
+GIB = 1 << 30
+
+
+def system(monkeypatch: pytest.MonkeyPatch, available: float, free: float = 1) -> None:
+    """A host with this much memory, of 120 GiB."""
+    seen = {"total": 120 * GIB, "available": int(available * GIB), "free": int(free * GIB),
+            "page_cache": 0, "shmem": 0}  # fmt: skip
+    monkeypatch.setattr(memory, "read", lambda: seen)
+
+
+def cards(monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, int | None, int | None]) -> None:
+    """GPUs: name, total and free MiB."""
+    found = [
+        {"index": n, "uuid": f"GPU-{n}", "name": name, "memory_total_mib": total,
+         "memory_free_mib": free}
+        for n, (name, total, free) in enumerate(rows)
+    ]  # fmt: skip
+    holder = {"gpu_uuid": "GPU-0", "pid": 7, "process_name": "python3", "used_mib": 15000}
+    monkeypatch.setattr(gpus, "read", lambda: {"gpus": found, "processes": [holder]})
+
+
+def gpu_engine(count: int) -> Engine:
+    need = {"gpu_memory_utilization": 0.9, "gpus": count, "cpu_bytes": 0}
+    return engine(needs_nvidia=True, memory=need)
+
+
+def test_memory_of_a_gb10_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards(monkeypatch, ("NVIDIA GB10", None, None))
+    system(monkeypatch, available=109)
+    assert memory_need.short(gpu_engine(1)) is None
+    system(monkeypatch, available=107.9)
+    short = memory_need.short(gpu_engine(1))
+    assert short and "107.90 GiB available, 108.00 GiB needed" in short.evidence
+
+
+def test_memory_of_a_card_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    system(monkeypatch, available=0)
+    cards(monkeypatch, ("RTX", 16000, 14400), ("RTX", 16000, 14399))
+    assert memory_need.short(gpu_engine(1)) is None
+    short = memory_need.short(gpu_engine(2))
+    assert short and "GPU 1 (RTX): 14399 of 16000 MiB free, 14400 MiB needed" in short.evidence
+    assert "no listed process" in short.evidence
+    cards(monkeypatch, ("RTX", 16000, 100))
+    short = memory_need.short(gpu_engine(1))
+    assert short and "held by: pid 7 python3 15000 MiB" in short.evidence
+    cards(monkeypatch, ("RTX", None, None))
+    assert memory_need.short(gpu_engine(1)) and memory_need.short(gpu_engine(2))
+
+
+@pytest.mark.parametrize("chosen", [["1"], ["GPU-1"], ["2", "1"]])
+def test_only_the_gpus_that_the_engine_gets_count(
+    monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+) -> None:
+    """Another service fills GPU 0: that is none of ours."""
+    cards(monkeypatch, ("RTX", 16000, 100), ("RTX", 16000, 16000), ("RTX", 16000, 16000))
+    need = {"gpu_memory_utilization": 0.9, "gpus": 1, "cpu_bytes": 0}
+    assert memory_need.short(engine(needs_nvidia=True, memory={**need, "devices": chosen})) is None
+    assert memory_need.short(engine(needs_nvidia=True, memory={**need, "devices": ["0"]}))
+    gone = memory_need.short(engine(needs_nvidia=True, memory={**need, "devices": ["7"]}))
+    assert gone and "0 GPUs for 1 ranks" in gone.evidence
+
+
+def test_memory_of_a_rig_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = {"gpu_memory_utilization": 0.9, "gpus": 0, "cpu_bytes": 3 * GIB}
+    system(monkeypatch, available=3)
+    assert memory_need.short(engine(memory=need)) is None
+    system(monkeypatch, available=2.9)
+    assert memory_need.short(engine(memory=need))
+
+
+@pytest.mark.parametrize(("free", "dropped"), [(107, True), (109, False)])
+def test_the_cache_is_dropped_where_it_is_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, free: float, dropped: bool
+) -> None:
+    cards(monkeypatch, ("NVIDIA GB10", None, None))
+    system(monkeypatch, available=115, free=free)
+    asked: list[tuple[str, int]] = []
+
+    def drop(found: Engine, need: int) -> str:
+        asked.append((found.container, need))
+        return "page cache"
+
+    monkeypatch.setattr(before_start, "drop_caches", drop)
+    prelaunch.make_room(gpu_engine(1))
+    assert asked == ([("rigbook-engine", 108 * GIB)] if dropped else [])

@@ -1,0 +1,188 @@
+"""pair on a host with a real connection: the restart, and when it would be wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from node.files.host_lock import Lock
+from tests.unit.node.support.enginefile import UNIT, engine_file
+from tests.unit.node.support.host import Host, change, file_step
+
+SYSTEMCTL = """\
+#!/bin/sh
+# rigbook stand-in for systemctl: the unit's properties are a file, restarts are logged
+here=$(dirname "$0")
+case "$*" in
+*show*) cat "$here/properties";;
+*) echo "$*" >> "$here/log";;
+esac
+"""
+
+
+class Pair:
+    """A host whose engine is joined by a real connection over the loopback."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        host.double("systemctl", SYSTEMCTL)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        port = self.listener.getsockname()[1]
+        engine_file(host, master={"address": "127.0.0.1", "port": port})
+        self.client = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
+        self.accepted = self.listener.accept()[0]
+        self.unit()
+
+    def unit(self, active: str = "active", sub: str = "running", since_s: float = 20) -> None:
+        started = int((time.monotonic() - since_s) * 1e6)
+        (self.host.bin / "properties").write_text(
+            f"ActiveState={active}\nSubState={sub}\nInvocationID=x\nExecMainPID=7\n"
+            f"ExecMainStartTimestampMonotonic={started}\n"
+        )
+
+    def look(self) -> str:
+        done = self.host.run(self.host.argv("pair"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def lose(self) -> None:
+        """The peer's rank ends, and two looks, half a minute apart, have seen it."""
+        for end in (self.client, self.accepted):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            end.close()
+        self.look()
+        self.look()
+        path = self.host.state / "run" / "pair.json"
+        state: dict[str, Any] = json.loads(path.read_text())
+        assert state["misses"] == 2, state
+        path.write_text(json.dumps({**state, "since": state["since"] - 30}))
+
+    def restarts(self) -> list[str]:
+        log = self.host.bin / "log"
+        return log.read_text().splitlines() if log.exists() else []
+
+
+RESTART = [f"--no-ask-password restart --no-block {UNIT}"]
+
+
+FORGET = [f"--no-ask-password reset-failed {UNIT}"]
+
+
+@pytest.fixture
+def joined(host: Host) -> Iterator[Pair]:
+    made = Pair(host)
+    with closing(made.listener), closing(made.client), closing(made.accepted):
+        assert made.look() == "" and made.look() == ""
+        yield made
+
+
+def test_the_unit_is_restarted_with_one_line(joined: Pair) -> None:
+    joined.lose()
+    said = joined.look()
+    assert said.startswith(f"restarting {UNIT}: the connection with 127.0.0.2 is gone for 3")
+    assert said.count("\n") == 1
+    assert joined.restarts() == RESTART
+    joined.look()
+    assert joined.restarts() == RESTART
+
+
+@pytest.mark.parametrize("status", ["OPEN", "COMMITTED"])
+def test_an_operator_at_work_is_not_disturbed(joined: Pair, status: str) -> None:
+    host = joined.host
+    host.call("apply", {"change": change(), "steps": [file_step(host.file())]})
+    if status != "OPEN":
+        host.call("close", {"change": "change-1", "status": status})
+    joined.lose()
+    said = [joined.look(), joined.look()]
+    if status == "OPEN":
+        assert "not restarted: change change-1 is open (tester@here)" in said[0] and not said[1]
+        assert joined.restarts() == []
+    else:
+        assert joined.restarts() == RESTART
+
+
+def test_a_held_lock_and_a_damaged_journal_are_reasons_to_wait(joined: Pair) -> None:
+    joined.lose()
+    (joined.host.state / "journal").mkdir(exist_ok=True, parents=True)
+    broken = joined.host.state / "journal" / "change-0.json"
+    broken.write_text("{")
+    assert "the journal is damaged" in joined.look()
+    broken.unlink()
+    with Lock("test"):
+        assert "the lock is held by pid" in joined.look()
+    assert joined.restarts() == []
+    joined.look()
+    assert joined.restarts() == RESTART
+
+
+def test_a_peers_host_that_is_away_is_waited_for(joined: Pair) -> None:
+    """A restart now would only burn a start: prelaunch would wait for that host."""
+    joined.lose()
+    config = joined.host.root / "engine.json"
+    text = config.read_text()
+    # TEST-NET-1: no host of it is reachable from a loopback address
+    config.write_text(text.replace('"127.0.0.2"', '"192.0.2.1"'))
+    state = joined.host.state / "run" / "pair.json"
+    state.write_text(state.read_text().replace("127.0.0.2", "192.0.2.1"))
+    assert "not restarted: no answer from 192.0.2.1 on the fabric" in joined.look()
+    assert joined.restarts() == []
+
+
+@pytest.mark.parametrize(
+    ("active", "sub"),
+    [("inactive", "dead"), ("deactivating", "stop"), ("activating", "start-pre"),
+     ("activating", "auto-restart"), ("failed", "failed")],
+)  # fmt: skip
+def test_a_unit_that_does_not_run_is_left_alone(joined: Pair, active: str, sub: str) -> None:
+    joined.lose()
+    joined.unit(active, sub)
+    said = [joined.look(), joined.look()]
+    assert joined.restarts() == []
+    assert said[1] == "" and (f"{UNIT} has failed" in said[0]) == (active == "failed")
+
+
+def test_a_head_that_loads_is_watched_too(joined: Pair) -> None:
+    joined.unit("activating", "start-post")
+    joined.lose()
+    joined.look()
+    assert joined.restarts() == RESTART
+
+
+def test_a_rank_that_never_joined_is_restarted(host: Host) -> None:
+    made = Pair(host)
+    with closing(made.listener), closing(made.client), closing(made.accepted):
+        made.client.close()
+        made.accepted.close()
+        made.unit(since_s=89)
+        assert made.look() == ""
+        made.unit(since_s=91)
+        assert "127.0.0.2 never joined in 91 s (allowed: 90 s)" in made.look()
+    assert made.restarts() == RESTART
+
+
+def test_a_damaged_state_is_started_anew(joined: Pair) -> None:
+    (joined.host.state / "run" / "pair.json").write_text('{"misses": 99}')
+    assert joined.look() == "" and joined.restarts() == []
+
+
+def test_a_start_that_lasted_is_not_counted_any_more(joined: Pair) -> None:
+    """Once, after a quarter of an hour as a whole pair: deaths hours apart are no crash loop."""
+    joined.unit(since_s=899)
+    joined.look()
+    assert joined.restarts() == []
+    joined.unit(since_s=901)
+    joined.look()
+    joined.look()
+    assert joined.restarts() == FORGET
+
+
+def test_a_pair_that_misses_a_peer_is_no_good_start(joined: Pair) -> None:
+    joined.unit(since_s=2000)
+    joined.lose()
+    assert joined.restarts() == []

@@ -1,0 +1,260 @@
+"""prelaunch: the order of a start, what it waits for, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from node.core.errors import CannotRead, NodeError
+from node.docker import containers
+from node.engine import before_start, fabric_link, memory_need, prelaunch
+from tests.unit.node.support.enginefile import engine, engine_file
+from tests.unit.node.support.host import Host
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiting that a test does not ask for."""
+    monkeypatch.setattr(prelaunch, "POLL_S", 0.01)
+    monkeypatch.setattr(prelaunch, "PROGRESS_S", 0.05)
+    monkeypatch.setattr(prelaunch, "MEMORY_WAIT_S", 0.1)
+    monkeypatch.setattr(prelaunch, "DOCKER_WAIT_S", 0.1)
+
+
+class Machine:
+    """What a start meets, part by part, and the order in which it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.answers: dict[str, Any] = {"link": None, "docker": True, "leftover": False,
+                                        "orphans": [], "peer": True, "mtu": 9000}  # fmt: skip
+        for module, name, key in (
+            (fabric_link, "missing", "link"),
+            (fabric_link, "mtu", "mtu"),
+            (containers, "answers", "docker"),
+            (containers, "remove", "leftover"),
+            (before_start, "orphans", "orphans"),
+            (fabric_link, "peer_answers", "peer"),
+        ):
+            monkeypatch.setattr(module, name, self._part(key))
+        monkeypatch.setattr(memory_need, "short", self._part("short"))
+        monkeypatch.setattr(before_start, "drop_caches", lambda *_: "page cache: dropped")
+        self.answers["short"] = None
+
+    def _part(self, key: str) -> Callable[..., Any]:
+        def ask(*_: object, **__: object) -> Any:
+            self.asked.append(key)
+            answer = self.answers[key]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer() if callable(answer) else answer
+
+        return ask
+
+    def after(self, times: int, before: object, then: object) -> Callable[[], object]:
+        """An answer that changes once it was asked `times` times."""
+        left = [times]
+
+        def answer() -> object:
+            left[0] -= 1
+            return before if left[0] >= 0 else then
+
+        return answer
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def start(**changes: Any) -> None:
+    prelaunch.prelaunch(engine(**changes))
+
+
+def test_a_start_in_order(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    start()
+    order = ["link", "mtu", "docker", "leftover", "orphans", "peer", "short"]
+    assert list(dict.fromkeys(machine.asked)) == order
+    assert capsys.readouterr().out == ""
+
+
+def test_the_fabric_may_be_late(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.answers["link"] = machine.after(12, "no device bond0", None)
+    start()
+    said = capsys.readouterr().out.splitlines()
+    assert "waiting for the fabric (lo, 127.0.0.1)" in said[0] and "no device bond0" in said[0]
+    assert len(said) < 8 and "there after" in said[-1]
+    assert machine.asked.index("docker") > 12
+
+
+@pytest.mark.parametrize(
+    ("part", "answer", "said", "code"),
+    [
+        ("link", "bond0 has no carrier", "the fabric.*no carrier", "not_ready"),
+        ("docker", False, "docker: no answer yet", "not_ready"),
+        ("leftover", CannotRead("docker is gone"), "docker is gone", "not_ready"),
+        ("orphans", NodeError("port 29501 is held by nc", "orphans"), "29501", "orphans"),
+        ("peer", False, "the peer 127.0.0.2: no answer on the fabric", "not_ready"),
+        (
+            "short",
+            memory_need.Short("3 GiB available, 4 GiB needed", 4),
+            "4 GiB needed",
+            "memory_sh",
+        ),
+        ("short", CannotRead("nvidia-smi failed (9)"), r"nvidia-smi failed", "memory_short"),
+    ],
+)
+def test_what_does_not_come_refuses_the_start(
+    machine: Machine, part: str, answer: object, said: str, code: str
+) -> None:
+    machine.answers[part] = answer
+    with pytest.raises(NodeError, match=said) as caught:
+        start(start_budget_s=1, fabric={"device": "lo", "address": "127.0.0.1", "mtu": 9000,
+                                        "wait_s": 0.1})  # fmt: skip
+    assert caught.value.code.startswith(code)
+    assert machine.asked[-1] == part
+
+
+class Clock:
+    """A clock that moves only while somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(prelaunch, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_wait_ends_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with pytest.raises(NodeError, match="docker: no answer yet, after 7 s"):
+        prelaunch.wait("docker", 7.0, lambda: "no answer yet")
+    assert clock.now == pytest.approx(1007, abs=0.1)
+
+
+def test_all_peers_share_one_budget(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are late must not let a head wait for twice its start budget."""
+    clock = Clock(monkeypatch)
+    machine.answers["peer"] = lambda: clock.now >= 1020
+    prelaunch.wait_for_peers(engine(peers=["127.0.0.2", "127.0.0.3"]))
+    asked: list[str] = []
+
+    def answers(peer: str, source: str) -> bool:
+        asked.append(peer)
+        return peer == "127.0.0.2" and clock.now >= 1040
+
+    monkeypatch.setattr(fabric_link, "peer_answers", answers)
+    with pytest.raises(NodeError, match=r"the peer 127\.0\.0\.3: no answer"):
+        prelaunch.wait_for_peers(engine(peers=["127.0.0.2", "127.0.0.3"]))
+    assert clock.now == pytest.approx(1050, abs=0.1)
+    assert set(asked) == {"127.0.0.2", "127.0.0.3"}
+
+
+def test_a_worker_waits_for_no_peer(machine: Machine) -> None:
+    machine.answers["peer"] = False
+    start(role="worker", rank=1, endpoint=None)
+    assert "peer" not in machine.asked
+
+
+def test_a_rig_of_one_node_has_no_fabric_to_wait_for(machine: Machine) -> None:
+    machine.answers["link"] = "no device"
+    start(fabric=None, peers=[], master=None)
+    assert "link" not in machine.asked and "peer" not in machine.asked
+
+
+def test_a_smaller_mtu_is_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.answers["mtu"] = 1500
+    start()
+    assert "lo has MTU 1500, the rig wants 9000" in capsys.readouterr().out
+
+
+def test_what_was_cleared_is_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.answers.update(leftover=True, orphans=["ended pid 7 VLLM::Worker_TP0 (TERM): why"])
+    start()
+    said = capsys.readouterr().out
+    assert "removed the container rigbook-engine" in said and "ended pid 7" in said
+
+
+IP = """\
+#!/bin/sh
+# rigbook stand-in for ip
+for last; do :; done
+case $last in
+bond0) echo '[{"ifname":"bond0","flags":["UP","LOWER_UP"],"addr_info":[{"local":"10.0.0.1"}]}]';;
+down) echo '[{"ifname":"down","flags":["UP"],"addr_info":[{"local":"10.0.0.1"}]}]';;
+bare) echo '[{},{"ifname":"bare","flags":["UP","LOWER_UP"],"addr_info":[]}]';;
+odd) echo 'nonsense';;
+*) echo "Device does not exist." >&2; exit 1;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [("bond0", None), ("down", "down has no carrier"), ("odd", "ip says nothing about odd"),
+     ("bare", "bare has no 10.0.0.1 (it has no address)"), ("none", "no device none")],
+)  # fmt: skip
+def test_our_end_of_the_fabric(
+    host: Host, monkeypatch: pytest.MonkeyPatch, device: str, said: str | None
+) -> None:
+    host.double("ip", IP)
+    monkeypatch.setenv("PATH", host.environ()["PATH"])
+    assert fabric_link.missing(device, "10.0.0.1") == said
+
+
+def test_a_peer_answers_by_refusing() -> None:
+    """A real connect: a host that is there refuses, one that is not lets it time out."""
+    assert fabric_link.peer_answers("127.0.0.2", "127.0.0.1", 1.0)
+    assert not fabric_link.peer_answers("192.0.2.1", "127.0.0.1", 0.2)
+    assert not fabric_link.peer_answers("127.0.0.2", "192.0.2.9", 0.2)
+
+
+def test_orphans_are_reaped_without_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    row = {"pid": 7, "argv0": "VLLM::Worker_TP0", "how": "TERM", "why": "its parent is gone"}
+    answer = {"verdict": "clean", "evidence": "", "ended": [row]}
+    monkeypatch.setattr(before_start, "reap", lambda request: asked.append(request) or answer)
+    removed = {"removed": [{"name": "psm_1"}], "freed_bytes": 400 << 20}
+    monkeypatch.setattr(before_start, "shm", lambda request: removed)
+    said = before_start.orphans(engine())
+    assert asked == [{"unit": "rigbook-engine.service", "container": "rigbook-engine",
+                      "ports": [8000, 29501], "hold": False}]  # fmt: skip
+    assert said == ["ended pid 7 VLLM::Worker_TP0 (TERM): its parent is gone",
+                    "removed from /dev/shm (400 MiB): psm_1"]  # fmt: skip
+    for verdict in ("refused", "needs_reboot"):
+        answer.update(verdict=verdict, evidence="port 29501 is held by pid 9 nc")
+        with pytest.raises(NodeError, match=f"{verdict}: port 29501 is held by pid 9 nc"):
+            before_start.orphans(engine())
+
+
+def test_the_verb_is_one_line_and_a_status(host: Host) -> None:
+    """The real program, on a machine where the fabric's device is missing."""
+    engine_file(host, fabric={"device": "nope0", "address": "10.0.0.1", "mtu": 9000, "wait_s": 0})
+    done = host.run(host.argv("prelaunch"))
+    assert done.returncode == 1 and done.stderr == ""
+    assert done.stdout == "prelaunch: the fabric (nope0, 10.0.0.1): no device nope0, after 0 s\n"
+    assert host.run(host.argv("container start")).returncode == 2
+
+
+VENV = {"path": "/opt/engine/venv", "user": "milo", "version": None}
+
+
+def test_a_venv_asks_nothing_of_docker(machine: Machine) -> None:
+    """A tower has no docker; a start that waited for it would never come."""
+    machine.answers["docker"] = False
+    machine.answers["leftover"] = CannotRead("no docker here")
+    changes = {"fabric": None, "peers": [], "master": None, "container": None, "image": None}
+    start(venv=VENV, **changes)
+    assert list(dict.fromkeys(machine.asked)) == ["orphans", "short"]
+
+
+@pytest.mark.parametrize("changes", [{"venv": VENV}, {"container": None}, {"venv": {"path": "/x"}}])
+def test_one_of_container_and_venv_runs_the_engine(changes: dict[str, Any]) -> None:
+    with pytest.raises(NodeError):
+        engine(**changes)

@@ -1,0 +1,247 @@
+"""The grub step: old or new at every point, refused before anything changed, undone to the byte.
+
+GRUB's folder lies in a test folder and grub-mkconfig is a stand-in; real ones are the VM tier's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.change import apply as change_apply
+from node.change import undo
+from node.core.errors import NodeError
+from node.files import atomic
+from node.kernel import boot_flush, bootloader, grub_step, grubenv, installed
+from tests.unit.node.support.grubfiles import advanced, grub_cfg
+
+NEW, OLD = "6.17.0-23-generic", "6.17.0-22-generic"
+# Stand-in for grub-mkconfig -o FILE: what the test laid ready, or a failure.
+MKCONFIG = """#!/bin/sh
+cat "{ready}" > "$2.new" || exit 1
+[ ! -e "{ready}.fails" ] || {{ echo "/etc/grub.d/10_linux: syntax error" >&2; exit 1; }}
+mv "$2.new" "$2"
+"""
+
+
+class Grub:
+    """A GRUB folder that the step works on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "grub"
+        self.folder.mkdir()
+        self.ready = folder / "ready.cfg"
+        self.kind = "plain"
+        self.default = folder / "zz-rigbook.cfg"
+        self.put(grub_cfg((NEW, OLD), "0"), {"recordfail": "1"})
+        self.ready.write_text(grub_cfg((NEW, OLD)))
+
+    def put(self, cfg: str, env: dict[str, str] | None) -> None:
+        """GRUB's files as they are before."""
+        (self.folder / "grub.cfg").write_text(cfg)
+        if env is None:
+            (self.folder / "grubenv").unlink(missing_ok=True)
+        else:
+            (self.folder / "grubenv").write_bytes(grubenv.render(env))
+
+    def state(self) -> dict[str, str]:
+        """Hashes of everything in the folder."""
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in self.folder.iterdir()}
+
+    def boots(self) -> tuple[object, object]:
+        """(the next boot's kernel, the default)."""
+        state, env = bootloader.environment(str(self.folder))
+        text = (self.folder / "grub.cfg").read_text()
+        menu = bootloader.menu_of(text, env, str(self.folder))
+        then = bootloader.lasting(menu, env, state, text, str(self.folder))
+        return bootloader.following(menu, env, state)["kernel"], then["kernel"]
+
+
+@pytest.fixture
+def grub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grub:
+    """GRUB's files in a folder, the functions that find them led there."""
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    made = Grub(tmp_path)
+    program = tmp_path / "grub-mkconfig"
+    program.write_text(MKCONFIG.format(ready=made.ready))
+    program.chmod(0o755)
+    monkeypatch.setattr(grub_step.shutil, "which", lambda *_, **__: str(program))
+    monkeypatch.setattr(bootloader, "folder", lambda root="": str(made.folder))
+    monkeypatch.setattr(bootloader, "loader", lambda root="": ("grub", "a test"))
+    monkeypatch.setattr(
+        bootloader, "place", lambda path: {"sticky": made.kind != "plain", "kind": made.kind}
+    )
+    # the real one freezes this machine's disk for a moment
+    monkeypatch.setattr(boot_flush, "flush", lambda folder: False)
+    rows = [{"release": k, "vmlinuz": "x", "initrd": "x"} for k in (NEW, OLD)]
+    monkeypatch.setattr(installed, "installed", lambda module: rows)
+    return made
+
+
+def pin(kernel: str | None = OLD, **more: Any) -> dict[str, Any]:
+    """An apply of one grub step."""
+    step = {"op": "grub", "saved": kernel, "regenerate": True, **more}
+    header = {"id": "change-1", "deploy": "kernel", "operator": "a@b"}
+    return {"change": header, "steps": [step]}
+
+
+def test_a_pin_changes_the_default_and_keeps_foreign_variables(grub: Grub) -> None:
+    assert grub.boots() == (NEW, NEW)
+    assert change_apply.apply(pin())["changed"]
+    assert grub.boots() == (OLD, OLD)
+    values = grubenv.parse((grub.folder / "grubenv").read_bytes())
+    assert values == {"recordfail": "1", "saved_entry": advanced(OLD)}
+
+
+def test_a_second_pin_changes_nothing(grub: Grub) -> None:
+    change_apply.apply(pin())
+    before = grub.state()
+    assert not change_apply.apply(pin())["changed"]
+    assert grub.state() == before
+
+
+@pytest.mark.parametrize("env", [{"a": "b", "next_entry": "x"}, {}, {"saved_entry": "1>0"}])
+def test_undo_restores_every_byte(grub: Grub, env: dict[str, str]) -> None:
+    grub.put(grub_cfg((NEW, OLD), "Advanced options>with Linux"), env)
+    before = grub.state()
+    change_apply.apply(pin())
+    assert grub.state() != before
+    undo.undo({"change": "change-1"})
+    assert grub.state() == before
+
+
+def test_undo_after_apt_wrote_grub_cfg_and_grub_cleared_next_entry(grub: Grub) -> None:
+    change_apply.apply(pin())
+    newest = "6.17.0-24-generic"
+    grub.ready.write_text(grub_cfg((newest, NEW, OLD), "0"))
+    grub.put(
+        grub_cfg((newest, NEW, OLD)), {"recordfail": "0", "saved_entry": advanced(OLD), "own": "1"}
+    )
+    undo.undo({"change": "change-1"})
+    # made anew from what /etc/default/grub says then, and what others put into the block stays
+    assert grub.boots() == (newest, newest)
+    values = grubenv.parse((grub.folder / "grubenv").read_bytes())
+    assert values == {"recordfail": "0", "own": "1"}
+
+
+def test_one_boot_is_next_entry_and_leaves_the_default(grub: Grub) -> None:
+    change_apply.apply(pin())
+    change_apply.apply(pin(OLD, regenerate=False, next=NEW))
+    assert grub.boots() == (NEW, OLD)
+
+
+def _refused(grub: Grub, request: dict[str, Any], *words: str) -> None:
+    before = grub.state()
+    with pytest.raises(NodeError) as refusal:
+        change_apply.apply(request)
+    said = str(refusal.value)
+    for word in (*words, "nothing was changed"):
+        assert word in said
+    assert grub.state() == before
+
+
+def test_a_kernel_without_an_entry_is_refused_with_those_that_have_one(grub: Grub) -> None:
+    _refused(grub, pin("6.1.0-1-gone"), "no entry for 6.1.0-1-gone", NEW, OLD)
+
+
+def test_two_entries_of_one_kernel_are_refused(grub: Grub) -> None:
+    grub.ready.write_text(grub_cfg((NEW, OLD, OLD)))
+    _refused(grub, pin(), "2 entries", advanced(OLD))
+
+
+def test_a_failing_update_grub_changes_nothing(grub: Grub) -> None:
+    Path(f"{grub.ready}.fails").touch()
+    _refused(grub, pin(), "update-grub failed", "syntax error")
+
+
+def test_a_later_default_of_somebody_else_is_named(grub: Grub) -> None:
+    grub.ready.write_text(grub_cfg((NEW, OLD), "0"))
+    _refused(grub, pin(), f"would be {NEW}, not {OLD}", "GRUB_DEFAULT=")
+
+
+def test_the_right_kernel_by_chance_is_no_pin(grub: Grub) -> None:
+    grub.ready.write_text(grub_cfg((NEW, OLD), "0"))
+    _refused(grub, pin(NEW), f"would be {NEW}, but not because it is saved", "GRUB_DEFAULT=")
+
+
+def test_a_malformed_grub_cfg_of_update_grub_is_refused(grub: Grub) -> None:
+    grub.ready.write_text(grub_cfg((NEW, OLD))[:-900])
+    _refused(grub, pin(), "malformed")
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"x" * 1024], ids=["missing", "empty", "corrupt"])
+def test_a_bad_environment_block_is_refused(grub: Grub, raw: bytes | None) -> None:
+    (grub.folder / "grubenv").unlink()
+    if raw is not None:
+        (grub.folder / "grubenv").write_bytes(raw)
+    _refused(grub, pin(), "grubenv is", "missing" if raw is None else "corrupt")
+
+
+def test_one_boot_where_grub_cannot_write_is_refused_unless_wanted(grub: Grub) -> None:
+    change_apply.apply(pin())
+    grub.kind = "lvm"
+    header = {"id": "change-2", "deploy": "kernel", "operator": "a@b"}
+    change_apply.close({"change": "change-1", "status": "COMMITTED"})
+    request = {**pin(OLD, regenerate=False, next=NEW), "change": header}
+    _refused(grub, request, "lies on lvm")
+    request["steps"][0]["sticky_ok"] = True
+    assert change_apply.apply(request)["changed"]
+
+
+def test_next_entry_that_grub_could_not_take_back_is_taken_away_alone(grub: Grub) -> None:
+    assert change_apply.apply(pin(OLD, next=NEW))["changed"]
+    assert grub.boots() == (NEW, OLD)
+    # the other kernel's candidate, and one boot that GRUB has used up: nothing to do
+    assert not grub_step.use_up(OLD)
+    assert grub_step.use_up(NEW) and grub.boots() == (OLD, OLD)
+    values = grubenv.parse((grub.folder / "grubenv").read_bytes())
+    assert values == {"recordfail": "1", "saved_entry": advanced(OLD)}
+    assert not grub_step.use_up(NEW)
+
+
+@pytest.mark.parametrize("value", ["-x", "6.1 rm", "$(id)", "../6", "6\n1", "", 6])
+def test_a_hostile_kernel_name_is_refused(grub: Grub, value: object) -> None:
+    before = grub.state()
+    with pytest.raises(NodeError, match="saved"):
+        change_apply.apply(pin(value))  # type: ignore[arg-type]
+    assert grub.state() == before
+
+
+class Cut(BaseException):
+    """The power is gone: nothing after it runs."""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_cut_at_every_rename_it_boots_old_or_new_and_undo_goes_back(
+    grub: Grub, monkeypatch: pytest.MonkeyPatch, nth: int, after: bool
+) -> None:
+    before, count = grub.state(), [0]
+    real: Callable[..., None] = atomic.replace
+
+    def replace(*words: Any) -> None:
+        count[0] += 1
+        if count[0] == nth and not after:
+            raise Cut
+        real(*words)
+        if count[0] == nth and after:
+            raise Cut
+
+    monkeypatch.setattr(atomic, "replace", replace)
+    finished = False
+    try:
+        change_apply.apply(pin())
+        finished = True
+    except Cut:
+        pass
+    monkeypatch.setattr(atomic, "replace", real)
+    assert grub.boots() in ((NEW, NEW), (OLD, OLD))
+    if not finished:
+        undo.undo({})
+        assert {k: v for k, v in grub.state().items() if not k.startswith(".")} == before
+    # two pre-images, the intent, grubenv, grub.cfg, the done mark
+    assert finished == (nth > 6)

@@ -1,0 +1,262 @@
+"""Kernels, packages, the boot device: parsers on what the real programs print, hostile or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.core import run
+from node.core.errors import NodeError
+from node.kernel import apt, apt_hold_step, bootloader, report
+from node.kernel import installed as kernel_installed
+from schema.observed.kernel import KernelFacts
+from tests.unit.node.support.host import Host
+
+OLD_DKMS = "nvidia, 580.126.09, 6.17.0-22-generic, x86_64: installed\n"
+NEW_DKMS = """nvidia/580.126.09, 6.17.0-22-generic, x86_64: installed
+nvidia/580.126.09, 6.17.0-23-generic, x86_64: built (WARNING! Diff between built and installed!)
+broken: added
+"""
+
+
+def test_both_formats_of_dkms() -> None:
+    (old,) = kernel_installed.dkms_rows(OLD_DKMS)
+    assert old == {"name": "nvidia", "version": "580.126.09", "kernel": "6.17.0-22-generic",
+                   "state": "installed"}  # fmt: skip
+    rows = kernel_installed.dkms_rows(NEW_DKMS)
+    assert rows[0] == old and len(rows) == 2
+    assert rows[1]["state"].startswith("built (WARNING")
+
+
+def test_kernels_are_found_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "boot").mkdir()
+    for name in ("vmlinuz-6.1.0-1", "initrd.img-6.1.0-1", "vmlinuz-6.1.0-2"):
+        (tmp_path / "boot" / name).write_text("x")
+    (tmp_path / "boot" / "initrd.img-6.1.0-2").touch()  # empty: cut off by a full disk
+    (tmp_path / "lib/modules/6.1.0-3").mkdir(parents=True)
+    (tmp_path / "lib/modules/6.1.0-3/modules.dep").touch()
+    rows = {row["release"]: row for row in kernel_installed.installed(None, str(tmp_path))}
+    assert list(rows) == ["6.1.0-1", "6.1.0-2", "6.1.0-3"]
+    assert rows["6.1.0-1"]["initrd"] and rows["6.1.0-2"]["initrd"] is None
+    assert rows["6.1.0-3"]["vmlinuz"] is None
+
+
+MODINFO = """filename:       /lib/modules/6.1.0-1/updates/nvidia.ko
+version:        580.126.09
+license:        NVIDIA
+vermagic:       6.1.0-1 SMP preempt mod_unload modversions
+signer:         DKMS module signing key
+parm:           version:a parameter of that name
+"""
+
+
+@pytest.mark.parametrize(
+    ("rc", "out", "found"),
+    [(0, MODINFO, "580.126.09"), (1, "", None), (0, "filename:       (builtin)\n", None)],
+)
+def test_the_module_of_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, rc: int, out: str, found: str | None
+) -> None:
+    monkeypatch.setattr(kernel_installed, "run", lambda argv, limit: run.Done(rc, out, ""))
+    module = kernel_installed.module_of("6.1.0-1", "nvidia")
+    assert (module["version"] if module else None) == found
+    if module:
+        assert module["signer"] == "DKMS module signing key"
+
+
+UBUNTU = {
+    "linux-image-6.17.0-22-generic": ["linux-modules-6.17.0-22-generic", "kmod"],
+    "linux-modules-6.17.0-22-generic": [],
+    "linux-modules-nvidia-580-6.17.0-22-generic": [],
+    "linux-image-6.17.0-23-generic": [],
+    "linux-image-generic-hwe-24.04": ["linux-image-6.17.0-23-generic", "linux-firmware"],
+    "linux-generic-hwe-24.04": ["linux-image-generic-hwe-24.04", "linux-headers-generic-hwe-24.04"],
+    "linux-headers-generic-hwe-24.04": ["linux-headers-6.17.0-23-generic"],
+    "linux-firmware": [],
+    "linux-libc-dev": [],
+    "nvidia-driver-580": ["linux-image-6.17.0-23-generic"],
+}
+
+
+def test_a_pin_holds_its_own_packages_and_every_meta() -> None:
+    found = {name: {"hold": False, "version": "1", "depends": d} for name, d in UBUNTU.items()}
+    assert apt.pinning(found, "6.17.0-22-generic") == [
+        "linux-generic-hwe-24.04",
+        "linux-headers-generic-hwe-24.04",
+        "linux-image-6.17.0-22-generic",
+        "linux-image-generic-hwe-24.04",
+        "linux-modules-6.17.0-22-generic",
+        "linux-modules-nvidia-580-6.17.0-22-generic",
+    ]
+
+
+def test_dpkg_and_apt_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ("linux-image-6.1.0-1\t6.1-1\thold\tinstalled\tkmod, linux-base (>= 4) | other\n"
+            "linux-image-6.1.0-0\t6.0-1\tdeinstall\tconfig-files\t\n")  # fmt: skip
+    dump = ('APT::NeverAutoRemove:: "^linux-x$";\n'
+            'Unattended-Upgrade::Package-Blacklist:: "^a b$";\n'
+            'Unattended-Upgrade::Remove-Unused-Kernel-Packages "false";\n')  # fmt: skip
+    monkeypatch.setattr(
+        apt, "run",
+        lambda argv, limit: run.Done(0, rows if argv[0] == "dpkg-query" else dump, ""),
+    )  # fmt: skip
+    found = apt.packages()
+    assert list(found) == ["linux-image-6.1.0-1"] and found["linux-image-6.1.0-1"]["hold"]
+    assert found["linux-image-6.1.0-1"]["depends"] == ["kmod", "linux-base", "other"]
+    config = apt.apt_config()
+    assert config["blacklist"] == ["^a b$"] and config["never_auto_remove"] == ["^linux-x$"]
+    assert config["remove_unused_kernels"] is False
+
+
+MOUNTS = """22 1 252:1 / / rw,relatime - ext4 /dev/vda1 rw
+30 22 253:0 / /boot rw - ext4 /dev/mapper/vg-boot rw
+31 22 0:40 / /boot\\040x rw - tmpfs tmpfs rw
+"""
+
+
+def test_the_mount_that_holds_grub() -> None:
+    assert bootloader.mount_of("/boot/grub", MOUNTS)[:2] == ("/boot", "253:0")
+    assert bootloader.mount_of("/boot x/grub", MOUNTS)[0] == "/boot x"
+    assert bootloader.mount_of("/etc", MOUNTS)[3] == "/dev/vda1"
+
+
+@pytest.mark.parametrize(
+    ("number", "filesystem", "source", "uuid", "kind"),
+    [
+        ("252:1", "ext4", "/dev/vda1", "", "plain"),
+        ("253:0", "ext4", "/dev/mapper/vg-boot", "LVM-abc", "lvm"),
+        ("253:0", "ext4", "/dev/mapper/x", "CRYPT-LUKS2-abc", "crypt"),
+        ("253:0", "ext4", "/dev/mapper/x", "mpath-abc", "unknown"),
+        ("9:0", "ext4", "/dev/md0", "", "raid"),
+        ("0:31", "btrfs", "/dev/sda2", "", "btrfs"),
+        ("0:99", "overlay", "overlay", "", "unknown"),
+    ],
+)
+def test_what_grub_can_write_through(
+    tmp_path: Path, number: str, filesystem: str, source: str, uuid: str, kind: str
+) -> None:
+    name = {"9:0": "md0", "253:0": "dm-0"}.get(number, "vda1")
+    device = tmp_path / "devices" / name
+    device.mkdir(parents=True)
+    (tmp_path / "dev/block").mkdir(parents=True)
+    (tmp_path / "dev/block" / number).symlink_to(device)
+    if uuid:
+        (device / "dm").mkdir()
+        (device / "dm/uuid").write_text(uuid + "\n")
+    assert bootloader.device_kind(number, filesystem, source, str(tmp_path)) == kind
+
+
+@pytest.mark.parametrize(
+    ("lines", "value", "mode", "file"),
+    [
+        ("GRUB_DEFAULT=0\n", "0", "index", "/etc/default/grub"),
+        ('GRUB_DEFAULT="1>2"\n', "1>2", "index", "/etc/default/grub"),
+        ('GRUB_DEFAULT="Advanced options for Ubuntu>Ubuntu, with Linux 6"\n',
+         "Advanced options for Ubuntu>Ubuntu, with Linux 6", "title", "/etc/default/grub"),
+        ("#GRUB_DEFAULT=saved\n", "0", "index", "unset"),
+        ("GRUB_DEFAULT=saved\n", "saved", "saved", "/etc/default/grub"),
+    ],
+)  # fmt: skip
+def test_the_configured_default(
+    tmp_path: Path, lines: str, value: str, mode: str, file: str
+) -> None:
+    (tmp_path / "etc/default/grub.d").mkdir(parents=True)
+    (tmp_path / "etc/default/grub").write_text(lines)
+    assert bootloader.configured(str(tmp_path)) == {"value": value, "mode": mode, "file": file}
+    (tmp_path / "etc/default/grub.d/zz.cfg").write_text("GRUB_DEFAULT=saved\n")
+    assert bootloader.configured(str(tmp_path))["file"] == "/etc/default/grub.d/zz.cfg"
+
+
+def test_a_boot_loader_that_is_not_grub_is_named(tmp_path: Path) -> None:
+    assert bootloader.loader(str(tmp_path))[0] == "none"
+    (tmp_path / "boot/loader").mkdir(parents=True)
+    (tmp_path / "boot/loader/loader.conf").touch()
+    assert bootloader.loader(str(tmp_path))[0] == "systemd-boot"
+    (tmp_path / "boot/grub").mkdir()
+    (tmp_path / "boot/grub/grub.cfg").write_text("x")
+    assert bootloader.loader(str(tmp_path))[0] == "grub"
+    efi = tmp_path / "sys/firmware/efi/efivars"
+    efi.mkdir(parents=True)
+    said = b"\x06\0\0\0" + "systemd-boot 255".encode("utf-16-le") + b"\0\0"
+    (efi / "LoaderInfo-4a67").write_bytes(said)
+    assert bootloader.loader(str(tmp_path)) == (
+        "systemd-boot", "the firmware was left to systemd-boot 255")  # fmt: skip
+
+
+def test_this_host_answers_in_the_type(host: Host) -> None:
+    """The verb on this machine, whatever it boots by: every section is there or says why not."""
+    done = host.run(host.argv("kernel", json.dumps({"module": "nvidia"})))
+    document = json.loads(done.stdout)
+    assert document.pop("ok") is True
+    facts = KernelFacts.model_validate(document)
+    assert facts.module == "nvidia" and facts.took_s < 5
+
+
+@pytest.mark.parametrize("module", ["-x", "a b", "$(id)", "a\nb", 7])
+def test_a_hostile_module_name_is_refused(module: object) -> None:
+    with pytest.raises(NodeError):
+        report.collect({"module": module})
+
+
+class Apt:
+    """Stand-in for dpkg's selections and apt-mark."""
+
+    def __init__(self, **states: str) -> None:
+        self.states = {name.replace("_", "-"): state for name, state in states.items()}
+        self.fails = False
+
+    def run(self, argv: list[str], limit: float) -> run.Done:
+        """What dpkg-query and apt-mark answer."""
+        if argv[0] == "dpkg-query":
+            names = [n for n in argv[3:] if n in self.states]
+            return run.Done(0, "".join(f"{n} {self.states[n]} installed\n" for n in names), "")
+        assert argv[0] == "apt-mark"
+        if self.fails:
+            return run.Done(100, "", "E: Could not get lock /var/lib/dpkg/lock-frontend")
+        for name in argv[2:]:
+            self.states[name] = argv[1].replace("unhold", "install")
+        return run.Done(0, "", "")
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Apt:
+    """One package that somebody held before, two that nobody did."""
+    made = Apt(linux_a="hold", linux_b="install", linux_c="install")
+    monkeypatch.setattr(apt_hold_step, "run", made.run)
+    return made
+
+
+def _hold(*names: str, held: bool = True) -> dict[str, Any]:
+    return apt_hold_step.checked({"op": "hold", "packages": list(names), "held": held}, "step")
+
+
+def test_a_hold_is_set_once_and_undo_leaves_foreign_holds(held: Apt) -> None:
+    records: list[dict[str, Any]] = []
+    before = dict(held.states)
+    assert apt_hold_step.do(_hold("linux-a", "linux-b"), records, lambda: None)[0]
+    assert held.states["linux-b"] == "hold" and records[0]["packages"] == ["linux-b"]
+    assert not apt_hold_step.do(_hold("linux-a", "linux-b"), records, lambda: None)[0]
+    assert apt_hold_step.settle(records[0]) == "done"
+    apt_hold_step.undo(records[0])
+    assert held.states == before and apt_hold_step.settle(records[0]) == "undone"
+    assert apt_hold_step.undo(records[0]) == "was as before"
+
+
+def test_a_package_that_is_not_there_is_refused(held: Apt) -> None:
+    with pytest.raises(NodeError, match="not installed: linux-z"):
+        apt_hold_step.do(_hold("linux-a", "linux-z"), [], lambda: None)
+
+
+def test_apt_that_is_busy_fails_the_step(held: Apt) -> None:
+    held.fails = True
+    with pytest.raises(NodeError, match="lock-frontend"):
+        apt_hold_step.do(_hold("linux-b"), [], lambda: None)
+
+
+@pytest.mark.parametrize("name", ["-x", "a b", "$(id)", "a\n", "A"])
+def test_a_hostile_package_name_is_refused(name: str) -> None:
+    with pytest.raises(NodeError):
+        _hold(name)

@@ -1,0 +1,143 @@
+"""kube answer with a stand-in kubectl and a real HTTP server: through the Service, in the pod.
+
+The stand-in's `exec` runs the pod's command on this machine: the script is the real one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.unit.node.support.host import Host
+from tests.unit.node.support.servers import Server, completion, serving
+
+KUBECTL = """\
+#!/usr/bin/env python3
+# rigbook stand-in for kubectl: a Deployment, its pods and a Service in files; exec runs here
+import json, os, pathlib, sys
+here = pathlib.Path(sys.argv[0]).parent
+if sys.argv[1] == "exec":
+    if (here / "no-python").exists():
+        print("OCI runtime exec failed: python3: executable file not found", file=sys.stderr)
+        sys.exit(126)
+    rest = sys.argv[sys.argv.index("--") + 1:]
+    assert sys.argv[2:5] == ["new", "--namespace=ai", "--container=engine"], sys.argv
+    os.execvp(rest[0], rest)
+found = here / f"{sys.argv[2]}.json"
+if not found.exists():
+    print(f"Error from server (NotFound): {sys.argv[2]} not found", file=sys.stderr)
+    sys.exit(1)
+print(found.read_text())
+"""
+
+
+def pod(name: str, when: str, **changes: Any) -> dict[str, Any]:
+    """A pod of the Deployment."""
+    meta = {"name": name, "creationTimestamp": when, **changes.pop("metadata", {})}
+    return {"metadata": meta, "status": {"phase": "Running", **changes}}
+
+
+@pytest.fixture
+def cluster(host: Host) -> Host:
+    """A host whose kubectl is the stand-in."""
+    host.double("kubectl", KUBECTL)
+    meta = {"name": "lucebox"}
+    deployment = {"metadata": meta, "spec": {"selector": {"matchLabels": {"app": "lucebox"}}}}
+    pods = [pod("old", "1"), pod("new", "2"), pod("gone", "3", metadata={"deletionTimestamp": "4"}),
+            pod("late", "4", phase="Pending")]  # fmt: skip
+    for name, document in (("deployment", deployment), ("pods", {"items": pods})):
+        (host.bin / f"{name}.json").write_text(json.dumps(document))
+    return host
+
+
+def service(host: Host, address: str, *ports: int) -> None:
+    """A Service of the cluster."""
+    spec = {"clusterIP": address, "ports": [{"port": port} for port in ports]}
+    (host.bin / "service.json").write_text(json.dumps({"spec": spec}))
+
+
+def ask(host: Host, **changes: Any) -> dict[str, Any]:
+    """The verb's answer."""
+    request = {"kubectl": "kubectl", "namespace": "ai", "deployment": "lucebox", "model": "qwen",
+               "container": "engine", "reasoning": False, "timeout_s": 5, **changes}  # fmt: skip
+    return host.call("kube answer", request)
+
+
+def port_of(server: Server) -> int:
+    """The server's port."""
+    return urlsplit(server.url).port or 0
+
+
+def test_through_the_service_and_inside_the_pod(cluster: Host) -> None:
+    """The image has no curl; its Python is enough."""
+    with serving(lambda _: (200, completion(model="qwen"))) as server:
+        service(cluster, "127.0.0.1", port_of(server))
+        through = ask(cluster, service="lucebox")
+        inside = ask(cluster, port=port_of(server))
+    assert (through["answered"], through["where"]) == (True, server.url)
+    assert (inside["answered"], inside["where"]) == (True, f"{server.url} in new")
+    assert [body["model"] for body in server.got] == ["qwen", "qwen"]
+    assert server.got[0] == server.got[1] and server.got[0]["messages"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "final", "said"),
+    [
+        (500, {"detail": "dflash daemon has exited unexpectedly"}, True, "HTTP 500: "),
+        (503, b"loading", False, "HTTP 503: loading"),
+        (200, completion(""), True, "the completion is empty"),
+        (200, b"<html>", True, "HTTP 200 without a completion"),
+    ],
+)
+def test_both_ways_judge_alike(
+    cluster: Host, status: int, body: object, final: bool, said: str
+) -> None:
+    with serving(lambda _: (status, body)) as server:
+        service(cluster, "127.0.0.1", 80, port_of(server))
+        answers = [ask(cluster, service="lucebox", port=port_of(server)),
+                   ask(cluster, port=port_of(server))]  # fmt: skip
+    for answer in answers:
+        assert (answer["answered"], answer["final"]) == (False, final) and said in answer["detail"]
+
+
+def test_nothing_listens_no_python_no_pod(cluster: Host) -> None:
+    """Not yet, every time: the start's budget ends the wait."""
+    with serving(lambda _: (200, {})) as server:
+        port = port_of(server)
+    refused = ask(cluster, port=port)
+    assert (refused["answered"], refused["final"]) == (False, False)
+    assert "Connection refused" in refused["detail"]
+    (cluster.bin / "no-python").touch()
+    assert "executable file not found" in ask(cluster, port=port)["detail"]
+    (cluster.bin / "pods.json").write_text(json.dumps({"items": [pod("x", "1", phase="Failed")]}))
+    assert ask(cluster, port=port)["detail"] == "no pod of it runs"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, "bad_request"),
+        ({"port": 0}, "bad_request"),
+        ({"service": "a;b"}, "bad_request"),
+        ({"service": "lucebox"}, "no_cluster"),
+        ({"port": 1, "deployment": "-x"}, "bad_request"),
+    ],
+)
+def test_what_cannot_be_asked(cluster: Host, changes: dict[str, Any], code: str) -> None:
+    answer = ask(cluster, **changes)
+    assert (answer["ok"], answer["code"]) == (False, code), answer
+
+
+@pytest.mark.parametrize(
+    ("address", "ports", "said"),
+    [("None", (80,), "has no address of its own"), ("10.0.0.1", (80, 81), "has the ports 80, 81")],
+)
+def test_a_service_that_does_not_say_where(
+    cluster: Host, address: str, ports: tuple[int, ...], said: str
+) -> None:
+    service(cluster, address, *ports)
+    answer = ask(cluster, service="lucebox")
+    assert answer["code"] == "no_service" and said in answer["error"]

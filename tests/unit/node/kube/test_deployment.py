@@ -1,0 +1,172 @@
+"""node/kube/deployment.py: one value of one container changes, and what is not sure is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from node.core.errors import NodeError
+from node.kube import deployment as kube_deployment
+from node.kube import inspect
+
+NAME = "CUDA_DEVICE_MEMORY_LIMIT_0"
+SEED = f"set -e; export {NAME}=23000m; exec python3 scripts/server.py --prefix-cache-slots 0"
+
+
+def deployment(*args: str, **env: object) -> dict[str, Any]:
+    """A Deployment with an engine and a sidecar."""
+    rows = [{"name": key, "value": value} for key, value in env.items()]
+    engine = {"name": "engine", "args": list(args), "env": rows}
+    sidecar = {"name": "sidecar", "env": [{"name": NAME, "value": "1g"}]}
+    meta = {"name": "lucebox", "resourceVersion": "226", "uid": "u", "generation": 3}
+    return {"metadata": meta,
+            "spec": {"template": {"spec": {"containers": [engine, sidecar]}}}}  # fmt: skip
+
+
+def engine_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Its engine's container."""
+    return kube_deployment.container_of(document, "engine")
+
+
+def test_env_is_patched_by_name_with_the_resource_version() -> None:
+    """Fault 47: container and variable are named, so that the sidecar stays."""
+    document = deployment(**{NAME: "23000m"})
+    patch = kube_deployment.patch(document, engine_of(document), {NAME: "24000m"})
+    assert patch["metadata"] == {"resourceVersion": "226"}
+    rows = [{"name": NAME, "value": "24000m"}]
+    assert patch["spec"]["template"]["spec"]["containers"] == [{"name": "engine", "env": rows}]
+    away = kube_deployment.patch(document, engine_of(document), {NAME: None})
+    box = away["spec"]["template"]["spec"]["containers"][0]
+    assert box["env"] == [{"name": NAME, "$patch": "delete"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (SEED, SEED.replace("23000m", "24000m")),
+        (f"{NAME}=23000m python3 x", f"{NAME}=24000m python3 x"),
+        (f"a && export {NAME}=23000m&& b", f"a && export {NAME}=24000m&& b"),
+        (f"(export {NAME}=23000m; b)", f"(export {NAME}=24000m; b)"),
+        (f"export {NAME}=\nb", f"export {NAME}=24000m\nb"),
+        (f"export A=1 {NAME}=2 B=3", f"export A=1 {NAME}=24000m B=3"),
+    ],
+)
+def test_the_one_export_of_a_shell_line_is_replaced(line: str, wanted: str) -> None:
+    document = deployment("first", line)
+    patch = kube_deployment.patch(document, engine_of(document), {NAME: "24000m"})
+    box = patch["spec"]["template"]["spec"]["containers"][0]
+    assert box == {"name": "engine", "args": ["first", wanted]}
+    assert kube_deployment.expected(engine_of(document), {NAME: "x"}) == [
+        "spec.template.spec.containers[engine].args[1]"
+    ]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (f"export {NAME}=$(cat x)",),
+        (f"export {NAME}=`cat x`",),
+        (f"export {NAME}=$X",),
+        (f'export {NAME}="23000m"',),
+        (f"export {NAME}='23000m'",),
+        (f"echo '{NAME}=1' > x",),
+        (f"export {NAME}=1; export {NAME}=2",),
+        (f"export {NAME}=1\\\n2",),
+        (f"export {NAME}=1", f"export {NAME}=2"),
+    ],
+)
+def test_what_is_not_plain_is_refused(args: tuple[str, ...]) -> None:
+    document = deployment(*args)
+    with pytest.raises(NodeError) as caught:
+        kube_deployment.find(engine_of(document), NAME)
+    assert caught.value.code == "not_patched"
+
+
+@pytest.mark.parametrize("line", [f"export MY_{NAME}=1", f"echo ${NAME}", f"export {NAME}_0=1",
+                                  "nothing of it"])  # fmt: skip
+def test_another_variable_is_not_mistaken_for_it(line: str) -> None:
+    assert kube_deployment.find(engine_of(deployment(line)), NAME).value is None
+
+
+def test_env_and_shell_line_together_are_refused() -> None:
+    document = deployment(SEED, **{NAME: "1g"})
+    with pytest.raises(NodeError, match="2 places"):
+        kube_deployment.find(engine_of(document), NAME)
+
+
+def test_a_value_from_elsewhere_is_refused() -> None:
+    document = deployment()
+    row = {"name": NAME, "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
+    engine_of(document)["env"].append(row)
+    with pytest.raises(NodeError, match="comes from configMapKeyRef"):
+        kube_deployment.find(engine_of(document), NAME)
+
+
+def test_a_value_that_needs_quotes_does_not_go_into_a_shell_line() -> None:
+    document = deployment(SEED)
+    for value in ("a b", "$(id)", "x;y", "'"):
+        with pytest.raises(NodeError, match="would need quotes"):
+            kube_deployment.patch(document, engine_of(document), {NAME: value})
+
+
+def test_a_wrong_container_lists_those_that_there_are() -> None:
+    """Fault 46."""
+    with pytest.raises(NodeError, match="has no container 'lucebox'; there are: engine, sidecar"):
+        kube_deployment.container_of(deployment(), "lucebox")
+    with pytest.raises(NodeError, match="needs container"):
+        kube_deployment.container_of(deployment(), None)
+    assert kube_deployment.container_of(deployment(), None, first=True)["name"] == "engine"
+
+
+def test_differences_name_each_value_and_pass_over_the_servers_own() -> None:
+    before = deployment(OTHER="a", **{NAME: "1"})
+    after = copy.deepcopy(before)
+    after["metadata"].update(resourceVersion="227", generation=4)
+    engine_of(after)["env"].reverse()
+    assert kube_deployment.differences(before, after) == []
+    engine_of(after)["env"].append({"name": "NEW", "value": "x"})
+    after["spec"]["replicas"] = 2
+    base = "spec.template.spec.containers[engine].env[NEW]"
+    assert [row["path"] for row in kube_deployment.differences(before, after)] == [
+        "spec.replicas", f"{base}.name", f"{base}.value",
+    ]  # fmt: skip
+
+
+def test_a_dropped_sidecar_would_be_seen() -> None:
+    """Fault 47: what --type=merge does."""
+    before = deployment(**{NAME: "1"})
+    after = copy.deepcopy(before)
+    del after["spec"]["template"]["spec"]["containers"][1]
+    paths = [row["path"] for row in kube_deployment.differences(before, after)]
+    assert f"spec.template.spec.containers[sidecar].env[{NAME}].value" in paths
+
+
+@pytest.mark.parametrize(
+    ("status", "generation", "done", "failed"),
+    [
+        ({"observedGeneration": 3, "updatedReplicas": 1, "replicas": 1, "availableReplicas": 1},
+         3, True, False),
+        ({"observedGeneration": 2, "updatedReplicas": 1, "replicas": 1, "availableReplicas": 1},
+         3, False, False),
+        ({"observedGeneration": 3, "updatedReplicas": 1, "replicas": 2, "availableReplicas": 1},
+         3, False, False),
+        ({"observedGeneration": 3, "updatedReplicas": 1, "replicas": 1}, 3, False, False),
+        ({"observedGeneration": 3, "conditions": [
+            {"type": "Progressing", "reason": "ProgressDeadlineExceeded"}]}, 3, False, True),
+        ({}, 1, False, False),
+    ],
+)  # fmt: skip
+def test_rollout_is_judged_as_kubectl_does(
+    status: dict[str, Any], generation: int, done: bool, failed: bool
+) -> None:
+    document = {"metadata": {"generation": generation}, "spec": {"replicas": 1}, "status": status}
+    found = inspect.rollout(document)
+    assert (found["done"], found["failed"]) == (done, failed)
+
+
+@pytest.mark.parametrize("value", ["-x", "A", "a b", "$(id)", "a\nb", "../x", ""])
+def test_names_are_checked(value: str) -> None:
+    with pytest.raises(NodeError):
+        inspect.name(value, "deployment")

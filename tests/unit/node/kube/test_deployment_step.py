@@ -1,0 +1,202 @@
+"""The `kube` step with a stand-in kubectl: killed before and after the patch, the journal is true.
+
+The real API's behaviour is tests/system/kubernetes's; here the program is killed at the one call
+that matters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.node.support.host import Host, apply_request, change
+
+NAME = "CUDA_DEVICE_MEMORY_LIMIT_0"
+KUBECTL = """\
+#!/usr/bin/env python3
+# rigbook stand-in for kubectl: one Deployment in a file; `get` and a strategic `patch` of env
+import json, os, pathlib, signal, sys
+here = pathlib.Path(sys.argv[0]).parent / "deployment.json"
+fault = (here.parent / "fault").read_text() if (here.parent / "fault").exists() else ""
+document = json.loads(here.read_text())
+if "get" in sys.argv:
+    print(json.dumps(document))
+    sys.exit(0)
+dry = "--dry-run=server" in sys.argv
+path = next(w for w in sys.argv if w.startswith("--patch-file=")).partition("=")[2]
+patch = json.load(open(path))
+if patch["metadata"]["resourceVersion"] != document["metadata"]["resourceVersion"]:
+    print("Error from server (Conflict): the object has been modified", file=sys.stderr)
+    sys.exit(1)
+if fault == "forbidden" and not dry:
+    print("Error from server (Forbidden): cannot patch resource", file=sys.stderr)
+    sys.exit(1)
+if fault == "before" and not dry:
+    os.kill(os.getppid(), signal.SIGKILL)
+    sys.exit(1)
+box = document["spec"]["template"]["spec"]["containers"][0]
+rows = {row["name"]: row for row in box["env"]}
+document["spec"]["replicas"] = patch["spec"].get("replicas", document["spec"]["replicas"])
+boxes = patch["spec"].get("template", {"spec": {"containers": [{"env": []}]}})["spec"]["containers"]
+for row in boxes[0]["env"]:
+    if row.get("$patch") == "delete":
+        rows.pop(row["name"], None)
+    else:
+        rows[row["name"]] = row
+box["env"] = list(rows.values())
+if fault == "webhook":
+    box["image"] = "another"
+if not dry:
+    document["metadata"]["resourceVersion"] = str(int(document["metadata"]["resourceVersion"]) + 1)
+    here.write_text(json.dumps(document))
+if fault == "after" and not dry:
+    os.kill(os.getppid(), signal.SIGKILL)
+print(json.dumps(document))
+"""
+
+
+@pytest.fixture
+def cluster(host: Host) -> Host:
+    """A host whose kubectl is the stand-in."""
+    host.double("kubectl", KUBECTL)
+    box = {"name": "engine", "image": "one", "env": [{"name": NAME, "value": "23000m"}]}
+    document = {
+        "metadata": {"name": "lucebox", "uid": "u-1", "resourceVersion": "7", "generation": 1},
+        "spec": {"replicas": 0, "template": {"spec": {"containers": [box]}}},
+    }
+    (host.bin / "deployment.json").write_text(json.dumps(document))
+    return host
+
+
+def env(host: Host) -> dict[str, str]:
+    """The variables of the Deployment now."""
+    document = json.loads((host.bin / "deployment.json").read_text())
+    box = document["spec"]["template"]["spec"]["containers"][0]
+    return {row["name"]: row["value"] for row in box["env"]}
+
+
+def fault(host: Host, name: str) -> None:
+    """What goes wrong from now on; empty: nothing."""
+    (host.bin / "fault").write_text(name)
+
+
+def step(value: str = "24000m", version: str = "7", **more: Any) -> dict[str, object]:
+    """The step that gpu_limit sends."""
+    return {"op": "kube", "kubectl": "kubectl", "namespace": "ai", "deployment": "lucebox",
+            "container": "engine", "set": {NAME: value}, "uid": "u-1",
+            "resource_version": version, **more}  # fmt: skip
+
+
+def state_of(host: Host) -> list[str]:
+    """The states of the journal's steps."""
+    return [row["state"] for path in sorted((host.state / "journal").glob("*.json"))
+            for row in json.loads(Path(path).read_text())["steps"]]  # fmt: skip
+
+
+def test_set_again_and_undone(cluster: Host) -> None:
+    assert cluster.call("apply", apply_request(step()))["changed"] is True
+    assert env(cluster) == {NAME: "24000m"} and state_of(cluster) == ["done"]
+    again = apply_request(step(version="8"))
+    assert cluster.call("apply", again)["changed"] is False
+    assert cluster.call("undo")["status"] == "ROLLED_BACK"
+    assert env(cluster) == {NAME: "23000m"}
+    assert cluster.call("undo")["changed"] is False
+
+
+def test_a_variable_that_was_not_there_goes_again(cluster: Host) -> None:
+    cluster.call("apply", apply_request(step(set={"NEW": "x y"})))
+    assert env(cluster)["NEW"] == "x y"
+    cluster.call("undo")
+    assert env(cluster) == {NAME: "23000m"}
+
+
+def replicas(host: Host) -> int:
+    """How many pods the Deployment is to have."""
+    document = json.loads((host.bin / "deployment.json").read_text())
+    return int(document["spec"]["replicas"])
+
+
+def start() -> dict[str, object]:
+    """The step that serve sends."""
+    return {**{key: value for key, value in step().items() if key != "set"}, "replicas": 1}
+
+
+def test_a_stopped_deployment_is_started_and_stopped_again_by_undo(cluster: Host) -> None:
+    cluster.call("apply", apply_request(start()))
+    assert replicas(cluster) == 1 and env(cluster) == {NAME: "23000m"}
+    again = apply_request({**start(), "resource_version": "8"})
+    assert cluster.call("apply", again)["changed"] is False
+    assert cluster.call("undo")["status"] == "ROLLED_BACK" and replicas(cluster) == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_start_that_is_killed_is_undone_by_what_the_cluster_has(cluster: Host, when: str) -> None:
+    fault(cluster, when)
+    cluster.run(cluster.argv("apply"), json.dumps(apply_request(start())))
+    fault(cluster, "")
+    assert cluster.call("undo")["status"] == "ROLLED_BACK" and replicas(cluster) == 0
+
+
+def test_a_container_without_a_volume_keeps_its_shared_cache_to_itself(cluster: Host) -> None:
+    answer = cluster.call("apply", apply_request(step(clear_cache=True)))
+    said = "shared cache /tmp/cudevshr.cache: it goes with the container"
+    assert answer["steps"][0]["cache"] == said
+
+
+@pytest.mark.parametrize(("when", "now"), [("before", "23000m"), ("after", "24000m")])
+def test_killed_at_the_patch_the_next_run_knows_what_became_of_it(
+    cluster: Host, when: str, now: str
+) -> None:
+    """P4: announced before, settled by what the cluster has."""
+    fault(cluster, when)
+    done = cluster.run(cluster.argv("apply"), json.dumps(apply_request(step())))
+    assert done.returncode == -9 and env(cluster) == {NAME: now}
+    assert state_of(cluster) == ["intent"]
+    fault(cluster, "")
+    assert cluster.call("undo")["status"] == "ROLLED_BACK"
+    assert env(cluster) == {NAME: "23000m"} and state_of(cluster) == ["undone"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_the_patch_the_same_apply_gets_through(cluster: Host, when: str) -> None:
+    fault(cluster, when)
+    cluster.run(cluster.argv("apply"), json.dumps(apply_request(step())))
+    fault(cluster, "")
+    version = "8" if when == "after" else "7"
+    cluster.call("apply", apply_request(step(version=version)))
+    assert env(cluster) == {NAME: "24000m"}
+    closed = cluster.call("close", {"change": "change-1", "status": "COMMITTED"})
+    assert closed["change"]["status"] == "COMMITTED"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "code"),
+    [("forbidden", "7", "forbidden"), ("", "6", "conflict"), ("webhook", "7", "not_patched")],
+)
+def test_what_the_server_refuses_leaves_no_change(
+    cluster: Host, name: str, version: str, code: str
+) -> None:
+    fault(cluster, name)
+    answer = cluster.call("apply", apply_request(step(version=version)))
+    assert (answer["ok"], answer["code"]) == (False, code), answer
+    assert "nothing was changed" in answer["error"]
+    assert env(cluster) == {NAME: "23000m"} and state_of(cluster) == []
+
+
+def test_dry_asks_the_server_and_changes_nothing(cluster: Host) -> None:
+    request = {"change": change(), "steps": [step()], "dry": True}
+    assert cluster.call("apply", request)["changed"] is True
+    assert env(cluster) == {NAME: "23000m"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"deployment": "-x"}, {"namespace": "a b"}, {"set": {}}, {"set": {"A B": "x"}},
+     {"set": {"A": "x\ny"}}, {"kubectl": "rm"}, {"kubeconfig": "relative"}, {"more": 1},
+     {"replicas": 1}, {"clear_cache": "yes"}],
+)  # fmt: skip
+def test_bad_steps_are_refused(cluster: Host, bad: dict[str, object]) -> None:
+    answer = cluster.call("apply", apply_request(step(**bad)))
+    assert answer["code"] == "bad_request" and env(cluster) == {NAME: "23000m"}

@@ -1,0 +1,287 @@
+"""patch look and patch tool: what the files hold, and a tool of others as a step with an undo."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.builders import wheelhouse as w
+from tests.unit.builders.mxfp4 import BASE, PATCHED, PATH
+from tests.unit.node.support.host import Host, apply_request, change
+
+# A stand-in for Genesis: replaces a word in a file, makes one, removes one, and says its line.
+TOOL = """\
+#!/bin/sh
+# rigbook stand-in for a patch tool
+cd "{tree}" || exit 9
+echo ran >> "{root}/runs"
+[ -z "$SLOW" ] || { sed -i s/alpha/HALF/ a.py; touch "{root}/half"; sleep 60; }
+n=0
+if grep -q alpha a.py; then sed -i s/alpha/beta/ a.py; echo new > new.py; rm gone.py; n=1; fi
+echo "patching ..."
+echo "Genesis: $n applied, 36 skipped, ${FAILED:-0} failed"
+exit ${STATUS:-0}
+"""
+FILES = {"a.py": "alpha\n", "gone.py": "old\n", "sub/b.py": "same\n"}
+
+
+@pytest.fixture
+def venv(host: Host) -> Path:
+    """A venv as far as its files go: one package, and a tool in bin/."""
+    root = host.root / "venv"
+    tree = root / "lib/python3.11/site-packages/vllm"
+    (tree / "sub").mkdir(parents=True)
+    (root / "bin").mkdir()
+    for name, text in FILES.items():
+        (tree / name).write_text(text)
+    info = tree.parent / "vllm-0.20.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.20.2\n\nText\n")
+    tool = root / "bin/genesis"
+    tool.write_text(TOOL.replace("{tree}", str(tree)).replace("{root}", str(host.root)))
+    tool.chmod(0o755)
+    (host.root / "runs").write_text("")
+    return root
+
+
+def tree(venv: Path) -> dict[str, str]:
+    """The package's files by name."""
+    root = venv / "lib/python3.11/site-packages/vllm"
+    return {p.relative_to(root).as_posix(): p.read_text() for p in root.rglob("*.py")}
+
+
+def request(venv: Path, name: str = "change-1", **env: str) -> dict[str, object]:
+    """A request of `patch tool`."""
+    tool = {"id": "genesis", "argv": ["{venv}/bin/genesis"], "tree": "vllm", "env": env}
+    return {"change": change(name), "tool": {**tool, "venv": str(venv), "timeout_s": 30}}
+
+
+def runs(host: Host) -> int:
+    """How often the tool has run."""
+    return len((host.root / "runs").read_text().splitlines())
+
+
+def look(host: Host, venv: Path, *paths: str) -> dict[str, object]:
+    """The answer of `patch look`."""
+    tool = request(venv)["tool"]
+    body = {"venv": str(venv), "package": "vllm", "paths": paths, "tools": [tool]}
+    answer = host.call("patch look", body)
+    assert answer["ok"], answer
+    return answer
+
+
+def test_look_gives_the_file_with_owner_mode_and_version(host: Host, venv: Path) -> None:
+    path = venv / "lib/python3.11/site-packages/vllm/a.py"
+    path.chmod(0o640)
+    found = look(host, venv, "vllm/a.py", "vllm/*.py", "vllm/none.py", str(path))
+    one, two, none, absolute = found["files"]  # type: ignore[misc]
+    assert base64.b64decode(one["file"]["content_base64"]) == b"alpha\n"
+    assert one["file"]["sha256"] == hashlib.sha256(b"alpha\n").hexdigest()
+    assert (one["file"]["mode"], one["file"]["owner"]) == ("0640", "root")
+    assert absolute["file"] == one["file"]
+    assert two["file"] is None and len(two["matches"]) == 2
+    assert none["file"] is None and none["matches"] == []
+    assert found["version"] == "0.20.2"
+    assert found["tools"] == [{"id": "genesis", "done": False}]
+
+
+def test_look_follows_the_link_of_the_venv(host: Host, venv: Path) -> None:
+    """An upgrade switches a link; the step must name the tree that it was decided on."""
+    link = host.root / "current"
+    link.symlink_to(venv)
+    (row,) = look(host, link, "vllm/a.py")["files"]  # type: ignore[misc]
+    assert row["file"]["path"] == str(venv / "lib/python3.11/site-packages/vllm/a.py")
+
+
+def test_a_patched_file_is_an_ordinary_step(host: Host, venv: Path) -> None:
+    """Owner and mode stay, a second apply is no change, undo brings the old one back."""
+    target = venv / "lib/python3.11/site-packages" / PATH
+    target.parent.mkdir(parents=True)
+    target.write_text(BASE)
+    (row,) = look(host, venv, PATH)["files"]  # type: ignore[misc]
+    step = {
+        "op": "file", "path": row["file"]["path"], "mode": row["file"]["mode"],
+        "owner": row["file"]["owner"], "group": row["file"]["group"],
+        "content_base64": base64.b64encode(PATCHED.encode()).decode(),
+        "expect_sha256": row["file"]["sha256"],
+    }  # fmt: skip
+    assert host.call("apply", apply_request(step))["changed"] is True
+    assert target.read_text() == PATCHED
+    again = {**step, "expect_sha256": hashlib.sha256(PATCHED.encode()).hexdigest()}
+    assert host.call("apply", apply_request(again))["changed"] is False
+    assert host.call("undo")["status"] == "ROLLED_BACK" and target.read_text() == BASE
+    target.write_text("edited meanwhile\n")
+    refused = host.call("apply", apply_request(step, name="change-2"))
+    assert refused["code"] == "changed_meanwhile" and target.read_text() == "edited meanwhile\n"
+
+
+def test_the_tool_runs_once_and_its_files_are_steps(host: Host, venv: Path) -> None:
+    answer = host.call("patch tool", request(venv))
+    assert answer["changed"] is True and answer["status"] == "OPEN"
+    assert answer["said"] == {"applied": 1, "skipped": 36, "failed": 0}
+    assert [Path(p).name for p in answer["files"]] == ["a.py", "gone.py", "new.py"]
+    assert tree(venv) == {"a.py": "beta\n", "new.py": "new\n", "sub/b.py": "same\n"}
+    assert look(host, venv)["tools"] == [{"id": "genesis", "done": True}]
+    assert host.call("close", {"change": "change-1", "status": "COMMITTED"})["ok"]
+    again = host.call("patch tool", request(venv, "change-2"))
+    assert (again["changed"], again["change"], again["said"]) == (False, None, None)
+    assert runs(host) == 1
+
+
+def test_undo_brings_every_file_back_and_the_tool_is_due_again(host: Host, venv: Path) -> None:
+    host.call("patch tool", request(venv))
+    undone = host.call("undo")
+    assert undone["status"] == "ROLLED_BACK", undone
+    assert tree(venv) == FILES
+    assert look(host, venv)["tools"] == [{"id": "genesis", "done": False}]
+
+
+def test_a_tool_that_changes_nothing_opens_no_change(host: Host, venv: Path) -> None:
+    host.call("patch tool", request(venv))
+    host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    (venv / "lib/python3.11/site-packages/vllm/sub/b.py").write_text("touched\n")
+    answer = host.call("patch tool", request(venv, "change-2"))
+    assert answer["said"]["applied"] == 0 and answer["change"] is None and runs(host) == 2
+    assert [c["id"] for c in host.call("journal")["changes"]] == ["change-1"]
+
+
+@pytest.mark.parametrize(
+    ("env", "part"),
+    [
+        ({"FAILED": "2"}, "1 applied, 36 skipped, 2 failed"),
+        ({"STATUS": "3"}, "the tool ended with 3"),
+    ],
+)
+def test_a_tool_that_fails_leaves_nothing(
+    host: Host, venv: Path, env: dict[str, str], part: str
+) -> None:
+    """K > 0 fails, and so does an exit status: the tree is as it was, no change is open."""
+    answer = host.call("patch tool", request(venv, **env))
+    assert answer["code"] == "tool_failed" and part in answer["error"]
+    assert "nothing was changed" in answer["error"]
+    assert tree(venv) == FILES and host.call("journal")["changes"] == []
+
+
+def test_a_tool_without_its_line_is_a_failure(host: Host, venv: Path) -> None:
+    (venv / "bin/genesis").write_text("#!/bin/sh\necho all fine\n")
+    answer = host.call("patch tool", request(venv))
+    assert answer["code"] == "tool_failed" and "did not say" in answer["error"]
+    (venv / "bin/genesis").unlink()
+    assert host.call("patch tool", request(venv))["code"] == "no_program"
+    assert tree(venv) == FILES
+
+
+def test_a_tool_that_hangs_is_ended_and_taken_back(host: Host, venv: Path) -> None:
+    body = request(venv, SLOW="1")
+    body["tool"]["timeout_s"] = 2  # type: ignore[index]
+    answer = host.call("patch tool", body)
+    assert answer["code"] == "timeout" and "nothing was changed" in answer["error"]
+    assert tree(venv) == FILES
+
+
+def test_a_kill_in_the_middle_of_the_tool_is_undone(host: Host, venv: Path) -> None:
+    """kill -9 of node while the tool has changed half: the journal has the whole tree."""
+    argv = host.argv("patch tool")
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, env=host.environ(), text=True)
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(request(venv, SLOW="1")))
+    child.stdin.close()
+    deadline = time.monotonic() + 30
+    while not (host.root / "half").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert tree(venv)["a.py"] == "HALF\n"
+    assert not programs(str(venv / "bin/genesis")), "the tool must not outlive node"
+    refused = host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    assert refused["code"] == "unfinished"
+    assert host.call("undo")["status"] == "ROLLED_BACK"
+    assert tree(venv) == FILES
+    assert host.call("undo")["changed"] is False
+    end_sleepers(host)
+
+
+def programs(path: str) -> list[int]:
+    """The pids of processes that run a script, a moment after its starter was killed."""
+    deadline = time.monotonic() + 5
+    while True:
+        found = [
+            int(folder.name)
+            for folder in Path("/proc").glob("[0-9]*")
+            if path.encode() in cmdline(folder).split(b"\0")
+        ]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def cmdline(folder: Path) -> bytes:
+    """A process's command line; empty when it is gone."""
+    try:
+        return (folder / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def end_sleepers(host: Host) -> None:
+    """Ends the stand-in tool that a killed node left behind: by its folder, in /proc."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            cwd = (folder / "cwd").readlink()
+        except OSError:
+            continue
+        if str(cwd).startswith(str(host.root)):
+            os.kill(int(folder.name), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "change_",
+    [
+        {"argv": ["-c"]},
+        {"argv": []},
+        {"tree": "../vllm"},
+        {"tree": "nowhere"},
+        {"env": {"A B": "x"}},
+        {"env": {"A": "x\ny"}},
+        {"id": "../x"},
+        {"timeout_s": 0},
+        {"more": 1},
+    ],
+)
+def test_hostile_values_of_a_tool_are_refused(
+    host: Host, venv: Path, change_: dict[str, object]
+) -> None:
+    body = request(venv)
+    body["tool"] = {**body["tool"], **change_}  # type: ignore[dict-item]
+    answer = host.call("patch tool", body)
+    assert answer["code"] in ("bad_request", "no_tree") and runs(host) == 0
+    assert host.call("journal")["changes"] == []
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "-x", "", "/etc/../x", "a\nb"])
+def test_hostile_paths_are_refused(host: Host, venv: Path, path: str) -> None:
+    assert host.call("patch look", {"venv": str(venv), "paths": [path]})["code"] == "bad_request"
+
+
+def test_a_path_below_site_packages_needs_a_venv(host: Host) -> None:
+    answer = host.call("patch look", {"paths": ["vllm/a.py"]})
+    assert answer["code"] == "bad_request" and "no venv is named" in answer["error"]
+
+
+def test_the_real_venv_of_a_wheel_is_read(host: Host, tmp_path: Path) -> None:
+    """What pip installs is what patch look finds."""
+    made = w.wheel(tmp_path, "vllm", "0.20.2", w.vllm_files("0.20.2", {PATH: BASE}))
+    venv = w.venv(tmp_path / "venv")
+    w.install(venv, made)
+    found = host.call("patch look", {"venv": str(venv), "package": "vllm", "paths": [PATH]})
+    (row,) = found["files"]
+    assert base64.b64decode(row["file"]["content_base64"]).decode() == BASE
+    assert found["version"] == "0.20.2" and row["file"]["python"] == str(venv / "bin/python")

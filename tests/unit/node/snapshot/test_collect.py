@@ -1,0 +1,319 @@
+"""snapshot: its document fits the schema, a bad section spoils no other, secrets stay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gates.weights import files as weights_files
+from node.core import proc
+from node.core.errors import CannotRead, NodeError
+from node.snapshot import collect as snapshot_collect
+from node.snapshot import gpus, network, ports, shm, weights
+from schema.observed.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
+from tests.unit.node.support.host import Host
+from tests.unit.node.weights.test_model_header import gguf
+
+LISTS = {"gpus", "memory", "shm", "engine_processes", "network", "ports", "docker", "units",
+         "files", "weights", "image_files", "venvs", "disks", "sysctls", "journal",
+         "connections"}  # fmt: skip
+
+
+def take(**request: object) -> NodeSnapshot:
+    """The typed snapshot of this machine."""
+    return NodeSnapshot.model_validate(json.loads(json.dumps(snapshot_collect.collect(request))))
+
+
+def double(host: Host, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a labelled nvidia-smi first on PATH."""
+    host.double("nvidia-smi", f"#!/bin/sh\n# rigbook stand-in\n{script}\n")
+    monkeypatch.setenv("PATH", host.environ()["PATH"])
+
+
+def test_the_snapshot_of_this_machine_fits_the_schema(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    request = SnapshotRequest(
+        files=("/etc/passwd", "/no/such", "/etc"), units=("x.service",), peers=("127.0.0.1",),
+        weights=(str(tmp_path / "w"), "/no/such"), disks=("/", "/no/such/there"),
+        sysctls=("kernel.ostype", "no.such"), images=("x:1",),
+    )  # fmt: skip
+    answer = host.run(host.argv("snapshot"), request.model_dump_json())
+    seen = NodeSnapshot.model_validate_json(answer.stdout)
+    assert seen.identity.boot_id and seen.identity.kernel == os.uname().release
+    assert not isinstance(seen.files, Unreadable)
+    assert [file.kind for file in seen.files] == ["file", "absent", "directory"]
+    assert seen.files[0].content is not None and "root:" in seen.files[0].content
+    assert seen.sysctls == {"kernel.ostype": "Linux"}
+    assert not isinstance(seen.weights, Unreadable)
+    assert [one.exists for one in seen.weights] == [True, False]
+    assert not isinstance(seen.disks, Unreadable) and seen.disks[1].mount == seen.disks[0].mount
+    assert not isinstance(seen.network, Unreadable)
+    assert any(link.name == "lo" for link in seen.network.links)
+    assert seen.network.peers[0].route_device == "lo"
+    assert not isinstance(seen.memory, Unreadable) and seen.memory.available > 0
+
+
+def test_every_field_of_the_schema_is_there() -> None:
+    assert set(NodeSnapshot.model_fields) - LISTS == {
+        "format", "took_s", "identity", "node_version"}  # fmt: skip
+    assert set(snapshot_collect.checked({})) == set(SnapshotRequest.model_fields)
+
+
+def test_it_is_small(host: Host) -> None:
+    """Its memory; its time is measured by `make bench`."""
+    done = host.run(["/usr/bin/env", "python3", "-c", MEASURE, *host.argv("snapshot", "{}")])
+    assert float(done.stdout) < 60 * 1024
+
+
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def test_the_stand_in_is_labelled(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    gb10 = "0, GPU-1, NVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A], 12.1, 0000000F:01:00.0"
+    app = f"GPU-1, {os.getpid()}, python3, 100"
+    double(host, monkeypatch, f'case $1 in *gpu=*) echo "{gb10}";; *) echo "{app}";; esac')
+    seen = take().gpus
+    assert isinstance(seen, Gpus) and seen.stand_in and seen.gpus[0].unified_memory
+    assert seen.gpus[0].memory_total_mib is None and seen.processes[0].start_ticks is not None
+
+
+def test_a_failing_driver_is_unreadable_with_its_words(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double(host, monkeypatch, "echo NVIDIA-SMI has failed because it could not talk; exit 9")
+    seen = take()
+    assert isinstance(seen.gpus, Unreadable) and "failed (9)" in seen.gpus.unreadable
+    assert "could not talk" in seen.gpus.unreadable and not isinstance(seen.memory, Unreadable)
+
+
+def test_a_hung_driver_is_ended_and_told(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "TIMEOUT_S", 0.4)
+    double(host, monkeypatch, f"echo $$ >> {host.root}/pids; sleep 60 & wait")
+    started = time.monotonic()
+    seen = take()
+    assert isinstance(seen.gpus, Unreadable) and "driver hang" in seen.gpus.unreadable
+    assert time.monotonic() - started < 5
+    for pid in (host.root / "pids").read_text().split():
+        assert not Path(f"/proc/{pid}").exists(), "the hung nvidia-smi was left running"
+
+
+def test_no_driver_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "which", lambda name: None)
+    assert take().gpus == Unreadable(unreadable="nvidia-smi not found")
+
+
+def test_a_fault_in_a_section_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "read", lambda *_: 1 / 0)
+    seen = take(weights=["/x"])
+    assert seen.weights == Unreadable(unreadable="ZeroDivisionError: division by zero")
+    assert not isinstance(seen.memory, Unreadable)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with an engine's title, a secret, a listening port and a mapped shm segment."""
+    script = (
+        "import mmap,os,socket,sys,time\n"
+        "s=socket.socket();s.bind(('127.0.0.1',0));s.listen()\n"
+        "p='/dev/shm/psm_test_%d'%os.getpid();f=open(p,'wb+');f.truncate(4096)\n"
+        "m=mmap.mmap(f.fileno(),4096);f.close()\n"
+        "print(s.getsockname()[1],flush=True);sys.stdin.read();os.unlink(p)\n"
+    )
+    child = subprocess.Popen(
+        ["VLLM::EngineCore", "-c", script],
+        executable=os.path.realpath("/proc/self/exe"),
+        env={"PATH": "/bin", "VLLM_A": "1", "HF_TOKEN": "hunter2", "HOME": "/", **python_home()},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    yield child
+    child.communicate(b"", timeout=10)
+
+
+def python_home() -> dict[str, str]:
+    """What an interpreter under another name needs to find its library."""
+    return {"PYTHONHOME": str(Path(os.__file__).parent.parent.parent)}
+
+
+def test_an_engine_its_port_and_its_shm_are_seen(engine: subprocess.Popen[bytes]) -> None:
+    assert engine.stdout is not None
+    port = int(engine.stdout.readline())
+    seen = take()
+    assert not isinstance(seen.engine_processes, Unreadable)
+    row = next(row for row in seen.engine_processes if row.pid == engine.pid)
+    assert row.argv == ("VLLM::EngineCore",) and row.ppid == os.getpid()
+    assert row.environ == {"VLLM_A": "1", "HF_TOKEN": "***"} and row.start_ticks > 0
+    assert "hunter2" not in seen.model_dump_json()
+    assert not isinstance(seen.ports, Unreadable) and not isinstance(seen.shm, Unreadable)
+    assert [p.pid for p in seen.ports if p.port == port] == [engine.pid]
+    segment = next(s for s in seen.shm if s.name == f"psm_test_{engine.pid}")
+    assert segment.mappers == (engine.pid,) and segment.size == 4096
+
+
+def test_shm_is_unknown_when_the_maps_of_a_process_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment without mappers may be removed by someone who reads this."""
+
+    def guarded(path: str, mode: str) -> object:
+        if path == "/proc/2/maps":
+            raise PermissionError(path)
+        return Path(path).open(mode)
+
+    (tmp_path / "psm_1").write_text("x")
+    monkeypatch.setattr(shm, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(shm, "open", guarded, raising=False)
+    monkeypatch.setattr(proc, "pids", lambda: [os.getpid()])
+    assert [row["name"] for row in shm.read([])] == ["psm_1"]
+    monkeypatch.setattr(proc, "pids", lambda: [2, os.getpid()])
+    with pytest.raises(CannotRead, match="the maps of 1 processes"):
+        shm.read([])
+
+
+def test_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "outside").write_text("x")
+    (folder / "a.safetensors").write_bytes(bytes(range(32)))
+    (folder / "sub" / "b").write_text("b")
+    (folder / "inner").symlink_to("a.safetensors")
+    (folder / "outer").symlink_to(tmp_path / "outside")
+    index = {"weight_map": {"x": "a.safetensors", "y": "gone.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    seen = take(weights=[str(folder)], deep=True).weights
+    assert not isinstance(seen, Unreadable)
+    names = [file.name for file in seen[0].files]
+    assert names == ["a.safetensors", "inner", "model.safetensors.index.json", "sub/b"]
+    assert seen[0].files[0].magic == bytes(range(16)).hex()
+    assert seen[0].files[0].sha256 is not None and len(seen[0].files[0].sha256) == 64
+    assert seen[0].missing_shards == ("gone.safetensors",)
+    shallow = take(weights=[str(folder)]).weights
+    assert not isinstance(shallow, Unreadable) and shallow[0].files[0].sha256 is None
+    (folder / "model.safetensors.index.json").write_text("[]")
+    assert isinstance(take(weights=[str(folder)]).weights, Unreadable)
+
+
+def test_a_gguf_says_how_long_it_is_and_why_it_cannot_be_read(tmp_path: Path) -> None:
+    """Under any name: its loader goes by the first bytes, too."""
+    whole = gguf()
+    for name, raw in {
+        "whole.gguf": whole,
+        "padded.gguf": whole + bytes(64),
+        "cut.bin": whole[:-1],
+        "header.gguf": whole[:90],
+        "old.gguf": gguf(version=1),
+    }.items():
+        (tmp_path / name).write_bytes(raw)
+    seen = take(weights=[str(tmp_path)]).weights
+    assert not isinstance(seen, Unreadable)
+    found = {f.name: f for f in seen[0].files}
+    for name in ("whole.gguf", "padded.gguf", "cut.bin"):
+        assert (found[name].header_says, found[name].broken) == (len(whole), None)
+    assert found["header.gguf"].header_says is None
+    assert "cut off in its header" in str(found["header.gguf"].broken)
+    assert "version 1" in str(found["old.gguf"].broken)
+    cut = {name for name, file in found.items() if weights_files.cut(file)}
+    assert cut == {"cut.bin", "header.gguf", "old.gguf"}
+
+
+def test_a_gguf_with_a_large_vocabulary_keeps_the_snapshot_small(
+    host: Host, tmp_path: Path
+) -> None:
+    """As Gemma's: 262144 words, and a header that would be 400 MB of them is not read for ever."""
+    words = b"".join(struct.pack("<Q", 9) + b"%09d" % n for n in range(1 << 18))
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
+    (tmp_path / "vocabulary.gguf").write_bytes(head + struct.pack("<IIQ", 9, 8, 1 << 18) + words)
+    with (tmp_path / "huge.gguf").open("wb") as file:
+        file.write(head + struct.pack("<IIQ", 9, 8, 1 << 30))
+        file.truncate(400 << 20)
+    request = json.dumps({"weights": [str(tmp_path)]})
+    answer = host.run(host.argv("snapshot"), request).stdout
+    files = {row["name"]: row for row in json.loads(answer)["weights"][0]["files"]}
+    size = (tmp_path / "vocabulary.gguf").stat().st_size
+    assert files["vocabulary.gguf"]["header_says"] == size
+    assert "longer than 64 MiB" in files["huge.gguf"]["broken"]
+    done = host.run(["/usr/bin/env", "python3", "-c", MEASURE, *host.argv("snapshot", request)])
+    assert float(done.stdout) < 60 * 1024
+
+
+def test_content_of_private_and_binary_files_stays(tmp_path: Path) -> None:
+    private, binary, large = tmp_path / "private", tmp_path / "binary", tmp_path / "large"
+    private.write_text("hunter2\n")
+    private.chmod(0o600)
+    binary.write_bytes(b"a\0b")
+    large.write_text("x" * (64 * 1024 + 1))
+    (tmp_path / "link").symlink_to(private)
+    os.mkfifo(tmp_path / "pipe")
+    paths = [str(p) for p in (private, binary, large, tmp_path / "link", tmp_path / "pipe")]
+    files = take(files=paths).files
+    assert not isinstance(files, Unreadable)
+    assert [file.content for file in files] == [None] * 5
+    assert [file.kind for file in files] == ["file", "file", "file", "link", "other"]
+    assert files[0].sha256 is not None and files[0].mode == "0600"
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_an_unreachable_peer_is_no_answer() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+    seen = take(peers=["127.0.0.1"], fabric_device="no-such0").network
+    assert not isinstance(seen, Unreadable)
+    assert seen.peers[0].full_size_ping is None and "no device" in seen.peers[0].detail
+
+
+def reach(port: int, device: str | None = None) -> str:
+    """What a connection to a port meets."""
+    seen = take(reach=[{"address": "127.0.0.1", "port": port, "device": device}]).network
+    assert not isinstance(seen, Unreadable) and seen.reach[0].detail
+    return seen.reach[0].state
+
+
+def test_a_port_of_a_peer_is_open_refused_or_without_a_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert reach(port) == reach(port, "lo") == "open"
+    assert reach(port, "lo") == "refused"
+    assert reach(port, "no-such0") == "no-way"
+
+
+def test_a_peer_that_does_not_answer_is_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener whose queue is full drops what comes, as a firewall does."""
+    monkeypatch.setattr(network, "REACH_S", 0.3)
+    with socket.socket() as full, contextlib.ExitStack() as callers:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        time.sleep(0.1)
+        assert reach(full.getsockname()[1]) == "filtered"
+
+
+def test_a_bad_question_about_a_port_is_refused() -> None:
+    for row in ({"address": "x", "port": 1}, {"address": "127.0.0.1", "port": 0}, {"port": 1}):
+        with pytest.raises(NodeError):
+            snapshot_collect.checked({"reach": [row]})
+
+
+def test_a_port_that_was_opened_after_the_look_at_the_files_has_its_owner() -> None:
+    """Between the two looks an engine may have bound its port; it is no stranger's."""
+    before = proc.open_files()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        row = next(row for row in ports.read(before) if row["port"] == port)
+        assert row["pid"] == os.getpid()
+    assert all(row["port"] != port for row in ports.read(before))

@@ -1,0 +1,179 @@
+"""What a unit starts: files that are missing on the host or in a container, drop-ins, its log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.core.errors import CannotRead
+from node.docker import api
+from node.snapshot import ports, unit_log, units
+from node.systemd import exec_lines
+
+
+def shown(line: str, may_fail: bool = False) -> str:
+    """An Exec property's value as `systemctl show` prints it."""
+    ignore = "yes" if may_fail else "no"
+    return (
+        f"{{ path={line.split()[0]} ; argv[]={line} ; ignore_errors={ignore} ; start_time=[n/a] ; "
+        "stop_time=[n/a] ; pid=0 ; code=(null) ; status=0/0 }"
+    )
+
+
+def ghosts(line: str, step: str = "ExecStart", may_fail: bool = False) -> list[tuple[str, Any]]:
+    found = exec_lines.ghosts(exec_lines.commands(step, [shown(line, may_fail)]))
+    return [(row["path"], row["container"]) for row in found]
+
+
+def test_files_that_are_there_are_no_ghosts(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("")
+    for line in ("/bin/sh -c x", f"/bin/bash {script}", f"/usr/bin/env A=1 {script}", "/bin/true"):
+        assert ghosts(line) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("/opt/gone/bin/vllm serve", "/opt/gone/bin/vllm"),
+        ("/bin/bash /opt/gone/run.sh --x", "/opt/gone/run.sh"),
+        ("/bin/bash -eu /opt/gone/run.sh", "/opt/gone/run.sh"),
+        ("/usr/bin/env /opt/gone/run", "/opt/gone/run"),
+    ],
+)
+def test_a_ghost_of_the_host(line: str, path: str) -> None:
+    assert ghosts(line) == [(path, None)]
+    assert ghosts(line, may_fail=True) == [], "a command with `-` before it stops no start"
+
+
+def test_what_an_interpreter_gets_as_text_is_no_file() -> None:
+    assert ghosts("/bin/bash -c /opt/gone/x") == [] and ghosts("/bin/sh x /opt/gone") == []
+
+
+class Engine:
+    """Stand-in for docker's answer about one container."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, row: Any) -> None:
+        monkeypatch.setattr(api, "get", lambda path, absent_ok=False: row)
+
+
+EXEC = "/bin/docker exec -u root -i box bash /workspace/run.sh"
+
+
+@pytest.fixture(autouse=True)
+def no_docker_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program itself is not looked for: this machine need not have it."""
+    real = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda p: p == "/bin/docker" or real(p))
+
+
+def test_inside_a_stopped_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upper, lower = tmp_path / "upper", tmp_path / "lower"
+    upper.mkdir()
+    (lower / "workspace").mkdir(parents=True)
+    data = {"UpperDir": str(upper), "LowerDir": f"{tmp_path}/none:{lower}"}
+    Engine(monkeypatch, {"State": {"Pid": 0}, "GraphDriver": {"Data": data}})
+    assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
+    (lower / "workspace" / "run.sh").write_text("")
+    assert ghosts(EXEC) == []
+
+
+def test_inside_a_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Engine(monkeypatch, {"Mounts": [{"Source": str(tmp_path), "Destination": "/workspace"}]})
+    assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
+    (tmp_path / "run.sh").write_text("")
+    assert ghosts(EXEC) == []
+
+
+def test_inside_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    Engine(monkeypatch, {"State": {"Pid": os.getpid()}})
+    assert ghosts("/bin/docker exec box bash /no/such/run.sh") == [("/no/such/run.sh", "box")]
+    assert ghosts("/bin/docker exec box bash /etc/passwd") == []
+
+
+def test_what_cannot_be_told_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(path: str, absent_ok: bool = False) -> Any:
+        raise CannotRead("docker did not answer in 8 s")
+
+    monkeypatch.setattr(api, "get", silent)
+    assert ghosts(EXEC) == []
+    Engine(monkeypatch, None)
+    assert ghosts(EXEC) == []
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "upper" / "workspace").symlink_to("/elsewhere")
+    Engine(monkeypatch, {"GraphDriver": {"Data": {"UpperDir": str(tmp_path / "upper")}}})
+    assert ghosts(EXEC) == []
+
+
+def test_drop_ins() -> None:
+    text = "# x\n[Service]\nExecStart=\nExecStart=/bin/a \\\n  b\n"
+    assert exec_lines.override("/d", text) == {
+        "path": "/d", "exec_start": ["/bin/a b"], "resets": True}  # fmt: skip
+    torn = exec_lines.override("/d", "[Service]\nExecStart=/bin/a\n")
+    assert torn is not None and torn["resets"] is False
+    assert exec_lines.override("/d", "[Service]\nRestart=no\n[Unit]\nExecStart=/x\n") is None
+
+
+def test_units_of_others_that_run_docker_or_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "FOLDERS", (str(tmp_path),))
+    files = {
+        "old.service": "ExecStart=/usr/bin/docker exec box bash /x.sh\n",
+        "venv.service": "ExecStart=/opt/vllm/bin/python -m x\n",
+        "torn.service": "ExecStart=/usr/bin/docker \\\n  start box\n",
+        "docker.service": "ExecStart=/usr/bin/dockerd -H fd://\n",
+        "at@.service": "ExecStart=/usr/bin/docker start %i\n",
+        "mine.service": "ExecStart=/usr/bin/docker run x\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"[Service]\n{text}")
+    (tmp_path / "alias.service").symlink_to("old.service")
+    (tmp_path / "web.service.d").mkdir()
+    (tmp_path / "web.service.d" / "x.conf").write_text("[Service]\nExecStart=vllm serve\n")
+    found = units.others(["mine.service"])
+    assert found == ["old.service", "torn.service", "venv.service", "web.service"]
+
+
+def test_errors_of_a_log_are_kept_and_secrets_masked() -> None:
+    lines = [
+        "INFO loading weights",
+        '  File "/x.py", line 3, in error_handler',
+        "RuntimeError: --api-key sk-123 is not valid, token: abc",
+        "bash: /rigbook/serve.sh: No such file or directory",
+        "bash: /rigbook/serve.sh: No such file or directory",
+        "x.service: Main process exited, code=exited, status=127/n/a",
+    ]
+    kept = unit_log.error_lines(lines)
+    assert kept[1:] == ["bash: /rigbook/serve.sh: No such file or directory"]
+    assert kept[0].startswith("RuntimeError") and "sk-123" not in kept[0] and "abc" not in kept[0]
+
+
+def test_connections_with_the_peers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = "  sl  local_address rem_address   st ...\n"
+    tail = "00000000:00000000 00:00000000 00000000 0 0"
+    table = head + (
+        f" 0: 0100630A:733D 0200630A:9C40 01 {tail} 71 1\n"
+        f" 1: 0100630A:733D 0300630A:9C41 01 {tail} 72 1\n"
+        f" 2: 0100630A:733D 0200630A:9C42 06 {tail} 73 1\n"
+        f" 3: 00000000:733D 00000000:0000 0A {tail} 74 1\n"
+    )
+    table6 = head + (
+        f" 0: 0000000000000000FFFF00000100630A:733D 0000000000000000FFFF00000200630A:9C43 01 {tail}"
+        " 75 1\n"
+    )
+    monkeypatch.setattr(
+        ports.proc, "read_text", lambda path: {"/proc/net/tcp": table}.get(path, table6)
+    )
+    found = ports.connections([], ["10.99.0.2"])
+    ends = [(c["local_address"], c["local_port"], c["peer_address"], c["peer_port"]) for c in found]
+    assert ends == [
+        ("10.99.0.1", 29501, "10.99.0.2", 40000),
+        ("10.99.0.1", 29501, "10.99.0.2", 40003),
+    ]
+    assert all(c["pid"] is None and "unit" not in c for c in found)

@@ -1,0 +1,241 @@
+"""venv install, look and check with the real pip and small real wheels; killed at every stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.venv import check as venv_check, install as venv_install, versions
+from node.core.errors import NodeError
+from tests.unit.node.support import trees
+from tests.unit.node.support.host import Host
+
+OLD, NEW = "0.27.0", "0.28.0"
+
+
+@pytest.fixture
+def rig(host: Host, venv: Path) -> trees.Engine:
+    """A link `venv` to venvs/0.27.0, and wheels of both versions."""
+    tree = host.root / "engine" / "venvs" / OLD
+    tree.parent.mkdir(parents=True)
+    trees.moved(venv, tree)
+    (host.root / "engine" / "venv").symlink_to(tree)
+    wheels = host.root / "wheels"
+    wheels.mkdir()
+    for version in (OLD, NEW):
+        trees.wheel(wheels, version)
+    return trees.Engine(host, tree, wheels)
+
+
+def request(rig: trees.Engine, version: str = NEW, **more: object) -> dict[str, Any]:
+    """An install's request."""
+    return {
+        "venv": str(rig.host.root / "engine" / "venv"),
+        "package": "vllm",
+        "version": version,
+        "pip_args": ["--no-index", f"--find-links={rig.wheels}"],
+        **more,
+    }
+
+
+def beside(rig: trees.Engine) -> list[str]:
+    """What lies in the folder of the versions."""
+    return sorted(path.name for path in rig.tree.parent.iterdir())
+
+
+def says(folder: Path) -> str:
+    """What the version's program prints."""
+    done = subprocess.run([folder / "bin" / "vllm"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_version_is_installed_beside_and_the_link_is_left(rig: trees.Engine) -> None:
+    asked = {key: request(rig)[key] for key in ("venv", "package", "version")}
+    seen = versions.look(asked)
+    assert (seen["found"], seen["installed"]) == (None, [OLD]) and seen["free_bytes"] > 0
+    answer = venv_install.install(request(rig))
+    assert answer["made"] is True and answer["folder"] == str(rig.tree.parent / NEW)
+    assert beside(rig) == [OLD, NEW]
+    assert says(rig.tree.parent / NEW) == f"stand-in vllm {NEW}"
+    assert (rig.host.root / "engine" / "venv").resolve() == rig.tree
+    # its own path stands in it: nothing was built elsewhere and moved
+    assert (
+        (rig.tree.parent / NEW / "bin" / "vllm")
+        .read_text()
+        .startswith(f"#!{rig.tree.parent / NEW}/bin/python")
+    )
+    assert versions.look(asked)["found"] == str(rig.tree.parent / NEW)
+
+
+def test_a_second_time_finds_it(rig: trees.Engine) -> None:
+    first = venv_install.install(request(rig))["folder"]
+    before = Path(first).stat().st_ino
+    again = venv_install.install(request(rig))
+    assert (again["made"], again["folder"]) == (False, first)
+    assert Path(first).stat().st_ino == before
+
+
+def test_a_wheel_that_is_not_there_leaves_nothing(rig: trees.Engine) -> None:
+    with pytest.raises(NodeError, match="nothing was installed") as caught:
+        venv_install.install(request(rig, "0.99.0"))
+    assert caught.value.code == "install_failed" and "0.99.0" in str(caught.value)
+    assert beside(rig) == [OLD]
+
+
+def test_what_takes_too_long_is_ended_and_leaves_nothing(rig: trees.Engine) -> None:
+    with pytest.raises(NodeError, match="did not end in"):
+        venv_install.install(request(rig, timeout_s=1))
+    assert beside(rig) == [OLD]
+
+
+def test_no_room_is_told_before_anything_is_made(rig: trees.Engine) -> None:
+    with pytest.raises(NodeError, match="no room"):
+        venv_install.install(request(rig, room_bytes=1 << 43))
+    assert beside(rig) == [OLD]
+
+
+def test_a_gone_interpreter_is_named(rig: trees.Engine) -> None:
+    (rig.tree / "bin" / "python").unlink()
+    (rig.tree / "bin" / "python").symlink_to("/nonexistent/python3")
+    with pytest.raises(NodeError, match="base interpreter"):
+        venv_install.install(request(rig))
+
+
+def test_two_at_once_are_one(rig: trees.Engine) -> None:
+    with venv_install.Held(), pytest.raises(NodeError, match="another installation"):
+        venv_install.install(request(rig))
+
+
+@pytest.mark.parametrize("bad", [
+    {"version": "../../etc"}, {"version": "-1"}, {"version": "1.0\n"}, {"version": "$(id)"},
+    {"package": "--target=/"}, {"pip_args": ["--target=/"]}, {"pip_args": ["; id"]},
+    {"venv": "relative"},
+])  # fmt: skip
+def test_hostile_values_are_refused(rig: trees.Engine, bad: dict[str, object]) -> None:
+    with pytest.raises(NodeError) as caught:
+        venv_install.install({**request(rig), **bad})
+    assert caught.value.code == "bad_request"
+    assert beside(rig) == [OLD]
+
+
+def stages(rig: trees.Engine) -> dict[str, Path]:
+    """What appears in the folder, in the order in which an installation makes it."""
+    folder = rig.tree.parent / NEW
+    site = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    return {
+        "announced": rig.tree.parent / f"{NEW}.partial",
+        "folder": folder,
+        "venv": folder / "pyvenv.cfg",
+        "pip there": site / "pip" / "__init__.py",
+        "package": site / "vllm",
+        "entry": folder / "bin" / "vllm",
+    }
+
+
+@pytest.mark.parametrize("stage", ["announced", "folder", "venv", "pip there", "package", "entry"])
+def test_killed_at_each_stage_the_next_run_makes_it_anew(rig: trees.Engine, stage: str) -> None:
+    path = stages(rig)[stage]
+    process = subprocess.Popen(
+        rig.host.argv("venv install"),
+        env=rig.host.environ(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(request(rig)))
+    process.stdin.close()
+    deadline = time.monotonic() + 300
+    while not os.path.lexists(path) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    asked = {key: request(rig)[key] for key in ("venv", "package", "version")}
+    seen = versions.look(asked)
+    # a folder that is not whole is never offered, whatever lies in it
+    if seen["partial"]:
+        assert seen["found"] is None and f"{NEW}.partial" in beside(rig)
+    assert says(rig.tree) == f"stand-in vllm {OLD}"
+    time.sleep(0.2)  # pip ends with its parent
+    answer = venv_install.install(request(rig))
+    assert says(Path(answer["folder"])) == f"stand-in vllm {NEW}"
+    assert beside(rig) == [OLD, NEW]
+
+
+def test_progress_is_told_from_the_note(rig: trees.Engine) -> None:
+    (rig.tree.parent / NEW).mkdir()
+    note = {"what": f"install vllm {NEW}", "since_unix_s": time.time() - 60,
+            "free_bytes": 1 << 60, "room_bytes": 1 << 61}  # fmt: skip
+    (rig.tree.parent / f"{NEW}.partial").write_text(json.dumps(note))
+    link = str(rig.host.root / "engine" / "venv")
+    (line,) = versions.working(link)
+    assert re.fullmatch(rf"install vllm {NEW}: \d+ of about \d+ MiB, 6\d s", line), line
+    (rig.tree.parent / f"{NEW}.partial").write_text(json.dumps({**note, "room_bytes": 1}))
+    assert versions.working(link) == [f"install vllm {NEW}: 60 s"]
+    (rig.tree.parent / f"{NEW}.partial").write_text("cut off")
+    assert versions.working(link) == []
+
+
+def test_a_partial_one_that_the_link_leads_to_is_not_removed(rig: trees.Engine) -> None:
+    (rig.tree.parent / f"{OLD}.partial").write_text("{}")
+    with pytest.raises(NodeError, match="never finished"):
+        venv_install.install(request(rig))
+    assert (rig.tree / "bin" / "vllm").exists()
+
+
+def test_a_folder_of_that_name_with_something_else_is_left(rig: trees.Engine) -> None:
+    (rig.tree.parent / NEW).mkdir()
+    (rig.tree.parent / NEW / "mine").write_text("x")
+    with pytest.raises(NodeError, match="does not hold") as caught:
+        venv_install.install(request(rig))
+    assert caught.value.code == "not_free"
+    assert (rig.tree.parent / NEW / "mine").exists()
+
+
+def check(venv: Path, quick: bool = False) -> dict[str, Any]:
+    """`venv check`."""
+    return dict(venv_check.look({"venv": str(venv), "package": "vllm", "quick": quick}))
+
+
+def test_a_quick_check_runs_the_interpreter_alone(rig: trees.Engine) -> None:
+    assert check(rig.tree, quick=True)["version"] == OLD
+    next(rig.tree.glob("lib/*/site-packages/vllm/__init__.py")).write_text("1/0")
+    assert check(rig.tree, quick=True)["version"] == OLD
+    (rig.tree / "bin" / "vllm").write_text("#!/nonexistent/python\n")
+    with pytest.raises(NodeError, match="No such file"):
+        check(rig.tree, quick=True)
+    (rig.tree / "bin" / "vllm").unlink()
+    with pytest.raises(NodeError, match="not there"):
+        check(rig.tree, quick=True)
+
+
+def test_check_executes_the_program(rig: trees.Engine) -> None:
+    answer = check(rig.host.root / "engine" / "venv")
+    assert answer["version"] == OLD and answer["said"] == f"stand-in vllm {OLD}"
+    assert not list((rig.tree / "lib").rglob("vllm/__pycache__/*.tmp"))
+
+
+@pytest.mark.parametrize(("break_it", "words"), [
+    (lambda tree: (tree / "bin" / "vllm").unlink(), "No such file"),
+    (lambda tree: (tree / "bin" / "vllm").chmod(0o644), "Permission denied"),
+    (lambda tree: (tree / "bin" / "vllm").write_text("#!/nonexistent/python\n"), "No such file"),
+    (lambda tree: next(tree.glob("lib/*/site-packages/vllm/__init__.py")).write_text("1/0"),
+     "ZeroDivisionError"),
+    (lambda tree: shutil.rmtree(next(tree.glob("lib/*/site-packages/vllm-*"))), "no version"),
+])  # fmt: skip
+def test_check_names_what_is_broken(rig: trees.Engine, break_it: Any, words: str) -> None:
+    break_it(rig.tree)
+    with pytest.raises(NodeError, match=words) as caught:
+        check(rig.tree)
+    assert caught.value.code == "venv_broken"

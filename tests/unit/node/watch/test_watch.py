@@ -1,0 +1,230 @@
+"""watch: misses, notices, repeats, a webhook that is down, secrets, and a kill in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from node.engine.completion import Reply
+from node.watch import config, watch
+from tests.unit.node.support.host import Host
+from tests.unit.node.support.servers import completion, serving
+from tests.unit.node.support.watched import SECRET, Rig
+
+
+@pytest.fixture
+def rig(host: Host) -> Iterator[Rig]:
+    made: list[Rig] = []
+    with (
+        serving(lambda body: made[0].reply) as endpoint,
+        serving(lambda body: made[0].taken) as hook,
+    ):
+        made.append(Rig(host, endpoint, hook))
+        yield made[0]
+        assert SECRET not in made[0].logged
+
+
+DOWN = (500, {"error": "EngineDeadError"})
+
+
+def test_an_engine_that_answers_is_not_worth_a_notice(rig: Rig) -> None:
+    assert rig.look() == "" and rig.look() == ""
+    assert rig.told() == [] and rig.state()["status"] == "up"
+    asked = rig.endpoint.got[0]
+    assert rig.endpoint.paths[0] == "/v1/chat/completions"
+    assert (asked["model"], asked["max_tokens"]) == ("tiny", 16)
+
+
+def test_three_misses_are_told_once_and_the_recovery_too(rig: Rig) -> None:
+    rig.reply = DOWN
+    assert "miss 1 of 3: HTTP 500" in rig.look()
+    began = time.time()
+    rig.look()
+    assert rig.told() == []
+    assert "is down since" in rig.look()
+    assert rig.told() == ["down"]
+    notice = rig.hook.got[0]
+    assert {k: notice[k] for k in ("rig", "node", "model", "status", "misses")} == {
+        "rig": "lab", "node": "lab1", "model": "tiny", "status": "down", "misses": 3,
+    }  # fmt: skip
+    assert "EngineDeadError" in notice["detail"] and "HTTP 500" in notice["text"]
+    since = time.mktime(time.strptime(notice["since"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+    assert abs(since - began) < 10
+    rig.look()
+    rig.look()
+    assert rig.told() == ["down"]
+    rig.reply = (200, completion())
+    assert "answers again" in rig.look()
+    rig.look()
+    assert rig.told() == ["down", "up"]
+
+
+def test_two_misses_are_no_outage(rig: Rig) -> None:
+    for reply in (DOWN, DOWN, (200, completion()), DOWN, DOWN):
+        rig.reply = reply
+        rig.look()
+    assert rig.told() == [] and rig.state()["misses"] == 2
+
+
+def test_it_is_repeated_after_an_hour(rig: Rig) -> None:
+    rig.reply = DOWN
+    for _ in range(3):
+        rig.look()
+    state = rig.state()
+    state["told_unix_s"] -= 3500
+    rig.state_file.write_text(json.dumps(state))
+    rig.look()
+    assert rig.told() == ["down"]
+    state["told_unix_s"] -= 200
+    rig.state_file.write_text(json.dumps(state))
+    rig.look()
+    rig.look()
+    assert rig.told() == ["down", "down"]
+
+
+def test_another_model_is_a_fallback(rig: Rig) -> None:
+    rig.reply = (200, completion(model="cloud-large"))
+    rig.look()
+    rig.look()
+    assert rig.told() == ["fallback"] and "cloud-large" in rig.hook.got[0]["text"]
+    rig.reply = (200, completion())
+    rig.look()
+    assert rig.told() == ["fallback", "up"]
+
+
+def test_a_webhook_that_is_down_gets_its_notices_later_in_order(rig: Rig) -> None:
+    rig.taken = (503, {})
+    rig.reply = DOWN
+    for _ in range(4):
+        rig.look()
+    rig.reply = (200, completion())
+    rig.look()
+    assert "the webhook did not take a notice: HTTP 503; kept" in rig.logged
+    rig.hook.got.clear()
+    rig.taken = (200, {})
+    rig.look()
+    rig.look()
+    assert rig.told() == ["down", "up"]
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+def test_what_is_not_taken_is_kept(rig: Rig, status: int) -> None:
+    """A redirect would become a GET without the notice: it counts as not taken."""
+    rig.taken = (status, {})
+    rig.reply = (200, completion(model="other"))
+    rig.look()
+    assert len(rig.state()["pending"]) == 1
+    assert f"HTTP {status}; kept" in rig.logged
+
+
+def test_the_secret_is_nowhere_but_in_its_file(rig: Rig) -> None:
+    hook = rig.file("hook", f"{rig.hook.url}/{SECRET}\n")
+    rig.configure(webhook_file=str(hook))
+    rig.hook.close()
+    rig.reply = (200, completion(model="other"))
+    assert "Connection refused; kept" in rig.look()
+    assert SECRET not in rig.state_file.read_text()
+    assert rig.state_file.stat().st_mode & 0o777 == 0o600
+    for text in ("ftp://h/" + SECRET, f"http://h:x/{SECRET}", f"http://u:{SECRET}@h/"):
+        hook.write_text(text)
+        assert "not an http or https URL" in rig.look(1)
+
+
+def test_a_webhook_file_that_others_may_read_is_refused(rig: Rig) -> None:
+    hook = rig.file("hook", f"{rig.hook.url}/{SECRET}")
+    hook.chmod(0o644)
+    rig.configure(webhook_file=str(hook))
+    rig.reply = (200, completion(model="other"))
+    assert "is not root's alone" in rig.look(1)
+    assert rig.told() == [] and len(rig.state()["pending"]) == 1
+    hook.chmod(0o600)
+    rig.look()
+    assert rig.told() == ["fallback"]
+    link = rig.host.root / "link"
+    link.symlink_to(hook)
+    rig.configure(webhook_file=str(link))
+    rig.look(1)
+
+
+def test_without_a_webhook_the_journal_is_told(rig: Rig) -> None:
+    rig.configure()
+    rig.reply = DOWN
+    said = [rig.look() for _ in range(4)]
+    assert "is down since" in said[2] and "is down since" not in said[3]
+    assert rig.state()["pending"] == []
+
+
+def test_a_kill_after_the_post_repeats_one_notice_at_most(rig: Rig) -> None:
+    """The receiver ends the program at the moment when it has the notice."""
+    rig.reply = (200, completion(model="other"))
+    running: list[subprocess.Popen[bytes]] = []
+
+    def kill_it(_: dict[str, Any]) -> tuple[int, object]:
+        if running:
+            os.kill(running.pop().pid, signal.SIGKILL)
+        return 200, {}
+
+    rig.hook.reply = kill_it
+    running.append(subprocess.Popen(rig.host.argv("watch"), env=rig.host.environ()))
+    assert running[0].wait(20) == -signal.SIGKILL
+    assert rig.told() == ["fallback"] and rig.state()["status"] == "fallback"
+    rig.look()
+    rig.look()
+    assert rig.told() == ["fallback", "fallback"]
+
+
+def test_a_damaged_state_is_started_anew(rig: Rig) -> None:
+    rig.look()
+    rig.state_file.write_text("{")
+    assert "damaged" in rig.look()
+    assert rig.state()["status"] == "up"
+
+
+def test_an_outage_before_a_long_pause_is_no_news(rig: Rig) -> None:
+    """A watch that was removed while the rig was down, and comes back a month later."""
+    rig.reply = DOWN
+    for _ in range(3):
+        rig.look()
+    rig.state_file.write_text(json.dumps({**rig.state(), "looked_unix_s": time.time() - 90000}))
+    rig.reply = (200, completion())
+    rig.look()
+    assert rig.told() == ["down"] and rig.state()["status"] == "up"
+
+
+def test_an_engine_that_wants_a_key_lives(rig: Rig) -> None:
+    rig.reply = (401, {"error": "key"})
+    for _ in range(4):
+        rig.look()
+    assert rig.told() == [] and rig.state()["misses"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"misses": 0}, {"repeat_s": 5}, {"format": 2}, {"extra": 1}, {"webhook": "x"}, {"rig": "a\n"},
+     {"endpoint": {"url": "http://h"}}],
+)  # fmt: skip
+def test_a_bad_configuration_is_one_line(rig: Rig, change: dict[str, object]) -> None:
+    rig.configure(**change)
+    said = rig.look(1)
+    assert said.count("\n") == 1 and "watch.json" in said and "deploys/watch.py" in said
+
+
+def test_notices_do_not_grow_without_end() -> None:
+    """A webhook that is gone for months, and an endpoint that flaps."""
+    endpoint = {"url": "http://h", "model": "m", "reasoning": False, "chat_template_kwargs": {}}
+    conf = config.checked({"format": 1, "rig": "r", "node": "n", "endpoint": endpoint,
+                              "misses": 1, "repeat_s": 60, "webhook": None,
+                              "webhook_file": None})  # fmt: skip
+    state = watch.new_state(0)
+    for n in range(100):
+        reply = Reply(True, "ok", False, "m") if n % 2 else Reply(False, "no")
+        state = watch.judge(state, reply, conf, float(n))
+    assert len(state["pending"]) == watch.MAX_PENDING
+    assert state["pending"][-1]["status"] == "up"

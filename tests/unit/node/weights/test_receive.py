@@ -1,0 +1,279 @@
+"""A weights folder belongs to the login user: what he puts there must not lead root elsewhere, and
+what is known of its files holds only for the files that were read."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.core.errors import NodeError
+from node.transfer import client, protocol, spool
+from node.weights import manifest
+from tests.unit.node.support.host import Host
+from tests.unit.node.support.transfers import (
+    HERE,
+    Ends,
+    Meddler,
+    answer,
+    content,
+    files,
+    free_port,
+    wait_for,
+)
+
+MIB = 1 << 20
+
+
+def through(meddler: Meddler) -> dict[str, Any]:
+    """The place of a giver behind a meddler."""
+    return {"from": {"address": HERE, "port": meddler.port, "device": None}}
+
+
+def hashed(host: Host, path: Path, **more: object) -> dict[str, Any]:
+    """The answer of `weights hash`."""
+    return host.call("weights hash", {"path": str(path), **more})
+
+
+def test_a_link_in_place_of_a_folder_is_not_written_through(ends: Ends, tmp_path: Path) -> None:
+    (ends.source / "sub").mkdir(parents=True)
+    (ends.source / "sub" / "profile").write_bytes(b"the giver's")
+    elsewhere = tmp_path / "etc"
+    elsewhere.mkdir()
+    (elsewhere / "profile").write_text("root's own")
+    ends.target.mkdir()
+    (ends.target / "sub").symlink_to(elsewhere)
+    got, _ = ends.move()
+    assert (got["ok"], got["code"]) == (False, "not_a_folder") and "sub is a link" in got["error"]
+    assert (elsewhere / "profile").read_text() == "root's own"
+
+
+def test_links_laid_in_our_own_folder_meanwhile_are_not_followed(
+    ends: Ends, tmp_path: Path
+) -> None:
+    made = files(ends.source, a_bin=12 * MIB)
+    secret = tmp_path / "shadow"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    own = ends.target / ".rigbook"
+    swapped: list[str] = []
+
+    def spoil(connection: int, offset: int, data: bytes) -> bytes:
+        if offset > 6 * MIB and not swapped:
+            (name,) = (p.name for p in own.glob("*.part"))
+            own.rename(ends.target / "moved-away")
+            own.mkdir()
+            (own / name).symlink_to(secret)
+            swapped.append(name)
+        return data
+
+    meddler = Meddler(ends.port, spoil)
+    with ends.offering():
+        got = ends.taker.call("weights receive", ends.receive(**through(meddler)))
+    meddler.close()
+    assert swapped and got["ok"]
+    assert secret.stat().st_mode & 0o777 == 0o600 and secret.read_text() == "secret"
+    assert not (ends.target / "a.bin").is_symlink()
+    assert (ends.target / "a.bin").read_bytes() == made["a.bin"]
+
+
+def test_a_file_that_leads_out_by_the_time_it_is_read_is_not_given(tmp_path: Path) -> None:
+    files(tmp_path / "w", a_bin=10)
+    folder = manifest.Folder(str(tmp_path / "w"))
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "w" / "a.bin").unlink()
+    (tmp_path / "w" / "a.bin").symlink_to(tmp_path / "secret")
+    with pytest.raises(NodeError, match=r"no file of this folder"), folder.opened("a.bin"):
+        pass
+    assert folder.names() == [] and folder.outside() == ["a.bin"]
+
+
+def test_a_hash_holds_only_for_the_file_that_was_read(tmp_path: Path) -> None:
+    """A file that is written again between its hashing and the manifest is not known."""
+    files(tmp_path, a_bin=10, b_bin=10)
+    folder = manifest.Folder(str(tmp_path))
+    hashes = {}
+    for name in folder.names():
+        with folder.opened(name) as file:
+            hashes[name] = manifest.hash_of(file, name)
+    (tmp_path / "a.bin").write_bytes(b"0123456789")
+    folder.save(hashes)
+    assert [row["sha256"] for row in folder.list()] == [None, hashes["b.bin"].sha256]
+
+
+def test_a_file_that_is_written_to_while_it_is_hashed_has_no_hash(tmp_path: Path) -> None:
+    files(tmp_path, a_bin=9 * MIB)
+    with manifest.Folder(str(tmp_path)).opened("a.bin") as file:
+
+        def write(count: int) -> None:
+            (tmp_path / "a.bin").write_bytes(bytes(MIB))
+
+        with pytest.raises(NodeError, match=r"written to while"):
+            manifest.hash_of(file, "a.bin", write)
+
+
+def test_models_of_one_file_each_in_one_folder_do_not_forget_each_other(ends: Ends) -> None:
+    made = files(ends.source, one_gguf=1000, two_gguf=2000)
+    for name in ("one.gguf", "two.gguf"):
+        assert hashed(ends.giver, ends.source / name)["hashed"] == 1
+    for name in ("one.gguf", "two.gguf"):
+        assert hashed(ends.giver, ends.source / name)["hashed"] == 0
+    (ends.target / ".rigbook").mkdir(parents=True)
+    others = ends.target / ".rigbook" / ("0" * 16 + "-" + "1" * 16 + ".part")
+    others.write_bytes(b"half of another model")
+    with ends.offering(path=str(ends.source / "one.gguf")):
+        asked = ends.receive(path=str(ends.target / "one.gguf"))
+        assert ends.taker.call("weights receive", asked)["ok"]
+    assert content(ends.target) == {"one.gguf": made["one.gguf"]} and others.exists()
+
+
+def test_prune_spares_what_the_giver_has_as_a_link_out(ends: Ends, tmp_path: Path) -> None:
+    """A Hugging Face cache links files into its folder: they are not moved, and not missing."""
+    files(ends.source, a_bin=10)
+    (tmp_path / "blob").write_text("{}")
+    (ends.source / "tokenizer.json").symlink_to(tmp_path / "blob")
+    files(ends.target, tokenizer_json=2, old_bin=3)
+    got, _ = ends.move(prune=True)
+    assert got["ok"] and got["pruned"] == ["old.bin"]
+    assert sorted(content(ends.target)) == ["a.bin", "tokenizer.json"]
+
+
+def test_a_folder_of_links_says_what_it_is(ends: Ends, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text("{}")
+    ends.source.mkdir()
+    (ends.source / "config.json").symlink_to(tmp_path / "blob")
+    said = ends.giver.call("weights offer", ends.offer())
+    assert (
+        not said["ok"] and "1 links lead out of it" in said["error"] and "cp -rL" in said["remedy"]
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_our_own_folder_in_another_users_hands(ends: Ends) -> None:
+    """rsync or cp of a weights folder brings `.rigbook` along, as the user's."""
+    made = files(ends.source, a_bin=1000)
+    for folder in (ends.source, ends.target):
+        (folder / ".rigbook").mkdir(parents=True)
+        os.chown(folder / ".rigbook", 65534, 65534)
+    got, _ = ends.move()
+    assert got["code"] == "unsafe_folder"
+    assert got["remedy"].endswith(f"sudo rm -r {ends.target}/.rigbook")
+    # nothing was begun, so nothing is open
+    assert not list((ends.taker.state / "changes").glob("*"))
+    os.chown(ends.target / ".rigbook", 0, 0)
+    got, gave = ends.move()
+    assert got["ok"] and gave["ok"] and content(ends.target) == made
+    assert "not a folder of root alone" in gave["not_kept"]
+
+
+def test_what_cannot_be_is_said_in_one_line(ends: Ends) -> None:
+    (ends.source / "sub").mkdir(parents=True)
+    (ends.source / "sub" / "a").write_bytes(b"1")
+    files(ends.target, sub=1)
+    got, _ = ends.move()
+    assert got["code"] == "not_a_folder" and "sub is no folder" in got["error"]
+    got = ends.taker.call("weights receive", ends.receive(owner="nobody-of-that-name"))
+    assert got["code"] == "no_user" and "nobody-of-that-name" in got["error"]
+
+
+def test_a_taker_that_is_refused_does_not_leave_the_giver_waiting(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files(ends.source, a_bin=10)
+    monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
+    with ends.offering() as offer:
+        wait_for(lambda: offer.poll() is None)
+        with spool.Busy("weights"):
+            got = ends.taker.call("weights receive", ends.receive())
+        assert got["code"] == "transfer_runs"
+        gave = answer(offer)
+    assert gave["ok"] and "another transfer" in gave["peers"][HERE]["error"]
+
+
+@contextmanager
+def giver(play: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """A double of a giver that proves itself and then does `play(line)` on each connection."""
+    key, port = protocol.new_key(), free_port()
+    listener = socket.create_server((HERE, port))
+
+    def serve() -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+                line = protocol.answer(near, key)
+                play(line)
+                line.close()
+            except (OSError, protocol.WireError):
+                if listener.fileno() < 0:
+                    return
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield {"address": HERE, "port": port, "device": None}, key
+    finally:
+        listener.close()
+
+
+def test_a_giver_that_always_breaks_off_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PATIENCE_S", 1.0)
+    came: list[float] = []
+    with (
+        giver(lambda line: came.append(time.monotonic())) as (place, key),
+        pytest.raises(NodeError) as caught,
+    ):
+        client.Peer(place, key, lambda: None).ask({"list": True})
+    assert caught.value.code == "no_peer" and 1 < len(came) < 30
+
+
+def test_what_a_giver_cannot_read_is_said_and_not_asked_for_again(ends: Ends) -> None:
+    files(ends.source, a_bin=10)
+    with ends.offering() as offer:
+        wait_for(lambda: offer.poll() is None)
+        peer = client.Peer({"address": HERE, "port": ends.port, "device": None}, ends.key,
+                          lambda: None)  # fmt: skip
+        with pytest.raises(NodeError) as caught:
+            peer.ask({"size": 7})
+        assert caught.value.code == "source"
+        peer.bye(None)
+
+
+def test_a_line_that_is_lost_during_the_handshake_is_called_again(ends: Ends) -> None:
+    made = files(ends.source, a_bin=MIB)
+    meddler = Meddler(
+        ends.port, lambda number, offset, data: None if number == 1 and offset else data
+    )
+    with ends.offering():
+        got = ends.taker.call("weights receive", ends.receive(**through(meddler)))
+    meddler.close()
+    assert got["ok"] and meddler.connections > 1 and content(ends.target) == made
+
+
+def test_a_giver_hears_of_a_taker_that_reads_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A part of 40 GB takes minutes to read: the giver would think that nobody is there."""
+    monkeypatch.setattr(client, "_HERE_EVERY_S", 0.0)
+    (tmp_path / "part").write_bytes(bytes(9 * MIB))
+    heard: list[Any] = []
+
+    def play(line: protocol.Line) -> None:
+        while True:
+            heard.append(line.message())
+            if "get" in heard[-1]:
+                line.say({"end": True, "sha256": "0" * 64})
+                return
+
+    with giver(play) as (place, key):
+        peer = client.Peer(place, key, lambda: None)
+        with pytest.raises(NodeError, match=r"what came is"):
+            client.fetch(peer, 0, str(tmp_path / "part"), None, lambda count: None, None)
+    assert [*heard[0]] == ["wait"] and [json.dumps(h)[:6] for h in heard].count('{"wait') == 3
+    assert heard[-1]["offset"] == 9 * MIB

@@ -1,0 +1,257 @@
+"""Run: the hosts of a rig meet at the end of a step; one failure stops and takes back all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gevent
+import pytest
+
+from operations.change import run as run_module
+from operations.change.node_call import StepFailed
+from operations.change.run import Run, new_change_id
+from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
+from tests.unit.operations.doubles import FakeState, Node, failing
+
+PLAN = tiny_plan()
+BOTH = (HEAD, WORKER)
+
+
+class Rig:
+    """A run on two doubles, and how often it went back."""
+
+    def __init__(self, give_back: Callable[[Run], str] | None = None, **changes: object) -> None:
+        self.state = FakeState()
+        self.backs: list[set[str]] = []
+        self.run = Run(self.state, "serve", PLAN, (("x", "why"),), give_back or self._back)
+
+    def _back(self, run: Run) -> str:
+        self.backs.append(set(run.touched))
+        return "back again"
+
+    def step(self, label: str, **work: Callable[[], object]) -> dict[str, bool]:
+        """Runs a step on `head` and `worker` at the same time; what each returned."""
+        names = {"head": HEAD, "worker": WORKER}
+        members = [names[who] for who in work]
+        jobs = {}
+        for who, do in work.items():
+            command = self.run.step(label, members, do)
+            host = self.state.hosts[names[who]]
+            jobs[who] = gevent.spawn(command.function, self.state, host)
+        gevent.joinall(list(jobs.values()), timeout=10)
+        return {who: job.get(block=False) for who, job in jobs.items()}
+
+    def apply(self, name: str) -> Callable[[], bool]:
+        """Work that applies a step on a node."""
+        return lambda: self.run.apply(name, [])
+
+
+def test_a_step_that_works_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both return True, nothing goes back."""
+    node, rig = Node(monkeypatch), Rig()
+    assert rig.step("a", head=rig.apply(HEAD), worker=rig.apply(WORKER)) == {
+        "head": True,
+        "worker": True,
+    }
+    assert rig.backs == [] and rig.run.touched == set(BOTH)
+    header = node.requests[0]["change"]
+    assert header["waivers"] == [{"code": "x", "reason": "why"}]
+    assert header["id"] == rig.run.id and "@" in header["operator"]
+
+
+def test_one_failure_stops_both_and_goes_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host that worked returns False as well: pyinfra then stops there, too."""
+    Node(monkeypatch, failing(WORKER, "apply"))
+    rig = Rig()
+    assert rig.step("a", head=rig.apply(HEAD), worker=rig.apply(WORKER)) == {
+        "head": False,
+        "worker": False,
+    }
+    assert rig.backs == [set(BOTH)]
+    assert rig.state.said().count(f"{WORKER}: apply: stand-in failure") == 1
+
+
+def test_nothing_is_done_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later step of a host that did not fail is skipped, and does not go back again."""
+    node = Node(monkeypatch, failing(HEAD, "apply"))
+    rig = Rig()
+    assert rig.step("stop head", head=rig.apply(HEAD)) == {"head": False}
+    assert rig.step("stop worker", worker=rig.apply(WORKER)) == {"worker": False}
+    assert node.calls == [(HEAD, "apply")]
+    assert len(rig.backs) == 1
+
+
+def test_a_slow_member_is_waited_for_before_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo and apply on one host at the same time would race."""
+    Node(monkeypatch, failing(HEAD, "apply"))
+    rig = Rig()
+    finished = []
+
+    def slow() -> None:
+        rig.run.touched.add(WORKER)
+        gevent.sleep(0.05)
+        finished.append(len(rig.backs))
+
+    assert rig.step("a", worker=slow, head=rig.apply(HEAD)) == {"head": False, "worker": False}
+    assert finished == [0] and rig.backs == [set(BOTH)]
+
+
+def test_nobody_waits_for_a_host_that_failed_in_a_step_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An image that one node could not pull: the taker must not wait hours for its giver."""
+    node, rig = Node(monkeypatch), Rig()
+
+    def no_registry() -> None:
+        raise StepFailed("no way to the registry")
+
+    assert rig.step("pull", head=no_registry) == {"head": False}
+    command = rig.run.step("move", BOTH, rig.apply(WORKER), 3600)
+    job = gevent.spawn(command.function, rig.state, rig.state.hosts[WORKER])
+    assert job.get(timeout=5) is False and node.requests == []
+
+
+def test_a_member_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named, after a bounded time."""
+    monkeypatch.setattr(run_module, "RENDEZVOUS_S", 0.05)
+    Node(monkeypatch)
+    rig = Rig()
+    command = rig.run.step("a", BOTH, rig.apply(HEAD))
+    assert command.function(rig.state, rig.state.hosts[HEAD]) is False
+    assert f"a: {WORKER} did not finish within 0.05 s" in rig.state.said()
+    assert len(rig.backs) == 1
+
+
+def test_a_step_that_may_take_longer_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reboot's budget is the operator's: the quick board waits for the slow one."""
+    monkeypatch.setattr(run_module, "RENDEZVOUS_S", 0.01)
+    Node(monkeypatch)
+    rig = Rig()
+    jobs = []
+    for name, seconds in ((HEAD, 0.0), (WORKER, 0.1)):
+        command = rig.run.step("reboot", BOTH, lambda s=seconds: gevent.sleep(s), 10)
+        jobs.append(gevent.spawn(command.function, rig.state, rig.state.hosts[name]))
+    gevent.joinall(jobs, timeout=10)
+    assert [job.get(block=False) for job in jobs] == [True, True] and rig.backs == []
+
+
+def test_what_is_proven_stays_when_the_journal_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full disk at the last line must not end an engine that answers."""
+    Node(monkeypatch, failing(WORKER, "close"))
+    rig = Rig()
+    assert rig.step("a", head=rig.apply(HEAD), worker=rig.apply(WORKER))["head"]
+    rig.run.proven = True
+    assert rig.step("prove", head=lambda: rig.run.close("COMMITTED", "answers")) == {"head": False}
+    said = rig.state.said()
+    assert rig.backs == [] and f"{WORKER}: close: stand-in failure" in said
+    assert "all is as wanted and stays so" in said
+    assert f'sudo rignode close \'{{"change": "{rig.run.id}"' in said
+
+
+def test_a_defect_of_ours_goes_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any exception, not only a failed step."""
+    Node(monkeypatch)
+    rig = Rig()
+    rig.run.touched.add(HEAD)
+    assert rig.step("a", head=lambda: 1 / 0) == {"head": False}
+    assert "a: ZeroDivisionError: division by zero" in rig.state.said() and len(rig.backs) == 1
+
+
+def test_a_host_counts_as_touched_before_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is cut may leave an open change there."""
+    Node(monkeypatch, failing(WORKER, "apply"))
+    rig = Rig()
+    rig.step("a", worker=rig.apply(WORKER))
+    assert rig.backs == [{WORKER}]
+
+
+def test_a_failure_before_any_change_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was touched, so nothing is undone."""
+    Node(monkeypatch)
+    rig = Rig()
+    assert rig.step("a", head=lambda: 1 / 0) == {"head": False}
+    assert rig.backs == []
+
+
+def test_a_blessed_change_is_not_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails after the proof fails alone."""
+    Node(monkeypatch)
+    rig = Rig()
+
+    def work() -> None:
+        rig.run.apply(HEAD, [])
+        rig.run.close("COMMITTED", "proof")
+        raise StepFailed("too late")
+
+    assert rig.step("a", head=work) == {"head": False}
+    assert rig.backs == []
+
+
+def test_close_ends_every_touched_node_and_names_those_that_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second node is closed although the first one refused."""
+    node = Node(monkeypatch, failing(HEAD, "close"))
+    rig = Rig()
+    rig.run.touched |= set(BOTH)
+    with pytest.raises(StepFailed, match=f"{HEAD}: close: stand-in failure"):
+        rig.run.close("COMMITTED", "proof")
+    assert node.calls == [(HEAD, "close"), (WORKER, "close")] and not rig.run.closed
+
+
+def test_a_node_without_the_change_has_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every step was as wanted already, no change was opened."""
+    node = Node(monkeypatch, failing(HEAD, "close", "no_change"))
+    rig = Rig()
+    rig.run.touched |= set(BOTH)
+    rig.run.close("COMMITTED", "proof")
+    assert node.calls == [(HEAD, "close"), (WORKER, "close")] and rig.run.closed
+
+
+def test_a_reason_of_any_length_is_one_that_the_journal_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host's whole log may be behind it; node refuses more than 2000 characters."""
+    node, rig = Node(monkeypatch), Rig()
+    rig.run.touched.add(HEAD)
+    rig.run.close("ROLLED_BACK", "why " * 4000)
+    (request,) = node.requests
+    assert request["reason"].startswith("why why") and len(request["reason"]) < 2000
+
+
+def test_a_way_back_that_fails_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the change's id; the step still returns False."""
+
+    def give_back(run: Run) -> str:
+        raise StepFailed("worker is off")
+
+    Node(monkeypatch)
+    rig = Rig(give_back)
+    rig.run.touched.add(HEAD)
+    assert rig.step("a", head=lambda: 1 / 0) == {"head": False}
+    said = rig.state.said()
+    assert "could not go back whole: worker is off" in said
+    assert f"deploys/rollback.py --data change={rig.run.id}" in said
+
+
+def test_a_run_without_a_way_back_says_that_it_stays_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """stop does not start an engine again by itself."""
+    Node(monkeypatch)
+    state = FakeState()
+    run = Run(state, "stop", PLAN)
+    run.touched.add(HEAD)
+    command = run.step("a", [HEAD], lambda: 1 / 0)
+    assert command.function(state, state.hosts[HEAD]) is False
+    assert f"change {run.id} stays OPEN; undo it with: deploys/rollback.py" in state.said()
+
+
+def test_change_ids_are_unique_and_nodes_own() -> None:
+    """Two operators in one second never share an id, and node takes it."""
+    from node.core.validate import change_id
+
+    ids = {new_change_id("serve") for _ in range(50)}
+    assert len(ids) > 45 and all(change_id(i) == i for i in ids)

@@ -1,0 +1,129 @@
+"""Waiting for an answer: it ends early for a reason, late with a reason, and tells meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from facts.endpoint.completion import Answer, Endpoint
+from facts.unit_state import UnitState
+from operations.change.node_call import StepFailed
+from operations.engine import wait_ready
+from tests.plans.support.scenario import HEAD, WORKER
+from tests.unit.operations.doubles import FakeState
+
+ENDPOINT = Endpoint("http://127.0.0.2:8000", "tiny")
+LOADING = Answer(False, "HTTP 503: loading")
+GOOD = Answer(True, "6 characters in 0.1 s")
+
+
+def state_of(**changes: object) -> UnitState:
+    """A unit that runs."""
+    values = {"active": "active", "sub": "running", "restarts": 0, "result": "success",
+              "exit_status": 0, "invocation": "one", "last_line": "loading shard 3"}  # fmt: skip
+    return UnitState(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class Engine:
+    """Doubles of the endpoint and the units: what they say at each ask, the last for ever."""
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        answers: list[Answer],
+        worker: list[UnitState | None] | None = None,
+    ) -> None:
+        self.state = FakeState()
+        self.asked = 0
+        self._answers = self._repeat(answers)
+        self._worker = self._repeat(worker or [state_of()])
+        patch.setattr(wait_ready, "ask", self._ask)
+        patch.setattr(wait_ready, "unit_states", self._units)
+        patch.setattr(wait_ready, "fact_of", lambda *_: ["last words"])
+        patch.setattr(wait_ready, "POLL_S", 0.01)
+
+    @staticmethod
+    def _repeat(items: list) -> Iterator:
+        yield from items[:-1]
+        while True:
+            yield items[-1]
+
+    def _ask(self, endpoint: Endpoint, timeout_s: float) -> Answer:
+        self.asked += 1
+        return next(self._answers)
+
+    def _units(self, state: object, nodes: object) -> dict[str, UnitState | None]:
+        return {HEAD: state_of(), WORKER: next(self._worker)}
+
+    def wait(self, budget_s: float = 5, patient: bool = False) -> Answer:
+        """What the function under test says."""
+        both = (HEAD, WORKER)
+        return wait_ready.wait_for_answer(self.state, HEAD, both, ENDPOINT, budget_s, patient)
+
+
+def test_the_first_good_answer_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading is waited out."""
+    engine = Engine(monkeypatch, [LOADING, LOADING, GOOD])
+    assert engine.wait() is GOOD and engine.asked == 3
+
+
+def test_an_answer_that_waiting_cannot_mend_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, with the answer and the log."""
+    engine = Engine(monkeypatch, [Answer(False, "HTTP 500: CUDA error", final=True)])
+    with pytest.raises(StepFailed, match=r"HTTP 500: CUDA error\n.*\n    last words"):
+        engine.wait()
+    assert engine.asked == 1
+
+
+def test_the_budget_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the last answer, the budget and the log."""
+    engine = Engine(monkeypatch, [LOADING])
+    with pytest.raises(StepFailed, match=r"\(budget 0.05 s\): HTTP 503: loading"):
+        engine.wait(0.05)
+    assert engine.asked > 1
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (state_of(active="failed", result="exit-code", exit_status=1), "unit failed: exit-code"),
+        (state_of(restarts=1), "systemd restarts it"),
+        (state_of(invocation="two"), "started the unit anew"),
+    ],
+)
+def test_a_dead_worker_ends_it(
+    monkeypatch: pytest.MonkeyPatch, now: UnitState, reason: str
+) -> None:
+    """A lost rank is told at once, although the head still loads."""
+    engine = Engine(monkeypatch, [LOADING], [state_of(), now])
+    with pytest.raises(StepFailed, match=f"{WORKER}: .*{reason}"):
+        engine.wait()
+    assert engine.asked == 1
+
+
+def test_after_a_boot_a_second_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docker came late, systemd starts the unit again: only one that it gave up ends the wait."""
+    again = [state_of(), state_of(sub="auto-restart", restarts=1), state_of(restarts=1)]
+    engine = Engine(monkeypatch, [LOADING, LOADING, LOADING, GOOD], again)
+    assert engine.wait(patient=True) is GOOD
+    given_up = state_of(active="failed", result="start-limit-hit")
+    engine = Engine(monkeypatch, [LOADING], [state_of(), state_of(restarts=1), given_up])
+    with pytest.raises(StepFailed, match=f"{WORKER}: unit failed: start-limit-hit"):
+        engine.wait(patient=True)
+
+
+def test_a_host_that_cannot_be_asked_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short loss of the line is no death of the engine."""
+    engine = Engine(monkeypatch, [LOADING, LOADING, GOOD], [state_of(), None, state_of()])
+    assert engine.wait() is GOOD
+
+
+def test_progress_has_phase_time_budget_and_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the head, now and then."""
+    monkeypatch.setattr(wait_ready, "PROGRESS_S", 0.0)
+    engine = Engine(monkeypatch, [LOADING, LOADING, GOOD], [state_of(), None, state_of()])
+    engine.wait()
+    first, second = engine.state.hosts[HEAD].lines
+    assert first == f"waiting for the unit on {WORKER}: 0 s of 5 s; {HEAD}: loading shard 3"
+    assert second.startswith("engine is loading: ")

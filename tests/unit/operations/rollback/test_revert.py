@@ -1,0 +1,167 @@
+"""The way back: order, tolerance for nodes that were never reached, and what serves again."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from facts.endpoint.completion import Answer, Endpoint
+from operations.change.node_call import StepFailed
+from operations.rollback import revert
+from operations.rollback.revert import file_endpoint, give_back, script_endpoint
+from schema.desired.plan import UNIT
+from schema.render.engine_files import NODE_PATH
+from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
+from tests.unit.builders.snapshots import healthy, serving
+from tests.unit.operations.doubles import FakeState, Node, failing
+
+PLAN = tiny_plan()
+CHANGE = "20260530T065800Z-serve-1a2b"
+STOPPED = {"op": "unit", "unit": UNIT, "active": "stop"}
+ACTIVE = {"change": {"steps": [STOPPED]}, "ok": True}
+
+
+def answer(host: str, verb: str, request: dict[str, Any]) -> dict[str, Any]:
+    """A journal in which the unit was stopped."""
+    return ACTIVE if verb == "journal" else {"ok": True, "status": "ROLLED_BACK"}
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> FakeState:
+    """Two hosts whose `systemctl stop` is recorded as a call, with no engine after the undo."""
+    state = FakeState()
+    state.node = Node(monkeypatch, answer)  # type: ignore[attr-defined]
+
+    def in_host(state_: Any, host: Any, function: Any, command: str, **_: Any) -> Any:
+        state.node.calls.append((host.name, "stop"))  # type: ignore[attr-defined]
+        assert "systemctl stop rigbook-engine.service" in command
+        return True, SimpleNamespace(stderr="")
+
+    for host in state.hosts.values():
+        host.run_shell_command = None  # type: ignore[attr-defined]
+    monkeypatch.setattr(revert, "in_host", in_host)
+    monkeypatch.setattr(revert, "unit_states", lambda *_: dict.fromkeys((HEAD, WORKER)))
+    return state
+
+
+def calls(rig: FakeState) -> list[tuple[str, str]]:
+    """What was asked, without looks into the journal."""
+    return [call for call in rig.node.calls if call[1] != "journal"]  # type: ignore[attr-defined]
+
+
+def test_head_stops_first_and_starts_last(rig: FakeState) -> None:
+    """A worker that comes back before its head finds nobody, and the other way round."""
+    said = give_back(rig, PLAN, CHANGE, {HEAD, WORKER}, ("/b", "/a"))
+    assert calls(rig) == [(HEAD, "stop"), (WORKER, "stop"), (WORKER, "undo"), (HEAD, "undo")]
+    undo = rig.node.requests[-1]  # type: ignore[attr-defined]
+    assert undo == {"change": CHANGE, "overwrite": ["/a", "/b"], "start_units": True}
+    assert said == f"change {CHANGE} ROLLED_BACK; no engine ran before, none runs now"
+
+
+def test_a_node_that_does_not_answer_keeps_the_others_from_nothing(rig: FakeState) -> None:
+    """Its firmware hangs: the head stops what nobody has proven, and the line says what is left."""
+    silent = failing(WORKER, "journal")
+    rig.node.answer = lambda name, *asked: (  # type: ignore[attr-defined]
+        silent(name, *asked) if name == WORKER else answer(name, *asked)
+    )
+    with pytest.raises(StepFailed) as failed:
+        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert calls(rig) == [(HEAD, "stop"), (HEAD, "undo")]
+    assert f"{WORKER} keeps what was not proven" in str(failed.value)
+    assert f"sudo rignode undo {CHANGE}" in str(failed.value)
+
+
+def test_the_former_engine_is_asked_as_its_own_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that thinks first needs its tokens; eight of them are all thought."""
+    documents = {d.path: d.content for d in PLAN.documents[HEAD]}
+    said = file_endpoint(documents[NODE_PATH])
+    assert said is not None and not said.reasoning
+    assert said == Endpoint(f"http://{PLAN.rig.head.lan_address}:8000", "tiny")
+    thinking = json.loads(documents[NODE_PATH])
+    thinking["endpoint"].update(reasoning=True, chat_template_kwargs={"thinking": True})
+    said = file_endpoint(json.dumps(thinking))
+    assert said is not None and said.reasoning and dict(said.chat_template_kwargs)["thinking"]
+    worker = {d.path: d.content for d in PLAN.documents[WORKER]}
+    assert file_endpoint(worker[NODE_PATH]) is None and file_endpoint("[]") is None
+
+
+def test_only_nodes_that_have_the_change(rig: FakeState) -> None:
+    """The other one is left alone."""
+    give_back(rig, PLAN, CHANGE, {WORKER})
+    assert {name for name, _ in rig.node.calls} == {WORKER}  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_the_change_did_not_touch_keeps_running(rig: FakeState) -> None:
+    """A change that only came to the files is undone without a stop."""
+    document = {"ok": True, "status": "ROLLED_BACK", "change": {"steps": [{"op": "file"}]}}
+    rig.node.answer = lambda *_: document  # type: ignore[attr-defined]
+    give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert calls(rig) == [(WORKER, "undo"), (HEAD, "undo")]
+
+
+@pytest.mark.parametrize("verb", ["journal", "undo"])
+def test_a_node_that_never_got_the_change_is_fine(rig: FakeState, verb: str) -> None:
+    """The first step failed there: there is nothing to undo."""
+    rig.node.answer = failing(WORKER, verb, "no_change")  # type: ignore[attr-defined]
+    give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert (HEAD, "undo") in calls(rig)
+
+
+@pytest.mark.parametrize("verb", ["journal", "undo"])
+def test_any_other_refusal_is_told(rig: FakeState, verb: str) -> None:
+    """A file that was edited since, a lock, a lost line."""
+    rig.node.answer = failing(WORKER, verb, "edited")  # type: ignore[attr-defined]
+    with pytest.raises(StepFailed, match="stand-in failure"):
+        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+
+
+def test_an_undo_that_did_not_roll_back_is_told(rig: FakeState) -> None:
+    """Node answers without an error where nothing is left to undo; the status is what counts."""
+    said = {"ok": True, "status": "INCONSISTENT", "detail": "its steps are undone already"}
+    rig.node.answer = lambda host, verb, _: ACTIVE if verb == "journal" else said  # type: ignore[attr-defined]
+    with pytest.raises(StepFailed, match=f"{WORKER}: change {CHANGE} is INCONSISTENT: its steps"):
+        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+
+
+@pytest.mark.parametrize(
+    ("seen", "line"),
+    [
+        (serving, "tiny serves again: 6 characters"),
+        (healthy, "the former engine was started (no endpoint to ask)"),
+    ],
+)
+def test_a_former_engine_has_to_answer(
+    rig: FakeState, monkeypatch: pytest.MonkeyPatch, seen: Any, line: str
+) -> None:
+    """It is asked where its restored script says."""
+    asked: list[Endpoint] = []
+    running = SimpleNamespace(active="active")
+    monkeypatch.setattr(revert, "unit_states", lambda *_: {HEAD: running, WORKER: running})
+    monkeypatch.setattr(revert, "observe", lambda *_, **__: seen(PLAN))
+
+    def wait(state: Any, head: str, nodes: Any, endpoint: Endpoint, budget: int) -> Answer:
+        asked.append(endpoint)
+        return Answer(True, "6 characters")
+
+    monkeypatch.setattr(revert, "wait_for_answer", wait)
+    assert line in give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert asked == ([Endpoint("http://127.0.0.2:8000", "tiny")] if seen is serving else [])
+
+
+@pytest.mark.parametrize(
+    ("script", "wanted"),
+    [
+        ("vllm serve /m --served-model-name tiny --port 9000", ("http://h:9000", "tiny")),
+        ("exec vllm serve \\\n  --served-model-name 'a b'", ("http://h:8000", "a b")),
+        ("# --served-model-name no\nvllm serve /m --port 1", None),
+        ("vllm serve 'open quote", None),
+        ("", None),
+    ],
+)
+def test_a_scripts_endpoint(script: str, wanted: tuple[str, str] | None) -> None:
+    """Read from the command line that the former engine was started with."""
+    found = script_endpoint(script, "h")
+    assert found == (Endpoint(*wanted) if wanted else None)

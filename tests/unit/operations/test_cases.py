@@ -1,0 +1,14 @@
+"""The operations where nothing is to do: no command, and a line that says so (cases/*.yaml)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.unit.facts.cases import make_operation_tests
+
+CASES = Path(__file__).parent / "cases"
+
+Configure = make_operation_tests("operations", "engine.engine.configure", CASES / "configure")
+Stop = make_operation_tests("operations", "engine.engine.stop", CASES / "stop")
+Prove = make_operation_tests("operations", "engine.engine.prove", CASES / "prove")
+RollBack = make_operation_tests("operations", "rollback.roll_back.roll_back", CASES / "roll_back")

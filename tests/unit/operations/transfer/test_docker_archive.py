@@ -1,0 +1,115 @@
+"""An operator's archive: what goes on is made anew, and what is odd is refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operations.transfer import docker_archive
+
+LAYER = b"x" * 3000
+CONFIG = json.dumps(
+    {
+        "architecture": "amd64",
+        "rootfs": {"diff_ids": ["sha256:" + hashlib.sha256(LAYER).hexdigest()]},
+    }
+).encode()
+MANIFEST: list[dict[str, Any]] = [
+    {"Config": "c.json", "RepoTags": ["evil/latest:1"], "Layers": ["l/layer.tar"]}
+]
+
+
+def archive(path: Path, members: dict[str, Any]) -> Path:
+    """A tar of these members; a value that is text is a link to it."""
+    with tarfile.open(path, "w") as tar:
+        for name, value in members.items():
+            info = tarfile.TarInfo(name)
+            if isinstance(value, str):
+                info.type, info.linkname = tarfile.SYMTYPE, value
+                tar.addfile(info)
+            else:
+                info.size = len(value)
+                tar.addfile(info, io.BytesIO(value))
+    return path
+
+
+def parts(**changes: Any) -> dict[str, Any]:
+    """A sound archive with changes; None leaves a member out."""
+    members = {
+        "c.json": CONFIG,
+        "l/layer.tar": LAYER,
+        "manifest.json": json.dumps(MANIFEST).encode(),
+    }
+    members.update(
+        {name.replace("__", "/").replace("_json", ".json"): v for name, v in changes.items()}
+    )
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def test_only_what_the_manifest_names_goes_on_and_without_a_tag(tmp_path: Path) -> None:
+    members = {**parts(), "repositories": b"{}", "extra": b"what nobody named"}
+    found = docker_archive.read(archive(tmp_path / "a.tar", members))
+    assert found.arch == "amd64"
+    assert found.image_id == "sha256:" + hashlib.sha256(CONFIG).hexdigest()
+    with tarfile.open(fileobj=io.BytesIO(b"".join(found.chunks()))) as tar:
+        names = tar.getnames()
+        manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+        layer = tar.extractfile(manifest[0]["Layers"][0])
+        assert layer is not None and layer.read() == LAYER
+    assert manifest[0]["RepoTags"] is None and len(names) == 3
+    assert "extra" not in names and "evil" not in json.dumps(manifest)
+
+
+def test_a_layer_that_stands_twice_is_a_link_to_its_first_place(tmp_path: Path) -> None:
+    manifest = [{**MANIFEST[0], "Layers": ["m/layer.tar"]}]
+    members = parts(manifest_json=json.dumps(manifest).encode())
+    members["m/layer.tar"] = "../l/layer.tar"
+    found = docker_archive.read(archive(tmp_path / "a.tar", members))
+    assert found.layers[0][1] == len(LAYER)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({**parts(), "../../etc/cron.d/x": b"x"}, "leads out of it"),
+        ({**parts(), "/etc/x": b"x"}, "leads out of it"),
+        (parts(manifest_json=None), "lacks"),
+        (parts(manifest_json=b"[]"), "holds 0 images"),
+        (parts(manifest_json=json.dumps(MANIFEST * 2).encode()), "holds 2 images"),
+        (parts(manifest_json=b"{"), "no docker archive"),
+        (parts(manifest_json=b'[{"Config": 7}]'), "lacks"),
+        (parts(l__layer="", **{"l__layer.tar": None}), "lacks"),
+        ({**parts(), "l/layer.tar": "/etc/passwd"}, "leads out of it"),
+        ({**parts(), "l/layer.tar": "../../../etc/passwd"}, "leads out of it"),
+        (parts(c_json=b'{"rootfs": {"diff_ids": []}}'), "names 1 layers"),
+        (
+            parts(c_json=b'{"rootfs": {"diff_ids": ["sha256:../../../../etc/cron.d/x"]}}'),
+            "is no digest",
+        ),
+        (parts(c_json=b'{"rootfs": {"diff_ids": ["sha256:' + b"A" * 64 + b'"]}}'), "is no digest"),
+        (parts(c_json=b'{"rootfs": {"diff_ids": ["sha512:' + b"a" * 64 + b'"]}}'), "is no digest"),
+        (parts(manifest_json=b"[" * 200_000), "no docker archive"),
+        (parts(c_json=b"[" * 200_000), "no docker archive"),
+        (parts(c_json=b"[]"), "no docker archive"),
+    ],
+)
+def test_what_is_odd_is_refused(tmp_path: Path, members: dict[str, Any], said: str) -> None:
+    with pytest.raises(docker_archive.BadArchive) as caught:
+        docker_archive.read(archive(tmp_path / "a.tar", members))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_cut_archive_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", parts())
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(docker_archive.BadArchive):
+        docker_archive.read(path)
+    path.write_bytes(b"not a tar at all" * 100)
+    with pytest.raises(docker_archive.BadArchive):
+        docker_archive.read(path)

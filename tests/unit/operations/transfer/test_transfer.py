@@ -1,0 +1,31 @@
+"""What the operator sees of a transfer while it runs: each new line of the node's, once."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import gevent
+import pytest
+
+from operations.transfer import transfer
+
+
+def test_the_nodes_lines_are_shown_as_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that fails, or finds no file or half of one, says nothing and ends nothing."""
+    looks = ["", '{"line"', *(json.dumps({"line": x}) for x in ("25 %", "25 %", "75 %"))]
+    shown: list[str] = []
+
+    def look(*_: Any, **__: Any) -> Any:
+        if not looks:
+            raise gevent.GreenletExit
+        return True, SimpleNamespace(stdout_lines=looks.pop(0).splitlines())
+
+    monkeypatch.setattr(transfer, "in_host", look)
+    monkeypatch.setattr(transfer, "LOOK_EVERY_S", 0)
+    host: Any = SimpleNamespace(log=shown.append, run_shell_command=None)
+    run: Any = SimpleNamespace(state=None)
+    with pytest.raises(gevent.GreenletExit):
+        transfer.watch(run, host, "image")
+    assert shown == ["25 %", "75 %"]

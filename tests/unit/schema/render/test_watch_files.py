@@ -1,0 +1,58 @@
+"""The watch's files: node reads the configuration, systemd accepts the units."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from node.watch import watch
+from node.watch.config import checked
+from schema.inputs.host_data import host_data
+from schema.render.watch_files import watch_documents
+from tests.unit.builders.engine_files import unit_lines
+from tests.unit.builders.spark_rig import host, spark_plan
+from tests.unit.schema.render.test_engine_files import verified
+
+
+def documents(**changes: object) -> tuple:  # type: ignore[type-arg]
+    """The documents of a watch on spark1."""
+    return watch_documents(spark_plan(), "spark1", host_data("spark1", host(1, **changes), {}))
+
+
+def test_node_reads_what_is_rendered() -> None:
+    made = checked(json.loads(documents(webhook="https://h/x", misses=5)[0].content))
+    assert (made.misses, made.repeat_s, made.webhook) == (5, 3600, "https://h/x")
+    assert made.endpoint.url == "http://192.168.1.11:8000"
+    assert (made.endpoint.model, made.endpoint.reasoning) == ("deepseek-v4-flash", True)
+    asked = checked(json.loads(documents(url="http://gateway:4000/", model="best")[0].content))
+    assert (asked.endpoint.url, asked.endpoint.model) == ("http://gateway:4000", "best")
+
+
+def test_only_root_may_read_the_configuration() -> None:
+    assert [document.mode for document in documents()] == ["0600", "0644", "0644"]
+    others = documents(webhook="https://h/T0P-S3CRET")[1:]
+    assert not any("T0P-S3CRET" in document.content for document in others)
+
+
+def test_the_service_outlasts_a_look() -> None:
+    service = dict(unit_lines(documents()[1]))
+    longest = watch.ANSWER_S + watch.DELIVER_S + watch.WEBHOOK_S
+    assert int(service["TimeoutStartSec"]) > longest
+
+
+@pytest.mark.parametrize("interval", [10, 60])
+def test_the_timer_has_the_interval(interval: int) -> None:
+    timer = dict(unit_lines(documents(interval=interval)[2]))
+    assert timer["OnUnitActiveSec"] == timer["OnActiveSec"] == str(interval)
+
+
+if shutil.which("systemd-analyze"):
+
+    def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+        for document in documents()[1:]:
+            # a timer is checked together with the service that it starts
+            (tmp_path / Path(document.path).name).write_text(document.content)
+        assert [verified(document, tmp_path) for document in documents()[1:]] == ["", ""]
