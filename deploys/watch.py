@@ -10,10 +10,11 @@ from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.engine.watch import decide, proof, watched
 from gates.gate_sets import CHANGING
 from operations.engine import engine, watch
+from schema.inputs.runbook_data import WatchData
 
 # Load: what we want, and on which node.
 rig = load()
-data = operator_data()
+data = operator_data(WatchData)
 plan, node, documents = once("watched", lambda: watched(rig, data))
 
 # Gate: whether this rig may be changed now.
