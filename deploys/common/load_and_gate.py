@@ -113,11 +113,15 @@ def load() -> Plan:
                 runbook_data(),
             )
         except SpecError as error:
-            # What --data says is the same for every host: one line for all of them.
-            lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
-            raise DeployError("\n".join(dict.fromkeys(lines))) from None
+            raise _refused(error) from None
 
     return once("plan", make)
+
+
+def _refused(error: SpecError) -> DeployError:
+    """What --data says is the same for every host: one line for all of them."""
+    lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
+    return DeployError("\n".join(dict.fromkeys(lines)))
 
 
 def runbook_data() -> type[HostData]:
@@ -132,7 +136,10 @@ def operator_data(kind: type[D]) -> D: ...
 def operator_data(kind: type[HostData] = HostData) -> HostData:
     """The validated data of the host in context, as the runbook's type `kind`."""
     merged, sources = data_of(host)
-    found = host_data(host.name, merged, sources, runbook_data())
+    try:
+        found = host_data(host.name, merged, sources, runbook_data())
+    except SpecError as error:
+        raise _refused(error) from None
     assert isinstance(found, kind), f"{type(found).__name__} is no {kind.__name__}"
     return found
 
