@@ -112,10 +112,10 @@ def apply(
         host.noop(idle)
         return
     for line in words:
-        run.say(host, line, partial(host.log, line))
+        run.show_once(host, line, partial(host.log, line))
     for step in steps:
         line = ": ".join(filter(None, (describe(step), (notes or {}).get(str(step.get("path"))))))
-        run.say(host, line, partial(_show, run, step, line, before))
+        run.show_once(host, line, partial(_show, run, step, line, before))
     node, seconds = host.name, limit_s(steps)
     yield run.step(label, members, lambda: run.apply(node, steps, seconds))
 

@@ -156,7 +156,7 @@ def _set_active(
         return
     node = host.name
     box = " and its container" if run.plan.recipe.container else ""
-    run.say(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
+    run.show_once(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
     yield run.step(
         f"{active}:{','.join(sorted(nodes))}",
         nodes,
@@ -187,5 +187,5 @@ def prove(
         run.close(status, proof)
         reporter.log_styled(f"{proof}; change {run.id} {status}", fg="green")
 
-    run.say(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
+    run.show_once(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
     yield run.step("prove", [host.name], work)

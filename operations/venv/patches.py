@@ -56,7 +56,7 @@ def use_tool(
         host.noop(f"{tool['id']} has been run on what is there")
         return
     here, node = host, host.name
-    run.say(host, tool["id"], lambda: host.log(f"run {tool['id']}: {' '.join(tool['argv'])}"))
+    run.show_once(host, tool["id"], lambda: host.log(f"run {tool['id']}: {' '.join(tool['argv'])}"))
 
     def work() -> None:
         run.touched.add(node)
