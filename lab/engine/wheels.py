@@ -85,7 +85,7 @@ def renew() -> None:
             ]
         )  # fmt: skip
         text = pinned(json.loads(report.read_text()))
-    REQUIREMENTS.write_text(f"# made from {SOURCE.name} by: python -m lab.wheels\n{text}")
+    REQUIREMENTS.write_text(f"# made from {SOURCE.name} by: python -m lab.engine.wheels\n{text}")
 
 
 if __name__ == "__main__":
