@@ -6,7 +6,7 @@ Runbook: docs/runbooks/patch.md. Data: venv=PATH where the recipe names none, wa
 from pyinfra import host, state
 
 from deploys.common.load_and_gate import gate, load
-from deploys.procedures.engine.serve import back_again
+from deploys.procedures.engine.serve import revert
 from deploys.procedures.venv.patch import decide, in_force, tools_here
 from gates.gate_sets import CHANGING
 from operations.change.run import Run
@@ -19,7 +19,7 @@ plan = load()
 # Gate: whether. A file that is in no known state stops all hosts before a change.
 _, waivers = gate(plan, CHANGING)
 work = decide(state, plan, waivers)
-run = work.run(lambda: Run(state, "patch", plan, work.waivers, back_again))
+run = work.run(lambda: Run(state, "patch", plan, work.waivers, revert))
 
 # Act: files as whole contents, then the tools of others; all of it journalled.
 patches.write(

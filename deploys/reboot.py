@@ -8,7 +8,7 @@ import time
 from pyinfra import host, state
 
 from deploys.common.load_and_gate import gate, load, once, operator_data
-from deploys.procedures.engine.serve import answerable, proof
+from deploys.procedures.engine.serve import endpoint_with_key, proof
 from deploys.procedures.host.firmware import load_lists
 from deploys.procedures.host.kernel import driver_module
 from deploys.procedures.host.reboot import decide
@@ -23,7 +23,7 @@ from operations.host.reboot import reboot
 # Load: what we want.
 plan = load()
 data = operator_data()
-where = answerable(plan)
+where = endpoint_with_key(plan)
 
 # Gate: the journal is clean, the next boot lands on a kernel with its driver, every unit will come
 # back by itself, and a headless board will not wait for somebody's hands.

@@ -7,7 +7,7 @@ file that was edited since; backup=ID (or last) restores a verified backup of a 
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load, operator_data, remember
+from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.cluster.load_and_gate import (
     gate_cluster,
     load_cluster,
@@ -42,7 +42,7 @@ if on_cluster():
 else:
     # Asked for meanwhile: every second counts for who is down.
     if wanted_backup is None:
-        recorded = remember("recorded", lambda: Recorded(state, plan, data.change))
+        recorded = once("recorded", lambda: Recorded(state, plan, data.change))
     snapshots, _ = gate(plan, REACHING)
 
 # Act and verify: one procedure over the nodes that have the change, in the rig's order.

@@ -6,7 +6,7 @@ reason; inplace=true installs into the venv that serves; prune=true removes vers
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load, operator_data, remember
+from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.venv.upgrade import (
     checked,
     decide,
@@ -25,7 +25,7 @@ from operations.venv import backup, upgrade
 
 # Load: what the rig is, and which version is wanted.
 plan = load()
-made = remember("backups made", dict)
+made = once("backups made", dict)
 
 # Gate: what is known of that version here, what pip would do, whether there is room.
 if operator_data().prune:

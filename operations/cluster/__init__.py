@@ -1,0 +1,1 @@
+"""A Deployment and the shared GPU's library."""

@@ -27,6 +27,6 @@ def patch(run: Run, steps: Steps, tell: Sequence[str]) -> Generator[FunctionComm
         host.noop("the Deployment has these values")
         return
     for line in tell:
-        run.say(host, line, lambda line=line: host.log(line))
+        run.show_once(host, line, lambda line=line: host.log(line))
     node = host.name
     yield run.step("kube", [node], lambda: run.apply(node, steps, PATCH_S))

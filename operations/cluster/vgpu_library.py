@@ -27,7 +27,7 @@ def swap(run: Run, steps: Steps, tell: Sequence[str]) -> Generator[FunctionComma
         host.noop("the library is as it should be")
         return
     for line in tell:
-        run.say(host, line, lambda line=line: host.log(line))
+        run.show_once(host, line, lambda line=line: host.log(line))
     node = host.name
     yield run.step("library", [node], lambda: run.apply(node, steps, SWAP_S))
 

@@ -120,7 +120,7 @@ def configure(
         host.noop("files and unit are as the recipe renders them")
         return
     for step in steps:
-        run.say(host, _describe(step), lambda step=step: _show(run, step, files))
+        run.show_once(host, _describe(step), lambda step=step: _show(run, step, files))
     node = host.name
     yield run.step("configure", members, lambda: run.apply(node, steps))
 
@@ -171,7 +171,7 @@ def _set_active(
         return
     node = host.name
     box = " and its container" if run.plan.recipe.container else ""
-    run.say(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
+    run.show_once(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
     yield run.step(
         f"{active}:{','.join(sorted(nodes))}",
         nodes,
@@ -202,5 +202,5 @@ def prove(
         run.close(status, proof)
         reporter.log_styled(f"{proof}; change {run.id} {status}", fg="green")
 
-    run.say(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
+    run.show_once(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
     yield run.step("prove", [host.name], work)

@@ -77,7 +77,7 @@ def change(run: Run, steps: Steps, node: str) -> Generator[FunctionCommand, None
         host.noop("the watch is as it should be" if host.name == node else "another node watches")
         return
     for step in steps:
-        run.say(host, describe(step), lambda step=step: host.log(describe(step)))
+        run.show_once(host, describe(step), lambda step=step: host.log(describe(step)))
     yield run.step("watch", [node], lambda: _apply(run, node, steps))
 
 

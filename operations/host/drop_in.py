@@ -118,7 +118,7 @@ def drop_in(
         host.noop("the drop-in is as it should be, or the unit is not here")
         return
     for step in steps:
-        run.say(host, describe(step), lambda step=step: _show(run, step, now))
+        run.show_once(host, describe(step), lambda step=step: _show(run, step, now))
     node = host.name
     yield run.step("drop-in", members, lambda: run.apply(node, steps, APPLY_TIMEOUT_S))
 

@@ -56,9 +56,9 @@ def change(
         host.noop(words[0] if words and not members else "nothing to do here in this step")
         return
     for line in words:
-        run.say(host, line, lambda line=line: host.log(line))
+        run.show_once(host, line, lambda line=line: host.log(line))
     for step in steps:
-        run.say(host, describe(step), lambda step=step: _show(run, step, files))
+        run.show_once(host, describe(step), lambda step=step: _show(run, step, files))
     node = host.name
     yield run.step(label, members, lambda: run.apply(node, steps, PIN_TIMEOUT_S))
 

@@ -91,7 +91,7 @@ def change(
         host.noop("what can be set here is set")
         return
     for step in steps:
-        run.say(host, describe(step), lambda step=step: _show(run, step, files))
+        run.show_once(host, describe(step), lambda step=step: _show(run, step, files))
     node = host.name
     yield run.step("machine", members, lambda: run.apply(node, steps, MACHINE_TIMEOUT_S))
 

@@ -58,7 +58,7 @@ def write(
         return
     for step in steps:
         path = str(step["path"])
-        run.say(host, path, lambda path=path: _show(run, path, why[path], texts[path]))
+        run.show_once(host, path, lambda path=path: _show(run, path, why[path], texts[path]))
     node = host.name
     yield run.step("patches", members, lambda: run.apply(node, steps))
 
@@ -90,7 +90,7 @@ def use_tool(
         host.noop(f"{tool['id']} has been run on what is there")
         return
     here, node = host, host.name
-    run.say(host, tool["id"], lambda: host.log(f"run {tool['id']}: {' '.join(tool['argv'])}"))
+    run.show_once(host, tool["id"], lambda: host.log(f"run {tool['id']}: {' '.join(tool['argv'])}"))
 
     def work() -> None:
         run.touched.add(node)

@@ -12,10 +12,10 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once, remember
+from deploys.common.load_and_gate import once
 from deploys.common.snapshot_view import files_in
 from deploys.procedures.cluster.libvgpu_guard import around, no_guard, units_now
-from deploys.procedures.cluster.load_and_gate import looked, taken_back
+from deploys.procedures.cluster.load_and_gate import UNDO_TIMEOUT_S, looked
 from deploys.procedures.cluster.restart_pods import to_restart
 from gates.cluster import vgpu_library as gates
 from gates.cluster.mounted_library import files_of, mappers_of, named, state_of, target_of
@@ -23,6 +23,7 @@ from gates.core.violation import Violation
 from operations.change.run import Run
 from operations.cluster.vgpu_library import describe
 from operations.engine.engine import Steps
+from operations.rollback.revert import undo_only
 from schema.desired.kubernetes import ClusterPlan
 from schema.observed.library import Candidate, LibraryFile, LibraryLook, PodName
 from schema.observed.snapshot import NodeSnapshot
@@ -115,11 +116,11 @@ def decide(
     """The work of this run, decided once."""
 
     def make() -> Swap:
-        run = Run(state, "libvgpu", plan, waivers, taken_back)  # type: ignore[arg-type]
+        run = Run(state, "libvgpu", plan, waivers, undo_only(timeout_s=UNDO_TIMEOUT_S))  # type: ignore[arg-type]
         make_it = _removal if plan.data.remove else _swap
         return make_it(plan, snapshot, run)
 
-    return remember("swap", make)
+    return once("swap", make)
 
 
 def _swap(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:

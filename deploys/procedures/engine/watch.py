@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import remember
+from deploys.common.load_and_gate import once
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
 from facts.observe import fact_of, observe, real
@@ -70,7 +70,7 @@ def decide(
         )
         return WatchWork(node, documents, steps, Run(state, "watch", plan, waivers, taken_back))
 
-    return remember("watch", make)
+    return once("watch", make)
 
 
 def taken_back(run: Run) -> str:

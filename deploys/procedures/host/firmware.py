@@ -11,7 +11,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.cli_guards import ROOT
-from deploys.common.load_and_gate import remember
+from deploys.common.load_and_gate import once
 from deploys.common.snapshot_view import files_in, units_in, wider
 from deploys.procedures.host.firmware_report import Machine, keep, tell
 from facts.hardware import hardware_of, with_hardware
@@ -132,7 +132,7 @@ def decide(
             members=frozenset(name for name, todo in steps.items() if todo),
         )
 
-    work: FirmwareWork = remember("firmware", make)
+    work: FirmwareWork = once("firmware", make)
     return work
 
 

@@ -10,9 +10,8 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once, remember
-from deploys.common.snapshot_view import files_in, wider
-from deploys.procedures.engine.serve import may_run, own_unit
+from deploys.common.load_and_gate import once
+from deploys.common.snapshot_view import engine_may_run, files_in, wider
 from deploys.procedures.host.firmware import load_lists
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
@@ -136,7 +135,7 @@ def decide(
 
     `back` is a candidate's way back: from the run and the pinned kernels by node to a line.
     """
-    return remember("kernel", lambda: _decide(state, want, snapshots, waivers, back))
+    return once("kernel", lambda: _decide(state, want, snapshots, waivers, back))
 
 
 def _decide(
@@ -148,10 +147,10 @@ def _decide(
 ) -> KernelWork:
     pinned = {n: kernels_of(s)[0].running for n, s in snapshots.items() if n in want.nodes}
 
-    def give_back(run: Run) -> str:
+    def revert(run: Run) -> str:
         return back(run, pinned) if want.candidate else taken_back(run)
 
-    run = Run(state, "kernel", want.plan, waivers, give_back)
+    run = Run(state, "kernel", want.plan, waivers, revert)
     steps: dict[str, Steps] = {}
     words: dict[str, tuple[str, ...]] = {}
     files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
@@ -177,7 +176,7 @@ def _decide(
         files=files,
         words=words,
         members=members,
-        engine_up=frozenset(n for n, s in snapshots.items() if may_run(own_unit(s))),
+        engine_up=frozenset(n for n, s in snapshots.items() if engine_may_run(s)),
         boots={n: s.identity.boot_id for n, s in snapshots.items()},
     )
 

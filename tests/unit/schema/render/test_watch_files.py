@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from node.core import webhook
 from node.watch import watch
 from node.watch.config import checked
 from schema.inputs.host_data import host_data
@@ -39,7 +40,7 @@ def test_only_root_may_read_the_configuration() -> None:
 
 def test_the_service_outlasts_a_look() -> None:
     service = dict(unit_lines(documents()[1]))
-    longest = watch.ANSWER_S + watch.DELIVER_S + watch.WEBHOOK_S
+    longest = watch.ANSWER_S + watch.DELIVER_S + webhook.TIMEOUT_S
     assert int(service["TimeoutStartSec"]) > longest
 
 
