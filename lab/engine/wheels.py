@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from lab import cache, console
 from lab.settings import LabError, LabSettings
@@ -60,7 +61,7 @@ def _download(part: Path) -> None:
         raise LabError(explain(done.stdout + done.stderr))
 
 
-def pinned(report: dict) -> str:
+def pinned(report: dict[str, Any]) -> str:
     """Requirement lines, each with its wheel's hash, from pip's installation report."""
     lines = []
     for item in report["install"]:

@@ -77,7 +77,7 @@ class Lab:
         """Runs a verb of the lab (`stop test2`, `reboot test1` …)."""
         return self.run(sys.executable, "-m", "lab", *words)
 
-    def changes(self, host: str) -> list[dict[str, object]]:
+    def changes(self, host: str) -> list[dict[str, Any]]:
         """The host's journal, newest first."""
         text = self.ssh(host, "echo '{}' | sudo rignode journal")
         return list(json.loads(text)["changes"])

@@ -85,8 +85,7 @@ def killed_operator(lab: Lab, deploy: str, *arguments: str) -> str:
     def head_started() -> bool:
         newest = lab.changes("test1")[0]
         return str(newest["id"]) not in known and any(
-            step["op"] == "unit" and step["active"] == "start"
-            for step in newest["steps"]  # type: ignore[attr-defined]
+            step["op"] == "unit" and step["active"] == "start" for step in newest["steps"]
         )
 
     wait_until(f"{deploy} starts the head", 120, head_started)

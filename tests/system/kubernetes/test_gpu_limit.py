@@ -20,7 +20,7 @@ WANTED = "wanted=24232551680"
 
 def change_of(done: Done) -> str:
     """The id of the change that a run ended."""
-    return re.findall(r"change (\S+) COMMITTED", done.text)[-1]
+    return str(re.findall(r"change (\S+) COMMITTED", done.text)[-1])
 
 
 def without_own(document: dict[str, Any]) -> dict[str, Any]:

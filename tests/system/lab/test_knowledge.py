@@ -117,7 +117,9 @@ def test_the_seeds_file_is_mended_once_and_undone(known: Lab) -> None:
     again = patch(known)
     assert again.rc == 0 and "applied:" in again.text, again.text
     assert again.counts("Write the patched files")[1:3] == ("-", "-")
-    (change,) = {re.search(r"change (\S+-patch-\w+)", run.text)[1]}  # type: ignore[index]
+    said = re.search(r"change (\S+-patch-\w+)", run.text)
+    assert said
+    change = said[1]
     assert all(known.changes(host)[0]["id"] == change for host in known.hosts)
 
     back = known.pyinfra("rollback", "--data", f"change={change}")
@@ -170,7 +172,7 @@ def test_a_venv_is_read_as_well(known: Lab) -> None:
 
 def test_the_hosts_own_pip_says_what_it_would_do(known: Lab) -> None:
     """B5 and C1 on the real part: torch would change its variant; the old wheel is gone."""
-    request = {"venv": VENV, "package": "vllm", "wanted": "0.21.0",
+    request: dict[str, object] = {"venv": VENV, "package": "vllm", "wanted": "0.21.0",
                "pip_args": ["--no-index", f"--find-links={HOUSE}"]}  # fmt: skip
     answer = send(known, "test1", pack.inline_command("wheels", request))
     answer.pop("ok")

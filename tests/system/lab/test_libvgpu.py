@@ -85,7 +85,7 @@ def vgpu(lab: Lab) -> Iterator[Vgpu]:
 
 def change_of(text: str) -> str:
     """The id of the change that a run ended."""
-    return re.findall(r"change (\S+) COMMITTED", text)[-1]
+    return str(re.findall(r"change (\S+) COMMITTED", text)[-1])
 
 
 def test_1_swap_under_running_processes_and_a_second_run(vgpu: Vgpu) -> None:

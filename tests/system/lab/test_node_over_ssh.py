@@ -37,7 +37,7 @@ def test_a_snapshot_writes_nothing(lab: Lab) -> None:
 
 
 def test_a_change_is_journalled_and_undone_at_the_console(lab: Lab) -> None:
-    request = {
+    request: dict[str, object] = {
         "change": {
             "id": "20261120T000000Z-trial",
             "deploy": "trial",

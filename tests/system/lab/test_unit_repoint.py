@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -130,7 +131,7 @@ def test_the_seeds_ghost_is_repointed_into_the_container_and_rolled_back(box_gho
         ("/usr/bin/docker exec no_box bash /x", "there is no container no_box"),
     ):
         content = f"[Service]\nExecStart=\nExecStart={exec_start}\n"
-        asked = {"unit": UNIT, "path": DROP_IN, "content": content}
+        asked: dict[str, object] = {"unit": UNIT, "path": DROP_IN, "content": content}
         (ghost,) = send(lab, "test1", pack.inline_command("dropin", asked))["ghosts"]
         assert said in ghost
     assert tree(lab) == before
@@ -236,7 +237,7 @@ def test_killed_in_the_middle_it_is_old_or_new_and_undo_brings_it_back(host_ghos
     seen = set()
     for number, delay in enumerate((0.02, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0), start=1):
         killed = f"sudo timeout -s KILL {delay} rignode apply"
-        lab.ssh("test1", killed, check=False, stdin=pack.json.dumps(request(good, number)))
+        lab.ssh("test1", killed, check=False, stdin=json.dumps(request(good, number)))
         now = lab.ssh("test1", f"sudo cat {DROP_IN}", check=False)
         assert now in ("", good.strip())
         seen.add(now)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from facts.endpoint.completion import Endpoint, ask
 from tests.system.rehearsal import PYINFRA, ROOT, Done, Lab
@@ -51,7 +52,7 @@ class Tower(Lab):
         of the lab shares."""
         return int(self.values("ExecMainStartTimestampMonotonic")[0]) / 1e6
 
-    def newest(self) -> dict[str, object]:
+    def newest(self) -> dict[str, Any]:
         """The newest change of its journal."""
         return self.changes(self.name)[0]
 
@@ -78,7 +79,7 @@ class Tower(Lab):
             newest = self.newest()
             return str(newest["id"]) not in known and any(
                 step["op"] == "unit" and step["active"] == "start"
-                for step in newest["steps"]  # type: ignore[attr-defined]
+                for step in newest["steps"]
             )
 
         try:
