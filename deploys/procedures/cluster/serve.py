@@ -22,8 +22,8 @@ from facts.observe import real
 from gates.cluster import gpu_limit
 from gates.core.violation import Violation
 from gates.gate_sets import CHANGING
+from operations.change.apply import apply
 from operations.change.run import Run
-from operations.cluster import deployment
 from operations.engine import engine
 from operations.engine.engine import Steps
 from operations.rollback.revert import undo_only
@@ -56,7 +56,15 @@ def serve_deployment(state: State) -> None:
     work = decide(state, plan, waivers)
 
     # Act: journalled; the chart's own template stays as it is.
-    deployment.patch(name="Start the Deployment", run=work.run, steps=work.steps, tell=work.lines)
+    apply(
+        name="Start the Deployment",
+        run=work.run,
+        label="kube",
+        steps=work.steps,
+        members=[plan.rig.head.name],
+        idle="the Deployment has these values",
+        words=work.lines,
+    )
 
     # Verify: a real answer within the start's budget; a crash loop ends the wait at once.
     engine.prove(

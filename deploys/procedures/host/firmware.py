@@ -19,9 +19,10 @@ from facts.observe import observe
 from gates.core.check import Gate, Observed
 from gates.firmware.checklist import BARE_METAL, Lists, card_there, cards_of, own_board, states
 from gates.gate_sets import CHANGING
+from operations.change.apply import Steps, texts_of
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
-from operations.engine.engine import Steps, file_steps
+from operations.engine.engine import file_steps
 from operations.host.machine import folder_steps, sleep_steps, wol_steps
 from schema.core.errors import SpecError, unknown
 from schema.desired.plan import Document, Plan
@@ -55,7 +56,7 @@ class FirmwareWork:
     run: Run = field(compare=False)
     machines: Mapping[str, Machine]
     steps: Mapping[str, Steps]
-    files: Mapping[str, Mapping[str, FileState]]
+    before: Mapping[str, Mapping[str, str | None]]
     members: frozenset[str]
 
 
@@ -128,7 +129,7 @@ def decide(
             run=Run(state, "firmware", want.plan, waivers, taken_back),
             machines=machines,
             steps=steps,
-            files=files,
+            before={name: texts_of(found) for name, found in files.items()},
             members=frozenset(name for name, todo in steps.items() if todo),
         )
 

@@ -19,9 +19,10 @@ from gates.core.check import Gate
 from gates.firmware.checklist import rebootable
 from gates.gate_sets import CHANGING
 from gates.kernel.pin import bootable_once, own_entries, pinnable
+from operations.change.apply import Steps, texts_of
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
-from operations.engine.engine import Steps, file_steps
+from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
 from schema.observed.kernel import Apt, Grub, KernelFacts, KernelSnapshot
@@ -59,11 +60,16 @@ class KernelWork:
 
     run: Run = field(compare=False)
     steps: Mapping[str, Steps]
-    files: Mapping[str, Mapping[str, FileState]]
+    before: Mapping[str, Mapping[str, str | None]]
     words: Mapping[str, tuple[str, ...]]
     members: frozenset[str]
     engine_up: frozenset[str]
     boots: Mapping[str, str]
+
+    def idle(self, node: str) -> str:
+        """Why nothing is to do on a node."""
+        words = () if self.members else self.words[node]
+        return words[0] if words else "nothing to do here in this step"
 
 
 def driver_module(plan: Plan, data: HostData) -> str | None:
@@ -173,7 +179,7 @@ def _decide(
     return KernelWork(
         run=run,
         steps=steps,
-        files=files,
+        before={name: texts_of(found) for name, found in files.items()},
         words=words,
         members=members,
         engine_up=frozenset(n for n, s in snapshots.items() if engine_may_run(s)),
