@@ -14,8 +14,9 @@ import urllib.request
 
 from node.core import log
 from node.core.errors import Json, NodeError
-from node.engine.completion import Reply, ask, opener, reason
+from node.engine.completion import ask, opener, reason
 from node.files import atomic, state_dir
+from node.rules.completion import Reply
 from node.watch import config
 from node.watch.config import Watch
 
