@@ -61,8 +61,8 @@ def device_name(value: str) -> str:
     """The name of a network device: at most 15 characters (IFNAMSIZ)."""
     if not DEVICE.match(value):
         raise ValueError(
-            "is not a network device's name; allowed: 1 to 15 letters, digits and . _ : @ + -, "
-            "no leading -"
+            "is not a network device's name; allowed: 15 characters or fewer, letters, "
+            "digits and . _ : @ + -, no leading -"
         )
     return value
 

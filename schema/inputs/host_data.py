@@ -171,7 +171,6 @@ class HostData(Frozen):
     build: bool = False
     method: Literal["auto", "layers", "ssh"] = "auto"
     port: Annotated[int, Field(ge=1024, le=65535)] = 29680
-    compress: Literal["auto", "yes", "no"] = "auto"
     # kernel: the release to pin (or `current`), the one to try once; the driver's module
     kernel: Release | None = None
     candidate: Release | None = None
