@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from schema.core.base import Frozen
 from schema.core.errors import SpecError, nearest, shown
+from schema.core.kernel_names import module_name, release_name
 from schema.core.parse import build, known_keys
 from schema.core.strings import argument, http_url, mac_address, mount_path
 from schema.inputs.rig import AbsolutePath, Address, Device, Fabric, HostName, Name, Node
@@ -27,7 +28,6 @@ from schema.render.drop_in import (
     UnitName,
     listed_argv,
 )
-from schema.render.kernel_files import module_name, release_name
 
 # pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and `_sudo`, the one
 # of its global arguments that belongs to a host. pyinfra checks their values itself.
