@@ -19,10 +19,11 @@ from deploys.procedures.venv.backup import (
 from facts.observe import real
 from gates.gate_sets import CHANGING, REACHING
 from operations.venv import backup
+from schema.inputs.runbook_data import BackupData
 
 # Load: what the rig is, and what is asked for.
 plan = load()
-data = operator_data()
+data = operator_data(BackupData)
 made = once("backups made", dict)
 
 # Gate: every node answers; before a change also that no other change is open.

@@ -10,10 +10,11 @@ from deploys.common.load_and_gate import dry_run, gate, load, once, operator_dat
 from deploys.procedures.host.firmware import asked, decide, gates_of, observed, proof
 from operations.change.apply import apply
 from operations.engine import engine
+from schema.inputs.runbook_data import FirmwareData
 
 # Load: what we want, and the board's checklist.
 rig = load()
-data = operator_data()
+data = operator_data(FirmwareData)
 want = once("want", lambda: asked(rig, data))
 
 # Gate: whether this rig may be changed now, and which card must wake it.

@@ -11,10 +11,11 @@ from deploys.procedures.host.kernel import decide, gates_of, observed, wanted
 from deploys.procedures.host.kernel_trial import back_to_pinned, candidate_proof, reboot_into
 from operations.change.apply import apply
 from operations.engine import engine
+from schema.inputs.runbook_data import KernelData
 
 # Load: what we want.
 rig = load(ALL)
-data = operator_data()
+data = operator_data(KernelData)
 want = once("want", lambda: wanted(rig, data))
 plan = want.plan
 

@@ -19,10 +19,11 @@ from gates.gate_sets import REBOOTING
 from operations.change.run import Run
 from operations.engine import engine
 from operations.host.reboot import reboot
+from schema.inputs.runbook_data import RebootData
 
 # Load: what we want.
 plan = load(ALL)
-data = operator_data()
+data = operator_data(RebootData)
 must_answer(plan)
 
 # Gate: the journal is clean, the next boot lands on a kernel with its driver, every unit will come

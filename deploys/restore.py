@@ -9,10 +9,11 @@ from gates.gate_sets import REACHING
 from operations.engine import engine
 from operations.rollback.restore import restore as bring_back
 from operations.rollback.restore import undo_open
+from schema.inputs.runbook_data import OfABackupData
 
 # Load, Gate: every node answers, no other process holds the lock.
 rig = gated("restore", REACHING, revert=restore.revert)
-work = restore.plan(rig, rig.data.backup or restore.LAST)
+work = restore.plan(rig, rig.data(OfABackupData).backup or restore.LAST)
 
 # Act: what is open goes first; the backup is unpacked beside and trades places.
 undo_open(name="Undo what is open", run=rig.run, node=work.node, change=work.open.id)

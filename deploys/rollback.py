@@ -12,16 +12,18 @@ from deploys.common.procedure import gated, loaded
 from deploys.procedures.rollback import rollback
 from gates.gate_sets import REACHING
 from operations.rollback.undo import undo
+from schema.inputs.runbook_data import RollbackData
 
 # Load: what the rig is, and what is asked for.
 rig = loaded("rollback", runtimes=ALL)
+data = rig.data(RollbackData)
 
-if rig.data.backup is not None:
+if data.backup is not None:
     local.include("deploys/restore.py")
 else:
     # Gate: every node answers, nobody holds the lock. An open change is what we are here for.
     rig = gated("rollback", REACHING, meanwhile=rollback.ask_journals, runtimes=ALL)
-    chosen = rollback.choose(rig, rig.data.change)
+    chosen = rollback.choose(rig, data.change)
 
     # Act, Verify: over the nodes that have the change, in the rig's order; the engine answers.
     if rig.at_head:
@@ -31,6 +33,6 @@ else:
             change=chosen.id,
             nodes=chosen.nodes,
             words=chosen.lines,
-            overwrite=rig.data.overwrite,
+            overwrite=data.overwrite,
             recorded=rollback.ask_journals(rig.plan),
         )

@@ -11,10 +11,11 @@ from deploys.procedures.host.unit import asked, decide, proof
 from gates.gate_sets import CHANGING
 from operations.change.apply import apply
 from operations.engine import engine
+from schema.inputs.runbook_data import UnitData
 
 # Load: which unit, what of it, and on which nodes.
 rig = load()
-data = operator_data()
+data = operator_data(UnitData)
 plan, wanted = once("wanted", lambda: asked(rig, data))
 
 # Gate: whether this rig may be changed now, and whether the unit would be sound afterwards.

@@ -11,10 +11,11 @@ from deploys.procedures.engine.watch import decide, proof, watched
 from gates.gate_sets import CHANGING
 from operations.change.apply import apply
 from operations.engine import engine
+from schema.inputs.runbook_data import WatchData
 
 # Load: what we want, and on which node.
 rig = load()
-data = operator_data()
+data = operator_data(WatchData)
 plan, node, documents = once("watched", lambda: watched(rig, data))
 
 # Gate: whether this rig may be changed now.

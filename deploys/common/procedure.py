@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TypeVar
 
 from pyinfra import state
 
@@ -34,6 +35,7 @@ from schema.observed.snapshot import NodeSnapshot
 
 Revert = Callable[[Run], str]
 Waivers = tuple[tuple[str, str], ...]
+D = TypeVar("D", bound=HostData)
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,9 @@ class Procedure:
         self.waivers: Waivers = ()
         self._revert = revert
 
-    @property
-    def data(self) -> HostData:
-        """The checked data of the host in context, its --data keys among them."""
-        return operator_data()
+    def data(self, kind: type[D]) -> D:
+        """The checked data of the host in context, as the runbook's type `kind`."""
+        return operator_data(kind)
 
     @property
     def at_head(self) -> bool:

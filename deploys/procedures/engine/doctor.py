@@ -24,6 +24,7 @@ from gates.core.waiver import blocking
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
 from gates.firmware import checklist
+from schema.inputs.runbook_data import DoctorData
 
 _KEYS = (
     "code", "layer", "severity", "node", "summary", "evidence", "cause", "remedy", "explains",
@@ -42,7 +43,7 @@ class Diagnosis:
 def diagnose(rig: Procedure) -> Diagnosis:
     """One look: all hosts and the endpoint at the same time, read-only."""
     plan, here = rig.plan, real(state)
-    module, lists = driver_module(plan, rig.data), load_lists()
+    module, lists = driver_module(plan, rig.data(DoctorData)), load_lists()
     seen = runtime_of(plan).examine(
         plan, lambda: observe_machines(here, plan, lambda: observe_kernels(here, plan, module))
     )
@@ -54,7 +55,7 @@ def diagnose(rig: Procedure) -> Diagnosis:
 def report(rig: Procedure, diagnosis: Diagnosis) -> None:
     """Tells the findings; DeployError (exit status 1) when one of them blocks serving."""
     findings = diagnosis.findings
-    if rig.data.as_json:
+    if rig.data(DoctorData).as_json:
         print(json.dumps([as_row(finding) for finding in findings], indent=2))
     else:
         for finding in findings:

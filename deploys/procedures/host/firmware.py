@@ -26,7 +26,7 @@ from operations.engine.engine import file_steps
 from operations.host.machine import folder_steps, sleep_steps, wol_steps
 from schema.core.errors import SpecError, unknown
 from schema.desired.plan import Document, Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import FirmwareData
 from schema.machine import attestation
 from schema.machine.checklist import Checklist, Item, checklist_for, checklists
 from schema.observed.hardware import AttestationFile, HardwareFacts, MachineSnapshot, Wol
@@ -68,7 +68,7 @@ def load_lists() -> Lists:
         raise DeployError(str(error)) from None
 
 
-def asked(plan: Plan, data: HostData) -> Want:
+def asked(plan: Plan, data: FirmwareData) -> Want:
     """What --data asks for; DeployError for a node that is none, and for an unclear attestation."""
     names = frozenset(node.name for node in plan.rig.nodes)
     if data.only is not None and data.only not in names:

@@ -25,6 +25,7 @@ from operations.change.run import Run
 from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import KernelData
 from schema.observed.kernel import Apt, Grub, KernelFacts, KernelSnapshot
 from schema.observed.snapshot import FileState, NodeSnapshot, Unreadable
 from schema.render.kernel_files import (
@@ -80,7 +81,7 @@ def driver_module(plan: Plan, data: HostData) -> str | None:
     return "nvidia" if plan.recipe.expect.needs_nvidia else None
 
 
-def wanted(plan: Plan, data: HostData) -> Want:
+def wanted(plan: Plan, data: KernelData) -> Want:
     """What --data asks for; DeployError for a node that is none, and for both kinds at once."""
     names = frozenset(node.name for node in plan.rig.nodes)
     if data.only is not None and data.only not in names:

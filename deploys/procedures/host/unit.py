@@ -22,7 +22,7 @@ from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.host.drop_in import Target, remove_steps, write_steps
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import UnitData
 from schema.observed.snapshot import NodeSnapshot, Unit
 from schema.render.drop_in import drop_in_path, ordered
 
@@ -70,7 +70,7 @@ class UnitWork:
         return f"{'Remove' if self.wanted.text is None else 'Write'} {self.wanted.path}"
 
 
-def asked(plan: Plan, data: HostData) -> tuple[Plan, Wanted]:
+def asked(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
     """The plan with the unit and its drop-in in the snapshots, and what is wanted.
 
     DeployError for keys that do not go together.
@@ -108,7 +108,7 @@ def decide(
     plan: Plan,
     snapshots: Mapping[str, NodeSnapshot],
     wanted: Wanted,
-    data: HostData,
+    data: UnitData,
     waivers: tuple[tuple[str, str], ...],
 ) -> UnitWork:
     """The work of this run; DeployError where the unit would be broken, or is nowhere."""

@@ -14,6 +14,7 @@ from deploys.common.procedure import Procedure
 from deploys.common.resume import refuse_live
 from operations.rollback.revert import RecordedChanges
 from schema.desired.plan import Plan
+from schema.inputs.runbook_data import RollbackData
 from schema.observed.snapshot import ChangeSummary, Journal
 
 _NOT_BLESSED = ("OPEN", "INCONSISTENT")
@@ -30,7 +31,9 @@ class Chosen:
 
 def ask_journals(plan: Plan) -> RecordedChanges:
     """Asks for the changes while the gates do: every second counts for who is down."""
-    return once("recorded", lambda: RecordedChanges(state, plan, operator_data().change))
+    return once(
+        "recorded", lambda: RecordedChanges(state, plan, operator_data(RollbackData).change)
+    )
 
 
 def choose(rig: Procedure, wanted: str | None) -> Chosen:

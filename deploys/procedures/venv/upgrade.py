@@ -28,6 +28,7 @@ from operations.engine.baseline import fast_enough
 from operations.engine.engine import Steps
 from operations.rollback.revert import revert_change, recipe_baseline
 from operations.change.run import Run
+from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.desired.plan import Plan
 from schema.observed.pip_report import VenvWheels, parse
@@ -101,14 +102,14 @@ def _decide(
             "image digest in the recipe, then deploys/serve.py"
         )
     node = plan.rig.head.name
-    wanted = operator_data().version or plan.recipe.venv.version
+    wanted = operator_data(UpgradeData).version or plan.recipe.venv.version
     if wanted is None:
         raise DeployError(
             f"no version named, and recipe {plan.recipe.name} has no venv.version; "
             "allowed: --data version=0.32.0"
         )
     spec, venv = wheels_spec(plan), str(venv_of(plan, node))
-    inplace = operator_data().inplace
+    inplace = operator_data(UpgradeData).inplace
     seen = look(state, plan, node, venv, spec.package, wanted)
     if len(seen.installed) == 1 and same_version(wanted, seen.installed[0]):
         logger.info(f"    {venv} leads to {spec.package} {seen.installed[0]} already")
