@@ -6,7 +6,7 @@ candidate=RELEASE to boot it once, prove it and pin it, with budget=SECONDS for 
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load, once, operator_data
+from deploys.common.load_and_gate import ALL, gate, load, once, operator_data
 from deploys.procedures.host.kernel import decide, gates_of, observed, wanted
 from deploys.procedures.host.kernel_trial import back_to_pinned, candidate_proof, reboot_into
 from operations.change.apply import apply
@@ -14,7 +14,7 @@ from operations.engine import engine
 from schema.inputs.runbook_data import KernelData
 
 # Load: what we want.
-rig = load()
+rig = load(ALL)
 data = operator_data(KernelData)
 want = once("want", lambda: wanted(rig, data))
 plan = want.plan

@@ -7,8 +7,8 @@ import time
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load, once, operator_data
-from deploys.procedures.engine.serve import endpoint_with_key, proof
+from deploys.common.load_and_gate import ALL, gate, load, once, operator_data
+from deploys.procedures.engine.serve import must_answer, proof
 from deploys.procedures.host.firmware import load_lists
 from deploys.procedures.host.kernel import driver_module
 from deploys.procedures.host.reboot import decide
@@ -22,9 +22,9 @@ from operations.host.reboot import reboot
 from schema.inputs.runbook_data import RebootData
 
 # Load: what we want.
-plan = load()
+plan = load(ALL)
 data = operator_data(RebootData)
-where = endpoint_with_key(plan)
+must_answer(plan)
 
 # Gate: the journal is clean, the next boot lands on a kernel with its driver, every unit will come
 # back by itself, and a headless board will not wait for somebody's hands.
@@ -56,5 +56,5 @@ if host.name == plan.rig.head.name:
         name="A real chat completion",
         run=work.run,
         needed=True,
-        check=lambda: proof(state, plan, where, patient=True),
+        check=lambda: proof(plan, patient=True),
     )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pyinfra import host
 from pyinfra.api import State
 
-from deploys.common.load_and_gate import endpoint
 from deploys.common.snapshot_view import files_in
 from deploys.procedures.engine.serve import proof
 from deploys.procedures.host.kernel import UNDO_TIMEOUT_S, KernelWork, Want, kernels_of, pin_steps
@@ -63,7 +62,7 @@ def candidate_proof(state: State, want: Want, work: KernelWork) -> str:
         _runs(want, name, seen[name])
     said = "no engine ran before"
     if work.engine_up:
-        said = proof(state, want.plan, endpoint(want.plan))
+        said = proof(want.plan)
     for name in sorted(work.members):
         _bless(work.run, want, name, seen[name])
     done = _look(state, want)

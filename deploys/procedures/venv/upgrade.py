@@ -26,7 +26,7 @@ from operations.engine import engine
 from operations.venv import upgrade
 from operations.engine.baseline import fast_enough
 from operations.engine.engine import Steps
-from operations.rollback.revert import revert_change, recorded
+from operations.rollback.revert import revert_change, recipe_baseline
 from operations.change.run import Run
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
@@ -226,14 +226,14 @@ def measured(plan: Plan, work: UpgradeWork, run: Run, made: Mapping[str, str]) -
     where = endpoint(plan)
     answer = ask(where, ASK_S) if work.runs else None
     if answer is None or not answer.ok:
-        value = recorded(plan)
+        value = recipe_baseline(plan)
         run.context["baseline"] = value
         told = f"the recipe's {value:.1f} tok/s" if value else "none: nothing to compare with"
         return f"the engine does not answer; baseline: {told}"
     try:
         rate = measure(where)
     except NotMeasured as error:
-        run.context["baseline"] = recorded(plan)
+        run.context["baseline"] = recipe_baseline(plan)
         return f"the engine answers and could not be measured: {error}"
     run.context["baseline"] = round(rate.tokens_per_s, 2)
     return f"baseline: {rate}"
