@@ -13,7 +13,7 @@ from gates.host import reachable, storage
 from gates.transfer import fabric
 from gates.transfer.route import port_of, room_on, way_open
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Image, NodeSnapshot, Unreadable
 
 PRUNE = "sudo docker image prune"

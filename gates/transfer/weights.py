@@ -13,7 +13,7 @@ from gates.transfer import fabric
 from gates.transfer.route import port_of, room_on, way_open
 from gates.weights import weights
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 UNNEEDED = "remove from that filesystem what is not needed"

@@ -20,8 +20,8 @@ from operations.change.node_call import StepFailed
 from operations.host.wake import MAGIC_PORT, answers_ssh, cycle, own_address, send_here, wait
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
+from schema.desired.rig import Node
 from schema.inputs.check import host_data
-from schema.inputs.rig import Node
 from schema.inputs.runbook_data import WakeData
 from schema.machine.wake_record import MachineRecord, machines_path, read_machines
 
