@@ -1,3 +1,9 @@
-"""The rehearsal rig: systemd-nspawn hosts, a fabric link and the real engine on this machine."""
+"""The rehearsal rig: booted hosts, VMs and a Kubernetes node made on this machine.
 
-from __future__ import annotations
+    hosts/        nspawn hosts: root tree, network, life cycle, ssh
+    engine/       the real vLLM as an image and as a venv
+    vm/           an emulated machine with real GRUB and kernels
+    kubernetes/   a real API server and a hollow node on a lab host
+
+`python -m lab` is its command line; `lab.demo` is `make demo`.
+"""

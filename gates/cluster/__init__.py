@@ -1,0 +1,1 @@
+"""A shared GPU under Kubernetes: its limit and its library."""

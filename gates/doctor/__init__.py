@@ -1,0 +1,1 @@
+"""All findings of a rig, ordered by layer and likely cause."""

@@ -1,0 +1,1 @@
+"""What lies on a node against what the recipe renders."""

@@ -1,0 +1,1 @@
+"""A board's checklist: what keeps a headless machine from coming back."""

@@ -1,0 +1,1 @@
+"""Reachable, readable, on time, with room on its disks."""

@@ -1,0 +1,1 @@
+"""The next boot, and a kernel pin."""

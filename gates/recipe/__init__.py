@@ -1,0 +1,1 @@
+"""What a recipe chooses against the machines it is to run on."""

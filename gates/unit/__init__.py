@@ -1,0 +1,1 @@
+"""systemd units: ghosts, crash loops, supervisors, the launch script."""

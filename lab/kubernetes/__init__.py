@@ -1,0 +1,1 @@
+"""A Kubernetes control plane built from Debian's source, on a lab host."""

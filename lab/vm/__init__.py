@@ -1,0 +1,1 @@
+"""An emulated machine: root tree, disk with GRUB, QEMU."""

@@ -1,0 +1,1 @@
+"""Backups of an installation: walk, pack, verify, restore, prune."""

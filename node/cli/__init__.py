@@ -1,0 +1,1 @@
+"""The command line: verbs, console, what systemd calls, progress."""

@@ -1,0 +1,1 @@
+"""What all rooms stand on: errors, validation, processes, commands with limits."""

@@ -1,0 +1,1 @@
+"""Docker: its API, containers, image stores, and the files inside them."""

@@ -1,0 +1,1 @@
+"""The engine's life on a host: before its start, its answer, its peers, its memory."""

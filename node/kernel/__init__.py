@@ -1,0 +1,1 @@
+"""Kernels, GRUB and apt: what is installed, what boots next, what is held."""

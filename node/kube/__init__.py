@@ -1,0 +1,1 @@
+"""A Deployment through kubectl: what it is, one value of it changed, its pods."""

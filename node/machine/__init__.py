@@ -1,0 +1,1 @@
+"""Board and network card: firmware facts, Wake-on-LAN."""

@@ -1,0 +1,1 @@
+"""Patches of installed files: which are in force, and the tool that applies them."""

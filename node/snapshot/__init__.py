@@ -1,0 +1,1 @@
+"""One document of what a host is; a section that cannot be read says why."""

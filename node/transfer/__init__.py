@@ -1,0 +1,1 @@
+"""The authenticated stream between two nodes: protocol, server, client, spool."""

@@ -1,0 +1,1 @@
+"""A venv and its versions: inspect, plan, install, check, switch, prune."""

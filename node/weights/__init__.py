@@ -1,0 +1,1 @@
+"""Weights: headers, manifest, what a node gives and takes."""

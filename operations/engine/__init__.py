@@ -1,0 +1,1 @@
+"""The engine: configured, stopped, started, proven by an answer, cleaned up after."""

@@ -1,0 +1,1 @@
+"""The machine: kernel, reboot, drop-ins, Wake-on-LAN."""

@@ -1,0 +1,1 @@
+"""A venv: backup, patches, upgrade."""

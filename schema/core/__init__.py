@@ -1,0 +1,1 @@
+"""Base types, one-line errors, quoting, YAML without surprises."""

@@ -1,0 +1,1 @@
+"""What a host reports, typed: the snapshot and the other documents of node."""

@@ -1,0 +1,1 @@
+"""A recipe and what stands in it: flags, patches, placeholders, known versions."""

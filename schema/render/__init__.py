@@ -1,0 +1,1 @@
+"""The files that land on a node, rendered from a plan."""

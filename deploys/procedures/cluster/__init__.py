@@ -1,0 +1,1 @@
+"""A rig on Kubernetes: the Deployment, the shared GPU's library and its limit."""

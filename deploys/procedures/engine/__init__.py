@@ -1,0 +1,1 @@
+"""Serve, stop, restart, verify, watch and doctor: the engine as a rig's one service."""

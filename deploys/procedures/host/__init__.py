@@ -1,0 +1,1 @@
+"""The machine below the engine: kernel, reboot, firmware, wake-up, and units."""

@@ -1,0 +1,1 @@
+"""Images and weights from node to node."""

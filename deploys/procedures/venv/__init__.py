@@ -1,0 +1,1 @@
+"""An installation in a venv: backup, upgrade, patches, and what is known of it."""

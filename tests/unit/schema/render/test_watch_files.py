@@ -11,7 +11,8 @@ import pytest
 from node.core import webhook
 from node.watch import watch
 from node.watch.config import checked
-from schema.inputs.host_data import host_data
+from schema.inputs.check import host_data
+from schema.inputs.runbook_data import WatchData
 from schema.render.watch_files import watch_documents
 from tests.unit.builders.engine_files import unit_lines
 from tests.unit.builders.spark_rig import host, spark_plan
@@ -20,7 +21,9 @@ from tests.unit.schema.render.test_engine_files import verified
 
 def documents(**changes: object) -> tuple:  # type: ignore[type-arg]
     """The documents of a watch on spark1."""
-    return watch_documents(spark_plan(), "spark1", host_data("spark1", host(1, **changes), {}))
+    return watch_documents(
+        spark_plan(), "spark1", host_data("spark1", host(1, **changes), {}, WatchData)
+    )
 
 
 def test_node_reads_what_is_rendered() -> None:

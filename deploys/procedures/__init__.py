@@ -1,0 +1,1 @@
+"""What the runbooks decide, by capability; a runbook and its procedure share the name."""
