@@ -26,7 +26,7 @@ from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.engine.baseline import compared
 from operations.rollback.revert import RESTORE_TIMEOUT_S, UNDO_TIMEOUT_S, recorded, revert_change
-from operations.venv import upgrade
+from operations.venv import venv as engine_venv
 from schema.desired.plan import UNIT, Plan
 from schema.observed.backup import BackupRow
 from schema.observed.snapshot import NodeSnapshot
@@ -161,7 +161,7 @@ def restored(work: RestoreWork, run: Run) -> str:
     for line in answer.get("cleared", ()):
         host.log(line)
     what = "nothing was different" if not answer["changed"] else f"{answer['took_s']:.0f} s"
-    upgrade.runs(run.state, host, work.venv, work.package, imports=False, quick=True)
+    engine_venv.check_venv(run.state, host, work.venv, work.package, imports=False, quick=True)
     files = "".join(f"; {each}" for each in answer["files"])
     return f"{work.row.id} is back in {answer['real']} ({what}){files}"
 
@@ -169,9 +169,9 @@ def restored(work: RestoreWork, run: Run) -> str:
 def proof(plan: Plan, work: RestoreWork, run: Run) -> str:
     """Its program executed, a real answer, and how fast it is."""
     where, host = endpoint(plan), run.host(work.node)
-    host.log(upgrade.runs(run.state, host, work.venv, work.package, imports=False))
+    host.log(engine_venv.check_venv(run.state, host, work.venv, work.package, imports=False))
     budget = plan.recipe.expect.start_budget_s
-    detail = upgrade.answers_within(run, work.node, where, budget)
+    detail = engine_venv.wait_with_retries(run, work.node, where, budget)
     return f"backup {work.row.id} serves: {detail}{compared(where, recorded(plan))}"
 
 
