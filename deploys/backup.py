@@ -10,10 +10,11 @@ from deploys.common.procedure import loaded
 from deploys.procedures.venv import backup as procedure
 from gates.gate_sets import CHANGING, REACHING
 from operations.venv import backup
+from schema.inputs.runbook_data import BackupData
 
 # Load: what the rig is, and what is asked for.
 rig = loaded("backup")
-data = rig.data
+data = rig.data_as(BackupData)
 is_look = bool(data.as_list or data.verify)
 
 # Gate: every node answers; before a change also that no other change is open.

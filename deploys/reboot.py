@@ -10,6 +10,7 @@ from deploys.procedures.engine import serve
 from deploys.procedures.host import reboot
 from operations.engine import engine
 from operations.host.reboot import reboot as reboot_node
+from schema.inputs.runbook_data import RebootData
 
 # Load: what we want.
 rig = loaded("reboot")
@@ -28,7 +29,7 @@ reboot_node(
     run=rig.run,
     nodes=nodes,
     before=rig.snapshots[host.name].identity.boot_id,
-    budget_s=rig.data.budget,
+    budget_s=rig.data_as(RebootData).budget,
 )
 engine.start(name="Start the engine on nodes that stayed up", run=rig.run, nodes=rig.up.all - nodes)
 

@@ -29,10 +29,11 @@ from operations.engine import engine
 from operations.rollback import roll_back as rollback_roll_back
 from operations.rollback.revert import Recorded
 from operations.venv import upgrade
+from schema.inputs.runbook_data import RollbackData
 
 # Load: what the rig is.
 plan = load_cluster() if on_cluster() else load()
-data = plan.data if on_cluster() else operator_data()
+data = plan.data if on_cluster() else operator_data(RollbackData)
 wanted_backup = None if on_cluster() else data.backup
 
 # Gate: every node answers, no other process holds the lock. An open change is what we are here for.

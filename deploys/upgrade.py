@@ -11,10 +11,11 @@ from deploys.procedures.venv import upgrade
 from gates.gate_sets import CHANGING, UPGRADING
 from operations.engine import engine
 from operations.venv import backup, venv
+from schema.inputs.runbook_data import UpgradeData
 
 # Load: what the rig is, and which version is wanted.
 rig = loaded("upgrade", revert=upgrade.revert)
-is_prune = rig.data.prune
+is_prune = rig.data_as(UpgradeData).prune
 
 # Gate: what is known of that version here, what pip would do, whether there is room.
 rig.gate(CHANGING if is_prune else UPGRADING)

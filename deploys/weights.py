@@ -1,6 +1,6 @@
 """weights: bring the recipe's weights to every node: what lacks, over the fabric, no half file.
 
-Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, compress, waive + reason.
+Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, waive + reason.
 """
 
 from pyinfra import host
@@ -10,6 +10,7 @@ from deploys.procedures.transfer import weights as procedure
 from gates.transfer.weights import weights_gates
 from operations.engine import engine
 from operations.transfer import weights
+from schema.inputs.runbook_data import WeightsData
 
 # Load: what we want, and whose weights are whole.
 rig = loaded("weights", revert=procedure.revert)
@@ -26,7 +27,7 @@ weights.move(
     transfer=work.transfer,
     paths=work.paths,
     owner=rig.plan.rig.node(host.name).ssh_user,
-    prune=rig.data.prune,
+    prune=rig.data_as(WeightsData).prune,
 )
 weights.hash_all(
     name="Hash every file",

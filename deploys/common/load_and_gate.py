@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar, cast, overload
 
 from gevent.lock import RLock
 from pyinfra import host, logger, state
@@ -28,9 +28,11 @@ from schema.core.errors import SpecError
 from schema.desired.kubernetes import is_cluster
 from schema.desired.plan import Plan
 from schema.inputs import load as loader
-from schema.inputs.host_data import HostData, host_data
+from schema.inputs.check import host_data, kind_of
+from schema.inputs.host_data import HostData
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
+D = TypeVar("D", bound=HostData)
 T = TypeVar("T")
 Waivers = tuple[tuple[str, str], ...]
 _LOCK = RLock()
@@ -108,6 +110,7 @@ def load() -> Plan:
                 {name: merged for name, (merged, _) in pairs.items()},
                 {name: sources for name, (_, sources) in pairs.items()},
                 ROOT,
+                runbook_data(),
             )
         except SpecError as error:
             # What --data says is the same for every host: one line for all of them.
@@ -117,10 +120,21 @@ def load() -> Plan:
     return once("plan", make)
 
 
-def operator_data() -> HostData:
-    """The validated data of the host in context: --data keys such as `waive`, `json`, `deep`."""
+def runbook_data() -> type[HostData]:
+    """The type of data that the runbooks of this command line take."""
+    return kind_of(ctx_state.get().__dict__.get("rigbook_runbooks", ()))
+
+
+@overload
+def operator_data() -> HostData: ...
+@overload
+def operator_data(kind: type[D]) -> D: ...
+def operator_data(kind: type[HostData] = HostData) -> HostData:
+    """The validated data of the host in context, as the runbook's type `kind`."""
     merged, sources = data_of(host)
-    return host_data(host.name, merged, sources)
+    found = host_data(host.name, merged, sources, runbook_data())
+    assert isinstance(found, kind), f"{type(found).__name__} is no {kind.__name__}"
+    return found
 
 
 def gate(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from pyinfra import state
 
@@ -24,6 +25,7 @@ from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
 from schema.observed.snapshot import NodeSnapshot
 
+D = TypeVar("D", bound=HostData)
 Revert = Callable[[Run], str]
 Waivers = tuple[tuple[str, str], ...]
 
@@ -66,6 +68,10 @@ class Procedure:
     def data(self) -> HostData:
         """The checked data of the host in context, its --data keys among them."""
         return operator_data()
+
+    def data_as(self, kind: type[D]) -> D:
+        """`data` as the type of this runbook, which has its own keys."""
+        return operator_data(kind)
 
     @property
     def at_head(self) -> bool:

@@ -13,12 +13,13 @@ import shutil
 from typing import List, Optional
 
 from node.files import atomic, state_dir
-from node.change import apply, journal
-from node.core import validate, proc
+from node.change import journal
+from node.core import proc, signals, validate
 from node.backup import walk
 from node.venv import install as installing
 from node.venv import versions as place
 from node.core.errors import Json, NodeError
+from node.rules.versions import VERSION
 from node.files.host_lock import Lock
 
 _REPLACED = ".former-"
@@ -56,8 +57,8 @@ def _prune(path: str, name: str, dry: bool) -> Json:
             continue
         removed.append({**row, "why": _why_goes(folder, changes)})
         if not dry:
-            if apply.interrupted():
-                raise NodeError(f"ended by {apply.interrupted()}; {folder} and what follows is"
+            if signals.interrupted():
+                raise NodeError(f"ended by {signals.interrupted()}; {folder} and what follows is"
                                 " kept", "interrupted", "run it again")  # fmt: skip
             _remove(folder)
     return {"removed": removed, "kept": kept, "dry": dry,
@@ -73,7 +74,7 @@ def _versions(path: str) -> List[str]:
     folders = [
         os.path.join(place.folder_of(path), name)
         for name in names
-        if place.VERSION.match(name) or name.startswith(_REPLACED)
+        if VERSION.match(name) or name.startswith(_REPLACED)
     ]
     return [f for f in folders if os.path.isdir(f) and not os.path.islink(f)]
 

@@ -32,7 +32,6 @@ class Route:
     addresses: Mapping[str, str]
     device: str | None
     port: int
-    compress: str = "auto"
 
     def listen(self, source: str) -> dict[str, Any]:
         """Where the source listens, as node takes it."""
@@ -57,7 +56,6 @@ class Transfer:
             "peers": [self.route.addresses[name] for name in self.targets],
             "key": self._key,
             "deadline_s": DEADLINE_S,
-            "compress": self.route.compress,
             **more,
         }
         host = self.run.host(self.source)

@@ -17,7 +17,7 @@ from operations.change.node_call import StepFailed
 from operations.engine.watch import install_steps, remove_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Document, Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import WatchData
 from schema.render.watch_files import WATCH_SERVICE, WATCH_TIMER, watch_documents
 
 POLL_S = 1.0
@@ -40,10 +40,10 @@ revert = undo_only("the watch is as it was before", UNDO_TIMEOUT_S)
 
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError when `only` is no node of the rig."""
-    return once("want", lambda: _parse(rig.plan, rig.data))
+    return once("want", lambda: _parse(rig.plan, rig.data_as(WatchData)))
 
 
-def _parse(plan: Plan, data: HostData) -> Want:
+def _parse(plan: Plan, data: WatchData) -> Want:
     names = [node.name for node in plan.rig.nodes]
     node = data.only or plan.rig.head.name
     if node not in names:
@@ -59,14 +59,14 @@ def plan(rig: Procedure, want: Want) -> Steps:
     paths = {document.path for document in want.documents}
     files = {path: row for path, row in files_in(snapshot).items() if path in paths}
     timer = units_in(snapshot).get(WATCH_TIMER)
-    if rig.data.remove:
+    if rig.data_as(WatchData).remove:
         return remove_steps(files, timer)
     return install_steps(want.documents, files, timer)
 
 
 def verify(rig: Procedure, want: Want) -> str:
     """A line about the first look and the timer; StepFailed says what is wrong with them."""
-    data = rig.data
+    data = rig.data_as(WatchData)
     if data.remove:
         return f"{want.node} no longer watches"
     state = rig.run.state

@@ -27,7 +27,7 @@ from operations.host.machine import folder_steps, sleep_steps, wol_steps
 from operations.rollback.revert import undo_only
 from schema.core.errors import SpecError, unknown
 from schema.desired.plan import Document, Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import FirmwareData
 from schema.machine import attestation
 from schema.machine.checklist import Checklist, Item, checklist_for, checklists
 from schema.observed.hardware import AttestationFile, HardwareFacts, MachineSnapshot, Wol
@@ -73,10 +73,10 @@ revert = undo_only("cards, sleep and attestations are as they were", UNDO_TIMEOU
 
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for an unclear attestation."""
-    return once("want", lambda: _parse(rig.plan, rig.data))
+    return once("want", lambda: _parse(rig.plan, rig.data_as(FirmwareData)))
 
 
-def _parse(plan: Plan, data: HostData) -> Want:
+def _parse(plan: Plan, data: FirmwareData) -> Want:
     names = frozenset(node.name for node in plan.rig.nodes)
     if data.only is not None and data.only not in names:
         known = ", ".join(sorted(names))

@@ -24,6 +24,7 @@ from operations.change.apply import Steps, texts_of
 from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import KernelData
 from schema.observed.kernel import Apt, Grub, KernelFacts, KernelSnapshot
 from schema.observed.snapshot import FileState, NodeSnapshot, Unreadable
 from schema.render.kernel_files import (
@@ -78,10 +79,10 @@ def driver_module(plan: Plan, data: HostData) -> str | None:
 
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for both kinds at once."""
-    return once("want", lambda: _parse(rig.plan, rig.data))
+    return once("want", lambda: _parse(rig.plan, rig.data_as(KernelData)))
 
 
-def _parse(plan: Plan, data: HostData) -> Want:
+def _parse(plan: Plan, data: KernelData) -> Want:
     names = frozenset(node.name for node in plan.rig.nodes)
     if data.only is not None and data.only not in names:
         known = ", ".join(sorted(names))

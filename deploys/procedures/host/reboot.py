@@ -16,11 +16,13 @@ from facts.kernels import observe_kernels
 from gates.core.check import Gate, Observed
 from gates.firmware.checklist import rebootable
 from gates.gate_sets import REBOOTING
+from schema.inputs.runbook_data import RebootData
 
 
 def gates(rig: Procedure) -> tuple[Gate, ...]:
     """The gates of a reboot; those about a person's hands are asked of the nodes it takes down."""
-    only = frozenset({rig.data.only}) if rig.data.only else None
+    name = rig.data_as(RebootData).only
+    only = frozenset({name}) if name else None
     return (*REBOOTING, *rebootable(once("lists", load_lists), time.time(), only))
 
 
@@ -32,7 +34,7 @@ def inspect(rig: Procedure) -> Observed:
 
 def nodes(rig: Procedure) -> frozenset[str]:
     """The nodes to reboot; DeployError when `only` is no node of the rig."""
-    only, names = rig.data.only, rig.nodes.all
+    only, names = rig.data_as(RebootData).only, rig.nodes.all
     if only is not None and only not in names:
         known = ", ".join(sorted(names))
         raise DeployError(f"--data only={only}: no such node; the rig has: {known}")

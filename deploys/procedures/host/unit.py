@@ -24,7 +24,7 @@ from operations.change.node_call import StepFailed
 from operations.host.drop_in import Target, remove_steps, write_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import UnitData
 from schema.observed.snapshot import NodeSnapshot, Unit
 from schema.render.drop_in import drop_in_path, ordered
 
@@ -79,10 +79,10 @@ def parse_request(rig: Procedure) -> tuple[Plan, Wanted]:
 
     DeployError for keys that do not go together.
     """
-    return once("want", lambda: _parse(rig.plan, rig.data))
+    return once("want", lambda: _parse(rig.plan, rig.data_as(UnitData)))
 
 
-def _parse(plan: Plan, data: HostData) -> tuple[Plan, Wanted]:
+def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
     names = tuple(node.name for node in plan.rig.nodes)
     override = data.override()
     if data.unit is None:

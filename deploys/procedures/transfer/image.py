@@ -24,7 +24,7 @@ from operations.transfer import docker_archive
 from operations.transfer.transfer import Transfer
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import ImageData
 from schema.observed.snapshot import Docker, Image, NodeSnapshot
 from schema.render.image_build import Context, context
 
@@ -59,7 +59,7 @@ def image_of_recipe(plan: Plan) -> str:
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError where the recipe's engine runs in a venv."""
     image_of_recipe(rig.plan)
-    data = rig.data
+    data = rig.data_as(ImageData)
     asked = TransferRequest(
         source=data.source,
         port=data.port,
@@ -76,7 +76,7 @@ def plan(rig: Procedure) -> ImageWork:
 
 
 def _plan(rig: Procedure) -> ImageWork:
-    data, snapshots = rig.data, rig.snapshots
+    data, snapshots = rig.data_as(ImageData), rig.snapshots
     reference = image_of_recipe(rig.plan)
     found = images(rig.plan, snapshots)
     made_of = _context(rig.plan, data.archive) if data.build else None
@@ -156,7 +156,7 @@ def _store(snapshot: NodeSnapshot) -> str:
 
 
 def _archive(
-    plan: Plan, snapshots: Mapping[str, NodeSnapshot], data: HostData
+    plan: Plan, snapshots: Mapping[str, NodeSnapshot], data: ImageData
 ) -> docker_archive.Archive:
     """The operator's archive; DeployError where it is none, or cannot become this rig's image."""
     path, reference = data.archive or "", image_of_recipe(plan)
@@ -188,7 +188,7 @@ def _matches(archive: docker_archive.Archive, image: Image) -> bool:
 
 
 def _is_whole(
-    snapshots: Mapping[str, NodeSnapshot], transfer: Transfer | None, data: HostData
+    snapshots: Mapping[str, NodeSnapshot], transfer: Transfer | None, data: ImageData
 ) -> bool:
     """Whether the fallback is used: asked for, or a store whose layers node cannot read."""
     if transfer is None or data.method == "ssh":

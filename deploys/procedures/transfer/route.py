@@ -10,6 +10,7 @@ from deploys.common.procedure import Procedure
 from gates.transfer.route import TransferRequest, route_of, with_route_probe
 from operations.transfer.transfer import Route
 from schema.desired.plan import Plan
+from schema.inputs.runbook_data import TransferData
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
     """
 
     def make() -> Want:
-        plan = with_route_probe(rig.plan, rig.data.port, rig.data.waive)
+        data = rig.data_as(TransferData)
+        plan = with_route_probe(rig.plan, data.port, data.waive)
         return Want(plan, ask(plan))
 
     return once("want", make)
@@ -36,4 +38,5 @@ def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
 def planned_route(rig: Procedure) -> Route:
     """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
     addresses, device = route_of(rig.plan, [code for code, _ in rig.waivers])
-    return Route(addresses, device, rig.data.port, rig.data.compress)
+    data = rig.data_as(TransferData)
+    return Route(addresses, device, data.port)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyinfra import logger, state
-from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
@@ -22,6 +21,7 @@ from operations.change.run import Run
 from operations.transfer.transfer import Transfer
 from operations.transfer.weights import differences
 from schema.desired.plan import Plan
+from schema.inputs.runbook_data import WeightsData
 from schema.observed.snapshot import Weights
 
 
@@ -42,7 +42,7 @@ class WeightsWork:
 
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for, and which node gives: the one that is named, or whose are whole."""
-    data = rig.data
+    data = rig.data_as(WeightsData)
 
     def ask(plan: Plan) -> TransferRequest:
         source = weights_source(plan, observe(real(state), plan), data.source)
@@ -58,9 +58,7 @@ def plan(rig: Procedure) -> WeightsWork:
 
 
 def _plan(rig: Procedure) -> WeightsWork:
-    plan, snapshots, data = rig.plan, rig.snapshots, rig.data
-    if data.verify not in (None, True, False):
-        raise DeployError(f"--data verify={data.verify}: weights knows only verify=true")
+    plan, snapshots, data = rig.plan, rig.snapshots, rig.data_as(WeightsData)
     rig.resume()
     source = weights_source(plan, snapshots, data.source)
     seen = {n.name: gates.weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
@@ -81,7 +79,7 @@ def _plan(rig: Procedure) -> WeightsWork:
         or unfinished({name: snapshots[name]}, "weights")
         or not _there(seen[name])
     )
-    if source is not None and not targets and data.verify is not True:
+    if source is not None and not targets and not data.verify:
         logger.info(
             "    names, sizes and headers are the same everywhere; verify=true reads it all"
         )
@@ -91,7 +89,7 @@ def _plan(rig: Procedure) -> WeightsWork:
     return WeightsWork(
         paths={node.name: plan.specs[node.name].weights for node in plan.rig.nodes},
         transfer=transfer,
-        hashing=frozenset(seen) if data.verify is True else frozenset(),
+        hashing=frozenset(seen) if data.verify else frozenset(),
     )
 
 

@@ -19,13 +19,13 @@ from facts.observe import in_host, real
 from facts.backups import TreeBackupPlan, TreeBackups, TreePrunePlan
 from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
 from schema.desired.plan import UNIT, Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import BackupData
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 MIB = 1 << 20
 
 
-def tree_of(plan: Plan, node: str, data: HostData) -> str | None:
+def tree_of(plan: Plan, node: str, data: BackupData) -> str | None:
     """The folder that a node's engine is installed in: --data tree=…, else the recipe's venv."""
     venv = getattr(plan.recipe, "venv", None)
     return data.tree or (venv.path if venv is not None else None)
@@ -45,7 +45,7 @@ class BackupWork:
 def trees(rig: Procedure) -> dict[str, str]:
     """The tree of every node; DeployError where no node has one."""
     plan = rig.plan
-    found = {node.name: tree_of(plan, node.name, rig.data) for node in plan.rig.nodes}
+    found = {node.name: tree_of(plan, node.name, rig.data_as(BackupData)) for node in plan.rig.nodes}
     named = {name: tree for name, tree in found.items() if tree is not None}
     if not named:
         raise DeployError(
@@ -64,7 +64,7 @@ def plan(rig: Procedure, host: Host) -> BackupWork:
 
 def plan_look(rig: Procedure, host: Host) -> list[str]:
     """The ids to read back on a host; with list=true its backups are told."""
-    data = rig.data
+    data = rig.data_as(BackupData)
     seen = once("backups", lambda: backups_of_all(rig.run.state, rig.plan))
     if data.as_list:
         report(host, seen[host.name])

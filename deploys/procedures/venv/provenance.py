@@ -20,17 +20,17 @@ from gates.core.violation import Violation
 from gates.core.waiver import blocking
 from schema.observed.artifact import ArtifactAnswer
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import ProvenanceData
 
 
 def report(rig: Procedure) -> None:
     """Reads the artefact of every node and tells what is in it, once a run; DeployError when it is
     not fit for this rig (exit status 1), or cannot be read.
     """
-    once("provenance", lambda: _report(rig.plan, rig.data))
+    once("provenance", lambda: _report(rig.plan, rig.data_as(ProvenanceData)))
 
 
-def _report(plan: Plan, data: HostData) -> None:
+def _report(plan: Plan, data: ProvenanceData) -> None:
     clone = _clone(str(data.git)) if data.git else None
     seen = ask_artifacts(state, plan)
     evidence = {node: read(answers) for node, answers in seen.items()}

@@ -22,6 +22,7 @@ from facts.observe import fact_of, observe
 from facts.rignode.call import AskFailed, ask_node
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
+from node.rules.versions import same_version
 from operations.change.run import Run
 from operations.engine import engine
 from operations.engine.baseline import fast_enough
@@ -29,10 +30,11 @@ from operations.engine.engine import Steps
 from operations.rollback.revert import recorded, revert_change
 from operations.venv.venv import PatchSteps, Version, wait_with_retries
 from schema.desired.plan import Plan
+from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.observed.pip_report import VenvWheels, parse
 from schema.observed.snapshot import FileState
-from schema.observed.venv_versions import VenvPlace, VenvPrunePlan, same_version
+from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
 
 MIB = 1 << 20
 # pip unpacks wheels of a gigabyte beside an engine that serves.
@@ -96,7 +98,7 @@ def plan(rig: Procedure) -> UpgradeWork:
 
 
 def _plan(rig: Procedure) -> UpgradeWork:
-    plan, state, data = rig.plan, rig.run.state, rig.data
+    plan, state, data = rig.plan, rig.run.state, rig.data_as(UpgradeData)
     if plan.recipe.venv is None:
         raise DeployError(
             f"recipe {plan.recipe.name} runs in a container: its engine is upgraded by another "

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from operations.change.apply import USUAL_S, text_after, describe, limit_s
+from operations.change.apply import USUAL_S, describe, limit_s, text_after
 
 UNIT = {"op": "unit", "unit": "a.service", "enabled": None, "active": None, "daemon_reload": True}
 
