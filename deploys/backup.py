@@ -14,7 +14,7 @@ from schema.inputs.runbook_data import BackupData
 
 # Load: what the rig is, and what is asked for.
 rig = loaded("backup")
-data = rig.data_as(BackupData)
+data = rig.data(BackupData)
 is_look = bool(data.as_list or data.verify)
 
 # Gate: every node answers; before a change also that no other change is open.

@@ -6,6 +6,7 @@ candidate=RELEASE to boot it once, prove it and pin it, with budget=SECONDS for 
 
 from pyinfra import host, state
 
+from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import loaded
 from deploys.procedures.host import kernel, kernel_trial
 from operations.change.apply import apply
@@ -13,7 +14,7 @@ from operations.engine import engine
 from operations.host.reboot import reboot
 
 # Load: what we want.
-rig = loaded("kernel", revert=kernel_trial.revert)
+rig = loaded("kernel", revert=kernel_trial.revert, runtimes=ALL)
 want = kernel.parse_request(rig)
 
 # Gate: the kernel is there, GRUB has it, and its driver is there.

@@ -5,6 +5,7 @@ Runbook: docs/runbooks/reboot.md. Data: only=NODE for one node, budget=SECONDS f
 
 from pyinfra import host
 
+from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import loaded
 from deploys.procedures.engine import serve
 from deploys.procedures.host import reboot
@@ -13,8 +14,8 @@ from operations.host.reboot import reboot as reboot_node
 from schema.inputs.runbook_data import RebootData
 
 # Load: what we want.
-rig = loaded("reboot")
-serve.endpoint_with_key(rig.plan)
+rig = loaded("reboot", runtimes=ALL)
+serve.must_answer(rig.plan)
 
 # Gate: the journal is clean, the next boot lands on a kernel with its driver, every unit will come
 # back by itself, and a headless board will not wait for somebody's hands.
@@ -29,7 +30,7 @@ reboot_node(
     run=rig.run,
     nodes=nodes,
     before=rig.snapshots[host.name].identity.boot_id,
-    budget_s=rig.data_as(RebootData).budget,
+    budget_s=rig.data(RebootData).budget,
 )
 engine.start(name="Start the engine on nodes that stayed up", run=rig.run, nodes=rig.up.all - nodes)
 

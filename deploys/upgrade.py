@@ -15,7 +15,7 @@ from schema.inputs.runbook_data import UpgradeData
 
 # Load: what the rig is, and which version is wanted.
 rig = loaded("upgrade", revert=upgrade.revert)
-is_prune = rig.data_as(UpgradeData).prune
+is_prune = rig.data(UpgradeData).prune
 
 # Gate: what is known of that version here, what pip would do, whether there is room.
 rig.gate(CHANGING if is_prune else UPGRADING)

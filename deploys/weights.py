@@ -27,7 +27,7 @@ weights.move(
     transfer=work.transfer,
     paths=work.paths,
     owner=rig.plan.rig.node(host.name).ssh_user,
-    prune=rig.data_as(WeightsData).prune,
+    prune=rig.data(WeightsData).prune,
 )
 weights.hash_all(
     name="Hash every file",

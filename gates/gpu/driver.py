@@ -15,6 +15,8 @@ from schema.observed.snapshot import Gpus, NodeSnapshot
 
 def gpus_needed(plan: Plan, node: Node) -> int:
     """GPUs that one node must have: tensor times pipeline ranks, spread over the nodes."""
+    if plan.runtime == "deployment":
+        return 1  # shared by HAMi: how much of it a pod gets is its limit's matter
     flags = plan.specs[node.name].flags
     ranks = int(str(flags.get("tensor_parallel_size", 1))) * int(
         str(flags.get("pipeline_parallel_size", 1))

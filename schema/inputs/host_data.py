@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from schema.core.base import Frozen
+from schema.core.kernel_names import module_name
 from schema.core.strings import argument, http_url, mount_path
 from schema.inputs.rig import AbsolutePath, Address, Device, Fabric, Name, Node
-from schema.render.kernel_files import module_name
 
 # pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and `_sudo`, the one
 # of its global arguments that belongs to a host. pyinfra checks their values itself.

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from schema.core.kernel_names import release_name
 from schema.core.strings import mac_address
 from schema.inputs.host_data import Argument, HostData, Names, Paths, Url, key, listed
 from schema.inputs.rig import AbsolutePath, Device, HostName, Name
@@ -20,7 +21,6 @@ from schema.render.drop_in import (
     UnitName,
     listed_argv,
 )
-from schema.render.kernel_files import release_name
 
 GATED = frozenset({"waive", "reason", "deep"})
 

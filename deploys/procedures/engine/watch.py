@@ -40,7 +40,7 @@ revert = undo_only("the watch is as it was before", UNDO_TIMEOUT_S)
 
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError when `only` is no node of the rig."""
-    return once("want", lambda: _parse(rig.plan, rig.data_as(WatchData)))
+    return once("want", lambda: _parse(rig.plan, rig.data(WatchData)))
 
 
 def _parse(plan: Plan, data: WatchData) -> Want:
@@ -59,14 +59,14 @@ def plan(rig: Procedure, want: Want) -> Steps:
     paths = {document.path for document in want.documents}
     files = {path: row for path, row in files_in(snapshot).items() if path in paths}
     timer = units_in(snapshot).get(WATCH_TIMER)
-    if rig.data_as(WatchData).remove:
+    if rig.data(WatchData).remove:
         return remove_steps(files, timer)
     return install_steps(want.documents, files, timer)
 
 
 def verify(rig: Procedure, want: Want) -> str:
     """A line about the first look and the timer; StepFailed says what is wrong with them."""
-    data = rig.data_as(WatchData)
+    data = rig.data(WatchData)
     if data.remove:
         return f"{want.node} no longer watches"
     state = rig.run.state

@@ -73,7 +73,7 @@ revert = undo_only("cards, sleep and attestations are as they were", UNDO_TIMEOU
 
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for an unclear attestation."""
-    return once("want", lambda: _parse(rig.plan, rig.data_as(FirmwareData)))
+    return once("want", lambda: _parse(rig.plan, rig.data(FirmwareData)))
 
 
 def _parse(plan: Plan, data: FirmwareData) -> Want:

@@ -79,7 +79,7 @@ def driver_module(plan: Plan, data: HostData) -> str | None:
 
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for both kinds at once."""
-    return once("want", lambda: _parse(rig.plan, rig.data_as(KernelData)))
+    return once("want", lambda: _parse(rig.plan, rig.data(KernelData)))
 
 
 def _parse(plan: Plan, data: KernelData) -> Want:

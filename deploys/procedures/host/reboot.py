@@ -21,20 +21,20 @@ from schema.inputs.runbook_data import RebootData
 
 def gates(rig: Procedure) -> tuple[Gate, ...]:
     """The gates of a reboot; those about a person's hands are asked of the nodes it takes down."""
-    name = rig.data_as(RebootData).only
+    name = rig.data(RebootData).only
     only = frozenset({name}) if name else None
     return (*REBOOTING, *rebootable(once("lists", load_lists), time.time(), only))
 
 
 def inspect(rig: Procedure) -> Observed:
     """The rig with each node's kernels and hardware."""
-    module = driver_module(rig.plan, rig.data)
+    module = driver_module(rig.plan, rig.data(RebootData))
     return observe_machines(state, rig.plan, lambda: observe_kernels(state, rig.plan, module))
 
 
 def nodes(rig: Procedure) -> frozenset[str]:
     """The nodes to reboot; DeployError when `only` is no node of the rig."""
-    only, names = rig.data_as(RebootData).only, rig.nodes.all
+    only, names = rig.data(RebootData).only, rig.nodes.all
     if only is not None and only not in names:
         known = ", ".join(sorted(names))
         raise DeployError(f"--data only={only}: no such node; the rig has: {known}")

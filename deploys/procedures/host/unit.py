@@ -79,7 +79,7 @@ def parse_request(rig: Procedure) -> tuple[Plan, Wanted]:
 
     DeployError for keys that do not go together.
     """
-    return once("want", lambda: _parse(rig.plan, rig.data_as(UnitData)))
+    return once("want", lambda: _parse(rig.plan, rig.data(UnitData)))
 
 
 def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
@@ -135,8 +135,8 @@ def _plan(rig: Procedure, wanted: Wanted) -> UnitWork:
         if steps[node] and not restart and target.unit.active_state == "active":
             logger.info(f"    {node}: {wanted.unit} runs; this counts from its next start on")
     to_check = [node for node in targets if steps[node]]
-    if _refuse_unsound(rig.run.state, wanted, to_check, GHOST in rig.data.waive):
-        rig.run.waivers = (*rig.waivers, (GHOST, rig.data.reason or ""))
+    if _refuse_unsound(rig.run.state, wanted, to_check, GHOST in rig.data(UnitData).waive):
+        rig.run.waivers = (*rig.waivers, (GHOST, rig.data(UnitData).reason or ""))
         steps = {node: [_accepting(step) for step in of] for node, of in steps.items()}
     before = {node: {wanted.path: target.now.content} for node, target in targets.items()}
     return UnitWork(wanted, steps, before)

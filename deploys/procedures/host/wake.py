@@ -63,7 +63,7 @@ def plan(rig: Procedure) -> WakeWork:
     """What --data asks for, and who answers already, told once. DeployError before a packet."""
 
     def make() -> WakeWork:
-        work = _plan(state, rig.plan, rig.data_as(WakeData))
+        work = _plan(state, rig.plan, rig.data(WakeData))
         report_plan(work)
         return work
 

@@ -59,7 +59,7 @@ def image_of_recipe(plan: Plan) -> str:
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError where the recipe's engine runs in a venv."""
     image_of_recipe(rig.plan)
-    data = rig.data_as(ImageData)
+    data = rig.data(ImageData)
     asked = TransferRequest(
         source=data.source,
         port=data.port,
@@ -76,7 +76,7 @@ def plan(rig: Procedure) -> ImageWork:
 
 
 def _plan(rig: Procedure) -> ImageWork:
-    data, snapshots = rig.data_as(ImageData), rig.snapshots
+    data, snapshots = rig.data(ImageData), rig.snapshots
     reference = image_of_recipe(rig.plan)
     found = images(rig.plan, snapshots)
     made_of = _context(rig.plan, data.archive) if data.build else None

@@ -28,7 +28,7 @@ def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
     """
 
     def make() -> Want:
-        data = rig.data_as(TransferData)
+        data = rig.data(TransferData)
         plan = with_route_probe(rig.plan, data.port, data.waive)
         return Want(plan, ask(plan))
 
@@ -38,5 +38,5 @@ def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
 def planned_route(rig: Procedure) -> Route:
     """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
     addresses, device = route_of(rig.plan, [code for code, _ in rig.waivers])
-    data = rig.data_as(TransferData)
+    data = rig.data(TransferData)
     return Route(addresses, device, data.port)

@@ -42,7 +42,7 @@ class WeightsWork:
 
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for, and which node gives: the one that is named, or whose are whole."""
-    data = rig.data_as(WeightsData)
+    data = rig.data(WeightsData)
 
     def ask(plan: Plan) -> TransferRequest:
         source = weights_source(plan, observe(real(state), plan), data.source)
@@ -58,7 +58,7 @@ def plan(rig: Procedure) -> WeightsWork:
 
 
 def _plan(rig: Procedure) -> WeightsWork:
-    plan, snapshots, data = rig.plan, rig.snapshots, rig.data_as(WeightsData)
+    plan, snapshots, data = rig.plan, rig.snapshots, rig.data(WeightsData)
     rig.resume()
     source = weights_source(plan, snapshots, data.source)
     seen = {n.name: gates.weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}

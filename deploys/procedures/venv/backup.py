@@ -45,7 +45,7 @@ class BackupWork:
 def trees(rig: Procedure) -> dict[str, str]:
     """The tree of every node; DeployError where no node has one."""
     plan = rig.plan
-    found = {node.name: tree_of(plan, node.name, rig.data_as(BackupData)) for node in plan.rig.nodes}
+    found = {node.name: tree_of(plan, node.name, rig.data(BackupData)) for node in plan.rig.nodes}
     named = {name: tree for name, tree in found.items() if tree is not None}
     if not named:
         raise DeployError(
@@ -64,7 +64,7 @@ def plan(rig: Procedure, host: Host) -> BackupWork:
 
 def plan_look(rig: Procedure, host: Host) -> list[str]:
     """The ids to read back on a host; with list=true its backups are told."""
-    data = rig.data_as(BackupData)
+    data = rig.data(BackupData)
     seen = once("backups", lambda: backups_of_all(rig.run.state, rig.plan))
     if data.as_list:
         report(host, seen[host.name])

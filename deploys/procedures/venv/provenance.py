@@ -27,7 +27,7 @@ def report(rig: Procedure) -> None:
     """Reads the artefact of every node and tells what is in it, once a run; DeployError when it is
     not fit for this rig (exit status 1), or cannot be read.
     """
-    once("provenance", lambda: _report(rig.plan, rig.data_as(ProvenanceData)))
+    once("provenance", lambda: _report(rig.plan, rig.data(ProvenanceData)))
 
 
 def _report(plan: Plan, data: ProvenanceData) -> None:

@@ -27,7 +27,7 @@ from operations.change.run import Run
 from operations.engine import engine
 from operations.engine.baseline import fast_enough
 from operations.engine.engine import Steps
-from operations.rollback.revert import recorded, revert_change
+from operations.rollback.revert import recipe_baseline, revert_change
 from operations.venv.venv import PatchSteps, Version, wait_with_retries
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UpgradeData
@@ -98,7 +98,7 @@ def plan(rig: Procedure) -> UpgradeWork:
 
 
 def _plan(rig: Procedure) -> UpgradeWork:
-    plan, state, data = rig.plan, rig.run.state, rig.data_as(UpgradeData)
+    plan, state, data = rig.plan, rig.run.state, rig.data(UpgradeData)
     if plan.recipe.venv is None:
         raise DeployError(
             f"recipe {plan.recipe.name} runs in a container: its engine is upgraded by another "
@@ -138,7 +138,7 @@ def _plan(rig: Procedure) -> UpgradeWork:
         endpoint=endpoint(plan),
         version=Version(venv, spec.package, exact, place.folder, place.link, data.inplace),
         now=", ".join(seen.installed) or "of no version",
-        recorded=recorded(plan),
+        recorded=recipe_baseline(plan),
         is_up=is_up(unit),
         stops_before_install=data.inplace or (available is not None and available < MEMORY_BESIDE),
         in_place=data.inplace,
