@@ -47,8 +47,8 @@ bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART
 lab-up: setup tools ## make or complete the rehearsal hosts (N=2), with the engine's image
 	@$(PY) -m lab up $(if $(N),--hosts $(N))
 
-lab-down: ## leave nothing of the lab: hosts, mounts, bridges (also after a crash)
-	@$(if $(PYTHON),$(PYTHON),python3) -m lab down
+lab-down: ## leave nothing of the lab: hosts, mounts, bridges (also after a crash, also of tests)
+	@$(if $(PYTHON),$(PYTHON),python3) -m lab down --all
 
 lab-status: ## what of the lab is there
 	@$(if $(PYTHON),$(PYTHON),python3) -m lab status

@@ -1,4 +1,4 @@
-"""The runbooks: a procedure a file, executed by pyinfra, in four parts: load, gate, act, verify.
+"""The runbooks: one procedure a file, run by pyinfra, in four paragraphs: load, gate, act, verify.
 
     deploys/NAME.py     what a person runs; it reads as its page docs/runbooks/NAME.md
     procedures/         what a runbook decides: its plan, its verification, its way back

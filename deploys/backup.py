@@ -6,7 +6,7 @@ list=true shows what there is; verify=ID (or all) reads back; prune=true keep=N 
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load, once, operator_data, remember
+from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.venv.backup import (
     backups_of_all,
     look,
@@ -19,11 +19,12 @@ from deploys.procedures.venv.backup import (
 from facts.observe import real
 from gates.gate_sets import CHANGING, REACHING
 from operations.venv import backup
+from schema.inputs.runbook_data import BackupData
 
 # Load: what the rig is, and what is asked for.
 plan = load()
-data = operator_data()
-made = remember("backups made", dict)
+data = operator_data(BackupData)
+made = once("backups made", dict)
 
 # Gate: every node answers; before a change also that no other change is open.
 snapshots, _ = gate(plan, REACHING if data.as_list or data.verify else CHANGING)

@@ -8,12 +8,13 @@ from pyinfra import host, state
 
 from deploys.common.load_and_gate import dry_run, gate, load, once, operator_data
 from deploys.procedures.host.firmware import asked, decide, gates_of, observed, proof
+from operations.change.apply import apply
 from operations.engine import engine
-from operations.host import machine
+from schema.inputs.runbook_data import FirmwareData
 
 # Load: what we want, and the board's checklist.
 rig = load()
-data = operator_data()
+data = operator_data(FirmwareData)
 want = once("want", lambda: asked(rig, data))
 
 # Gate: whether this rig may be changed now, and which card must wake it.
@@ -21,12 +22,14 @@ snapshots, waivers = gate(want.plan, gates_of(want), lambda: observed(state, wan
 work = once("work", lambda: decide(state, want, snapshots, waivers, dry_run()))
 
 # Act: what can be set, and what was attested, as one journalled change.
-machine.change(
+apply(
     name="Set what Linux can set, record what was attested",
     run=work.run,
+    label="machine",
     steps=work.steps[host.name],
     members=work.members,
-    files=work.files[host.name],
+    idle="what can be set here is set",
+    before=work.before[host.name],
 )
 
 # Verify: it is read again.

@@ -4,13 +4,13 @@ Runbook: docs/runbooks/gpu_limit.md. Data: limit=24000m (else computed from the 
 reserve_mib, device, hardware_mib, container, deadline; set='{"NAME": "value"}' for other variables.
 """
 
-from pyinfra import state
+from pyinfra import host, state
 
 from deploys.procedures.cluster.gpu_limit import asked_values, decide, models
 from deploys.procedures.cluster.load_and_gate import gate_cluster, load_cluster
 from deploys.procedures.cluster.rollout import proof
 from gates.gate_sets import CHANGING
-from operations.cluster import deployment
+from operations.change.apply import apply
 from operations.engine import engine
 
 # Load: what we want.
@@ -22,7 +22,15 @@ values = asked_values(plan, snapshot)
 work = decide(state, plan, values, waivers)
 
 # Act: a strategic patch of one container, refused when somebody else wrote meanwhile.
-deployment.patch(name="Set the variables", run=work.run, steps=work.steps, tell=work.lines)
+apply(
+    name="Set the variables",
+    run=work.run,
+    label="kube",
+    steps=work.steps,
+    members=[host.name],
+    idle="the Deployment has these values",
+    words=work.lines,
+)
 
 # Verify: the rollout ends within its deadline, and the new pod really has the values.
 engine.prove(

@@ -10,10 +10,11 @@ from deploys.procedures.transfer.image import agreed, asking_the_way, decide, im
 from gates.transfer.image import image_gates
 from operations.engine import engine
 from operations.transfer import image
+from schema.inputs.runbook_data import ImageData
 
 # Load: what we want.
-plan = asking_the_way(load(), operator_data())
-data = operator_data()
+data = operator_data(ImageData)
+plan = asking_the_way(load(), data)
 
 # Gate: one right image, a way over the fabric, room, nobody else at work.
 image_of_recipe(plan)

@@ -9,12 +9,13 @@ from pyinfra import host, state
 from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.host.kernel import decide, gates_of, observed, wanted
 from deploys.procedures.host.kernel_trial import back_to_pinned, candidate_proof, reboot_into
+from operations.change.apply import apply
 from operations.engine import engine
-from operations.host import kernel
+from schema.inputs.runbook_data import KernelData
 
 # Load: what we want.
 rig = load()
-data = operator_data()
+data = operator_data(KernelData)
 want = once("want", lambda: wanted(rig, data))
 plan = want.plan
 
@@ -23,13 +24,14 @@ snapshots, waivers = gate(plan, gates_of(want), lambda: observed(state, want))
 work = decide(state, want, snapshots, waivers, back_to_pinned)
 
 # Act: files, holds and GRUB's default as one journalled change; a candidate's one boot.
-kernel.change(
+apply(
     name="Write GRUB's default and apt's holds",
     run=work.run,
     label="kernel",
     steps=work.steps[host.name],
     members=work.members,
-    files=work.files[host.name],
+    idle=work.idle(host.name),
+    before=work.before[host.name],
     words=work.words[host.name],
 )
 reboot_into(want, work)

@@ -8,7 +8,7 @@ import time
 from pyinfra import host, state
 
 from deploys.common.load_and_gate import gate, load, once, operator_data
-from deploys.procedures.engine.serve import answerable, proof
+from deploys.procedures.engine.serve import endpoint_with_key, proof
 from deploys.procedures.host.firmware import load_lists
 from deploys.procedures.host.kernel import driver_module
 from deploys.procedures.host.reboot import decide
@@ -19,11 +19,12 @@ from gates.gate_sets import REBOOTING
 from operations.change.run import Run
 from operations.engine import engine
 from operations.host.reboot import reboot
+from schema.inputs.runbook_data import RebootData
 
 # Load: what we want.
 plan = load()
-data = operator_data()
-where = answerable(plan)
+data = operator_data(RebootData)
+where = endpoint_with_key(plan)
 
 # Gate: the journal is clean, the next boot lands on a kernel with its driver, every unit will come
 # back by itself, and a headless board will not wait for somebody's hands.

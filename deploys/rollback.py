@@ -7,7 +7,7 @@ file that was edited since; backup=ID (or last) restores a verified backup of a 
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load, operator_data, remember
+from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.cluster.load_and_gate import (
     gate_cluster,
     load_cluster,
@@ -29,10 +29,11 @@ from operations.engine import engine
 from operations.rollback import roll_back as rollback_roll_back
 from operations.rollback.revert import Recorded
 from operations.venv import upgrade
+from schema.inputs.runbook_data import RollbackData
 
 # Load: what the rig is.
 plan = load_cluster() if on_cluster() else load()
-data = plan.data if on_cluster() else operator_data()
+data = plan.data if on_cluster() else operator_data(RollbackData)
 wanted_backup = None if on_cluster() else data.backup
 
 # Gate: every node answers, no other process holds the lock. An open change is what we are here for.
@@ -42,7 +43,7 @@ if on_cluster():
 else:
     # Asked for meanwhile: every second counts for who is down.
     if wanted_backup is None:
-        recorded = remember("recorded", lambda: Recorded(state, plan, data.change))
+        recorded = once("recorded", lambda: Recorded(state, plan, data.change))
     snapshots, _ = gate(plan, REACHING)
 
 # Act and verify: one procedure over the nodes that have the change, in the rig's order.

@@ -6,46 +6,38 @@ Kubernetes rig, whose engine is a Deployment.
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load
+from deploys.common.procedure import gated
 from deploys.procedures.cluster.load_and_gate import on_cluster
 from deploys.procedures.cluster.serve import serve_deployment
-from deploys.procedures.engine.serve import answerable, asked, back_again, decide, proof
+from deploys.procedures.engine import serve
 from gates.gate_sets import SERVING
-from operations.change.run import Run
 from operations.engine import engine
 
 if on_cluster():
     serve_deployment(state)
 else:
-    # Load: what we want.
-    plan = load()
-
-    where = answerable(plan)
-    asked(plan)
-
-    # Gate: whether. Nothing has been changed on any host when a finding blocks.
-    snapshots, waivers = gate(plan, SERVING)
-    work = decide(state, plan, snapshots)
-    run = work.run(lambda: Run(state, "serve", plan, waivers, back_again))
+    # Load, Gate: what we want, and whether. Nothing is changed on any host when a finding blocks.
+    rig = gated("serve", SERVING, revert=serve.revert, meanwhile=serve.ask_in_background)
+    work = serve.plan(rig)
 
     # Act: files on all nodes at once; then head down, workers down, workers up, head up.
     engine.configure(
         name="Write the launch script, the environment and the unit",
-        run=run,
+        run=rig.run,
         steps=work.steps[host.name],
         members=work.to_configure,
         files=work.files[host.name],
     )
-    engine.stop(name="Stop the head", run=run, nodes=work.stop_head)
-    engine.stop(name="Stop the workers", run=run, nodes=work.stop_workers)
-    engine.start(name="Start the workers", run=run, nodes=work.start_workers)
-    engine.start(name="Start the head", run=run, nodes=work.start_head)
+    engine.stop(name="Stop the head", run=rig.run, nodes=work.stop.head)
+    engine.stop(name="Stop the workers", run=rig.run, nodes=work.stop.workers)
+    engine.start(name="Start the workers", run=rig.run, nodes=work.start.workers)
+    engine.start(name="Start the head", run=rig.run, nodes=work.start.head)
 
     # Verify: a real answer blesses the change; without one the rig goes back to the last good one.
-    if host.name == plan.rig.head.name:
+    if rig.at_head:
         engine.prove(
             name="A real chat completion",
-            run=run,
+            run=rig.run,
             needed=work.needs_proof,
-            check=lambda: proof(state, plan, where),
+            check=lambda: serve.verify(rig),
         )

@@ -3,31 +3,24 @@
 Runbook: docs/runbooks/stop.md. The unit stays enabled: the next boot (or serve) brings it back.
 """
 
-from pyinfra import host, state
-
-from deploys.common.load_and_gate import gate, load
-from deploys.procedures.engine.stop import decide, nothing_left
+from deploys.common.procedure import gated
+from deploys.procedures.engine import stop
 from gates.gate_sets import CHANGING
-from operations.change.run import Run
 from operations.engine import engine
 
-# Load: what we want.
-plan = load()
-
-# Gate: whether this rig may be changed now.
-snapshots, waivers = gate(plan, CHANGING)
-work = decide(plan, snapshots)
-run = work.run(lambda: Run(state, "stop", plan, waivers))
+# Load, Gate: what the rig is, and whether it may be changed now.
+rig = gated("stop", CHANGING)
+stop.refuse_survivors(rig)
 
 # Act: the head first, so that no client is served by half a rig.
-engine.stop(name="Stop the head", run=run, nodes=work.head)
-engine.stop(name="Stop the workers", run=run, nodes=work.workers)
+engine.stop(name="Stop the head", run=rig.run, nodes=rig.up.head)
+engine.stop(name="Stop the workers", run=rig.run, nodes=rig.up.workers)
 
 # Verify: no process, no container, no port of the engine.
-if host.name == plan.rig.head.name:
+if rig.at_head:
     engine.prove(
         name="Nothing of the engine is left",
-        run=run,
-        needed=bool(work.head or work.workers),
-        check=lambda: nothing_left(state, plan, run),
+        run=rig.run,
+        needed=bool(rig.up.all),
+        check=lambda: stop.verify(rig),
     )

@@ -9,12 +9,13 @@ from pyinfra import host, state
 from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.host.unit import asked, decide, proof
 from gates.gate_sets import CHANGING
+from operations.change.apply import apply
 from operations.engine import engine
-from operations.host import drop_in as host_drop_in
+from schema.inputs.runbook_data import UnitData
 
 # Load: which unit, what of it, and on which nodes.
 rig = load()
-data = operator_data()
+data = operator_data(UnitData)
 plan, wanted = once("wanted", lambda: asked(rig, data))
 
 # Gate: whether this rig may be changed now, and whether the unit would be sound afterwards.
@@ -22,12 +23,14 @@ snapshots, waivers = gate(plan, CHANGING)
 work = once("unit", lambda: decide(state, plan, snapshots, wanted, data, waivers))
 
 # Act: the drop-in, read by systemd; a unit in trouble starts with it.
-host_drop_in.drop_in(
+apply(
     name=work.title,
     run=work.run,
+    label="drop-in",
     steps=work.steps[host.name],
     members=work.members,
-    now=work.files.get(host.name),
+    idle="the drop-in is as it should be, or the unit is not here",
+    before=work.before.get(host.name),
 )
 
 # Verify: systemd has read it, and what was started stays up.

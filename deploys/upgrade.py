@@ -6,7 +6,7 @@ reason; inplace=true installs into the venv that serves; prune=true removes vers
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load, operator_data, remember
+from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.venv.upgrade import (
     checked,
     decide,
@@ -22,13 +22,14 @@ from gates.gate_sets import CHANGING, UPGRADING
 from operations.change.run import Run
 from operations.engine import engine
 from operations.venv import backup, upgrade
+from schema.inputs.runbook_data import UpgradeData
 
 # Load: what the rig is, and which version is wanted.
 plan = load()
-made = remember("backups made", dict)
+made = once("backups made", dict)
 
 # Gate: what is known of that version here, what pip would do, whether there is room.
-if operator_data().prune:
+if operator_data(UpgradeData).prune:
     gate(plan, CHANGING)
     node, request, found = would_prune(state, plan)
     if host.name == node:

@@ -9,10 +9,11 @@ from pyinfra import host, state
 from deploys.common.load_and_gate import load, once, operator_data
 from deploys.procedures.host.wake import asked, causes, told, woken
 from operations.host import wake
+from schema.inputs.runbook_data import WakeData
 
 # Load: which machines, and what was kept of them while they were up.
 plan = load()
-data = operator_data()
+data = operator_data(WakeData)
 
 # Gate: who answers already, whether a card's address is known, and who may cut the power.
 work = once("wake", lambda: asked(state, plan, data))

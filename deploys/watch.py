@@ -9,11 +9,13 @@ from pyinfra import host, state
 from deploys.common.load_and_gate import gate, load, once, operator_data
 from deploys.procedures.engine.watch import decide, proof, watched
 from gates.gate_sets import CHANGING
-from operations.engine import engine, watch
+from operations.change.apply import apply
+from operations.engine import engine
+from schema.inputs.runbook_data import WatchData
 
 # Load: what we want, and on which node.
 rig = load()
-data = operator_data()
+data = operator_data(WatchData)
 plan, node, documents = once("watched", lambda: watched(rig, data))
 
 # Gate: whether this rig may be changed now.
@@ -21,7 +23,14 @@ snapshots, waivers = gate(plan, CHANGING)
 work = decide(state, plan, node, documents, data, waivers)
 
 # Act: the configuration, the service and its timer, as one journalled change.
-watch.change(name="Watch the rig", run=work.run, steps=work.steps, node=node)
+apply(
+    name="Watch the rig",
+    run=work.run,
+    label="watch",
+    steps=work.steps if host.name == node else [],
+    members=[node],
+    idle="the watch is as it should be" if host.name == node else "another node watches",
+)
 
 # Verify: it has looked once, and its timer runs.
 if host.name == node:

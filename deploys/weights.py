@@ -11,10 +11,11 @@ from deploys.procedures.transfer.weights import agreed, decide, giver
 from gates.transfer.weights import weights_gates
 from operations.engine import engine
 from operations.transfer import weights
+from schema.inputs.runbook_data import WeightsData
 
 # Load: what we want.
-plan = asking_the_way(load(), operator_data())
-data = operator_data()
+data = operator_data(WeightsData)
+plan = asking_the_way(load(), data)
 
 # Gate: one node's weights are whole, a way over the fabric, room, nobody else at work.
 snapshots, waivers = gate(

@@ -8,7 +8,7 @@
     docker/ transfer/ snapshot/
     change/                    journal, transaction, undo, the registry of step kinds
     files/                     atomic files, locks, the state folder
-    core/ rules/               errors, processes, validation; rules that gates and schema share, too
+    core/ rules/               errors, processes, validation; rules that others apply too  (bottom)
 
 It imports nothing else of the project. The registry and the verb table name modules in strings.
 """

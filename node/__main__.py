@@ -8,6 +8,7 @@ import os
 import sys
 
 from node.cli import request, verb_table
+from node.core import signals
 from node.core.errors import Json, NodeError, io_reason
 
 # imports of a single verb stand in its function: a snapshot sends and compiles no others
@@ -32,17 +33,13 @@ def dispatch(argv: list[str]) -> Json | None:
         return None if answer is None else {"ok": True, **answer}
     if verb in verb_table.READING:
         return {"ok": True, **verb_table.run(verb, request.read(words, console=True))}
-    _catch_signals()
+    # a changing verb ends in order when its ssh client goes
+    signals.catch_signals()
     if verb in verb_table.WITH_DRY and words == ["--dry"]:
         words = ['{"dry": true}']
     # a person at the console types these with few words or none
     console = verb.startswith("tree ")
     return {"ok": True, **verb_table.run(verb, request.read(words, console=console))}
-
-
-def _catch_signals() -> None:
-    """A changing verb ends in order when its ssh client goes."""
-    importlib.import_module("node.change.apply").catch_signals()
 
 
 def _spoken(error: NodeError) -> int:
@@ -61,6 +58,8 @@ def main(argv: list[str]) -> int:
         answer = dispatch(argv)
         code = 0
     except NodeError as error:
+        if error.remedy == request.USAGE:
+            error.remedy += f", one of: {', '.join(verb_table.ALL)}"
         if error.spoken:
             return _spoken(error)
         answer, code = error.as_json(), error.exit_status

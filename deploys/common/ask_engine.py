@@ -25,6 +25,7 @@ from gates.core.check import Observed
 from gates.core.violation import Violation
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
+from schema.inputs.runbook_data import EngineFolderData
 from schema.observed.artifact import (
     LIBRARIES,
     METADATA,
@@ -45,7 +46,8 @@ LOOK_TIMEOUT_S = 180
 
 def venv_of(plan: Plan, node: str) -> str | None:
     """The folder of a node's venv: --data venv, else the recipe's; None where it runs an image."""
-    given = operator_data().venv
+    data = operator_data()
+    given = data.venv if isinstance(data, EngineFolderData) else None
     found = given or getattr(plan.specs[node], "venv", None)
     return str(found) if found else None
 

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _OUT_OF_ORDER = ("--serial", "--no-wait")
 # The deploy whose hosts are down as a rule.
 WAKES = "wake.py"
+# What --data holds to see the keys that a runbook takes, in place of running it.
+HELP = "help=true"
 _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
 
 
@@ -40,7 +42,12 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(f"--data {pair!r} has no value; allowed: --data key=value")
     context = click.get_current_context(silent=True)
     typed = context.params if context else {}
+    runbooks = tuple(Path(str(name)).stem for name in typed.get("operations") or ())
+    if HELP in _data_pairs(arguments):
+        _print_keys(runbooks)
+        raise SystemExit(0)
     _refuse_a_question_to_nobody(typed)
+    state.__dict__["rigbook_runbooks"] = runbooks
     named = typed.get("inventory") or "INVENTORY"
     state.__dict__["rigbook_inventory"] = named
     state.__dict__["rigbook_dry"] = bool(typed.get("dry"))
@@ -69,6 +76,15 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 
     state.init = init  # type: ignore[method-assign]
+
+
+def _print_keys(runbooks: Sequence[str]) -> None:
+    """Prints the keys of --data that these runbooks take, one a line."""
+    from schema.inputs.key_help import key_lines  # for this alone: no other run pays for it
+
+    for name in runbooks:
+        for line in key_lines(name):
+            click.echo(line)
 
 
 def leave_unconnected(inventory: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar, cast, overload
 
 from gevent.lock import RLock
 from pyinfra import host, logger, state
@@ -28,9 +28,13 @@ from schema.core.errors import SpecError
 from schema.desired.kubernetes import is_cluster
 from schema.desired.plan import Plan
 from schema.inputs import load as loader
-from schema.inputs.host_data import HostData, host_data
+from schema.inputs.check import host_data, kind_of
+from schema.inputs.host_data import HostData
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
+D = TypeVar("D", bound=HostData)
+T = TypeVar("T")
+Waivers = tuple[tuple[str, str], ...]
 _LOCK = RLock()
 # Without these a command that is named would mend another recipe's rig.
 _CHOICE = ("recipe", "recipes_dir", "profile")
@@ -43,18 +47,32 @@ def inventory_name() -> str:
     return str(getattr(ctx_state.get(), "rigbook_inventory", None) or "INVENTORY")
 
 
+def host_here() -> str:
+    """The name of the host that deploy code runs for now."""
+    return str(host.name)
+
+
 def dry_run() -> bool:
     """True for a run with --dry: nothing is written, not even in the operator's own folder."""
     return bool(ctx_state.get().__dict__.get("rigbook_dry"))
 
 
-def remember(key: str, make: Any) -> Any:
-    """`make()`, once a run of pyinfra: deploy code runs once a host."""
+def once(key: str, make: Callable[[], T]) -> T:
+    """`make()`, once a run of pyinfra: deploy code runs once a host, and all get the same object.
+
+    A DeployError is kept, too: every host stops with the same line.
+    """
     with _LOCK:
         memo = ctx_state.get().__dict__.setdefault("rigbook_memo", {})
         if key not in memo:
-            memo[key] = make()
-        return memo[key]
+            try:
+                memo[key] = make()
+            except DeployError as error:
+                memo[key] = error
+        found = memo[key]
+    if isinstance(found, DeployError):
+        raise found
+    return cast(T, found)
 
 
 def data_of(a_host: Host) -> tuple[dict[str, object], dict[str, str]]:
@@ -92,64 +110,57 @@ def load() -> Plan:
                 {name: merged for name, (merged, _) in pairs.items()},
                 {name: sources for name, (_, sources) in pairs.items()},
                 ROOT,
+                runbook_data(),
             )
         except SpecError as error:
             # What --data says is the same for every host: one line for all of them.
             lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
             raise DeployError("\n".join(dict.fromkeys(lines))) from None
 
-    plan: Plan = once("plan", make)
-    return plan
+    return once("plan", make)
 
 
-def once(key: str, make: Any) -> Any:
-    """`remember` that keeps a DeployError, too, so that every host stops with the same line."""
-
-    def guarded() -> Any:
-        try:
-            return make()
-        except DeployError as error:
-            return error
-
-    result = remember(key, guarded)
-    if isinstance(result, DeployError):
-        raise result
-    return result
+def runbook_data() -> type[HostData]:
+    """The type of data that the runbooks of this command line take."""
+    return kind_of(ctx_state.get().__dict__.get("rigbook_runbooks", ()))
 
 
-def operator_data() -> HostData:
-    """The validated data of the host in context: --data keys such as `waive`, `json`, `deep`."""
+@overload
+def operator_data() -> HostData: ...
+@overload
+def operator_data(kind: type[D]) -> D: ...
+def operator_data(kind: type[HostData] = HostData) -> HostData:
+    """The validated data of the host in context, as the runbook's type `kind`."""
     merged, sources = data_of(host)
-    return host_data(host.name, merged, sources)
+    found = host_data(host.name, merged, sources, runbook_data())
+    assert isinstance(found, kind), f"{type(found).__name__} is no {kind.__name__}"
+    return found
 
 
 def gate(
     plan: Plan, gates: Sequence[Gate], look: Callable[[], Observed] | None = None
-) -> tuple[Mapping[str, NodeSnapshot], tuple[tuple[str, str], ...]]:
+) -> tuple[Mapping[str, NodeSnapshot], Waivers]:
     """Whether: the rig's snapshots and the waivers used, or DeployError with every finding.
 
     `look` gives the observation where the usual one is not enough.
     """
 
-    def make() -> Any:
+    def make() -> tuple[Mapping[str, NodeSnapshot], Waivers]:
         observed = look() if look else observe(state, plan)
         waivers = stand(check(plan, observed, gates))
         snapshots = {n: s for n, s in observed.items() if isinstance(s, NodeSnapshot)}
         return snapshots, waivers
 
-    snapshots, waivers = once("gate", make)
-    return snapshots, waivers
+    return once("gate", make)
 
 
-def stand(found: Sequence[Violation]) -> tuple[tuple[str, str], ...]:
+def stand(found: Sequence[Violation]) -> Waivers:
     """`judged` with the waivers of the host in context."""
     data = operator_data()
     return judged(found, data.waive, data.reason)
 
 
-def judged(
-    found: Sequence[Violation], waive: tuple[str, ...], reason: str | None
-) -> tuple[tuple[str, str], ...]:
+def judged(found: Sequence[Violation], waive: tuple[str, ...], reason: str | None) -> Waivers:
     """Tells the findings; the waivers used (code, reason), or DeployError when one blocks."""
     try:
         remaining, waived = apply_waivers(found, waive, reason)

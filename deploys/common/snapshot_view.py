@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from pyinfra.api.exceptions import DeployError
 
-from schema.desired.plan import Plan
+from schema.desired.plan import UNIT, Plan
 from schema.observed.snapshot import FileState, NodeSnapshot, Unit, Unreadable
 
 
@@ -45,3 +45,21 @@ def wider(
         for name, request in plan.requests.items()
     }
     return dataclasses.replace(plan, requests=asked)
+
+
+def engine_unit(snapshot: NodeSnapshot, name: str = UNIT) -> Unit | None:
+    """The engine's unit (or another of ours) as systemd knows it; None when it knows none."""
+    if isinstance(snapshot.units, Unreadable):
+        return None
+    known = (unit for unit in snapshot.units if unit.load_state != "not-found")
+    return next((unit for unit in known if unit.name == name), None)
+
+
+def is_up(unit: Unit | None) -> bool:
+    """Whether the unit runs, or is about to."""
+    return unit is not None and unit.active_state not in ("inactive", "failed")
+
+
+def engine_may_run(snapshot: NodeSnapshot) -> bool:
+    """Whether the engine's unit is up; also where the units cannot be read: unknown is not down."""
+    return isinstance(snapshot.units, Unreadable) or is_up(engine_unit(snapshot))

@@ -33,7 +33,7 @@ NEEDED = (
     "deploys.common.load_and_gate",
     "operations.engine.engine",
     "operations.rollback.revert",
-    "schema.inputs.host_data:HostData",
+    "schema.inputs.check",
     "schema.recipe.recipe:Recipe",
     "schema.observed.snapshot:NodeSnapshot",
 )

@@ -10,7 +10,7 @@ import time
 from node.backup import compress, contents, store
 from node.backup import request as backup_request
 from node.backup import walk as backup_walk
-from node.change import apply
+from node.core import signals
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, environment, run
 from node.files import state_dir
@@ -125,7 +125,7 @@ def _make(
 
 def _stop() -> None:
     """Raise NodeError when a signal asked to end."""
-    number = apply.interrupted()
+    number = signals.interrupted()
     if number:
         raise NodeError(f"ended by {number}; nothing of the backup is left", "interrupted",
                         "run it again")  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from node.change import file_step, undo
 from node.core.errors import Json
-from node.systemd import unit_step
+from node.core.systemctl import systemctl
 from node.systemd.hold import FILE as HOLD
 from node.systemd.unit_files import FOLDER_SUFFIX
 
@@ -92,4 +92,4 @@ def bring_back(rows: list[Json], records: list[Any], record: Callable[[], None])
     for step in wanted:
         file_step.do(step, records, record)
     if any(row["path"].startswith(undo.SYSTEMD) for row in rows):
-        unit_step.systemctl("daemon-reload")
+        systemctl("daemon-reload")

@@ -7,8 +7,8 @@ import shutil
 import time
 
 from node.backup import store, walk
-from node.change import apply, journal, tree_step
-from node.core import proc, validate
+from node.change import journal, tree_step
+from node.core import proc, signals, validate
 from node.core.errors import Json, NodeError
 from node.files.host_lock import Lock
 
@@ -98,8 +98,8 @@ def _prune(tree: object, keep: int, with_displaced: bool, dry: bool) -> Json:
         _sort(rows, keep, removed, kept)
     if not dry:
         for n, row in enumerate(removed):
-            if apply.interrupted():
-                raise NodeError(f"ended by {apply.interrupted()}: {n} of {len(removed)} backups"
+            if signals.interrupted():
+                raise NodeError(f"ended by {signals.interrupted()}: {n} of {len(removed)} backups"
                                 " are removed", "interrupted", "run it again")  # fmt: skip
             store.remove(row["id"])
     gone, spared = _prune_displaced(dry) if with_displaced else ([], [])

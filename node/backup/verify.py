@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 from node.backup import compress, store
 from node.backup.tar_reader import Reader, Safety, refused
-from node.change import apply
-from node.core import validate
+from node.core import signals, validate
 from node.core.errors import Json, NodeError
 
 
 def stop() -> None:
     """Raise NodeError when a signal asked to end."""
-    number = apply.interrupted()
+    number = signals.interrupted()
     if number:
         raise NodeError(f"ended by {number}", "interrupted", "run it again")
 

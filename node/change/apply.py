@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 from node.change import file_step, journal, undo
 from node.change import kinds as change_kinds
-from node.core import validate
+from node.core import signals, systemctl, validate
 from node.core.errors import Json, NodeError, io_reason
 from node.files.host_lock import Lock
 from node.kube import deployment_step
 from node.systemd import dropin_check, unit_step
 
 MAX_STEPS = 200
-_caught: list[int] = []
-
-
-def on_signal(number: int, _frame: object) -> None:
-    """Remember a signal: the step under way is finished, the next one is not begun."""
-    _caught.append(number)
-
-
-def catch_signals() -> None:
-    """Make SIGTERM, SIGHUP and SIGINT wait for the end of a step."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, on_signal)
-
-
-def interrupted() -> str:
-    """Gives the name of the signal that asked to end, or ""."""
-    return signal.Signals(_caught[0]).name if _caught else ""
 
 
 def _checked(request: Json) -> Json:
@@ -62,7 +44,7 @@ def _dry(wanted: list[Json]) -> list[Json]:
             answers.append(_answer(step, changes, "would change" if changes else "as wanted"))
             continue
         before = any(row["changed"] for row in answers)
-        todo = unit_step.actions(step, unit_step.look(step["unit"]), before)
+        todo = unit_step.actions(step, systemctl.inspect_unit(step["unit"]), before)
         detail = ", ".join(" ".join(words) for words in todo)
         answers.append(_answer(step, bool(todo), detail or "as wanted"))
     return answers
@@ -135,10 +117,9 @@ def _do_all(change: Json, wanted: list[Json]) -> list[Json]:
         journal.save(change)
 
     for step in wanted:
-        if _caught:
+        if signals.interrupted():
             raise NodeError(
-                f"ended by {signal.Signals(_caught[0]).name} after {len(answers)} of"
-                f" {len(wanted)} steps",
+                f"ended by {signals.interrupted()} after {len(answers)} of {len(wanted)} steps",
                 "interrupted",
                 "run it again, or: rignode undo",
             )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from node.change import file_step, journal, kinds, stepkinds
-from node.core import validate
+from node.core import systemctl, validate
 from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.files import atomic
 from node.files.host_lock import Lock
@@ -242,12 +242,12 @@ class _Undo:
         held = bool(self.change.get("held"))
         self.lift()
         if reload or units or held:
-            self._try("systemd", partial(unit_step.systemctl, "daemon-reload"))
+            self._try("systemd", partial(systemctl.systemctl, "daemon-reload"))
         for name, pre, _ in reversed(units):
             done = self._try(name, partial(unit_step.resume, name, pre, self.start_units))
             failed.update([name] if done is None else [])
             ran[name] += done or []
-            if not self.start_units and unit_step.is_running(pre):
+            if not self.start_units and systemctl.is_running(pre):
                 self.to_start.append(name)
             detail = ", ".join(ran[name]) or "was as before"
             self.answers.append({"op": "unit", "unit": name, "detail": detail})

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from node.change import apply
 from node.change import journal as journals
 from node.change import undo as undoing
 from node.cli import status as statuses
 from node.cli.request import read, usage
-from node.core import validate
+from node.core import signals, validate
 from node.core.errors import Json, NodeError
 from node.files import host_lock as locks
 
@@ -40,7 +39,7 @@ def _undo_request(args: list[str]) -> tuple[Json, bool]:
 
 def undo(args: list[str]) -> Json | None:
     """Undo; prints text for a person and gives None, else gives the answer."""
-    apply.catch_signals()
+    signals.catch_signals()
     if args and not args[0].startswith("{"):
         request, as_text = _undo_request(args)
         if not request:

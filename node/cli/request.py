@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from node.cli import verb_table
 from node.core.errors import Json, NodeError
 
-USAGE = f"usage: rignode VERB, one of: {', '.join(verb_table.ALL)}"
+USAGE = "usage: rignode VERB"
 
 
 def usage(message: str) -> NodeError:

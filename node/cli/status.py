@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from node.change import journal
+from node.core import systemctl
 from node.core.errors import Json, NodeError
-from node.systemd import unit_step
-
-LINK = "/usr/local/bin/rignode"
-
-
-def installed_version() -> object:
-    """Gives the version that the console's `rignode` link points to, or None."""
-    try:
-        name = os.path.basename(os.readlink(LINK))
-    except OSError:
-        return None
-    if name.startswith("rignode-") and name.endswith(".pyz"):
-        return name[len("rignode-") : -len(".pyz")]
-    return None
+from node.core.version import installed_version
 
 
 def _date(unix_s: float) -> str:
@@ -37,7 +24,7 @@ def collect() -> Json:
     units: list[Json] = []
     for name in sorted(names):
         try:
-            units.append({"unit": name, **unit_step.look(name)})
+            units.append({"unit": name, **systemctl.inspect_unit(name)})
         except NodeError as error:
             units.append({"unit": name, "error": str(error)})
     return {**seen, "units": units, "version": installed_version()}

@@ -59,7 +59,7 @@ CONSOLE: dict[str, str] = {
     "journal": "node.cli.console:journal",
     "undo": "node.cli.console:undo",
     "lock": "node.cli.console:lock",
-    "progress": "node.transfer.spool:console",
+    "progress": "node.cli.progress:console",
 }
 # run by systemd: lines for the journal, no request (node/cli/systemd_entry.py)
 UNIT: dict[str, str] = {

@@ -10,23 +10,12 @@ import urllib.request
 from typing import Any
 
 from node.core.errors import Json
+from node.core.webhook import opener, reason
 from node.engine.config import Endpoint
 from node.rules import completion as rules
 from node.rules.completion import Reply
 
 MAX_BYTES = 1 << 20
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would turn a POST into a GET somewhere else: it is an answer like any other."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-def opener() -> urllib.request.OpenerDirector:
-    """Gives an opener that uses no proxy and follows no redirect."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
 
 def question(endpoint: Endpoint) -> Json:
@@ -63,18 +52,6 @@ def _read(response: Any, deadline: float) -> bytes:
         if time.monotonic() > deadline:
             raise TimeoutError("timed out")
     return raw
-
-
-def reason(error: Exception) -> str:
-    """Gives why a request failed, in words that never hold its URL."""
-    inner = getattr(error, "reason", None)
-    if isinstance(error, urllib.error.URLError) and isinstance(inner, Exception):
-        error = inner
-    if isinstance(error, TimeoutError) or "timed out" in str(error):
-        return "no answer in time"
-    if isinstance(error, OSError) and error.strerror and not hasattr(error, "library"):
-        return error.strerror
-    return type(error).__name__
 
 
 def _refused(error: urllib.error.HTTPError) -> Reply:

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator
 
 from node.change import journal
+from node.core import systemctl
 from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.engine import before_start, config, memory_need
 from node.engine.config import Engine
-from node.systemd import unit_step
 
 RUNTIME = "/run/systemd/system"
 FILE = "98-rigbook-undo.conf"
@@ -34,7 +34,7 @@ def stopped_engine() -> Engine | None:
     """Gives this host's engine when it is known and its unit is stopped, else None."""
     try:
         engine = config.load()
-        return engine if unit_step.look(engine.unit)["active"] in unit_step.DOWN else None
+        return engine if systemctl.inspect_unit(engine.unit)["active"] in systemctl.DOWN else None
     except NodeError:
         return None
 
@@ -51,7 +51,7 @@ def hold(change: Json, name: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o644), "w", encoding="ascii") as file:
         file.write(_CONTENT.format(path=path))
-    unit_step.systemctl("daemon-reload")
+    systemctl.systemctl("daemon-reload")
 
 
 def lift(change: Json) -> bool:
@@ -81,7 +81,7 @@ def held(change: Json, engine: Engine | None) -> Iterator[None]:
         if lift(change):
             if journal.find(change["id"]):  # it is dropped where nothing was changed
                 journal.save(change)
-            unit_step.systemctl("daemon-reload")
+            systemctl.systemctl("daemon-reload")
 
 
 def clear(engine: Engine) -> list[str]:

@@ -8,12 +8,12 @@ from node.change import irreversible, journal
 from node.core import proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import TimedOut, run
+from node.core.systemctl import BOOTED, inspect_unit
 from node.docker import api
 from node.reap.find import Candidate, look
-from node.reap.ownership import BOOTED, own_ancestors
+from node.reap.ownership import own_ancestors
 from node.reap.proof import measure
 from node.snapshot import memory
-from node.systemd import unit_step as units
 
 DROP = "/proc/sys/vm/drop_caches"
 # pages and slab objects (Documentation/admin-guide/sysctl/vm.rst)
@@ -60,7 +60,7 @@ def running(name: str) -> str:
         return f"whether the container {name} runs is not known: {error}"
     if proc.unit_of(proc.cgroup(os.getpid())) == service or not os.path.isdir(BOOTED):
         return ""
-    now = units.look(service)["active"]
+    now = inspect_unit(service)["active"]
     return f"the unit {service} is {now}" if now in ("active", "activating", "reloading") else ""
 
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from node.change import journal
 from node.core import log
 from node.core.errors import Json
+from node.core.systemctl import systemctl
 from node.engine import config, fabric_link, peer_connections
 from node.engine.config import Engine
 from node.files import atomic, host_lock
-from node.systemd import unit_step
 
 MISSES = 3
 # three checks, 15 s apart
@@ -135,7 +135,7 @@ def save_state(state: Json) -> None:
 def look(engine: Engine) -> Seen:
     """Gives one look at this host. Raises NodeError when systemd does not answer."""
     wanted = "ActiveState,SubState,InvocationID,ExecMainStartTimestampMonotonic,ExecMainPID"
-    text = unit_step.systemctl("show", "-p", wanted, "--", engine.unit)
+    text = systemctl("show", "-p", wanted, "--", engine.unit)
     found = dict(line.partition("=")[::2] for line in text.splitlines())
     started = int(found.get("ExecMainStartTimestampMonotonic") or 0)
     return Seen(
@@ -213,7 +213,7 @@ def run() -> None:
     engine = config.load()
     check(
         engine,
-        lambda name: unit_step.systemctl("restart", "--no-block", name),
+        lambda name: systemctl("restart", "--no-block", name),
         # resets the start limit's counter, in any state (man systemctl)
-        lambda name: unit_step.systemctl("reset-failed", name),
+        lambda name: systemctl("reset-failed", name),
     )

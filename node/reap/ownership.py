@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from node.core import proc
 from node.core.errors import CannotRead, Json, NodeError
+from node.core.systemctl import BOOTED, inspect_unit
 from node.docker import api
 from node.reap.find import Candidate, View, namespace
-from node.systemd import unit_step
 
-BOOTED = "/run/systemd/system"  # there only when systemd is the init: sd_booted(3)
 _LIVE = ("active", "activating", "reloading", "deactivating", "maintenance")
 # what a person starts over these outlives the login; the unit does not answer for it
 _LOGIN = re.compile(
@@ -55,7 +54,7 @@ class Owners:
             self._units[name] = "unknown"
             if os.path.isdir(BOOTED):
                 with contextlib.suppress(NodeError):
-                    self._units[name] = str(unit_step.look(name)["active"]) or "unknown"
+                    self._units[name] = str(inspect_unit(name)["active"]) or "unknown"
         return self._units[name]
 
     def container(self, identifier: str) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from node.change import journal
-from node.cli import status
 from node.core import proc, validate
 from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.core.version import installed_version
 from node.docker import api, image_files
 from node.snapshot import (
     files,
@@ -179,6 +179,6 @@ def collect(request: Any) -> Json:
         "format": 1,
         "identity": identity.read(),
         **direct,
-        "node_version": status.installed_version(),
+        "node_version": installed_version(),
         "took_s": round(time.monotonic() - started, 4),
     }

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from node.core import proc, validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
+from node.core.systemctl import systemctl
 from node.systemd import exec_check, unit_files
 from node.systemd.exec_lines import STEPS
 from node.systemd.unit_files import Part
-from node.systemd.unit_step import systemctl
 
 VERIFY_S = 20.0
 PREFIX = "rigbook-verify-"

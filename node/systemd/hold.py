@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable
 
 from node.change import file_step, undo
+from node.core import systemctl
 from node.core.errors import Json
-from node.reap.ownership import BOOTED
-from node.systemd import unit_step
+from node.core.systemctl import BOOTED
 
 RUNTIME = "/run/systemd/system"
 FILE = "99-rigbook-hold.conf"
@@ -42,7 +42,7 @@ def hold(name: str, records: list[Json], record: Record) -> Json:
     answer: Json = {"unit": name, "held": False, "before": None, "restored": None}
     if not os.path.isdir(BOOTED):
         return {**answer, "why": "systemd does not run here"}
-    seen = unit_step.look(name)
+    seen = systemctl.inspect_unit(name)
     answer["before"] = {key: seen[key] for key in ("load", "enabled", "active")}
     if seen["load"] == "not-found":
         return {**answer, "why": "there is no such unit"}
@@ -57,8 +57,8 @@ def hold(name: str, records: list[Json], record: Record) -> Json:
     ]
     for n, row in enumerate(rows):
         file_step.do(file_step.checked(row, f"hold[{n}]"), records, record)
-    unit_step.systemctl("daemon-reload")
-    unit_step.systemctl("stop", name)
+    systemctl.systemctl("daemon-reload")
+    systemctl.systemctl("stop", name)
     entry["state"] = "done"
     record()
     return {**answer, "held": True, "why": "stopped, and starts are refused meanwhile"}
@@ -88,18 +88,18 @@ def release(name: str, records: list[Json], record: Record, start: bool) -> str:
         undo.revert(row, overwrite=True)
         row["state"] = "undone"
         record()
-    unit_step.systemctl("daemon-reload")
+    systemctl.systemctl("daemon-reload")
     units = [row for row in rows if row["op"] == "unit"]
     # a second run finds it stopped: only the oldest step knows what was before
-    was_running = any(unit_step.is_running(row["pre"]) for row in units[:1])
+    was_running = any(systemctl.is_running(row["pre"]) for row in units[:1])
     said = "the hold is lifted"
     if was_running and not start:
         for row in units:
             row["state"] = "done"
         record()
         return f"{said}; {name} ran before and is left stopped"
-    if was_running and not unit_step.is_running(unit_step.look(name)):
-        unit_step.begin("start", name)
+    if was_running and not systemctl.is_running(systemctl.inspect_unit(name)):
+        systemctl.begin("start", name)
         said += f"; {name} is starting again, as before"
     for row in units:
         row["state"] = "undone"

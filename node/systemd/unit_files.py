@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from node.core import proc
 from node.core.errors import Json, NodeError
+from node.core.systemctl import systemctl
 from node.systemd.exec_lines import Command
-from node.systemd.unit_step import systemctl
 
 # what may stand before the program (systemd.service(5), "Command lines")
 _PREFIXES = re.compile(r"^[@\-:+!|]*")

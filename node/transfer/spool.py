@@ -13,7 +13,6 @@ import os
 import threading
 import time
 
-from node.cli.request import usage
 from node.core.errors import Json, NodeError
 from node.files import state_dir
 
@@ -230,11 +229,3 @@ def lines() -> list[str]:
         elif raw:
             found.append(f"{what}: was cut off at {said}; the next run goes on from there")
     return found or ["no transfer runs"]
-
-
-def console(args: list[str]) -> Json | None:
-    """`rignode progress`: prints how far the transfers of this host are."""
-    if args:
-        raise usage(f"unknown argument {args[0][:60]!r}")
-    print("\n".join(lines()))
-    return None

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import os
 import shutil
-from typing import Any, Optional
+from typing import Any
 
 from node.files import atomic, state_dir
 from node.core import proc
@@ -31,9 +31,9 @@ def announced(path: str, work: str, backup: str, what: str) -> Json:
             "state": "intent", "pre": now, "post": now}  # fmt: skip
 
 
-def _module(name: str) -> Any:
+def _backup(name: str) -> Any:
     # imported here: they import what imports the kinds of steps
-    return importlib.import_module(f"node.{name}")
+    return importlib.import_module(f"node.backup.{name}")
 
 
 def same(entry: Json, current: Json) -> bool:
@@ -45,13 +45,13 @@ def ready(entry: Json) -> None:
     """Raise NodeError before an undo touches anything: no backup, or no room for it."""
     if _traded(entry):
         return
-    manifest = _module("tree_store").load(entry["backup"])
+    manifest = _backup("store").load(entry["backup"])
     above = os.path.dirname(entry["path"])
     room = 0 if look(entry["work"])["kind"] == "directory" else manifest["room_bytes"]
-    _module("tree_backup").check_room(above, room, manifest["members"]["count"])
+    _backup("create").check_room(above, room, manifest["members"]["count"])
 
 
-def _inode(entry: Json) -> Optional[int]:
+def _inode(entry: Json) -> int | None:
     """Gives the inode of the unpacked and proven tree, None while there is none."""
     text = proc.read_text(os.path.join(entry["work"], READY))
     return int(text) if text.isdigit() else None
@@ -91,7 +91,7 @@ def _unpack(entry: Json) -> None:
     for folder in (work, new):
         os.mkdir(folder, 0o700)
     backup = entry["backup"]
-    _module("tree_unpack").unpack(backup, _module("tree_store").load(backup), new)
+    _backup("unpack").unpack(backup, _backup("store").load(backup), new)
     atomic.save_private(os.path.join(work, READY), str(look(new)["ino"]).encode("ascii"))
     state_dir.sync_folder(os.path.dirname(work))
 

@@ -13,8 +13,8 @@ import shutil
 from typing import List, Optional
 
 from node.files import atomic, state_dir
-from node.change import apply, journal
-from node.core import validate, proc
+from node.change import journal
+from node.core import proc, signals, validate
 from node.backup import walk
 from node.venv import install as installing
 from node.venv import versions as place
@@ -57,8 +57,8 @@ def _prune(path: str, name: str, dry: bool) -> Json:
             continue
         removed.append({**row, "why": _why_goes(folder, changes)})
         if not dry:
-            if apply.interrupted():
-                raise NodeError(f"ended by {apply.interrupted()}; {folder} and what follows is"
+            if signals.interrupted():
+                raise NodeError(f"ended by {signals.interrupted()}; {folder} and what follows is"
                                 " kept", "interrupted", "run it again")  # fmt: skip
             _remove(folder)
     return {"removed": removed, "kept": kept, "dry": dry,

@@ -19,10 +19,11 @@ from node.change import apply as change_apply
 from node.change import journal
 from node.core import log
 from node.core.errors import Json, NodeError
+from node.core.webhook import post
 from node.files import atomic, host_lock, state_dir
 from node.vgpu import state as vgpu_state
 from node.vgpu.state import State
-from node.watch import config, watch
+from node.watch import config
 
 # a plugin that fights back is not fought for ever: each time it may kill who has the file mapped
 MOST, WINDOW_S = 5, 3600.0
@@ -173,7 +174,7 @@ def deliver(known: State, memory: Json) -> None:
     """POSTs what is pending, in order; what is not taken stays for the next look."""
     url = config.told(known.webhook, known.webhook_file)
     while memory["pending"] and url is not None:
-        failed = watch.post(url, memory["pending"][0])
+        failed = post(url, memory["pending"][0])
         if failed:
             log.say(f"the webhook did not take a notice: {failed}; kept", log.WARNING)
             return

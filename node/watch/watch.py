@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.error
-import urllib.request
 
 from node.core import log
 from node.core.errors import Json, NodeError
-from node.engine.completion import ask, opener, reason
+from node.core.webhook import post
+from node.engine.completion import ask
 from node.files import atomic, state_dir
 from node.rules.completion import Reply
 from node.watch import config
@@ -22,7 +21,6 @@ from node.watch.config import Watch
 
 # a full batch makes a short request wait
 ANSWER_S = 60.0
-WEBHOOK_S = 10.0
 # systemd ends the service after two minutes
 DELIVER_S = 40.0
 MAX_PENDING = 20
@@ -101,22 +99,6 @@ def notice(after: Json, reply: Reply, watch: Watch) -> Json:
         "detail": reply.detail,
         "text": said,
     }
-
-
-def post(url: str, body: Json) -> str | None:
-    """POSTs one notice; gives why it was not taken, never with the URL, or None."""
-    try:
-        request = urllib.request.Request(
-            url,
-            data=json.dumps(body).encode("utf-8"),
-            headers={"Content-Type": "application/json", "User-Agent": "rigbook-watch"},
-        )
-        with opener().open(request, timeout=WEBHOOK_S):
-            return None
-    except urllib.error.HTTPError as error:
-        return f"HTTP {error.code}"
-    except Exception as error:  # whatever it is: the notice stays, and the URL is not told
-        return reason(error)
 
 
 def file_path() -> str:

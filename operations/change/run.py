@@ -3,7 +3,7 @@
 pyinfra runs an operation on all hosts at once and goes on with the hosts that did not fail. A rig
 is one thing: when a step fails on one host, every host stops there and the rig goes back to what
 it was. `Run.step` does that: hosts that take part in a step wait for each other at its end, and
-one of them calls `give_back`.
+one of them calls `revert`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def new_change_id(deploy: str) -> str:
     return f"{stamp}-{deploy}-{uuid.uuid4().hex[:4]}"
 
 
-class _Meeting:
+class _Barrier:
     """The end of a step: opens when every member has arrived."""
 
     def __init__(self, members: frozenset[str]) -> None:
@@ -53,7 +53,7 @@ class _Meeting:
 
 
 class Run:
-    """A change in progress on a rig. `give_back` brings the rig back to what it was before."""
+    """A change in progress on a rig. `revert` brings the rig back to what it was before."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Run:
         deploy: str,
         plan: Plan,
         waivers: tuple[tuple[str, str], ...] = (),
-        give_back: Callable[[Run], str] | None = None,
+        revert: Callable[[Run], str] | None = None,
     ) -> None:
         self.state = real(state)
         self.deploy = deploy
@@ -76,15 +76,15 @@ class Run:
         # True from the proof on: what is proven stays, whatever the journal's last line meets.
         self.proven = False
         # What the journal keeps beside the steps, for whoever undoes them: set before the first.
-        self.blob: dict[str, object] = {}
-        self._give_back = give_back
-        self._meetings: dict[str, _Meeting] = {}
+        self.context: dict[str, object] = {}
+        self._revert = revert
+        self._barriers: dict[str, _Barrier] = {}
         self._lock = RLock()
-        self._given_back = False
+        self._reverted = False
         self._said: set[tuple[str, str]] = set()
         self._gone: set[str] = set()
 
-    def say(self, host: Host, key: str, show: Callable[[], None]) -> None:
+    def show_once(self, host: Host, key: str, show: Callable[[], None]) -> None:
         """Calls `show` once a run for a host: pyinfra runs an operation's body twice."""
         if (host.name, key) not in self._said:
             self._said.add((host.name, key))
@@ -101,7 +101,7 @@ class Run:
             "deploy": self.deploy,
             "operator": operator(),
             "waivers": [{"code": code, "reason": reason} for code, reason in self.waivers],
-            **({"blob": dict(self.blob)} if self.blob else {}),
+            **({"blob": dict(self.context)} if self.context else {}),
         }
 
     def apply(self, node: str, steps: list[dict[str, object]], timeout_s: int = 120) -> bool:
@@ -166,19 +166,19 @@ class Run:
             except Exception as error:  # a defect of ours must not leave the rig half changed
                 self._fail(host, f"{label}: {type(error).__name__}: {error}")
         with self._lock:
-            meeting = self._meetings.setdefault(label, _Meeting(members - self._gone))
-            meeting.arrive(host.name)
-        if not meeting.open.wait(wait_s) and self.failure is None:
-            late = ", ".join(sorted(meeting.waiting))
+            barrier = self._barriers.setdefault(label, _Barrier(members - self._gone))
+            barrier.arrive(host.name)
+        if not barrier.open.wait(wait_s) and self.failure is None:
+            late = ", ".join(sorted(barrier.waiting))
             self._fail(host, f"{label}: {late} did not finish within {wait_s:g} s")
         if self.failure is None:
             return True
         with self._lock:
             # pyinfra goes on without it: nobody may wait for it at a later step
             self._gone.add(host.name)
-            for other in self._meetings.values():
+            for other in self._barriers.values():
                 other.arrive(host.name)
-        self._return_once(host)
+        self._revert_once(host)
         return False
 
     def _not_closed(self) -> str:
@@ -196,24 +196,24 @@ class Run:
         with self._lock:
             self.failure = self.failure or line
 
-    def _return_once(self, host: Host) -> None:
+    def _revert_once(self, host: Host) -> None:
         with self._lock:
-            if self._given_back:
+            if self._reverted:
                 return
-            self._given_back = True
+            self._reverted = True
             if not self.touched or self.closed:
                 return
             if self.proven:
                 host.log_styled(self._not_closed(), fg="red")
                 return
-            if self._give_back is None:
+            if self._revert is None:
                 host.log_styled(
                     f"change {self.id} stays OPEN; undo it with: deploys/rollback.py", fg="red"
                 )
                 return
             host.log_styled("going back to what was there before", fg="yellow")
             try:
-                host.log_styled(self._give_back(self), fg="yellow")
+                host.log_styled(self._revert(self), fg="yellow")
             except Exception as error:
                 host.log_styled(
                     f"could not go back whole: {error}; finish it with: "

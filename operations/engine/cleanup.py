@@ -35,12 +35,12 @@ def reap(
     + members: the nodes on which something is to be ended
     """
     for spared in found.get("spared", []):
-        run.say(host, f"spare {spared}", lambda spared=spared: _tell(host, "spare", spared))
+        run.show_once(host, f"spare {spared}", lambda spared=spared: _tell(host, "spare", spared))
     if host.name not in members:
         host.noop("no orphan of the engine")
         return
     for orphan in found.get("ended", []):
-        run.say(host, f"end {orphan}", lambda orphan=orphan: _tell(host, "end", orphan))
+        run.show_once(host, f"end {orphan}", lambda orphan=orphan: _tell(host, "end", orphan))
     node = host.name
     yield run.step("reap", members, lambda: _reap(run, node, request))
 
@@ -72,7 +72,9 @@ def clear_shm(
         host.noop("no stale segment in /dev/shm")
         return
     listed = ", ".join(sorted(names[host.name])) or "what the engine leaves there"
-    run.say(host, "shm", lambda: host.log(f"remove from /dev/shm, unless it is mapped: {listed}"))
+    run.show_once(
+        host, "shm", lambda: host.log(f"remove from /dev/shm, unless it is mapped: {listed}")
+    )
     node = host.name
     yield run.step("shm", members, lambda: _verb(run, node, "shm", {}))
 
@@ -93,7 +95,7 @@ def drop_caches(
         return
     need = needs[host.name]["need_available_bytes"] / 2**30
     line = f"sync and drop the page cache once, if less than {need:.1f} GiB are available by then"
-    run.say(host, "caches", lambda: host.log(line))
+    run.show_once(host, "caches", lambda: host.log(line))
     node = host.name
     yield run.step("caches", members, lambda: _verb(run, node, "caches", needs[node]))
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
-from operations.change import diff
+from operations.change.apply import Steps as Steps
+from operations.change.apply import apply, texts_of
 from operations.change.run import Run
 from schema.desired.plan import ENGINE_FOLDERS, UNIT, Document, EngineSpec
 from schema.observed.snapshot import FileState, Unit
 
-Steps = list[dict[str, object]]
 # `systemctl stop` returns after TERM (30 s), KILL and docker rm.
 UNIT_TIMEOUT_S = 180
 
@@ -116,29 +116,14 @@ def configure(
     + members: the nodes on which something is to do
     + files: what the files are now, by path, for the diff
     """
-    if not steps:
-        host.noop("files and unit are as the recipe renders them")
-        return
-    for step in steps:
-        run.say(host, _describe(step), lambda step=step: _show(run, step, files))
-    node = host.name
-    yield run.step("configure", members, lambda: run.apply(node, steps))
-
-
-def _describe(step: Mapping[str, object]) -> str:
-    if step["op"] == "file":
-        return f"write {step['path']} (mode {step['mode']}, owner root)"
-    if step["op"] == "directory":
-        return f"make the folder {step['path']} (owner {step['owner']})"
-    return f"{'enable' if step['enabled'] else 'reload'} {step['unit']}"
-
-
-def _show(run: Run, step: Mapping[str, object], files: Mapping[str, FileState]) -> None:
-    host.log(_describe(step))
-    if step["op"] == "file" and run.state.config.DIFF:
-        path = str(step["path"])
-        now = files.get(path)
-        diff.show(host, path, now.content if now else None, str(step["content"]))
+    yield from apply._inner(
+        run=run,
+        label="configure",
+        steps=steps,
+        members=members,
+        idle="files and unit are as the recipe renders them",
+        before=texts_of(files),
+    )
 
 
 @operation()
@@ -171,7 +156,7 @@ def _set_active(
         return
     node = host.name
     box = " and its container" if run.plan.recipe.container else ""
-    run.say(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
+    run.show_once(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
     yield run.step(
         f"{active}:{','.join(sorted(nodes))}",
         nodes,
@@ -202,5 +187,5 @@ def prove(
         run.close(status, proof)
         reporter.log_styled(f"{proof}; change {run.id} {status}", fg="green")
 
-    run.say(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
+    run.show_once(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
     yield run.step("prove", [host.name], work)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 
-from pyinfra import host
-from pyinfra.api import FunctionCommand, operation
-
-from operations.change.node_call import call
-from operations.change.run import Run
-from operations.engine.engine import Steps, file_steps, timer_steps
+from operations.change.apply import Steps
+from operations.engine.engine import file_steps, timer_steps
 from schema.desired.plan import Document
 from schema.observed.snapshot import FileState, Unit
 from schema.render.watch_files import WATCH_SERVICE, WATCH_TIMER
@@ -52,37 +48,3 @@ def _unit(
         "active": active,
         "daemon_reload": daemon_reload,
     }
-
-
-def describe(step: Mapping[str, object]) -> str:
-    """A step in words; a file's content may hold the webhook's URL and is never shown."""
-    if step["op"] == "file":
-        return f"write {step['path']} (mode {step['mode']}, owner root)"
-    if step["op"] == "absent":
-        return f"remove {step['path']}"
-    enabled = {True: "enable and ", False: "disable and ", None: ""}[step["enabled"]]  # type: ignore[index]
-    return f"{enabled}{step['active'] or 'reload'} {step['unit']}"
-
-
-@operation()
-def change(run: Run, steps: Steps, node: str) -> Generator[FunctionCommand, None, None]:
-    """
-    Install, change or remove the watch on one node.
-
-    + run: the change
-    + steps: what to do, from `install_steps` or `remove_steps`
-    + node: the node that watches
-    """
-    if host.name != node or not steps:
-        host.noop("the watch is as it should be" if host.name == node else "another node watches")
-        return
-    for step in steps:
-        run.say(host, describe(step), lambda step=step: host.log(describe(step)))
-    yield run.step("watch", [node], lambda: _apply(run, node, steps))
-
-
-def _apply(run: Run, node: str, steps: Steps) -> None:
-    run.touched.add(node)
-    request = {"change": run.change(), "steps": steps}
-    # Through stdin: every user of a host can read its command lines.
-    call(run.state, run.host(node), "apply", request, LOOK_S)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from pyinfra import host
-from pyinfra.api import FunctionCommand, operation
-
-from operations.change import diff
-from operations.change.run import Run
-from operations.engine.engine import Steps, file_steps
+from operations.change.apply import Steps
+from operations.engine.engine import file_steps
 from schema.desired.plan import Document
 from schema.observed.hardware import Nic
 from schema.observed.snapshot import FileState
 from schema.render.wake_on_lan_files import Persistence
 
-MACHINE_TIMEOUT_S = 120
 _SLEEP_DIR = "/etc/systemd/system"
 
 
@@ -56,49 +51,3 @@ def sleep_steps(targets: Mapping[str, str]) -> Steps:
 
 def _unit(name: str, enabled: bool | None = None) -> dict[str, object]:
     return {"op": "unit", "unit": name, "enabled": enabled, "active": None, "daemon_reload": True}
-
-
-def describe(step: Mapping[str, object]) -> str:
-    """A step in words."""
-    op, path = step["op"], step.get("path")
-    if op == "file":
-        return f"write {path} (mode {step['mode']}, owner root)"
-    if op == "directory":
-        return f"make {path}"
-    if op == "link":
-        return f"mask {str(path).rpartition('/')[2]}"
-    if op == "wol":
-        return f"{step['nic']} wakes by a magic packet from now on (ethtool wol {step['letters']})"
-    return f"{'enable' if step['enabled'] else 'reload systemd for'} {step['unit']}"
-
-
-@operation()
-def change(
-    run: Run,
-    steps: Steps,
-    members: Collection[str],
-    files: Mapping[str, FileState],
-) -> Generator[FunctionCommand, None, None]:
-    """
-    Make a machine's steps on this node, when it is one of `members`.
-
-    + run: the change
-    + steps: what to do, in order
-    + members: the nodes on which something is to do
-    + files: what the files are now, by path, for the diff
-    """
-    if host.name not in members or not steps:
-        host.noop("what can be set here is set")
-        return
-    for step in steps:
-        run.say(host, describe(step), lambda step=step: _show(run, step, files))
-    node = host.name
-    yield run.step("machine", members, lambda: run.apply(node, steps, MACHINE_TIMEOUT_S))
-
-
-def _show(run: Run, step: Mapping[str, object], files: Mapping[str, FileState]) -> None:
-    host.log(describe(step))
-    if step["op"] == "file" and run.state.config.DIFF:
-        path = str(step["path"])
-        now = files.get(path)
-        diff.show(host, path, now.content if now else None, str(step["content"]))

@@ -43,7 +43,7 @@ def reboot(
     if host.name not in nodes:
         host.noop("this node is not rebooted")
         return
-    run.say(host, "reboot", lambda: host.log(f"reboot, then wait up to {budget_s} s"))
+    run.show_once(host, "reboot", lambda: host.log(f"reboot, then wait up to {budget_s} s"))
     target = run.host(host.name)
     # A quick board waits for a slow one for as long as that may take.
     wait_s = budget_s + SHUTDOWN_S

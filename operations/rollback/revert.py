@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from facts.observe import in_host, observe, real
 from facts.rignode.call import AskFailed, ask_node
 from facts.snapshot import bounded
 from operations.change.node_call import StepFailed, call
+from operations.change.run import Run
 from operations.engine.baseline import compared
 from operations.engine.wait_ready import unit_states, wait_for_answer
 from operations.rollback.former_venv import FormerVenvs
@@ -64,7 +65,7 @@ def script_endpoint(script: str, address: str) -> Endpoint | None:
     return Endpoint(f"http://{address}:{values.get('--port', '8000')}", name, thinks)
 
 
-def give_back(
+def revert_change(
     state: State,
     plan: Plan,
     change: str,
@@ -128,11 +129,15 @@ def recorded(plan: Plan) -> float | None:
 
 
 def _undo(
-    state: State, node: str, request: dict[str, Any], change: Mapping[str, Any] | None
+    state: State,
+    node: str,
+    request: dict[str, Any],
+    change: Mapping[str, Any] | None,
+    timeout_s: int = UNDO_TIMEOUT_S,
 ) -> str | None:
     """Undoes the change on one node; a line when it did not come back whole."""
     host, restores = state.inventory.get_host(node), _installs(change)
-    limit = RESTORE_TIMEOUT_S if restores else UNDO_TIMEOUT_S
+    limit = RESTORE_TIMEOUT_S if restores else timeout_s
     for backup in restores:
         host.log(f"backup {backup} is unpacked beside, proven, and trades places")
     try:
@@ -250,3 +255,19 @@ def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:
     script = script_endpoint(texts.get(SCRIPT_PATH, ""), str(head.lan_address))
     # The file says more, but is of the format of the program that wrote it; the script always is.
     return script and (file_endpoint(texts.get(NODE_PATH, "")) or script)
+
+
+def undo_only(words: str = "", timeout_s: int = UNDO_TIMEOUT_S) -> Callable[[Run], str]:
+    """A run's revert that only undoes its change on the nodes it touched: no engine is asked.
+
+    `words` say what is as before, for the line to tell; `timeout_s`: seconds for each node's undo.
+    """
+
+    def revert(run: Run) -> str:
+        for node in sorted(run.touched):
+            problem = _undo(run.state, node, {"change": run.id}, None, timeout_s)
+            if problem:
+                raise StepFailed(problem)
+        return f"change {run.id} ROLLED_BACK" + (f"; {words}" if words else "")
+
+    return revert

@@ -46,7 +46,7 @@ def seed(
     line = f"docker pull {reference}" if archive is None else f"docker load of {archive.path}"
     if build is not None:
         line = f"docker build of {build.build.template} on {build.build.base}: {build.inputs[:12]}"
-    run.say(host, "seed", lambda: host.log(line))
+    run.show_once(host, "seed", lambda: host.log(line))
     node = host.name
     yield run.step(
         "seed", nodes, lambda: _seed(run, node, reference, archive, build), PULL_TIMEOUT_S
@@ -122,7 +122,7 @@ def move(
     if transfer is None or host.name not in members:
         host.noop("the image is here as it should be")
         return
-    run.say(host, "move", lambda: host.log(_line(transfer, host.name, reference, whole)))
+    run.show_once(host, "move", lambda: host.log(_line(transfer, host.name, reference, whole)))
     reporter = host
     part = _whole if whole else _part
     yield run.step(

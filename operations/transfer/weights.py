@@ -31,7 +31,7 @@ def move(
     if transfer is None or host.name not in members:
         host.noop("the weights are here as they should be")
         return
-    run.say(host, "move", lambda: host.log(_line(transfer, host.name, paths)))
+    run.show_once(host, "move", lambda: host.log(_line(transfer, host.name, paths)))
     reporter = host
     yield run.step(
         "move",
@@ -99,7 +99,7 @@ def hash_all(
     if host.name not in members:
         host.noop("nobody asked for full hashes (verify=true)")
         return
-    run.say(host, "hash", lambda: host.log(f"sha256 of every file in {paths[host.name]}"))
+    run.show_once(host, "hash", lambda: host.log(f"sha256 of every file in {paths[host.name]}"))
     node = host.name
     yield run.step("hash", members, lambda: _hash(run, node, paths[node], found), DEADLINE_S)
 

@@ -8,11 +8,10 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
-from operations.change import diff
+from operations.change.apply import Steps
 from operations.change.node_call import call
 from operations.change.run import Run
 
-Steps = list[dict[str, object]]
 # Compiles without running it; the venv's own Python, because an older one may not know the syntax.
 _COMPILES = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
 
@@ -37,39 +36,6 @@ def file_step(file: Mapping[str, Any], content_base64: str) -> dict[str, object]
 
 
 @operation()
-def write(
-    run: Run,
-    steps: Steps,
-    members: Collection[str],
-    why: Mapping[str, str],
-    texts: Mapping[str, tuple[str, str]],
-) -> Generator[FunctionCommand, None, None]:
-    """
-    Write patched files, as one journalled change.
-
-    + run: the change
-    + steps: what to do here, from `file_step`
-    + members: the nodes on which something is to do
-    + why: by path, which patch and from which state
-    + texts: by path, the text before and after, for the diff
-    """
-    if not steps:
-        host.noop("every patch is applied, or not needed")
-        return
-    for step in steps:
-        path = str(step["path"])
-        run.say(host, path, lambda path=path: _show(run, path, why[path], texts[path]))
-    node = host.name
-    yield run.step("patches", members, lambda: run.apply(node, steps))
-
-
-def _show(run: Run, path: str, why: str, texts: tuple[str, str]) -> None:
-    host.log(f"write {path}: {why}")
-    if run.state.config.DIFF:
-        diff.show(host, path, *texts)
-
-
-@operation()
 def use_tool(
     run: Run,
     tool: Mapping[str, Any],
@@ -90,7 +56,7 @@ def use_tool(
         host.noop(f"{tool['id']} has been run on what is there")
         return
     here, node = host, host.name
-    run.say(host, tool["id"], lambda: host.log(f"run {tool['id']}: {' '.join(tool['argv'])}"))
+    run.show_once(host, tool["id"], lambda: host.log(f"run {tool['id']}: {' '.join(tool['argv'])}"))
 
     def work() -> None:
         run.touched.add(node)

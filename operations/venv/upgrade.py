@@ -44,7 +44,7 @@ def task(
         return
     reporter = host
     for line in plan:
-        run.say(host, line, lambda line=line: reporter.log(line))
+        run.show_once(host, line, lambda line=line: reporter.log(line))
 
     def execute() -> None:
         line = work()

@@ -18,7 +18,7 @@ from schema.core.base import Frozen
 from schema.core.errors import SpecError, nearest, shown
 from schema.core.parse import build, known_keys
 from schema.core.strings import env_name, single_line
-from schema.inputs.host_data import PYINFRA_KEYS, Argument, Url, _listed
+from schema.inputs.host_data import PYINFRA_KEYS, Argument, Url, listed
 from schema.inputs.rig import AbsolutePath, Address, Name, Node, Rig
 from schema.observed.snapshot import SnapshotRequest
 
@@ -114,7 +114,7 @@ class ClusterData(Frozen):
     container: Label | None = None
     vgpu_dir: Folder = "/usr/local/vgpu"
     models: dict[AbsolutePath, Literal["gguf", "safetensors"]] = Field(default_factory=dict)
-    waive: Annotated[tuple[Name, ...], BeforeValidator(_listed)] = ()
+    waive: Annotated[tuple[Name, ...], BeforeValidator(listed)] = ()
     reason: Argument | None = None
     as_json: bool = Field(default=False, alias="json")
     url: Url | None = None
@@ -124,11 +124,11 @@ class ClusterData(Frozen):
     start_budget_s: Annotated[int, Field(ge=10, le=7200)] = 600
     reasoning: bool = False
     change: Name | None = None
-    overwrite: Annotated[tuple[AbsolutePath, ...], BeforeValidator(_listed)] = ()
+    overwrite: Annotated[tuple[AbsolutePath, ...], BeforeValidator(listed)] = ()
     library: Argument | None = None
     sha256: Sha256 | None = None
     target: Folder | None = None
-    without: Annotated[tuple[Symbol, ...], BeforeValidator(_listed)] = ()
+    without: Annotated[tuple[Symbol, ...], BeforeValidator(listed)] = ()
     restart_pods: bool = False
     guard: bool = False
     reapply: bool = False

@@ -12,7 +12,8 @@ from schema.core.parse import build
 from schema.core.strings import plain_name
 from schema.core.yaml_file import read_map
 from schema.desired.plan import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, EngineSpec, Plan
-from schema.inputs.host_data import HostData, host_data
+from schema.inputs.check import host_data, kind_of
+from schema.inputs.host_data import HostData
 from schema.inputs.rig import Node, Rig
 from schema.observed.snapshot import ImageFileProbe, SnapshotRequest, VenvProbe
 from schema.recipe.recipe import Recipe
@@ -25,7 +26,6 @@ PER_HOST = {
     "role", "rank", "lan_address", "fabric_address", "ssh_user", "home", "mac", "nic",
     "power_cycle_command",
 }  # fmt: skip
-RIG_WIDE = sorted(HostData.model_fields.keys() - PER_HOST)
 SECRET = frozenset({"webhook"})
 # Settings that change how much memory a load finds or how it is placed (NUMA).
 SYSCTLS = ("kernel.numa_balancing", "vm.overcommit_memory", "vm.swappiness")
@@ -70,24 +70,28 @@ def profile_name(recipe: Recipe, wanted: str | None) -> str:
 
 
 def host_datas(
-    hosts: Mapping[str, Mapping[str, object]], sources: Mapping[str, Mapping[str, str]] | None
+    hosts: Mapping[str, Mapping[str, object]],
+    sources: Mapping[str, Mapping[str, str]] | None,
+    kind: type[HostData] | None = None,
 ) -> dict[str, HostData]:
     """The checked data of all hosts by name; all hosts' problems in one SpecError.
 
+    `kind` is the type of the runbook that runs; None takes what any of them takes.
     Values that belong to the whole rig must be the same on every host.
     """
     if not hosts:
         raise SpecError("no hosts matched; allowed: an inventory, group or --limit that has hosts")
+    kind = kind or kind_of(())
     checked: dict[str, HostData] = {}
     problems: list[str] = []
     for name, data in hosts.items():
         try:
-            checked[name] = host_data(name, data, (sources or {}).get(name, {}))
+            checked[name] = host_data(name, data, (sources or {}).get(name, {}), kind)
         except SpecError as error:
             problems += error.problems
     if problems:
         raise SpecError(*problems)
-    for key in RIG_WIDE:
+    for key in sorted(kind.model_fields.keys() - PER_HOST):
         values = {name: getattr(data, key) for name, data in checked.items()}
         if len(set(values.values())) > 1:
             each = ", ".join(
@@ -104,13 +108,15 @@ def plan(
     hosts: Mapping[str, Mapping[str, object]],
     sources: Mapping[str, Mapping[str, str]] | None,
     root: Path,
+    kind: type[HostData] | None = None,
 ) -> Plan:
     """What a run wants on every node, from pyinfra's merged data of ALL hosts of the rig.
 
     `hosts`: host name → data. `sources`: host name → key → where the key came from, for errors.
-    `root`: the project's root. A run limited to one host still needs the data of all.
+    `root`: the project's root. `kind`: as for `host_datas`.
+    A run limited to one host still needs the data of all.
     """
-    checked = host_datas(hosts, sources)
+    checked = host_datas(hosts, sources, kind)
     common = next(iter(checked.values()))
     rig = _rig(checked)
     chosen = recipe(common.recipe, root, common.recipes_dir)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 from schema.desired.plan import Document, Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import WatchData
 from schema.render.engine_files import UNITS_DIR, render
 from schema.render.node_json import endpoint
 
@@ -19,7 +19,7 @@ SERVICE_PATH = f"{UNITS_DIR}/{WATCH_SERVICE}"
 TIMER_PATH = f"{UNITS_DIR}/{WATCH_TIMER}"
 
 
-def watch_documents(plan: Plan, node: str, data: HostData) -> tuple[Document, ...]:
+def watch_documents(plan: Plan, node: str, data: WatchData) -> tuple[Document, ...]:
     """What lands on the node that watches: its configuration (root's alone), service and timer."""
     asked = endpoint(plan.rig, plan.recipe)
     if data.url is not None:

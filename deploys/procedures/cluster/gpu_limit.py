@@ -11,12 +11,13 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
-from deploys.procedures.cluster.load_and_gate import looked, taken_back
+from deploys.procedures.cluster.load_and_gate import UNDO_TIMEOUT_S, looked
 from gates.cluster import gpu_limit, memory_limit
 from gates.cluster.memory_limit import MIB, LimitError
 from gates.core.violation import Violation
 from operations.change.run import Run
 from operations.engine.engine import Steps
+from operations.rollback.revert import undo_only
 from schema.desired.kubernetes import ClusterPlan
 from schema.observed.kube import KubeLook, ModelFiles
 from schema.observed.snapshot import Gpus, NodeSnapshot
@@ -167,7 +168,7 @@ def decide(
     def make() -> Patch:
         now = look(plan)
         former = frozenset(pod.uid for pod in now.pods)
-        run = Run(state, "gpu_limit", plan, waivers, taken_back)  # type: ignore[arg-type]
+        run = Run(state, "gpu_limit", plan, waivers, undo_only(timeout_s=UNDO_TIMEOUT_S))  # type: ignore[arg-type]
         unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
         if unclear:
             raise DeployError("; ".join(unclear))

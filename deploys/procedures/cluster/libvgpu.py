@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,17 +11,17 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once, remember
+from deploys.common.load_and_gate import once
 from deploys.common.snapshot_view import files_in
 from deploys.procedures.cluster.libvgpu_guard import around, no_guard, units_now
-from deploys.procedures.cluster.load_and_gate import looked, taken_back
+from deploys.procedures.cluster.load_and_gate import UNDO_TIMEOUT_S, looked
 from deploys.procedures.cluster.restart_pods import to_restart
 from gates.cluster import vgpu_library as gates
 from gates.cluster.mounted_library import files_of, mappers_of, named, state_of, target_of
 from gates.core.violation import Violation
+from operations.change.apply import Steps
 from operations.change.run import Run
-from operations.cluster.vgpu_library import describe
-from operations.engine.engine import Steps
+from operations.rollback.revert import undo_only
 from schema.desired.kubernetes import ClusterPlan
 from schema.observed.library import Candidate, LibraryFile, LibraryLook, PodName
 from schema.observed.snapshot import NodeSnapshot
@@ -48,6 +47,7 @@ class Swap:
     lines: tuple[str, ...]
     run: Run = field(compare=False)
     restarts: dict[str, PodName] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 def look(plan: ClusterPlan) -> LibraryLook:
@@ -115,11 +115,11 @@ def decide(
     """The work of this run, decided once."""
 
     def make() -> Swap:
-        run = Run(state, "libvgpu", plan, waivers, taken_back)  # type: ignore[arg-type]
+        run = Run(state, "libvgpu", plan, waivers, undo_only(timeout_s=UNDO_TIMEOUT_S))  # type: ignore[arg-type]
         make_it = _removal if plan.data.remove else _swap
         return make_it(plan, snapshot, run)
 
-    return remember("swap", make)
+    return once("swap", make)
 
 
 def _swap(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
@@ -134,7 +134,6 @@ def _swap(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
         steps.append(_library_step(file, base64.b64encode(raw).decode("ascii")))
     steps += around(plan, snapshot, file.path, original, ours)
     lines = [f"{file.path} counts: {target_of(now, plan.data.target).how}"] if steps else []
-    lines += [f"{describe(step)}{_hash_line(step, file, ours)}" for step in steps]
     restarts = to_restart(now, ours) if plan.data.restart_pods else {}
     lines += [f"will be restarted: {pod.namespace}/{pod.name}" for pod in restarts.values()]
     keep = [named(now, m) for m in mappers_of(now) if m.pod not in restarts and m.sha256 != ours]
@@ -144,11 +143,8 @@ def _swap(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
     if not steps:
         logger.info(f"    {file.path} is ours already: {ours[:12]}")
     told = tuple(lines if steps or restarts else ())
-    return Swap(file.path, ours, steps, told, run, restarts)
-
-
-def _hash_line(step: Mapping[str, object], file: LibraryFile, ours: str) -> str:
-    return f": {file.sha256} becomes {ours}" if step.get("path") == file.path else ""
+    notes = {file.path: f"{file.sha256} becomes {ours}"}
+    return Swap(file.path, ours, steps, told, run, restarts, notes)
 
 
 def _library_step(file: LibraryFile, content: str) -> dict[str, object]:
@@ -184,4 +180,4 @@ def _removal(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
         steps.append({**step, "blob": known.original, "keep": False})
         del steps[-1]["content_base64"]
     steps.append({"op": "absent", "path": STATE_PATH})
-    return Swap(known.target, known.original, steps, tuple(map(describe, steps)), run)
+    return Swap(known.target, known.original, steps, (), run)

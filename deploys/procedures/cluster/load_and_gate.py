@@ -18,7 +18,6 @@ from gates.core.check import Gate
 from gates.core.violation import Violation
 from gates.gate_sets import check
 from operations.change.node_call import StepFailed, call
-from operations.change.run import Run
 from schema.core.base import Frozen
 from schema.core.errors import SpecError
 from schema.desired.kubernetes import ClusterPlan, cluster_plan, is_cluster
@@ -98,13 +97,6 @@ def gate_cluster(
 
     snapshot, waivers = once("gate-cluster", make)
     return snapshot, waivers
-
-
-def taken_back(run: Run) -> str:
-    """A change's own way back: node's undo of it on the host."""
-    for node in sorted(run.touched):
-        undo_on(run.state, node, run.id, ())
-    return f"change {run.id} ROLLED_BACK"
 
 
 def undo_on(state: State, node: str, change: str, overwrite: Collection[str]) -> None:

@@ -15,17 +15,18 @@ from pyinfra.api import State
 from deploys.common.load_and_gate import once
 from deploys.procedures.cluster.completion import ask_once, must_ask, wait_for_completion, where
 from deploys.procedures.cluster.gpu_limit import look, models, request
-from deploys.procedures.cluster.load_and_gate import gate_cluster, load_cluster, taken_back
+from deploys.procedures.cluster.load_and_gate import UNDO_TIMEOUT_S, gate_cluster, load_cluster
 from deploys.procedures.cluster.pod_status import staying
 from deploys.procedures.cluster.restart_pods import restart_pods
 from facts.observe import real
 from gates.cluster import gpu_limit
 from gates.core.violation import Violation
 from gates.gate_sets import CHANGING
+from operations.change.apply import apply
 from operations.change.run import Run
-from operations.cluster import deployment
 from operations.engine import engine
 from operations.engine.engine import Steps
+from operations.rollback.revert import undo_only
 from schema.desired.kubernetes import ClusterPlan
 from schema.observed.kube import KubeLook, Pod
 from schema.observed.library import PodName
@@ -55,7 +56,15 @@ def serve_deployment(state: State) -> None:
     work = decide(state, plan, waivers)
 
     # Act: journalled; the chart's own template stays as it is.
-    deployment.patch(name="Start the Deployment", run=work.run, steps=work.steps, tell=work.lines)
+    apply(
+        name="Start the Deployment",
+        run=work.run,
+        label="kube",
+        steps=work.steps,
+        members=[plan.rig.head.name],
+        idle="the Deployment has these values",
+        words=work.lines,
+    )
 
     # Verify: a real answer within the start's budget; a crash loop ends the wait at once.
     engine.prove(
@@ -77,7 +86,7 @@ def decide(state: State, plan: ClusterPlan, waivers: tuple[tuple[str, str], ...]
 
     def make() -> Start:
         must_ask(plan, "serve")
-        run = Run(state, "serve", plan, waivers, taken_back)  # type: ignore[arg-type]
+        run = Run(state, "serve", plan, waivers, undo_only(timeout_s=UNDO_TIMEOUT_S))  # type: ignore[arg-type]
         return _decide(state, plan, look(plan), run)
 
     work: Start = once("start", make)

@@ -27,6 +27,7 @@ from gates.doctor.healthy import at_work
 from gates.doctor.rank import Finding
 from gates.firmware import checklist
 from schema.desired.plan import Plan
+from schema.inputs.runbook_data import DoctorData
 from schema.observed.endpoint_probe import Probe
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
@@ -72,7 +73,7 @@ def diagnose(state: State, plan: Plan) -> Diagnosis:
 def print_report(plan: Plan, diagnosis: Diagnosis) -> None:
     """Tells the findings; DeployError (exit status 1) when one of them blocks serving."""
     findings = diagnosis.findings
-    if operator_data().as_json:
+    if operator_data(DoctorData).as_json:
         print(json.dumps([as_row(finding) for finding in findings], indent=2))
     else:
         for finding in findings:

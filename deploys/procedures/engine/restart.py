@@ -1,4 +1,4 @@
-"""What a cold restart has to do on a rig, decided once from one observation."""
+"""What a cold restart has to do on a rig, planned once from one observation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import gevent
+from pyinfra import state
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import remember
-from deploys.common.resume import unfinished
-from deploys.procedures.engine.serve import may_run, own_unit
+from deploys.common.load_and_gate import once
+from deploys.common.procedure import Procedure
 from facts.observe import fact_of, real
 from facts.orphans import Orphans
 from gates.gpu.memory import system_need
-from operations.change.run import Run
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
@@ -30,11 +29,6 @@ SETTLE_S = 30
 class ColdWork:
     """The steps of one cold restart; node names in sets."""
 
-    run: Run
-    head: frozenset[str]
-    workers: frozenset[str]
-    head_up: frozenset[str]
-    workers_up: frozenset[str]
     reap_request: Mapping[str, Any]
     found: Mapping[str, Mapping[str, Any]]
     to_reap: frozenset[str]
@@ -43,36 +37,18 @@ class ColdWork:
     needs: Mapping[str, Mapping[str, Any]]
 
 
-def decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: tuple[tuple[str, str], ...],
-) -> ColdWork:
+def plan(rig: Procedure) -> ColdWork:
     """The work of this run, the same object for all hosts; DeployError when it cannot be known."""
-    return remember("cold", lambda: _decide(real(state), plan, snapshots, waivers))
+    return once("cold", lambda: _plan(rig))
 
 
-def _decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: tuple[tuple[str, str], ...],
-) -> ColdWork:
-    run = Run(state, "restart", plan, waivers)
-    run.id = unfinished(snapshots, "restart") or run.id
-    head = frozenset({plan.rig.head.name})
-    workers = frozenset(node.name for node in plan.rig.workers)
-    up = frozenset(n for n, s in snapshots.items() if may_run(own_unit(s)))
+def _plan(rig: Procedure) -> ColdWork:
+    plan, snapshots, up = rig.plan, rig.snapshots, rig.up.all
+    rig.resume()
     request = reap_request(plan)
-    found = {name: _others(seen) for name, seen in _orphans(state, plan, request).items()}
+    found = {name: _others(seen) for name, seen in _orphans(real(state), plan, request).items()}
     segments = {name: _segments(snapshot) for name, snapshot in snapshots.items()}
     return ColdWork(
-        run=run,
-        head=head,
-        workers=workers,
-        head_up=head & up,
-        workers_up=workers & up,
         reap_request=request,
         found=found,
         # A stopping engine may leave processes behind: those nodes are looked at again, too.
@@ -132,8 +108,3 @@ def _segments(snapshot: NodeSnapshot) -> tuple[str, ...]:
     if isinstance(snapshot.shm, Unreadable):
         return ()
     return tuple(s.name for s in snapshot.shm if s.is_engines and not s.mappers)
-
-
-def engine_again(proof: str) -> str:
-    """The line that ends a restart."""
-    return f"cold restart: {proof}"

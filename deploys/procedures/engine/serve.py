@@ -1,28 +1,29 @@
-"""What serve has to do on a rig, decided once from one observation; the same for all hosts."""
+"""What serve has to do on a rig, planned once from one observation; the same for all hosts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import gevent
 from gevent import Greenlet
-from pyinfra import logger
+from pyinfra import logger, state
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import endpoint, remember
-from deploys.common.snapshot_view import files_in
+from deploys.common.load_and_gate import endpoint, once
+from deploys.common.procedure import NOWHERE, Nodes, Procedure
+from deploys.common.snapshot_view import engine_unit, files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask
 from gates.drift.compare import Difference, drift, engine_state
 from operations.change.run import Run
 from operations.engine import engine
 from operations.engine.engine import Steps
 from operations.engine.wait_ready import wait_for_answer
-from operations.rollback.revert import give_back
-from schema.desired.plan import PAIR_TIMER, UNIT, Plan
-from schema.observed.snapshot import FileState, NodeSnapshot, Unit
+from operations.rollback.revert import revert_change
+from schema.desired.plan import PAIR_TIMER, Plan
+from schema.observed.snapshot import FileState, NodeSnapshot
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 
 # How long an engine may take for a short answer that nobody waits for yet.
@@ -41,28 +42,17 @@ class Work:
 
     steps: Mapping[str, Steps]
     files: Mapping[str, Mapping[str, FileState]]
-    reasons: tuple[str, ...]
-    stop_head: frozenset[str] = frozenset()
-    stop_workers: frozenset[str] = frozenset()
-    start_head: frozenset[str] = frozenset()
-    start_workers: frozenset[str] = frozenset()
+    stop: Nodes = NOWHERE
+    start: Nodes = NOWHERE
     needs_proof: bool = False
-    answer: Answer | None = None
-    _run: list[Run] = field(default_factory=list)
 
     @property
     def to_configure(self) -> frozenset[str]:
         """The nodes on which files or the unit are to be changed."""
         return frozenset(node for node, steps in self.steps.items() if steps)
 
-    def run(self, make: Callable[[], Run]) -> Run:
-        """The one change that all hosts of this run share."""
-        if not self._run:
-            self._run.append(make())
-        return self._run[0]
 
-
-def answerable(plan: Plan) -> Endpoint:
+def endpoint_with_key(plan: Plan) -> Endpoint:
     """The plan's endpoint; DeployError when it will want a key that this shell does not hold.
 
     Without it no answer could be proven, and a good engine would be taken back for it.
@@ -77,22 +67,27 @@ def answerable(plan: Plan) -> Endpoint:
     return endpoint(plan)
 
 
-def asked(plan: Plan) -> Greenlet[..., Answer]:
-    """A completion that is under way: asked while the hosts are looked at, waited for with get."""
-    return remember("asked", lambda: gevent.spawn_later(0.05, ask, endpoint(plan), ASK_S))
+def ask_in_background(plan: Plan) -> Greenlet[..., Answer]:
+    """Begins to ask for a completion while the hosts are looked at; its answer comes with get.
+
+    DeployError as `endpoint_with_key`.
+    """
+    where = endpoint_with_key(plan)
+    return once("asked", lambda: gevent.spawn_later(0.05, ask, where, ASK_S))
 
 
-def decide(state: State, plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
-    """The work of this run, decided once and shown once; all hosts get the same object."""
-    return remember("work", lambda: _decide(plan, snapshots))
+def plan(rig: Procedure) -> Work:
+    """The work of this run, planned once and shown once; all hosts get the same object."""
+    return once("serve", lambda: _plan(rig))
 
 
-def _decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
+def _plan(rig: Procedure) -> Work:
+    plan, snapshots = rig.plan, rig.snapshots
     files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
     steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
     states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
-    answer = asked(plan).get() if "running" in states.values() else None
+    answer = ask_in_background(plan).get() if "running" in states.values() else None
     reasons = _reasons(plan, snapshots, steps, states, differences, answer)
     for reason in reasons:
         logger.info(f"    {reason}")
@@ -101,35 +96,8 @@ def _decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> Work:
             logger.info(f"    serving as the recipe says; a real answer: {answer.detail}")
         # A step without a restart (a unit that was disabled) opens a change, which must be ended.
         needs_proof = any(steps.values()) or not (answer and answer.ok)
-        return Work(steps, files, reasons, needs_proof=needs_proof, answer=answer)
-    head = frozenset({plan.rig.head.name})
-    workers = frozenset(node.name for node in plan.rig.workers)
-    up = frozenset(n for n, s in snapshots.items() if may_run(own_unit(s)))
-    return Work(
-        steps,
-        files,
-        reasons,
-        head & up,
-        workers & up,
-        head,
-        workers,
-        needs_proof=True,
-        answer=answer,
-    )
-
-
-def own_unit(snapshot: NodeSnapshot, name: str = UNIT) -> Unit | None:
-    """The engine's unit (or another of ours) as systemd knows it; None when it knows none."""
-    if not isinstance(snapshot.units, tuple):
-        return None
-    found = (unit for unit in snapshot.units if unit.name == name)
-    unit = next(found, None)
-    return None if unit is None or unit.load_state == "not-found" else unit
-
-
-def may_run(unit: Unit | None) -> bool:
-    """Whether the unit runs, or is about to."""
-    return unit is not None and unit.active_state not in ("inactive", "failed")
+        return Work(steps, files, needs_proof=needs_proof)
+    return Work(steps, files, stop=rig.up, start=rig.nodes, needs_proof=True)
 
 
 def _steps(
@@ -142,11 +110,13 @@ def _steps(
     changes = engine.folder_steps(plan.specs[name], files[name], node.ssh_user)
     changes += engine.file_steps(plan.documents[name], files[name])
     changed_files = any(step["op"] == "file" for step in changes)
-    changes += engine.unit_steps(own_unit(snapshots[name]), changed_files)
+    changes += engine.unit_steps(engine_unit(snapshots[name]), changed_files)
     if len(plan.rig.nodes) == 1:
         return changes
     written = [str(step["path"]) for step in changes if step["op"] == "file"]
-    return changes + engine.timer_steps(PAIR_TIMER, own_unit(snapshots[name], PAIR_TIMER), written)
+    return changes + engine.timer_steps(
+        PAIR_TIMER, engine_unit(snapshots[name], PAIR_TIMER), written
+    )
 
 
 def _reasons(
@@ -184,7 +154,7 @@ def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer)
         )
         return False
     head = snapshots[plan.rig.head.name]
-    unit = own_unit(head)
+    unit = engine_unit(head)
     if unit is None or unit.since_unix_s is None:
         return True
     return head.identity.clock_unix_s - unit.since_unix_s > plan.recipe.expect.start_budget_s
@@ -198,11 +168,16 @@ def _made_meanwhile(plan: Plan) -> float | None:
     return probe(endpoint(plan), BUSY_S).generated
 
 
-def proof(state: State, plan: Plan, where: Endpoint, patient: bool = False) -> str:
+def verify(rig: Procedure, patient: bool = False) -> str:
     """A line about a real answer within the start budget; StepFailed says why there is none.
 
     `patient`: a start that systemd tries again by itself is waited for (after a boot).
     """
+    return proof(state, rig.plan, endpoint_with_key(rig.plan), patient)
+
+
+def proof(state: State, plan: Plan, where: Endpoint, patient: bool = False) -> str:
+    """`verify` for what has no Procedure."""
     nodes = [node.name for node in plan.rig.nodes]
     answer = wait_for_answer(
         state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s, patient
@@ -210,6 +185,6 @@ def proof(state: State, plan: Plan, where: Endpoint, patient: bool = False) -> s
     return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
 
 
-def back_again(run: Run) -> str:
-    """Serve's way back: undo its own change on every node that it touched."""
-    return give_back(run.state, run.plan, run.id, run.touched)
+def revert(run: Run) -> str:
+    """Undoes the run's own change on every node that it touched."""
+    return revert_change(run.state, run.plan, run.id, run.touched)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-from pyinfra.api import State
+from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import remember
+from deploys.common.load_and_gate import once
+from deploys.common.procedure import Procedure
 from facts.observe import observe
 from operations.change.node_call import StepFailed
-from operations.change.run import Run
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
@@ -20,43 +19,13 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 SETTLE_S = 20.0
 
 
-@dataclass(frozen=True)
-class StopWork:
-    """The nodes whose unit runs (or tries to); both empty when nothing is to do."""
-
-    head: frozenset[str]
-    workers: frozenset[str]
-    _run: list[Run] = field(default_factory=list)
-
-    def run(self, make: Callable[[], Run]) -> Run:
-        """The one change that all hosts of this run share."""
-        if not self._run:
-            self._run.append(make())
-        return self._run[0]
-
-
-def decide(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> StopWork:
-    """Which units are up, decided once for all hosts."""
-
-    def make() -> StopWork:
-        up = frozenset(name for name, snapshot in snapshots.items() if _up(snapshot))
-        if not up:
-            _refuse_survivors(plan, snapshots)
-        head = frozenset({plan.rig.head.name})
-        return StopWork(head & up, up - head)
-
-    return remember("stop", make)
-
-
-def _up(snapshot: NodeSnapshot) -> bool:
-    if isinstance(snapshot.units, Unreadable):
-        return True
-    states = [unit.active_state for unit in snapshot.units if unit.name == UNIT]
-    return any(state not in ("inactive", "failed") for state in states)
+def refuse_survivors(rig: Procedure) -> None:
+    """DeployError when an engine outlived its stopped unit: "no change" would say it is gone."""
+    if not rig.up.all:
+        once("survivors", lambda: _refuse_survivors(rig.plan, rig.snapshots))
 
 
 def _refuse_survivors(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> None:
-    """DeployError when an engine outlived its stopped unit: "no change" would say it is gone."""
     left = []
     for name, snapshot in snapshots.items():
         engines = (
@@ -102,7 +71,7 @@ def left_over(plan: Plan, snapshot: NodeSnapshot) -> list[str]:
     return found
 
 
-def nothing_left(state: State, plan: Plan, run: Run) -> str:
+def verify(rig: Procedure) -> str:
     """A line that says so; StepFailed names what is left after SETTLE_S seconds.
 
     The units are stopped by then, which is what was asked: the change is ended as it is.
@@ -110,15 +79,15 @@ def nothing_left(state: State, plan: Plan, run: Run) -> str:
     deadline = time.monotonic() + SETTLE_S
     while True:
         left = {}
-        for name, snapshot in observe(state, plan, fresh=True).items():
+        for name, snapshot in observe(state, rig.plan, fresh=True).items():
             if isinstance(snapshot, Unreadable):
                 left[name] = [f"not readable: {snapshot.unreadable}"]
-            elif found := left_over(plan, snapshot):
+            elif found := left_over(rig.plan, snapshot):
                 left[name] = found
         if not left:
-            return f"stopped on {', '.join(n.name for n in plan.rig.nodes)}; ports are free"
+            return f"stopped on {', '.join(n.name for n in rig.plan.rig.nodes)}; ports are free"
         if time.monotonic() > deadline:
             lines = "; ".join(f"{name}: {', '.join(items)}" for name, items in left.items())
-            run.close("COMMITTED", f"units stopped, left over: {lines}")
+            rig.run.close("COMMITTED", f"units stopped, left over: {lines}")
             raise StepFailed(f"still there after the stop: {lines}")
         time.sleep(1.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import remember
+from deploys.common.load_and_gate import once
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
 from facts.observe import fact_of, observe, real
@@ -17,7 +17,7 @@ from operations.change.run import Run
 from operations.engine.engine import Steps
 from operations.engine.watch import LOOK_S, install_steps, remove_steps
 from schema.desired.plan import Document, Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import WatchData
 from schema.observed.snapshot import NodeSnapshot
 from schema.render.watch_files import WATCH_SERVICE, WATCH_TIMER, watch_documents
 
@@ -35,7 +35,7 @@ class WatchWork:
     run: Run = field(compare=False)
 
 
-def watched(plan: Plan, data: HostData) -> tuple[Plan, str, tuple[Document, ...]]:
+def watched(plan: Plan, data: WatchData) -> tuple[Plan, str, tuple[Document, ...]]:
     """The plan with the watch's files and timer in the node's snapshot, the node, its documents.
 
     DeployError when `only` is no node of the rig.
@@ -54,7 +54,7 @@ def decide(
     plan: Plan,
     node: str,
     documents: tuple[Document, ...],
-    data: HostData,
+    data: WatchData,
     waivers: tuple[tuple[str, str], ...],
 ) -> WatchWork:
     """The work of this run, decided once for all hosts."""
@@ -70,7 +70,7 @@ def decide(
         )
         return WatchWork(node, documents, steps, Run(state, "watch", plan, waivers, taken_back))
 
-    return remember("watch", make)
+    return once("watch", make)
 
 
 def taken_back(run: Run) -> str:
@@ -84,7 +84,7 @@ def taken_back(run: Run) -> str:
     return f"change {run.id} ROLLED_BACK; the watch is as it was before"
 
 
-def proof(state: State, work: WatchWork, data: HostData) -> str:
+def proof(state: State, work: WatchWork, data: WatchData) -> str:
     """A line about the first look and the timer; StepFailed says what is wrong with them."""
     if data.remove:
         return f"{work.node} no longer watches"

@@ -11,7 +11,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.cli_guards import ROOT
-from deploys.common.load_and_gate import remember
+from deploys.common.load_and_gate import once
 from deploys.common.snapshot_view import files_in, units_in, wider
 from deploys.procedures.host.firmware_report import Machine, keep, tell
 from facts.hardware import hardware_of, with_hardware
@@ -19,13 +19,14 @@ from facts.observe import observe
 from gates.core.check import Gate, Observed
 from gates.firmware.checklist import BARE_METAL, Lists, card_there, cards_of, own_board, states
 from gates.gate_sets import CHANGING
+from operations.change.apply import Steps, texts_of
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
-from operations.engine.engine import Steps, file_steps
+from operations.engine.engine import file_steps
 from operations.host.machine import folder_steps, sleep_steps, wol_steps
 from schema.core.errors import SpecError, unknown
 from schema.desired.plan import Document, Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import FirmwareData
 from schema.machine import attestation
 from schema.machine.checklist import Checklist, Item, checklist_for, checklists
 from schema.observed.hardware import AttestationFile, HardwareFacts, MachineSnapshot, Wol
@@ -55,7 +56,7 @@ class FirmwareWork:
     run: Run = field(compare=False)
     machines: Mapping[str, Machine]
     steps: Mapping[str, Steps]
-    files: Mapping[str, Mapping[str, FileState]]
+    before: Mapping[str, Mapping[str, str | None]]
     members: frozenset[str]
 
 
@@ -67,7 +68,7 @@ def load_lists() -> Lists:
         raise DeployError(str(error)) from None
 
 
-def asked(plan: Plan, data: HostData) -> Want:
+def asked(plan: Plan, data: FirmwareData) -> Want:
     """What --data asks for; DeployError for a node that is none, and for an unclear attestation."""
     names = frozenset(node.name for node in plan.rig.nodes)
     if data.only is not None and data.only not in names:
@@ -128,11 +129,11 @@ def decide(
             run=Run(state, "firmware", want.plan, waivers, taken_back),
             machines=machines,
             steps=steps,
-            files=files,
+            before={name: texts_of(found) for name, found in files.items()},
             members=frozenset(name for name, todo in steps.items() if todo),
         )
 
-    work: FirmwareWork = remember("firmware", make)
+    work: FirmwareWork = once("firmware", make)
     return work
 
 

@@ -10,9 +10,8 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once, remember
-from deploys.common.snapshot_view import files_in, wider
-from deploys.procedures.engine.serve import may_run, own_unit
+from deploys.common.load_and_gate import once
+from deploys.common.snapshot_view import engine_may_run, files_in, wider
 from deploys.procedures.host.firmware import load_lists
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
@@ -20,11 +19,13 @@ from gates.core.check import Gate
 from gates.firmware.checklist import rebootable
 from gates.gate_sets import CHANGING
 from gates.kernel.pin import bootable_once, own_entries, pinnable
+from operations.change.apply import Steps, texts_of
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
-from operations.engine.engine import Steps, file_steps
+from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import KernelData
 from schema.observed.kernel import Apt, Grub, KernelFacts, KernelSnapshot
 from schema.observed.snapshot import FileState, NodeSnapshot, Unreadable
 from schema.render.kernel_files import (
@@ -60,11 +61,16 @@ class KernelWork:
 
     run: Run = field(compare=False)
     steps: Mapping[str, Steps]
-    files: Mapping[str, Mapping[str, FileState]]
+    before: Mapping[str, Mapping[str, str | None]]
     words: Mapping[str, tuple[str, ...]]
     members: frozenset[str]
     engine_up: frozenset[str]
     boots: Mapping[str, str]
+
+    def idle(self, node: str) -> str:
+        """Why nothing is to do on a node."""
+        words = () if self.members else self.words[node]
+        return words[0] if words else "nothing to do here in this step"
 
 
 def driver_module(plan: Plan, data: HostData) -> str | None:
@@ -75,7 +81,7 @@ def driver_module(plan: Plan, data: HostData) -> str | None:
     return "nvidia" if plan.recipe.expect.needs_nvidia else None
 
 
-def wanted(plan: Plan, data: HostData) -> Want:
+def wanted(plan: Plan, data: KernelData) -> Want:
     """What --data asks for; DeployError for a node that is none, and for both kinds at once."""
     names = frozenset(node.name for node in plan.rig.nodes)
     if data.only is not None and data.only not in names:
@@ -136,7 +142,7 @@ def decide(
 
     `back` is a candidate's way back: from the run and the pinned kernels by node to a line.
     """
-    return remember("kernel", lambda: _decide(state, want, snapshots, waivers, back))
+    return once("kernel", lambda: _decide(state, want, snapshots, waivers, back))
 
 
 def _decide(
@@ -148,10 +154,10 @@ def _decide(
 ) -> KernelWork:
     pinned = {n: kernels_of(s)[0].running for n, s in snapshots.items() if n in want.nodes}
 
-    def give_back(run: Run) -> str:
+    def revert(run: Run) -> str:
         return back(run, pinned) if want.candidate else taken_back(run)
 
-    run = Run(state, "kernel", want.plan, waivers, give_back)
+    run = Run(state, "kernel", want.plan, waivers, revert)
     steps: dict[str, Steps] = {}
     words: dict[str, tuple[str, ...]] = {}
     files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
@@ -174,10 +180,10 @@ def _decide(
     return KernelWork(
         run=run,
         steps=steps,
-        files=files,
+        before={name: texts_of(found) for name, found in files.items()},
         words=words,
         members=members,
-        engine_up=frozenset(n for n, s in snapshots.items() if may_run(own_unit(s))),
+        engine_up=frozenset(n for n, s in snapshots.items() if engine_may_run(s)),
         boots={n: s.identity.boot_id for n, s in snapshots.items()},
     )
 

@@ -15,10 +15,10 @@ from facts.kernels import observe_kernels
 from facts.observe import in_host, real
 from gates.gpu.driver import driver_present
 from gates.kernel.next_boot import driver_problem
+from operations.change.apply import limit_s
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.engine import engine
-from operations.host.kernel import PIN_TIMEOUT_S
 from operations.host.reboot import reboot, reboot_now
 from schema.observed.kernel import KernelFacts, KernelSnapshot
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -126,7 +126,7 @@ def _bless(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -> 
         {"op": "unit", "unit": CANDIDATE_SERVICE, "daemon_reload": True},
     ]
     steps = [*pin_steps(want.kernel, grub, apt, files_in(seen)), *end]
-    run.apply(name, steps, PIN_TIMEOUT_S)
+    run.apply(name, steps, limit_s(steps))
 
 
 def back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:

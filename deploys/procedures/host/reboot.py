@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import remember
-from deploys.procedures.engine.serve import may_run, own_unit
+from deploys.common.load_and_gate import once
+from deploys.common.snapshot_view import engine_may_run
 from operations.change.run import Run
 from schema.desired.plan import Plan
 from schema.observed.snapshot import NodeSnapshot
@@ -40,7 +40,7 @@ def decide(
             known = ", ".join(sorted(names))
             raise DeployError(f"--data only={only}: no such node; the rig has: {known}")
         nodes = frozenset({only}) if only is not None else names
-        up = frozenset(n for n, s in snapshots.items() if may_run(own_unit(s)))
+        up = frozenset(n for n, s in snapshots.items() if engine_may_run(s))
         head = frozenset({plan.rig.head.name})
         return RebootWork(
             run=make(),
@@ -51,4 +51,4 @@ def decide(
             boots={name: s.identity.boot_id for name, s in snapshots.items()},
         )
 
-    return remember("reboot", work)
+    return once("reboot", work)

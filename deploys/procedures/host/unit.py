@@ -17,13 +17,13 @@ from facts import unit_state as engine_facts
 from facts.drop_in import DropInCheck
 from facts.observe import fact_of, observe, real
 from gates.unit.crash_loop import looping
+from operations.change.apply import Steps
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
-from operations.engine.engine import Steps
 from operations.host.drop_in import Target, remove_steps, write_steps
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
-from schema.observed.snapshot import FileState, NodeSnapshot, Unit
+from schema.inputs.runbook_data import UnitData
+from schema.observed.snapshot import NodeSnapshot, Unit
 from schema.render.drop_in import drop_in_path, ordered
 
 # Serve writes these units whole; a drop-in would outlive what it writes.
@@ -56,7 +56,7 @@ class UnitWork:
 
     wanted: Wanted
     steps: Mapping[str, Steps]
-    files: Mapping[str, FileState]
+    before: Mapping[str, Mapping[str, str | None]]
     run: Run = field(compare=False)
 
     @property
@@ -70,7 +70,7 @@ class UnitWork:
         return f"{'Remove' if self.wanted.text is None else 'Write'} {self.wanted.path}"
 
 
-def asked(plan: Plan, data: HostData) -> tuple[Plan, Wanted]:
+def asked(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
     """The plan with the unit and its drop-in in the snapshots, and what is wanted.
 
     DeployError for keys that do not go together.
@@ -108,7 +108,7 @@ def decide(
     plan: Plan,
     snapshots: Mapping[str, NodeSnapshot],
     wanted: Wanted,
-    data: HostData,
+    data: UnitData,
     waivers: tuple[tuple[str, str], ...],
 ) -> UnitWork:
     """The work of this run; DeployError where the unit would be broken, or is nowhere."""
@@ -134,7 +134,8 @@ def decide(
         waivers = (*waivers, (GHOST, data.reason or ""))
         steps = {node: [_accepting(step) for step in of] for node, of in steps.items()}
     run = Run(state, "unit", plan, waivers, taken_back)
-    return UnitWork(wanted, steps, {node: target.now for node, target in targets.items()}, run)
+    before = {node: {wanted.path: target.now.content} for node, target in targets.items()}
+    return UnitWork(wanted, steps, before, run)
 
 
 def _accepting(step: dict[str, object]) -> dict[str, object]:

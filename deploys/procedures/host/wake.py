@@ -20,8 +20,9 @@ from operations.change.node_call import StepFailed
 from operations.host.wake import MAGIC_PORT, answers_ssh, cycle, own_address, send_here, wait
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData, host_data
+from schema.inputs.check import host_data
 from schema.inputs.rig import Node
+from schema.inputs.runbook_data import WakeData
 from schema.machine.wake_record import MachineRecord, machines_path, read_machines
 
 SEND_TIMEOUT_S = 20
@@ -57,7 +58,7 @@ class WakeWork:
         return name in self.sleepers and self.sleepers[name].asleep
 
 
-def asked(state: State, plan: Plan, data: HostData) -> WakeWork:
+def asked(state: State, plan: Plan, data: WakeData) -> WakeWork:
     """What --data asks for, and who answers already. DeployError before a packet is sent."""
     names = [node.name for node in plan.rig.nodes]
     for key, value in (("only", data.only), ("via", data.via)):
@@ -92,7 +93,7 @@ def asked(state: State, plan: Plan, data: HostData) -> WakeWork:
     return WakeWork(sleepers, data.via, data.power_cycle, data.off_s, data.budget)
 
 
-def _refuse_plug(plan: Plan, data: HostData, sleepers: Mapping[str, Sleeper]) -> None:
+def _refuse_plug(plan: Plan, data: WakeData, sleepers: Mapping[str, Sleeper]) -> None:
     if data.only is None and len(plan.rig.nodes) > 1:
         raise DeployError("--data power_cycle=true cuts one machine's power: add --data only=NODE")
     for name, one in sleepers.items():
@@ -105,9 +106,9 @@ def _refuse_plug(plan: Plan, data: HostData, sleepers: Mapping[str, Sleeper]) ->
             )
 
 
-def _host_data(host: Host) -> tuple[HostData, dict[str, object]]:
+def _host_data(host: Host) -> tuple[WakeData, dict[str, object]]:
     merged, sources = data_of(host)
-    return host_data(host.name, merged, sources), merged
+    return host_data(host.name, merged, sources, WakeData), merged
 
 
 def _ssh(plan: Plan, name: str, raw: Mapping[str, object]) -> tuple[str, int]:
@@ -116,7 +117,7 @@ def _ssh(plan: Plan, name: str, raw: Mapping[str, object]) -> tuple[str, int]:
 
 
 def _sleeper(
-    plan: Plan, name: str, own: HostData, raw: Mapping[str, object],
+    plan: Plan, name: str, own: WakeData, raw: Mapping[str, object],
     record: MachineRecord | None, asleep: bool,
 ) -> Sleeper:  # fmt: skip
     mac = own.mac or (record.mac if record else None)

@@ -16,7 +16,7 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import venv_of, wheels_spec
 from deploys.common.load_and_gate import endpoint, inventory_name, once
-from deploys.procedures.engine.serve import may_run, own_unit
+from deploys.common.snapshot_view import engine_may_run
 from deploys.procedures.rollback.rollback import Chosen, choose
 from deploys.procedures.venv.backup import MIB, backups, describe
 from facts.observe import in_host, real
@@ -25,7 +25,7 @@ from facts.snapshot import bounded
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.engine.baseline import compared
-from operations.rollback.revert import RESTORE_TIMEOUT_S, UNDO_TIMEOUT_S, give_back, recorded
+from operations.rollback.revert import RESTORE_TIMEOUT_S, UNDO_TIMEOUT_S, recorded, revert_change
 from operations.venv import upgrade
 from schema.desired.plan import UNIT, Plan
 from schema.observed.backup import BackupRow
@@ -87,7 +87,7 @@ def _decide(
     for line in open_.lines:
         logger.info(f"    first {line}")
     logger.info(f"    restore {describe(chosen)}")
-    runs = may_run(own_unit(snapshots[node]))
+    runs = engine_may_run(snapshots[node])
     seen_now = _dry(state, node, chosen.id)
     needed = bool(open_.id or seen_now["changed"] or not runs)
     logger.info(f"    {seen_now['detail']}")
@@ -177,4 +177,4 @@ def proof(plan: Plan, work: RestoreWork, run: Run) -> str:
 
 def returned(run: Run) -> str:
     """What was there before the restore, and why."""
-    return give_back(run.state, run.plan, run.id, run.touched, reason=run.failure)
+    return revert_change(run.state, run.plan, run.id, run.touched, reason=run.failure)

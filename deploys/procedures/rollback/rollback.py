@@ -10,7 +10,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.resume import refuse_live
-from operations.rollback.revert import Recorded, give_back
+from operations.rollback.revert import Recorded, revert_change
 from schema.desired.plan import Plan
 from schema.observed.snapshot import ChangeSummary, Journal, NodeSnapshot
 
@@ -71,4 +71,4 @@ def undo(
 ) -> str:
     """Undoes the chosen change on its nodes; the line to tell, or StepFailed."""
     assert chosen.id is not None  # the operation does nothing without an id
-    return give_back(state, plan, chosen.id, chosen.nodes, overwrite, recorded=recorded)
+    return revert_change(state, plan, chosen.id, chosen.nodes, overwrite, recorded=recorded)

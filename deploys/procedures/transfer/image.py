@@ -23,7 +23,7 @@ from operations.transfer import docker_archive
 from operations.transfer.transfer import Transfer, Way
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import ImageData, TransferData
 from schema.observed.snapshot import Docker, Image, NodeSnapshot
 from schema.render.image_build import Context, context
 
@@ -57,7 +57,7 @@ def image_of_recipe(plan: Plan) -> str:
     return reference
 
 
-def asking_the_way(plan: Plan, data: HostData) -> Plan:
+def asking_the_way(plan: Plan, data: TransferData) -> Plan:
     """The plan whose snapshots also try the port that a transfer would use; the same for all hosts.
 
     One plan a run: the observation is remembered by it.
@@ -71,7 +71,7 @@ def decide(
     plan: Plan,
     snapshots: Mapping[str, NodeSnapshot],
     waivers: Waivers,
-    data: HostData,
+    data: ImageData,
 ) -> ImageWork:
     """The work of this run, decided once and told once; DeployError when it cannot be done."""
     work: ImageWork = once("image", lambda: _decide(real(state), plan, snapshots, waivers, data))
@@ -83,7 +83,7 @@ def _decide(
     plan: Plan,
     snapshots: Mapping[str, NodeSnapshot],
     waivers: Waivers,
-    data: HostData,
+    data: ImageData,
 ) -> ImageWork:
     run = Run(state, "image", plan, waivers, keep_what_is_whole)
     reference = image_of_recipe(plan)
@@ -165,7 +165,7 @@ def _store(snapshot: NodeSnapshot) -> str:
 
 
 def _archive(
-    plan: Plan, snapshots: Mapping[str, NodeSnapshot], data: HostData
+    plan: Plan, snapshots: Mapping[str, NodeSnapshot], data: ImageData
 ) -> docker_archive.Archive:
     """The operator's archive; DeployError where it is none, or cannot become this rig's image."""
     path, reference = data.archive or "", image_of_recipe(plan)
@@ -196,14 +196,14 @@ def _holds(archive: docker_archive.Archive, image: Image) -> bool:
     )
 
 
-def way(plan: Plan, waivers: Waivers, data: HostData) -> Way:
+def way(plan: Plan, waivers: Waivers, data: TransferData) -> Way:
     """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
     addresses, device = way_of(plan, [code for code, _ in waivers])
     return Way(addresses, device, data.port)
 
 
 def _whole(
-    snapshots: Mapping[str, NodeSnapshot], transfer: Transfer | None, data: HostData
+    snapshots: Mapping[str, NodeSnapshot], transfer: Transfer | None, data: ImageData
 ) -> bool:
     """Whether the fallback is used: asked for, or a store whose layers node cannot read."""
     if transfer is None or data.method == "ssh":

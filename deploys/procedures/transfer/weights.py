@@ -8,7 +8,6 @@ from typing import Any
 
 from pyinfra import logger
 from pyinfra.api import State
-from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
 from deploys.common.resume import unfinished
@@ -21,7 +20,7 @@ from operations.change.run import Run
 from operations.transfer.transfer import Transfer
 from operations.transfer.weights import differences
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import WeightsData
 from schema.observed.snapshot import NodeSnapshot, Weights
 
 
@@ -41,7 +40,7 @@ class WeightsWork:
         return bool(self.transfer or self.hashing)
 
 
-def giver(state: State, plan: Plan, data: HostData) -> str | None:
+def giver(state: State, plan: Plan, data: WeightsData) -> str | None:
     """The node that gives: chosen, or the one whose weights are whole."""
     return weights_giver(plan, observe(real(state), plan), data.source)
 
@@ -51,7 +50,7 @@ def decide(
     plan: Plan,
     snapshots: Mapping[str, NodeSnapshot],
     waivers: Waivers,
-    data: HostData,
+    data: WeightsData,
 ) -> WeightsWork:
     """The work of this run, decided once and told once."""
     work: WeightsWork = once(
@@ -65,10 +64,8 @@ def _decide(
     plan: Plan,
     snapshots: Mapping[str, NodeSnapshot],
     waivers: Waivers,
-    data: HostData,
+    data: WeightsData,
 ) -> WeightsWork:
-    if data.verify not in (None, True, False):
-        raise DeployError(f"--data verify={data.verify}: weights knows only verify=true")
     run = Run(state, "weights", plan, waivers, stays_for_the_next_run)
     run.id = unfinished(snapshots, "weights") or run.id
     source = weights_giver(plan, snapshots, data.source)
@@ -90,7 +87,7 @@ def _decide(
         or unfinished({name: snapshots[name]}, "weights")
         or not _there(seen[name])
     )
-    if source is not None and not takers and data.verify is not True:
+    if source is not None and not takers and not data.verify:
         logger.info(
             "    names, sizes and headers are the same everywhere; verify=true reads it all"
         )
@@ -101,7 +98,7 @@ def _decide(
         run=run,
         paths={node.name: plan.specs[node.name].weights for node in plan.rig.nodes},
         transfer=transfer if takers else None,
-        hashing=frozenset(seen) if data.verify is True else frozenset(),
+        hashing=frozenset(seen) if data.verify else frozenset(),
     )
 
 

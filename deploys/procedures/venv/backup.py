@@ -17,19 +17,19 @@ from facts.observe import in_host
 from facts.backups import TreeBackupPlan, TreeBackups, TreePrunePlan
 from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
 from schema.desired.plan import UNIT, Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.runbook_data import BackupData
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 MIB = 1 << 20
 
 
-def tree_of(plan: Plan, node: str, data: HostData) -> str | None:
+def tree_of(plan: Plan, node: str, data: BackupData) -> str | None:
     """The folder that a node's engine is installed in: --data tree=…, else the recipe's venv."""
     venv = getattr(plan.recipe, "venv", None)
     return data.tree or (venv.path if venv is not None else None)
 
 
-def trees(plan: Plan, data: HostData) -> dict[str, str]:
+def trees(plan: Plan, data: BackupData) -> dict[str, str]:
     """The tree of every node; DeployError where no node has one."""
     found = {node.name: tree_of(plan, node.name, data) for node in plan.rig.nodes}
     named = {name: tree for name, tree in found.items() if tree is not None}

@@ -16,8 +16,9 @@ from deploys.common.load_and_gate import once, stand
 from gates.artifact.file_patch_state import PatchState
 from gates.artifact.file_patches import findings, unfinished
 from operations.change.node_call import StepFailed
-from operations.venv.patches import Steps, file_step
+from operations.change.apply import Steps
 from operations.change.run import Run
+from operations.venv.patches import file_step
 from schema.desired.plan import Plan
 
 Waivers = tuple[tuple[str, str], ...]
@@ -31,7 +32,7 @@ class PatchWork:
     states: Mapping[str, tuple[PatchState, ...]]
     steps: Mapping[str, Steps]
     why: Mapping[str, str]
-    texts: Mapping[str, Mapping[str, tuple[str, str]]]
+    before: Mapping[str, Mapping[str, str]]
     tools: Mapping[str, frozenset[str]]
     waivers: Waivers
     _run: list[Run] = field(default_factory=list)
@@ -86,7 +87,10 @@ def _decide(state: State, plan: Plan, waivers: Waivers) -> PatchWork:
             for node, row in to_write.items()
         },
         {s.path: f"{s.patch.id} is {s.state}" for row in to_write.values() for s in row},
-        {node: {s.path: _texts(s) for s in row} for node, row in to_write.items()},
+        {
+            node: {s.path: s.content.decode("utf-8", "replace") for s in row}
+            for node, row in to_write.items()
+        },
         _tools(answers),
         (*waivers, *waived),
     )
@@ -106,12 +110,6 @@ def _refuse_two_of_one_file(to_write: Mapping[str, list[PatchState]]) -> None:
 
 def _base64(state: PatchState) -> str:
     return base64.b64encode(state.wanted or b"").decode("ascii")
-
-
-def _texts(state: PatchState) -> tuple[str, str]:
-    return state.content.decode("utf-8", "replace"), (state.wanted or b"").decode(
-        "utf-8", "replace"
-    )
 
 
 def _tools(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, frozenset[str]]:

@@ -17,6 +17,7 @@ from gates.artifact.build_metadata import Evidence, read
 from gates.artifact.provenance import Ancestry, Answer, decide, findings
 from gates.core.violation import Violation
 from gates.core.waiver import blocking
+from schema.inputs.runbook_data import ProvenanceData
 from schema.observed.artifact import ArtifactAnswer
 from schema.desired.plan import Plan
 
@@ -25,7 +26,7 @@ def tell(state: State, plan: Plan) -> None:
     """Reads the artefact of every node and tells what is in it; DeployError when it is not fit
     for this rig (exit status 1), or cannot be read.
     """
-    data = operator_data()
+    data = operator_data(ProvenanceData)
     clone = _clone(str(data.git)) if data.git else None
     seen = ask_artifacts(state, plan)
     evidence = {node: read(answers) for node, answers in seen.items()}

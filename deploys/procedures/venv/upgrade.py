@@ -13,9 +13,8 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.procedures.venv import backup as venv_backup
 from deploys.common.ask_engine import ask_pip, known_versions, pip_args, venv_of, wheels_spec
-from deploys.common.snapshot_view import files_in
+from deploys.common.snapshot_view import engine_unit, files_in, is_up
 from deploys.procedures.venv.newpatches import patch_into
-from deploys.procedures.engine.serve import may_run, own_unit
 from deploys.common.load_and_gate import endpoint, once, operator_data, stand
 from facts.rignode.call import AskFailed, ask_node
 from facts.endpoint.completion import ask
@@ -27,8 +26,9 @@ from operations.engine import engine
 from operations.venv import upgrade
 from operations.engine.baseline import fast_enough
 from operations.engine.engine import Steps
-from operations.rollback.revert import give_back, recorded
+from operations.rollback.revert import revert_change, recorded
 from operations.change.run import Run
+from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.desired.plan import Plan
 from schema.observed.pip_report import VenvWheels, parse
@@ -102,14 +102,14 @@ def _decide(
             "image digest in the recipe, then deploys/serve.py"
         )
     node = plan.rig.head.name
-    wanted = operator_data().version or plan.recipe.venv.version
+    wanted = operator_data(UpgradeData).version or plan.recipe.venv.version
     if wanted is None:
         raise DeployError(
             f"no version named, and recipe {plan.recipe.name} has no venv.version; "
             "allowed: --data version=0.32.0"
         )
     spec, venv = wheels_spec(plan), str(venv_of(plan, node))
-    inplace = operator_data().inplace
+    inplace = operator_data(UpgradeData).inplace
     seen = look(state, plan, node, venv, spec.package, wanted)
     if len(seen.installed) == 1 and same_version(wanted, seen.installed[0]):
         logger.info(f"    {venv} leads to {spec.package} {seen.installed[0]} already")
@@ -126,7 +126,7 @@ def _decide(
     request = venv_backup.request(plan, node, venv, snapshots[node])
     backup = venv_backup.look(state, state.inventory.get_host(node), request)
     _room(node, place, backup, inplace)
-    unit = own_unit(snapshots[node])
+    unit = engine_unit(snapshots[node])
     available = getattr(snapshots[node].memory, "available", None)
     files = files_in(snapshots[node])
     documents = engine.file_steps(plan.documents[node], files)
@@ -139,7 +139,7 @@ def _decide(
         place=place,
         waivers=(*waivers, *waived),
         is_needed=True,
-        runs=may_run(unit),
+        runs=is_up(unit),
         # In place nothing may run from the files that pip changes.
         stop_first=inplace or (available is not None and available < MEMORY_BESIDE),
         inplace=inplace,
@@ -222,20 +222,20 @@ def measured(plan: Plan, work: UpgradeWork, run: Run, made: Mapping[str, str]) -
 
     `made`: the backup's id by host, which is filled in before the change is opened.
     """
-    run.blob.update({"from": work.now, "to": work.wanted, "was": work.place.real, "backup": made})
+    run.context.update({"from": work.now, "to": work.wanted, "was": work.place.real, "backup": made})
     where = endpoint(plan)
     answer = ask(where, ASK_S) if work.runs else None
     if answer is None or not answer.ok:
         value = recorded(plan)
-        run.blob["baseline"] = value
+        run.context["baseline"] = value
         told = f"the recipe's {value:.1f} tok/s" if value else "none: nothing to compare with"
         return f"the engine does not answer; baseline: {told}"
     try:
         rate = measure(where)
     except NotMeasured as error:
-        run.blob["baseline"] = recorded(plan)
+        run.context["baseline"] = recorded(plan)
         return f"the engine answers and could not be measured: {error}"
-    run.blob["baseline"] = round(rate.tokens_per_s, 2)
+    run.context["baseline"] = round(rate.tokens_per_s, 2)
     return f"baseline: {rate}"
 
 
@@ -244,7 +244,7 @@ def installed(plan: Plan, work: UpgradeWork, run: Run) -> str:
     room = work.backup.apparent_bytes if work.backup else 0
     request = {**work.request, "pip_args": pip_args(plan)}
     if work.inplace:
-        made = dict(run.blob["backup"])  # type: ignore[call-overload]
+        made = dict(run.context["backup"])  # type: ignore[call-overload]
         answer = upgrade.replace(run, work.node, {**request, "backup": made[work.node]})
     else:
         answer = upgrade.install(run, work.node, {**request, "room_bytes": room})
@@ -274,7 +274,7 @@ def proof(plan: Plan, work: UpgradeWork, run: Run) -> str:
     """A real answer and its speed; StepFailed for none, or for one that is too slow."""
     where, expect = endpoint(plan), plan.recipe.expect
     detail = upgrade.answers_within(run, work.node, where, expect.start_budget_s)
-    value = run.blob.get("baseline")
+    value = run.context.get("baseline")
     baseline = float(str(value)) if value is not None else None
     say = run.host(work.node).log
     speed = fast_enough(where, baseline, expect.tolerance, say)
@@ -291,4 +291,4 @@ def proof(plan: Plan, work: UpgradeWork, run: Run) -> str:
 def returned(run: Run) -> str:
     """The automatic return: the change undone, the former version proven, the reason kept."""
     why = run.failure or "a step failed"
-    return give_back(run.state, run.plan, run.id, run.touched, reason=why)
+    return revert_change(run.state, run.plan, run.id, run.touched, reason=why)

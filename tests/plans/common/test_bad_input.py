@@ -17,6 +17,7 @@ ELSEWHERE = Path(tempfile.gettempdir())
 # What `make setup` gives: the project's packages are found from any folder.
 INSTALLED = {"PYTHONPATH": str(ROOT)}
 CANARY = "rigbook-canary"
+MAC = "00:1a:2b:3c:4d:5e"
 EVIL = f"; touch {CANARY}; #"
 
 
@@ -28,6 +29,11 @@ def data(*pairs: str) -> tuple[str, ...]:
 def serve(*arguments: str, **changes: object) -> Scenario:
     """A serve run on a rig that is ready."""
     return Scenario((*SERVE, *arguments), healthy, **changes)  # type: ignore[arg-type]
+
+
+def rollback(*arguments: str) -> Scenario:
+    """A rollback run on a rig that is ready."""
+    return Scenario(("deploys/rollback.py", "-y", *arguments), healthy)
 
 
 def outside(*arguments: str, inventory: str = INVENTORY) -> Scenario:
@@ -47,6 +53,23 @@ REFUSED = {
         ("unknown profile 'fast'", "allowed: balanced, latency, throughput"),
     ),
     "key": (serve(*data("profil=fast")), ("unknown key 'profil'", "did you mean profile?")),
+    "another's key": (
+        rollback(*data("version=0.19.2")),
+        ("--data: version: rollback does not take it; allowed: with upgrade; --data help=true",),
+    ),
+    "nobody's waiver": (
+        Scenario(("deploys/verify.py", "-y", *data("waive=fabric-mtu", "reason=x")), healthy),
+        ("--data: waive: verify does not take it; allowed: with backup, firmware, image,",
+         "--data: reason: verify does not take it"),
+    ),
+    "two runbooks": (
+        Scenario(("deploys/stop.py", "deploys/watch.py", "-y", *data("misses=2", "keep=1")),
+                 healthy),
+        ("--data: keep: stop or watch does not take it; allowed: with backup",),
+    ),
+    "another's value": (
+        serve(data={"misses": 0}), (f"{INVENTORY}: host {HEAD}: misses: is 0; allowed: 1 or more",)
+    ),
     "types": (
         serve(*data("deep=perhaps", "profile=7", "rank=zero", 'recipe={"a": 1}')),
         ("deep: is the text 'perhaps'", "profile: is the number 7", "rank: is the text 'zero'",
@@ -64,8 +87,8 @@ REFUSED = {
         ("has 0 heads (none)",),
     ),
     "hostile data": (
-        serve(*data(f"recipe={EVIL}", f"profile=$(touch {CANARY})", f"change=`touch {CANARY}`",
-                    "overwrite=-rf", f"reason=a\ntouch {CANARY}", "waive=-x")),
+        rollback(*data(f"recipe={EVIL}", f"profile=$(touch {CANARY})", f"change=`touch {CANARY}`",
+                       "overwrite=-rf", f"reason=a\ntouch {CANARY}", "waive=-x")),
         ("recipe: '; touch", "profile: '$(touch", "change: '`touch", "overwrite[0]: '-rf'",
          "reason: 'a\\ntouch", "waive[0]: '-x'"),
     ),
@@ -106,6 +129,8 @@ PASSING = {
         ("deploys/rollback.py", "-y", *data(f"overwrite=/etc/$(touch {CANARY})")),
         rigs.one_forgotten,
     ),
+    "help": Scenario(("deploys/watch.py", *data("help=true")), healthy),
+    "described": Scenario(SERVE, healthy, data={"misses": 5, "mac": MAC}, answers=Reply),
     "chdir": Scenario(
         ("deploys/serve.py", "--dry", "--chdir", str(ROOT)), healthy, folder=ELSEWHERE
     ),
@@ -125,7 +150,11 @@ def test_bad_input_is_refused_before_any_host_is_asked(ran: Runs, name: str) -> 
     assert ran[name].commands == ()
 
 
-@pytest.mark.parametrize("name", ["recipe", "profile", "key", "no value", "limit", "other folder"])
+@pytest.mark.parametrize(
+    "name",
+    ["recipe", "profile", "key", "another's key", "two runbooks", "no value", "limit",
+     "other folder"],
+)  # fmt: skip
 def test_one_slip_is_one_line(ran: Runs, name: str) -> None:
     """What --data says is the same for all hosts, so it is said once."""
     assert "\n" not in ran[name].last_words
@@ -153,6 +182,21 @@ def test_no_canary_appeared(ran: Runs) -> None:
     """Nothing that a value said was done."""
     for folder in (ROOT, ELSEWHERE, Path.home()):
         assert not (folder / CANARY).exists()
+
+
+def test_the_keys_of_a_runbook_are_printed_without_a_host(ran: Runs) -> None:
+    """Nobody is asked for Enter, and no host is connected to."""
+    help_run = ran["help"]
+    assert help_run.status == 0, help_run.output
+    assert help_run.commands == () and "Connecting" not in help_run.output
+    lines = help_run.stdout.splitlines()
+    line = "  interval: whole number 10 to 86400, seconds; default 60: between two looks"
+    assert line in lines and not any(line.startswith("  misses: text") for line in lines)
+
+
+def test_what_describes_a_host_is_no_matter_of_the_runbook(ran: Runs) -> None:
+    """Inventory and group_data speak to all runbooks: serve takes what watch and wake read."""
+    assert ran["described"].status == 0, ran["described"].output
 
 
 def test_the_other_folder_has_a_way(ran: Runs) -> None:

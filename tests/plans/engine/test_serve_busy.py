@@ -10,6 +10,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.procedures.engine import serve
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint
 from facts.endpoint.probe import probe
+from schema.desired.plan import UNIT
 from tests.plans.support.engine_double import EngineDouble, Reply
 from tests.plans.support.scenario import HEAD, tiny_plan
 from tests.plans.support.scenario import serving as serving_rig
@@ -35,7 +36,7 @@ def test_only_a_hang_is_restarted(
     plan = tiny_plan()
     monkeypatch.setattr(serve, "_made_meanwhile", lambda _: made)
     seen = serving_rig(plan)
-    unit = next(u for u in seen[HEAD].units if u.name == serve.UNIT)  # type: ignore[union-attr]
+    unit = next(u for u in seen[HEAD].units if u.name == UNIT)  # type: ignore[union-attr]
     up = seen[HEAD].identity.clock_unix_s - (unit.since_unix_s or 0)
     expect = plan.recipe.expect.model_copy(update={"start_budget_s": int(up) - 1})
     recipe = plan.recipe.model_copy(update={"expect": expect})
@@ -50,10 +51,10 @@ def test_a_key_is_asked_for_before_anything_is_touched(monkeypatch: pytest.Monke
     plan = dataclasses.replace(plan, specs={**plan.specs, HEAD: keyed})
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with pytest.raises(DeployError, match=KEY_VARIABLE) as refused:
-        serve.answerable(plan)
+        serve.endpoint_with_key(plan)
     assert "s3cret" not in str(refused.value)
     monkeypatch.setenv(KEY_VARIABLE, "s3cret")
-    assert serve.answerable(plan).model == "tiny"
+    assert serve.endpoint_with_key(plan).model == "tiny"
 
 
 def test_the_doctors_look_takes_the_key_along(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schema.desired.plan import Plan
-from schema.inputs.host_data import host_data
+from schema.inputs.check import host_data
+from schema.inputs.runbook_data import WatchData
 from schema.render.watch_files import WATCH_TIMER, watch_documents
 from tests.plans.support.rigs import change_open
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, host, serving
@@ -22,7 +23,9 @@ def watching(plan: Plan) -> Snapshots:
     """The head watches already, every 30 s, and tells the journal."""
     seen = dict(serving(plan))
     address = str(plan.rig.head.lan_address)
-    documents = watch_documents(plan, HEAD, host_data(HEAD, host(1, address, interval=30), {}))
+    documents = watch_documents(
+        plan, HEAD, host_data(HEAD, host(1, address, interval=30), {}, WatchData)
+    )
     head = seen[HEAD]
     files = (*head.files, *map(written_file, documents))  # type: ignore[misc]
     timer = pair_timer(name=WATCH_TIMER, fragment=f"/etc/systemd/system/{WATCH_TIMER}")
@@ -96,7 +99,7 @@ def test_its_end_takes_everything_away(ran: Runs) -> None:
     at = [lines.index(f"[{HEAD}] {what}") for what in (
         f"disable and stop {WATCH_TIMER}", "remove /etc/rigbook/watch.json",
         "remove /etc/systemd/system/rigbook-watch.service",
-        f"remove /etc/systemd/system/{WATCH_TIMER}", f"reload {WATCH_TIMER}",
+        f"remove /etc/systemd/system/{WATCH_TIMER}", "have systemd read its units again",
     )]  # fmt: skip
     assert at == sorted(at)
 

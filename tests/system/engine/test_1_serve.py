@@ -8,7 +8,7 @@ from tests.system.rehearsal import Lab
 
 def head(lab: Lab) -> Endpoint:
     """The endpoint of the lab's head."""
-    return Endpoint(f"http://{lab.hosts['lab1'].address}:8000", "tiny")
+    return Endpoint(f"http://{lab.hosts['test1'].address}:8000", "tiny")
 
 
 def test_serve_brings_up_both_nodes_and_proves_it(serving: Lab) -> None:
@@ -26,8 +26,8 @@ def test_the_worker_is_headless_and_both_are_one_engine(serving: Lab) -> None:
     lines = {
         name: serving.ssh(name, "sudo cat /etc/rigbook/engine/serve.sh") for name in serving.hosts
     }
-    assert "--headless" in lines["lab2"] and "--headless" not in lines["lab1"]
-    metrics = serving.ssh("lab1", "curl -s http://10.88.0.11:8000/metrics | grep -c ^vllm:")
+    assert "--headless" in lines["test2"] and "--headless" not in lines["test1"]
+    metrics = serving.ssh("test1", "curl -s http://10.89.0.11:8000/metrics | grep -c ^vllm:")
     assert int(metrics) > 50
 
 
@@ -44,7 +44,7 @@ def test_a_dry_run_shows_the_changed_flags_and_changes_nothing(serving: Lab) -> 
     done = serving.pyinfra("serve", "--dry", "--diff", "--data", "profile=throughput", yes=False)
     assert done.rc == 0
     assert "-  --max-num-seqs 4" in done.text and "+  --max-num-seqs 8" in done.text
-    order = [done.text.index(step) for step in ("[lab1] stop ", "[lab1] start ")]
+    order = [done.text.index(step) for step in ("[test1] stop ", "[test1] start ")]
     assert order == sorted(order)
     assert serving.snapshots() == before
     assert serving.starts() == starts

@@ -11,7 +11,8 @@ from facts.local.git_clone import CloneError, clone_at
 from gates.artifact.build_metadata import Evidence, read
 from gates.artifact.provenance import Ancestry, decide, findings
 from schema.core.errors import SpecError
-from schema.inputs.host_data import host_data
+from schema.inputs.check import host_data
+from schema.inputs.runbook_data import ProvenanceData
 from schema.observed.artifact import ArtifactAnswer, ArtifactFile, Module, commit_or_pr, probes
 from tests.unit.builders.spark_rig import spark_plan
 
@@ -289,10 +290,10 @@ def test_commits_of_data_are_texts_whatever_pyinfra_makes_of_them(
     value: object, commits: tuple[str, ...]
 ) -> None:
     """`--data commits=41834` arrives as a number."""
-    assert host_data("h", {**HOST, "commits": value}, {}).commits == commits
+    assert host_data("h", {**HOST, "commits": value}, {}, ProvenanceData).commits == commits
 
 
 def test_a_commit_that_reads_as_a_number_is_refused_with_the_way_to_write_it() -> None:
     """1234e56 arrives as 1.234e+59: its digits are gone."""
     with pytest.raises(SpecError, match="was read as a number; allowed: a list"):
-        host_data("h", {**HOST, "commits": 1234e56}, {})
+        host_data("h", {**HOST, "commits": 1234e56}, {}, ProvenanceData)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from node.core import systemctl
 from node.core.errors import NodeError
 from node.systemd import unit_step
 
@@ -33,10 +34,10 @@ class Systemd:
 def begin(monkeypatch: pytest.MonkeyPatch, verb: str, *states: str) -> Systemd:
     """Begin a unit that goes through these states, the first before the call."""
     systemd = Systemd(*states)
-    monkeypatch.setattr(unit_step, "systemctl", systemd)
-    monkeypatch.setattr(unit_step, "POLL_S", 0.01)
-    monkeypatch.setattr(unit_step, "BEGIN_S", 0.2)
-    unit_step.begin(verb, NAME)
+    monkeypatch.setattr(systemctl, "systemctl", systemd)
+    monkeypatch.setattr(systemctl, "POLL_S", 0.01)
+    monkeypatch.setattr(systemctl, "BEGIN_S", 0.2)
+    systemctl.begin(verb, NAME)
     return systemd
 
 
@@ -90,7 +91,7 @@ def test_a_stop_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     states = ["active/old/", *["deactivating/old/9"] * 60, "activating/new/9"]
     begin(monkeypatch, "restart", *states)
     with pytest.raises(NodeError, match="deactivating"):
-        monkeypatch.setattr(unit_step, "TIMEOUT_S", 0.1)
+        monkeypatch.setattr(systemctl, "TIMEOUT_S", 0.1)
         begin(monkeypatch, "restart", "active/old/", "deactivating/old/9")
 
 

@@ -20,10 +20,10 @@ BOTH = (HEAD, WORKER)
 class Rig:
     """A run on two doubles, and how often it went back."""
 
-    def __init__(self, give_back: Callable[[Run], str] | None = None, **changes: object) -> None:
+    def __init__(self, revert: Callable[[Run], str] | None = None, **changes: object) -> None:
         self.state = FakeState()
         self.backs: list[set[str]] = []
-        self.run = Run(self.state, "serve", PLAN, (("x", "why"),), give_back or self._back)
+        self.run = Run(self.state, "serve", PLAN, (("x", "why"),), revert or self._back)
 
     def _back(self, run: Run) -> str:
         self.backs.append(set(run.touched))
@@ -224,11 +224,11 @@ def test_a_reason_of_any_length_is_one_that_the_journal_takes(
 def test_a_way_back_that_fails_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the change's id; the step still returns False."""
 
-    def give_back(run: Run) -> str:
+    def revert(run: Run) -> str:
         raise StepFailed("worker is off")
 
     Node(monkeypatch)
-    rig = Rig(give_back)
+    rig = Rig(revert)
     rig.run.touched.add(HEAD)
     assert rig.step("a", head=lambda: 1 / 0) == {"head": False}
     said = rig.state.said()

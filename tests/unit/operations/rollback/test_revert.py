@@ -11,7 +11,7 @@ import pytest
 from facts.endpoint.completion import Answer, Endpoint
 from operations.change.node_call import StepFailed
 from operations.rollback import revert
-from operations.rollback.revert import file_endpoint, give_back, script_endpoint
+from operations.rollback.revert import file_endpoint, revert_change, script_endpoint
 from schema.desired.plan import UNIT
 from schema.render.engine_files import NODE_PATH
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
@@ -54,7 +54,7 @@ def calls(rig: FakeState) -> list[tuple[str, str]]:
 
 def test_head_stops_first_and_starts_last(rig: FakeState) -> None:
     """A worker that comes back before its head finds nobody, and the other way round."""
-    said = give_back(rig, PLAN, CHANGE, {HEAD, WORKER}, ("/b", "/a"))
+    said = revert_change(rig, PLAN, CHANGE, {HEAD, WORKER}, ("/b", "/a"))
     assert calls(rig) == [(HEAD, "stop"), (WORKER, "stop"), (WORKER, "undo"), (HEAD, "undo")]
     undo = rig.node.requests[-1]  # type: ignore[attr-defined]
     assert undo == {"change": CHANGE, "overwrite": ["/a", "/b"], "start_units": True}
@@ -68,7 +68,7 @@ def test_a_node_that_does_not_answer_keeps_the_others_from_nothing(rig: FakeStat
         silent(name, *asked) if name == WORKER else answer(name, *asked)
     )
     with pytest.raises(StepFailed) as failed:
-        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+        revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert calls(rig) == [(HEAD, "stop"), (HEAD, "undo")]
     assert f"{WORKER} keeps what was not proven" in str(failed.value)
     assert f"sudo rignode undo {CHANGE}" in str(failed.value)
@@ -90,7 +90,7 @@ def test_the_former_engine_is_asked_as_its_own_file_says(monkeypatch: pytest.Mon
 
 def test_only_nodes_that_have_the_change(rig: FakeState) -> None:
     """The other one is left alone."""
-    give_back(rig, PLAN, CHANGE, {WORKER})
+    revert_change(rig, PLAN, CHANGE, {WORKER})
     assert {name for name, _ in rig.node.calls} == {WORKER}  # type: ignore[attr-defined]
 
 
@@ -98,7 +98,7 @@ def test_an_engine_that_the_change_did_not_touch_keeps_running(rig: FakeState) -
     """A change that only came to the files is undone without a stop."""
     document = {"ok": True, "status": "ROLLED_BACK", "change": {"steps": [{"op": "file"}]}}
     rig.node.answer = lambda *_: document  # type: ignore[attr-defined]
-    give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+    revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert calls(rig) == [(WORKER, "undo"), (HEAD, "undo")]
 
 
@@ -106,7 +106,7 @@ def test_an_engine_that_the_change_did_not_touch_keeps_running(rig: FakeState) -
 def test_a_node_that_never_got_the_change_is_fine(rig: FakeState, verb: str) -> None:
     """The first step failed there: there is nothing to undo."""
     rig.node.answer = failing(WORKER, verb, "no_change")  # type: ignore[attr-defined]
-    give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+    revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert (HEAD, "undo") in calls(rig)
 
 
@@ -115,7 +115,7 @@ def test_any_other_refusal_is_told(rig: FakeState, verb: str) -> None:
     """A file that was edited since, a lock, a lost line."""
     rig.node.answer = failing(WORKER, verb, "edited")  # type: ignore[attr-defined]
     with pytest.raises(StepFailed, match="stand-in failure"):
-        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+        revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
 
 
 def test_an_undo_that_did_not_roll_back_is_told(rig: FakeState) -> None:
@@ -123,7 +123,7 @@ def test_an_undo_that_did_not_roll_back_is_told(rig: FakeState) -> None:
     said = {"ok": True, "status": "INCONSISTENT", "detail": "its steps are undone already"}
     rig.node.answer = lambda host, verb, _: ACTIVE if verb == "journal" else said  # type: ignore[attr-defined]
     with pytest.raises(StepFailed, match=f"{WORKER}: change {CHANGE} is INCONSISTENT: its steps"):
-        give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+        revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_former_engine_has_to_answer(
         return Answer(True, "6 characters")
 
     monkeypatch.setattr(revert, "wait_for_answer", wait)
-    assert line in give_back(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert line in revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert asked == ([Endpoint("http://127.0.0.2:8000", "tiny")] if seen is serving else [])
 
 

@@ -6,8 +6,10 @@ import pytest
 from pyinfra.connectors import fake, ssh
 
 from schema.core.errors import SpecError
-from schema.inputs.host_data import PYINFRA_KEYS, host_data
+from schema.inputs.check import host_data
+from schema.inputs.host_data import PYINFRA_KEYS
 from schema.inputs.load import plan, profile_name, recipe
+from schema.inputs.runbook_data import DoctorData, HostData, RollbackData, WatchData
 from tests.unit.builders.spark_rig import ROOT, host, spark_plan
 
 SOURCES = {
@@ -148,7 +150,7 @@ def test_pyinfras_own_keys_are_its_own() -> None:
     declared = ssh.connector_data_meta.keys() | fake.FakeConnector.data_meta.keys()
     assert declared | {"_sudo"} == PYINFRA_KEYS
     data = {key: object() for key in PYINFRA_KEYS - {"ssh_user"}}
-    assert host_data("spark1", {**host(1), **data}, {}).ssh_user == "milo"
+    assert host_data("spark1", {**host(1), **data}, {}, HostData).ssh_user == "milo"
 
 
 @pytest.mark.parametrize(
@@ -162,15 +164,16 @@ def test_a_webhook_is_a_secret_in_every_error(url: str) -> None:
         both = {"spark1": host(1, webhook="https://h/S3CRET"), "spark2": host(2)}
         plan(both, None, ROOT)
     assert "S3CRET" not in str(caught.value)
-    assert "S3CRET" not in repr(host_data("x", host(1, webhook="https://h/S3CRET"), {}))
+    assert "S3CRET" not in repr(host_data("x", host(1, webhook="https://h/S3CRET"), {}, WatchData))
 
 
 def test_lists_and_homes_are_read_as_meant() -> None:
-    data = host_data("x", host(1, waive="A, B", reason="ok", overwrite=["/a", "/b"], json=True), {})
-    assert (data.waive, data.overwrite, data.as_json) == (("A", "B"), ("/a", "/b"), True)
+    data = host_data("x", host(1, waive="A, B", reason="ok", overwrite=["/a"]), {}, RollbackData)
+    assert (data.waive, data.overwrite) == (("A", "B"), ("/a",))
+    assert host_data("x", host(1, json=True), {}, DoctorData).as_json
     assert data.node("x").home == "/home/milo"
-    assert host_data("x", host(1, ssh_user="root"), {}).node("x").home == "/root"
-    assert host_data("x", host(1, home="/data/milo"), {}).node("x").home == "/data/milo"
+    assert host_data("x", host(1, ssh_user="root"), {}, HostData).node("x").home == "/root"
+    assert host_data("x", host(1, home="/data/milo"), {}, HostData).node("x").home == "/data/milo"
 
 
 def test_request_asks_for_what_the_plan_needs() -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from schema.core.errors import SpecError
-from schema.inputs.host_data import HostData, host_data
+from schema.inputs.check import host_data
+from schema.inputs.runbook_data import UnitData
 from schema.render.drop_in import HEADER, DropIn
 from tests.unit.builders.spark_rig import host
 
 
-def data(**changes: object) -> HostData:
+def data(**changes: object) -> UnitData:
     """The head's data with these keys of --data."""
-    return host_data("spark1", host(1, **changes), {})
+    return host_data("spark1", host(1, **changes), {}, UnitData)
 
 
 def test_the_text_resets_exec_start_and_keeps_each_directive_in_its_section() -> None:

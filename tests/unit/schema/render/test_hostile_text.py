@@ -12,8 +12,9 @@ import pytest
 
 from node.engine.config import checked
 from schema.core.errors import SpecError
+from schema.core.parse import known_keys
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
+from schema.inputs.check import kind_of
 from schema.inputs.load import plan
 from schema.render.engine_files import docker_run
 from tests.unit.builders.engine_files import argv_of_script, exec_start, unit_lines
@@ -124,9 +125,7 @@ def test_recipe_key(tmp_path: Path, where: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-@pytest.mark.parametrize(
-    "key", [field.alias or name for name, field in HostData.model_fields.items()]
-)
+@pytest.mark.parametrize("key", known_keys(kind_of(())))
 def test_host_data(tmp_path: Path, key: str, value: str) -> None:
     beside = {"waive": {"reason": "known"}, "reason": {"waive": "CODE"}}.get(key, {})
     changes: dict[str, object] = {"recipe": "tiny", **beside, key: value}

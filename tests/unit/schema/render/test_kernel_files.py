@@ -8,7 +8,8 @@ import pytest
 
 from node.kernel import candidate
 from schema.core.errors import SpecError
-from schema.inputs.host_data import host_data
+from schema.inputs.check import host_data
+from schema.inputs.runbook_data import KernelData
 from schema.render.kernel_files import candidate_documents, pin_documents
 from tests.unit.builders.spark_rig import host
 
@@ -17,18 +18,18 @@ from tests.unit.builders.spark_rig import host
 @pytest.mark.parametrize("value", ["-x", "6 1", "$(id)", "6.1\n", "", "../6", "6'1", 6, "latest"])
 def test_a_name_that_is_no_kernel_is_refused(key: str, value: object) -> None:
     with pytest.raises(SpecError, match=key):
-        host_data("spark1", host(1, **{key: value}), {})
+        host_data("spark1", host(1, **{key: value}), {}, KernelData)
 
 
 @pytest.mark.parametrize("value", ["current", "6.17.0-22-generic", "6.1.0-50-cloud-amd64", "6.8+x"])
 def test_a_kernel_is_taken(value: str) -> None:
-    assert host_data("spark1", host(1, kernel=value), {}).kernel == value
+    assert host_data("spark1", host(1, kernel=value), {}, KernelData).kernel == value
 
 
 @pytest.mark.parametrize("value", ["-x", "a b", "A", "nvidia;", 7])
 def test_a_module_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(SpecError, match="driver_module"):
-        host_data("spark1", host(1, driver_module=value), {})
+        host_data("spark1", host(1, driver_module=value), {}, KernelData)
 
 
 def test_grub_is_told_to_use_the_saved_default_and_not_to_save_by_itself() -> None:

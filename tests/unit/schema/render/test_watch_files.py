@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from node.core import webhook
 from node.watch import watch
 from node.watch.config import checked
-from schema.inputs.host_data import host_data
+from schema.inputs.check import host_data
+from schema.inputs.runbook_data import WatchData
 from schema.render.watch_files import watch_documents
 from tests.unit.builders.engine_files import unit_lines
 from tests.unit.builders.spark_rig import host, spark_plan
@@ -19,7 +21,9 @@ from tests.unit.schema.render.test_engine_files import verified
 
 def documents(**changes: object) -> tuple:  # type: ignore[type-arg]
     """The documents of a watch on spark1."""
-    return watch_documents(spark_plan(), "spark1", host_data("spark1", host(1, **changes), {}))
+    return watch_documents(
+        spark_plan(), "spark1", host_data("spark1", host(1, **changes), {}, WatchData)
+    )
 
 
 def test_node_reads_what_is_rendered() -> None:
@@ -39,7 +43,7 @@ def test_only_root_may_read_the_configuration() -> None:
 
 def test_the_service_outlasts_a_look() -> None:
     service = dict(unit_lines(documents()[1]))
-    longest = watch.ANSWER_S + watch.DELIVER_S + watch.WEBHOOK_S
+    longest = watch.ANSWER_S + watch.DELIVER_S + webhook.TIMEOUT_S
     assert int(service["TimeoutStartSec"]) > longest
 
 

@@ -1,0 +1,129 @@
+"""Load, gate and run: one object that all hosts of a runbook's run share.
+
+pyinfra runs a deploy file once a host. `gated` gives the same Procedure to each of them:
+
+    rig = gated("stop", CHANGING)
+    work = stop.plan(rig)
+    engine.stop(name="Stop the head", run=rig.run, nodes=rig.up.head)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pyinfra import state
+
+from deploys.common.load_and_gate import gate, host_here, load, once, operator_data
+from deploys.common.resume import unfinished
+from deploys.common.snapshot_view import engine_may_run
+from gates.core.check import Gate, Observed
+from operations.change.run import Run
+from schema.desired.plan import Plan
+from schema.inputs.host_data import HostData
+from schema.observed.snapshot import NodeSnapshot
+
+Revert = Callable[[Run], str]
+Waivers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Names of nodes, the head apart from the workers: a rig stops and starts them in order."""
+
+    head: frozenset[str] = frozenset()
+    workers: frozenset[str] = frozenset()
+
+    @property
+    def all(self) -> frozenset[str]:
+        """The head and the workers."""
+        return self.head | self.workers
+
+    def among(self, names: Collection[str]) -> Nodes:
+        """Those of them that are in `names`."""
+        return Nodes(self.head & frozenset(names), self.workers & frozenset(names))
+
+
+NOWHERE = Nodes()
+
+
+class Procedure:
+    """A runbook's run on a rig. `plan` is what is wanted; once `gate` has let it pass,
+    `snapshots` are what is, by node, and `waivers` the (code, reason) pairs that were used.
+
+    `revert` brings the rig back when a step of the run fails, and gives a line about it.
+    """
+
+    def __init__(self, deploy: str, plan: Plan, revert: Revert | None = None) -> None:
+        self.deploy = deploy
+        self.plan = plan
+        self.snapshots: Mapping[str, NodeSnapshot] = {}
+        self.waivers: Waivers = ()
+        self._revert = revert
+
+    @property
+    def data(self) -> HostData:
+        """The checked data of the host in context, its --data keys among them."""
+        return operator_data()
+
+    @property
+    def at_head(self) -> bool:
+        """Whether the host in context is the rig's head, where a run is proven."""
+        return host_here() == self.plan.rig.head.name
+
+    def gate(
+        self,
+        gates: Sequence[Gate],
+        plan: Plan | None = None,
+        look: Callable[[], Observed] | None = None,
+    ) -> None:
+        """Whether: observes the rig and asks the gates, once; DeployError when a finding blocks.
+
+        `plan` takes the place of the rig's (one that looks at more); `look` observes more.
+        """
+        self.plan = plan or self.plan
+        self.snapshots, self.waivers = gate(self.plan, gates, look)
+
+    @cached_property
+    def run(self) -> Run:
+        """The one change of this run."""
+        return Run(state, self.deploy, self.plan, self.waivers, self._revert)
+
+    def resume(self) -> None:
+        """Takes up the change that a killed run of this runbook left open, where there is one."""
+        self.run.id = unfinished(self.snapshots, self.deploy) or self.run.id
+
+    @property
+    def nodes(self) -> Nodes:
+        """All nodes of the rig."""
+        workers = frozenset(node.name for node in self.plan.rig.workers)
+        return Nodes(frozenset({self.plan.rig.head.name}), workers)
+
+    @property
+    def up(self) -> Nodes:
+        """The nodes on which the engine runs, is about to, or cannot be told to be down."""
+        return self.nodes.among([n for n, s in self.snapshots.items() if engine_may_run(s)])
+
+
+def loaded(deploy: str, revert: Revert | None = None) -> Procedure:
+    """Load: what inventory, group_data and --data ask for; DeployError says what is wrong there."""
+    procedure: Procedure = once("procedure", lambda: Procedure(deploy, load(), revert))
+    return procedure
+
+
+def gated(
+    deploy: str,
+    gates: Sequence[Gate],
+    revert: Revert | None = None,
+    meanwhile: Callable[[Plan], object] | None = None,
+) -> Procedure:
+    """Load and gate: nothing has been changed on any host when a finding blocks.
+
+    `meanwhile` begins what takes its time (a question to the endpoint) before the hosts are asked.
+    """
+    procedure = loaded(deploy, revert)
+    if meanwhile is not None:
+        once("meanwhile", lambda: meanwhile(procedure.plan))
+    procedure.gate(gates)
+    return procedure

@@ -1,0 +1,103 @@
+"""systemd's own words: run systemctl, inspect a unit, begin a start."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from node.core.errors import Json, NodeError
+from node.core.run import TimedOut, run
+
+BOOTED = "/run/systemd/system"  # there only when systemd is the init: sd_booted(3)
+# a stop may take TimeoutStopSec (90 s) twice: TERM, then KILL
+TIMEOUT_S = 200.0
+# systemd takes a moment to begin; what it waits for (docker, the network) may take longer
+BEGIN_S = 20.0
+POLL_S = 0.2
+RUNNING = ("active", "reloading")
+DOWN = ("inactive", "failed")
+_BEGINNING = "ActiveState,InvocationID,Job,Result"
+
+
+def systemctl(*words: str) -> str:
+    """Run systemctl; gives its output. Raises NodeError with its last line."""
+    try:
+        done = run(["systemctl", "--no-ask-password", *words], TIMEOUT_S)
+    except FileNotFoundError:
+        raise NodeError("systemctl not found", "unit_failed") from None
+    except TimedOut as error:
+        raise NodeError(f"systemctl {' '.join(words)}: {error}", "unit_failed") from None
+    if done.rc != 0:
+        remedy = f"journalctl -u {words[-1]} -n 40" if len(words) > 1 else ""
+        raise NodeError(
+            f"systemctl {' '.join(words)}: {done.last_line()}"[:500], "unit_failed", remedy
+        )
+    return done.out
+
+
+def _show(name: str, properties: str) -> dict[str, str]:
+    """Gives properties of a unit by name."""
+    out = systemctl("show", "-p", properties, "--", name)
+    return {key: value for key, _, value in (line.partition("=") for line in out.splitlines())}
+
+
+def inspect_unit(name: str) -> Json:
+    """Gives load state, enabled state, active state and whether systemd must reload."""
+    seen = _show(name, "LoadState,UnitFileState,ActiveState,NeedDaemonReload")
+    return {
+        "load": seen.get("LoadState", ""),
+        "enabled": seen.get("UnitFileState", ""),
+        "active": seen.get("ActiveState", ""),
+        "needs_reload": seen.get("NeedDaemonReload") == "yes",
+    }
+
+
+def is_running(seen: Json) -> bool:
+    """Gives True when the unit runs, or is being restarted again and again."""
+    return seen["active"] in (*RUNNING, "activating")
+
+
+def begin(verb: str, name: str) -> None:
+    """Start or restart a unit and wait until it has begun, not until it is up.
+
+    An engine's start lasts until its first answer: whoever asked waits for that, with progress.
+    Raises NodeError (`unit_failed`) when the start failed or has not begun in its time; a stop
+    that a restart begins with may take as long as any stop.
+    """
+    forget_failures(name)
+    before = _show(name, _BEGINNING)
+    systemctl(verb, "--no-block", name)
+    deadline = time.monotonic() + BEGIN_S
+    limit = time.monotonic() + TIMEOUT_S
+    while True:
+        now = _show(name, _BEGINNING)
+        new = now.get("InvocationID") != before.get("InvocationID")
+        state = now.get("ActiveState", "")
+        if state == "failed":
+            raise _not_begun(verb, name, f"it failed ({now.get('Result')})")
+        if state in (*RUNNING, "activating") and (new or verb == "start"):
+            return
+        if state == "inactive" and now.get("Job", "") in ("", "0"):
+            if new:
+                return  # a oneshot that is done already
+            raise _not_begun(verb, name, "systemd did not begin: what it requires failed")
+        stopping = state == "deactivating" or (verb == "restart" and not new)
+        if time.monotonic() > (limit if stopping else deadline):
+            raise _not_begun(verb, name, f"it is {state} and has not begun")
+        time.sleep(POLL_S)
+
+
+def _not_begun(verb: str, name: str, why: str) -> NodeError:
+    return NodeError(
+        f"systemctl {verb} {name}: {why}", "unit_failed", f"journalctl -u {name} -n 40"
+    )
+
+
+def forget_failures(name: str) -> None:
+    """Clear the unit's start counter: a start that a person asked for is not part of a loop.
+
+    StartLimitBurst counts those as well (systemd.unit(5)); a unit that systemd has not loaded has
+    no counter, and then there is nothing to clear.
+    """
+    with contextlib.suppress(NodeError):
+        systemctl("reset-failed", name)

@@ -1,0 +1,137 @@
+"""The one operation that makes journalled steps on the nodes of a rig, and shows them before.
+
+The steps are node's: each is journalled there, and all of them are undone together.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, operation
+
+from operations.change import diff
+from operations.change.run import Run
+from schema.observed.snapshot import FileState
+
+Steps = list[dict[str, object]]
+Step = Mapping[str, Any]
+
+# The longest that node may take for the steps of one call, in seconds, by the slowest of them.
+USUAL_S = 120
+# grub: update-grub looks at each kernel and asks every filesystem; big machines take a minute.
+# unit: a stop (TERM, KILL, the container's end) and the begin of a start. kube: two reads, a dry
+# run and the patch, each with its own limit.
+_LIMITS_S = {"grub": 420, "unit": 300, "kube": 180}
+
+
+def limit_s(steps: Steps) -> int:
+    """How long node may take for these steps, in seconds."""
+    return max((_LIMITS_S.get(str(step["op"]), USUAL_S) for step in steps), default=USUAL_S)
+
+
+def _unit(step: Step) -> str:
+    active, enabled = step.get("active"), step.get("enabled")
+    if enabled is not None:
+        words = ["enable" if enabled else "disable", *([active] if active else [])]
+        return f"{' and '.join(words)} {step['unit']}"
+    if not step.get("daemon_reload"):
+        return f"{active} {step['unit']}"
+    return "have systemd read its units again" + (f", then {active} {step['unit']}" * bool(active))
+
+
+def _grub(step: Step) -> str:
+    if step.get("next"):
+        return f"GRUB boots {step['next']} once"
+    made = "update-grub; " if step.get("regenerate") else ""
+    return f"{made}GRUB's saved default is {step['saved']}"
+
+
+def _link(step: Step) -> str:
+    if step["target"] == "/dev/null":
+        return f"mask {step['path'].rpartition('/')[2]}"
+    return f"{step['path']}: {step.get('expect', 'absent')} -> {step['target']}"
+
+
+def _directory(step: Step) -> str:
+    owner = f" (owner {step['owner']})" if "owner" in step else ""
+    return f"make the folder {step['path']}{owner}"
+
+
+_WORDS: Mapping[str, Callable[[Step], str]] = {
+    "file": lambda s: f"write {s['path']} (mode {s['mode']}, owner {s.get('owner', 'root')})",
+    "directory": _directory,
+    "absent": lambda s: f"remove {s['path']}",
+    "link": _link,
+    "unit": _unit,
+    "hold": lambda s: f"apt holds: {', '.join(s['packages'])}",
+    "grub": _grub,
+    "wol": lambda s: f"{s['nic']} wakes by a magic packet from now on (ethtool wol {s['letters']})",
+    # What a patch changes is known by the server's rehearsal alone: the words tell it.
+    "kube": lambda _: "",
+}
+
+
+def describe(step: Step) -> str:
+    """A step in words, without a file's content: it may hold what nobody is to see."""
+    return _WORDS[str(step["op"])](step)
+
+
+def texts_of(files: Mapping[str, FileState]) -> dict[str, str | None]:
+    """The text of each file by its path; None where there is no file."""
+    return {path: state.content for path, state in files.items()}
+
+
+@operation()
+def apply(
+    run: Run,
+    label: str,
+    steps: Steps,
+    members: Collection[str],
+    idle: str,
+    before: Mapping[str, str | None] | None = None,
+    words: Sequence[str] = (),
+    notes: Mapping[str, str] | None = None,
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Make journalled steps on this node.
+
+    + run: the change
+    + label: what this part of the change is called, the same on all nodes
+    + steps: what to do here, in order
+    + members: the nodes on which something is to do
+    + idle: why nothing is to do here
+    + before: the text of files now, by path, for the diff; None: no diff is shown
+    + words: what changes, for a person, a line each
+    + notes: by path, what to say behind the step's own words
+    """
+    if not steps:
+        host.noop(idle)
+        return
+    for line in words:
+        run.show_once(host, line, partial(host.log, line))
+    for step in steps:
+        line = ": ".join(filter(None, (describe(step), (notes or {}).get(str(step.get("path"))))))
+        run.show_once(host, line, partial(_show, run, step, line, before))
+    node, seconds = host.name, limit_s(steps)
+    yield run.step(label, members, lambda: run.apply(node, steps, seconds))
+
+
+def _show(run: Run, step: Step, line: str, before: Mapping[str, str | None] | None) -> None:
+    if line:
+        host.log(line)
+    if step["op"] not in ("file", "absent") or before is None or not run.state.config.DIFF:
+        return
+    diff.show(host, step["path"], before.get(step["path"]), _text_after(step))
+
+
+def _text_after(step: Step) -> str | None:
+    """The text that a step gives a file; None where it takes the file away."""
+    if step["op"] == "absent":
+        return None
+    if "content" in step:
+        return str(step["content"])
+    return base64.b64decode(step["content_base64"]).decode("utf-8", "replace")

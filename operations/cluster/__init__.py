@@ -1,1 +1,0 @@
-"""A Deployment and the shared GPU's library."""

@@ -1,0 +1,59 @@
+"""The keys that a runbook takes with --data, for a person: type, unit, default, purpose."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from schema.inputs.check import kind_of, taken
+from schema.inputs.host_data import HostData
+
+
+def key_lines(runbook: str) -> list[str]:
+    """The keys of `runbook`, its own first, then those of every runbook; one a line."""
+    kind = kind_of((runbook,))
+    fields = {field.alias or name: field for name, field in kind.model_fields.items()}
+    shared = [key for key in taken(kind) if key in HostData.model_fields]
+    own = [key for key in taken(kind) if key not in shared]
+    return [
+        f"{runbook}: keys of its own" if own else f"{runbook}: no keys of its own",
+        *(_line(key, fields[key]) for key in own),
+        f"{runbook}: of every runbook; what describes the rig stands in inventory and group_data",
+        *(_line(key, fields[key]) for key in shared),
+    ]
+
+
+def _line(key: str, field: FieldInfo) -> str:
+    """`key=type of unit (default): purpose`."""
+    says, _, none = str(field.description).partition("; none: ")
+    extra: Any = field.json_schema_extra
+    unit = f", {extra['unit']}" if extra["unit"] else ""
+    bounds = {name: getattr(m, name) for m in field.metadata for name in ("ge", "le")
+              if hasattr(m, name)}  # fmt: skip
+    limits = f" {bounds['ge']} to {bounds['le']}" if bounds else ""
+    default = none or ("none" if field.is_required() else _shown(field.default))
+    return f"  {key}: {_words(field.annotation)}{limits}{unit}; default {default}: {says}"
+
+
+def _shown(value: object) -> str:
+    """A default as one would type it."""
+    if value is None or value == ():
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _words(kind: Any) -> str:
+    """A field's type, in words."""
+    inner = [arg for arg in get_args(kind) if arg is not type(None)]
+    if hasattr(kind, "__metadata__"):
+        return _words(inner[0])
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, inner))
+    if get_origin(kind) is tuple:
+        return "list"
+    if get_origin(kind) is dict:
+        return "JSON map"
+    if inner:
+        return " or ".join(dict.fromkeys(_words(arg) for arg in inner))
+    return {bool: "true|false", int: "whole number"}.get(kind, "text")

@@ -1,0 +1,277 @@
+"""The keys that each runbook takes with --data, beside those of every runbook: closed sets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from schema.core.strings import mac_address
+from schema.inputs.host_data import Argument, HostData, Names, Paths, Url, key, listed
+from schema.inputs.rig import AbsolutePath, Device, HostName, Name
+from schema.observed.artifact import commit_or_pr
+from schema.recipe.venv import Version
+from schema.render.drop_in import (
+    DROP_IN_NAME,
+    Argv,
+    Assignment,
+    DropIn,
+    Restart,
+    UnitName,
+    listed_argv,
+)
+from schema.render.kernel_files import release_name
+
+GATED = frozenset({"waive", "reason", "deep"})
+
+
+def _as_text(value: object) -> object:
+    """A number as the text that it was; pyinfra reads digits as a number."""
+    return str(value) if type(value) is int else value
+
+
+def _as_version(value: object) -> object:
+    """A version that pyinfra read as a number: 0.5 is not what was typed for 0.50."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError("was read as a number; allowed: all of it, such as 0.32.0")
+    return value
+
+
+Commit = Annotated[str, BeforeValidator(_as_text), AfterValidator(commit_or_pr)]
+Mac = Annotated[str, AfterValidator(mac_address)]
+Release = Annotated[str, AfterValidator(release_name)]
+CommandLine = Annotated[Argv | None, BeforeValidator(listed_argv)]
+
+
+class ServeData(HostData):
+    """serve."""
+
+
+class StopData(HostData):
+    """stop."""
+
+
+class RestartData(HostData):
+    """restart."""
+
+
+class VerifyData(HostData):
+    """verify."""
+
+    unused = GATED
+
+
+class DoctorData(HostData):
+    """doctor."""
+
+    unused = frozenset({"waive", "reason"})
+    as_json: bool = key(False, "print the findings for a machine", alias="json")
+
+
+class OfABackupData(HostData):
+    """What brings a backup back."""
+
+    backup: Name | None = key(None, "restore this backup; last: the newest verified one")
+
+
+class RestoreData(OfABackupData):
+    """restore."""
+
+
+class RollbackData(OfABackupData):
+    """rollback."""
+
+    change: Name | None = key(None, "the change to undo; none: the last that is not blessed")
+    overwrite: Paths = key((), "files whose later edits it may discard")
+
+
+class RebootData(HostData):
+    """reboot."""
+
+    only: HostName | None = key(None, "one node; none: all of them")
+    budget: int = key(1800, "until a node has booted", "seconds", ge=30, le=86400)
+
+
+class KernelData(HostData):
+    """kernel."""
+
+    kernel: Release | None = key(None, "the release to pin; current: the one that runs")
+    candidate: Release | None = key(None, "the release to boot once, prove and pin")
+    only: HostName | None = key(None, "one node; none: all of them")
+    budget: int = key(
+        1800, "from a candidate's start until it must be blessed", "seconds", ge=30, le=86400
+    )
+
+
+class FirmwareData(HostData):
+    """firmware."""
+
+    attest: Names = key((), "items that a person has seen at the board; with by")
+    by: Argument | None = key(None, "who saw them")
+    only: HostName | None = key(None, "one node; none: all of them")
+    nic: Device | None = key(None, "the card that wakes; none: the one that carries lan_address")
+
+    def conflict(self) -> tuple[str, str] | None:
+        if bool(self.attest) != bool(self.by):
+            given, missing = ("attest", "by") if self.attest else ("by", "attest")
+            return given, (
+                f"{missing}: is missing; allowed: --data attest=ITEM,… together with --data by=NAME"
+            )
+        return super().conflict()
+
+
+class WakeData(HostData):
+    """wake."""
+
+    unused = GATED
+    only: HostName | None = key(None, "one node; none: all that do not answer")
+    via: HostName | None = key(None, "the node that sends the packet; none: this machine")
+    mac: Mac | None = key(None, "the card's address; none: as firmware recorded it")
+    budget: int = key(1800, "until sshd answers", "seconds", ge=30, le=86400)
+    power_cycle: bool = key(False, "cut the power first, by power_cycle_command")
+    power_cycle_command: CommandLine = key(
+        None, "a program on this machine that is called with off and on"
+    )
+    off_s: int = key(10, "between off and on", "seconds", ge=3, le=600)
+
+
+class WatchData(HostData):
+    """watch. The webhook's URL is its password: root's file on the node may hold it instead."""
+
+    webhook_file: AbsolutePath | None = key(None, "a file of root's on the node with the URL")
+    webhook: Url | None = key(None, "the URL that is told", repr=False)
+    interval: int = key(60, "between two looks", "seconds", ge=10, le=86400)
+    misses: int = key(3, "misses in a row until it is down", "looks", ge=1, le=1000)
+    repeat_s: int = key(
+        3600, "until a state that stays bad is told again", "seconds", ge=60, le=2592000
+    )
+    only: HostName | None = key(None, "the node that watches; none: the head")
+    url: Url | None = key(None, "a gateway's base URL to ask; none: the head")
+    model: Argument | None = key(None, "the name that must answer; none: the recipe's")
+    remove: bool = key(False, "end the watch")
+
+    def conflict(self) -> tuple[str, str] | None:
+        if self.webhook and self.webhook_file:
+            return "webhook", "webhook: and webhook_file; allowed: one of them"
+        return super().conflict()
+
+
+class UnitData(HostData):
+    """unit: a systemd unit, and the directives of a drop-in for it."""
+
+    unit: UnitName | None = key(None, "the service, with .service")
+    drop_in: Name = key(DROP_IN_NAME, "the drop-in's name, without .conf")
+    exec_start: CommandLine = key(None, "the command line as one text; none: the unit's own")
+    restart: Restart | None = key(None, "Restart=; none: the unit's own")
+    restart_sec: int | None = key(
+        None, "between an end and the next start; none: the unit's own", "seconds", ge=0, le=86400
+    )
+    environment: Annotated[tuple[Assignment, ...], BeforeValidator(listed)] = key(
+        (), "NAME=VALUE; no secrets"
+    )
+    start_limit_interval: int | None = key(
+        None, "the time that start_limit_burst counts in", "seconds", ge=0, le=604800
+    )
+    start_limit_burst: int | None = key(None, "at most so many", "starts", ge=0, le=10000)
+    only: HostName | None = key(None, "one node; none: each whose systemd knows the unit")
+    remove: bool = key(False, "take the drop-in away")
+
+    def override(self) -> DropIn:
+        """What the keys of the drop-in say; empty where none was given."""
+        return DropIn(
+            exec_start=self.exec_start,
+            restart=self.restart,
+            restart_sec=self.restart_sec,
+            environment=self.environment,
+            start_limit_interval=self.start_limit_interval,
+            start_limit_burst=self.start_limit_burst,
+        )
+
+
+class EngineFolderData(HostData):
+    """What looks into an engine's installation."""
+
+    venv: AbsolutePath | None = key(None, "the engine's folder; none: the recipe's")
+
+
+class PatchData(EngineFolderData):
+    """patch."""
+
+
+class ProvenanceData(EngineFolderData):
+    """provenance."""
+
+    unused = GATED
+    commits: Annotated[tuple[Commit, ...], BeforeValidator(listed)] = key(
+        (), "commits or pull requests (#123) to look for"
+    )
+    git: AbsolutePath | None = key(None, "a clone on this machine that may be asked")
+    as_json: bool = key(False, "print it for a machine", alias="json")
+
+
+class BackupData(HostData):
+    """backup."""
+
+    tree: AbsolutePath | None = key(None, "the folder; none: the recipe's venv")
+    as_list: bool = key(False, "show what there is", alias="list")
+    verify: bool | Name | None = key(None, "read this backup back; all: every one")
+    prune: bool = key(False, "remove all but the newest")
+    keep: int = key(3, "how many stay", "backups", ge=1, le=1000)
+    displaced: bool = key(False, "remove what restores displaced as well")
+
+
+class UpgradeData(HostData):
+    """upgrade."""
+
+    version: Annotated[Version | None, BeforeValidator(_as_version)] = key(
+        None, "the version to bring; none: the recipe's"
+    )
+    inplace: bool = key(False, "into the venv that serves, in place of one beside it")
+    prune: bool = key(False, "remove the versions that nobody needs")
+
+
+class TransferData(HostData):
+    """What moves an image or weights from node to node."""
+
+    source: HostName | None = key(
+        None, "the node that gives; none: one that is whole", alias="from"
+    )
+    port: int = key(29680, "the giver's port for this transfer", "TCP port", ge=1024, le=65535)
+
+
+class ImageData(TransferData):
+    """image."""
+
+    archive: AbsolutePath | None = key(None, "a docker archive on this machine")
+    build: bool = key(False, "build it from the recipe's container.build")
+    method: Literal["auto", "layers", "ssh"] = key("auto", "single layers, or whole through ssh")
+
+
+class WeightsData(TransferData):
+    """weights."""
+
+    verify: bool = key(False, "read and hash everything, everywhere")
+    prune: bool = key(False, "delete what the giver has not")
+
+
+RUNBOOKS: dict[str, type[HostData]] = {
+    "backup": BackupData,
+    "doctor": DoctorData,
+    "firmware": FirmwareData,
+    "image": ImageData,
+    "kernel": KernelData,
+    "patch": PatchData,
+    "provenance": ProvenanceData,
+    "reboot": RebootData,
+    "restart": RestartData,
+    "restore": RestoreData,
+    "rollback": RollbackData,
+    "serve": ServeData,
+    "stop": StopData,
+    "unit": UnitData,
+    "upgrade": UpgradeData,
+    "verify": VerifyData,
+    "wake": WakeData,
+    "watch": WatchData,
+    "weights": WeightsData,
+}
