@@ -1,6 +1,6 @@
 """image: bring the recipe's image to every node: missing layers, over the fabric, the tag last.
 
-Runbook: docs/runbooks/image.md. Data: from, archive, build, method, port, compress, waive + reason.
+Runbook: docs/runbooks/image.md. Data: from, archive, build, method, port, waive + reason.
 """
 
 from pyinfra import host, state

@@ -1,6 +1,6 @@
 """weights: bring the recipe's weights to every node: what lacks, over the fabric, no half file.
 
-Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, compress, waive + reason.
+Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, waive + reason.
 """
 
 from pyinfra import host, state

@@ -6,7 +6,7 @@ ssh_user = SSH_USER
 ssh_key = str(load().ssh_key)
 ssh_known_hosts_file = str(load().known_hosts)
 
-rig = "lab"
+rig = load().place.name
 recipe = "tiny"
 fabric_device = FABRIC_DEVICE
 fabric_mtu = FABRIC_MTU

@@ -6,7 +6,7 @@ ssh_user = SSH_USER
 ssh_key = str(load().ssh_key)
 ssh_known_hosts_file = str(load().known_hosts)
 
-rig = "lab-olares"
+rig = f"{load().place.name}-olares"
 namespace = "default"
 kubeconfig = "/etc/rigbook-lab-kubeconfig"
 deployment = "lucebox"

@@ -6,5 +6,5 @@ ssh_user = SSH_USER
 ssh_key = str(load().ssh_key)
 ssh_known_hosts_file = str(load().known_hosts)
 
-rig = "labtower"
+rig = f"{load().place.name}tower"
 recipe = "tiny-venv"

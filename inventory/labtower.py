@@ -1,6 +1,6 @@
 """The rehearsal tower: the host that `python -m lab up --tower` made, in the shape of a tower."""
 
-from lab.settings import load, make_towers
+from lab.settings import load
 
 # Before there is a lab its address is known all the same.
 tower = [
@@ -8,5 +8,5 @@ tower = [
         host.name,
         {"ssh_hostname": host.address, "role": "head", "lan_address": host.address},
     )
-    for host in [host for host in load().hosts() if host.is_tower] or make_towers(1)
+    for host in [host for host in load().hosts() if host.is_tower] or load().place.towers(1)
 ]

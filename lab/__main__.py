@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 
-from lab import console, status
-from lab.engine import image
-from lab.hosts import lifecycle, network
+from lab import cache, console, status
+from lab.engine import image, venv
+from lab.hosts import lifecycle, network, state
 from lab.hosts import ssh as hosts_ssh
-from lab.settings import DEFAULT_HOSTS, LabError, LabSettings, load
+from lab.settings import DEFAULT_HOSTS, PLACES, LabError, LabSettings, load
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,6 +32,9 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--no-engine", action="store_true", help="without the engine's image")
     up.add_argument("--image-on-one", action="store_true", help="the image in the first host only")
     down = verbs.add_parser("down", help="stop and remove everything")
+    down.add_argument(
+        "--all", action="store_true", help="also the tests' lab, unless its tests still run"
+    )
     down.add_argument("--purge", action="store_true", help="remove the caches as well")
     verbs.add_parser("status", help="hosts, addresses, what is cached")
     verbs.add_parser("engine", help="build the engine's image and model, load them into the hosts")
@@ -87,7 +90,8 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     """Do what a changing verb says."""
     verb = arguments.verb
     if verb == "up":
-        lifecycle.up(settings, arguments.hosts, arguments.tower, arguments.containerd)
+        tower = venv.layer if arguments.tower else None
+        lifecycle.up(settings, arguments.hosts, tower, arguments.containerd)
         made = settings.hosts()
         # the engine's image has another id in a containerd store: no test serves there
         without = arguments.no_engine or any(host.containerd for host in made)
@@ -97,7 +101,11 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     elif verb == "engine":
         image.provide(settings)
     elif verb == "down":
-        lifecycle.down(settings, arguments.purge)
+        if arguments.all:
+            down_others(settings)
+        lifecycle.down(settings)
+        if arguments.purge:
+            purge(settings)
     elif verb == "stop":
         lifecycle.stop(settings, settings.host(arguments.name))
     elif verb == "start":
@@ -112,6 +120,30 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     else:
         settings.fabric_down_flag.unlink(missing_ok=True)
         lifecycle.wait_fabric(settings)
+
+
+def others(settings: LabSettings) -> list[LabSettings]:
+    """The labs beside this one that have a folder on this machine."""
+    known = (load({**os.environ, "RIGBOOK_LAB": name, "RIGBOOK_LAB_HOME": ""}) for name in PLACES)
+    return [lab for lab in known if lab.place != settings.place and lab.home.exists()]
+
+
+def down_others(settings: LabSettings) -> None:
+    """Take down the other labs that nobody uses any more, such as one whose tests were killed."""
+    for lab in others(settings):
+        user = state.owner(lab)
+        if user:
+            console.say(f"the {lab.place.name} lab stays: process {user.pid} uses it")
+        else:
+            lifecycle.down(lab)
+
+
+def purge(settings: LabSettings) -> None:
+    """Remove the cache; LabError while another lab's hosts stand on it."""
+    if others(settings):
+        raise LabError("the cache stays: another lab's hosts stand on it; 'down --all' first")
+    with console.phase("remove the cache"):
+        cache.remove(settings.cache)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,17 +38,20 @@ def run(
 
     With ``log`` both streams go to that file (and "" comes back).
     """
-    place = {"cwd": cwd, "env": env}
     words = [str(word) for word in argv]
     try:
-        if log is None:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, **place)
-            output, stdout = done.stdout + done.stderr, done.stdout
-        else:
-            with log.open("a") as stream:
-                streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
-                done = subprocess.run(words, timeout=timeout, **streams, **place)
-            output, stdout = log.read_text(errors="replace"), ""
+        with log.open("a") if log else contextlib.nullcontext(subprocess.PIPE) as stream:
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL if log else None,
+                stdout=stream,
+                stderr=stream,
+                text=True,
+                timeout=timeout,
+                cwd=cwd,
+                env=env,
+            )
+        output = log.read_text(errors="replace") if log else done.stdout + done.stderr
     except FileNotFoundError as error:
         raise LabError(f"program not found: {words[0]}") from error
     except subprocess.TimeoutExpired as error:
@@ -55,7 +59,7 @@ def run(
     if done.returncode != 0:
         tail = "\n  ".join(output.strip().splitlines()[-8:])
         raise LabError(f"{' '.join(words[:4])} failed with exit {done.returncode}:\n  {tail}")
-    return stdout
+    return "" if log else str(done.stdout)
 
 
 def human(size: float) -> str:

@@ -13,9 +13,7 @@ DEFAULT_HOSTS = 2
 MAX_HOSTS = 9
 # which host gets the containerd image store where one is asked for: the fabric's second end
 CONTAINERD_HOST = 2
-LAN_BRIDGE = "rig-lan"
 LAN_PREFIX = 24
-OPERATOR_ADDRESS = "10.88.0.254"
 FABRIC_DEVICE = "bond0"
 FABRIC_MTU = 9000
 FABRIC_PREFIX = 24
@@ -30,13 +28,63 @@ class LabError(Exception):
 
 
 @dataclass(frozen=True)
+class Place:
+    """What tells one lab of this machine from another: folder, hosts' names, networks, links.
+
+    `lan` and `fabric` are the first three numbers of a /24; `link` begins the names of the links
+    on this machine (a link's name has at most 15 characters, one of its places `-fab1`).
+    """
+
+    name: str
+    home: str
+    host: str
+    tower: str
+    lan: str
+    fabric: str
+    link: str
+
+    @property
+    def bridge(self) -> str:
+        """The LAN bridge on this machine."""
+        return f"{self.link}-lan"
+
+    @property
+    def operator_address(self) -> str:
+        """This machine's address on the LAN bridge."""
+        return f"{self.lan}.254"
+
+    @property
+    def fabric_ends(self) -> tuple[str, str]:
+        """The fabric's two ends on this machine, until each is in its host."""
+        return f"{self.link}-fab1", f"{self.link}-fab2"
+
+    def hosts(self, count: int, containerd: bool = False) -> list[LabHost]:
+        """`count` hosts, numbered from 1; `containerd`: the second one with that image store."""
+        return [
+            LabHost(self, number, containerd=containerd and number == CONTAINERD_HOST)
+            for number in range(1, count + 1)
+        ]
+
+    def towers(self, count: int) -> list[LabHost]:
+        """`count` towers, numbered from 1."""
+        return [LabHost(self, number, is_tower=True) for number in range(1, count + 1)]
+
+
+# The user's lab, and a second one that the tests make beside it.
+USERS = Place("lab", "/var/lib/rigbook-lab", "lab", "tower", "10.88.0", "10.99.0", "rig")
+TESTS = Place("tests", "/var/lib/rigbook-tests", "test", "testtower", "10.89.0", "10.98.0", "rigt")
+PLACES = {place.name: place for place in (USERS, TESTS)}
+
+
+@dataclass(frozen=True)
 class LabHost:
-    """One rehearsal host: its number (from 1), name and addresses.
+    """One rehearsal host: its lab, its number (from 1), name and addresses.
 
     A tower has its engine in a venv and no docker; its numbers count for themselves. A containerd
     host is of a later Debian, and its docker keeps images in the containerd store.
     """
 
+    place: Place
     number: int
     is_tower: bool = False
     containerd: bool = False
@@ -44,17 +92,17 @@ class LabHost:
     @property
     def name(self) -> str:
         """Host name, e.g. ``lab1`` or ``tower1``."""
-        return f"{'tower' if self.is_tower else 'lab'}{self.number}"
+        return f"{self.place.tower if self.is_tower else self.place.host}{self.number}"
 
     @property
     def address(self) -> str:
         """LAN address, on the operator's bridge."""
-        return f"10.88.0.{(50 if self.is_tower else 10) + self.number}"
+        return f"{self.place.lan}.{(50 if self.is_tower else 10) + self.number}"
 
     @property
     def fabric_address(self) -> str:
         """Address on the fabric link (only the first two hosts have one)."""
-        return f"10.99.0.{self.number}"
+        return f"{self.place.fabric}.{self.number}"
 
     @property
     def has_fabric(self) -> bool:
@@ -64,10 +112,11 @@ class LabHost:
 
 @dataclass(frozen=True)
 class LabSettings:
-    """Paths of one lab; all of them follow from its home and its cache."""
+    """One lab; all of its paths follow from its home and its cache."""
 
     home: Path
     cache: Path
+    place: Place = USERS
 
     @property
     def state_file(self) -> Path:
@@ -99,6 +148,11 @@ class LabSettings:
         """While this file exists nobody plugs the fabric back in."""
         return self.home / "fabric.down"
 
+    @property
+    def owner_file(self) -> Path:
+        """Names the process that the lab was made for, if it was made for one."""
+        return self.home / "owner.json"
+
     def host_dir(self, host: LabHost) -> Path:
         """Folder of one host: overlay, docker's folder, state, console log."""
         return self.home / "hosts" / host.name
@@ -111,7 +165,7 @@ class LabSettings:
             containerd = bool(state.get("containerd", False))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             count, towers, containerd = DEFAULT_HOSTS, 0, False
-        return make_hosts(count, containerd) + make_towers(towers)
+        return self.place.hosts(count, containerd) + self.place.towers(towers)
 
     def host(self, name: str) -> LabHost:
         """The host of that name; LabError lists the names there are."""
@@ -122,21 +176,15 @@ class LabSettings:
         raise LabError(f"no host {name!r} in the lab; there are: {names}")
 
 
-def make_hosts(count: int, containerd: bool = False) -> list[LabHost]:
-    """``count`` hosts, numbered from 1; ``containerd``: the second one with that image store."""
-    return [
-        LabHost(number, containerd=containerd and number == CONTAINERD_HOST)
-        for number in range(1, count + 1)
-    ]
-
-
-def make_towers(count: int) -> list[LabHost]:
-    """``count`` towers, numbered from 1."""
-    return [LabHost(number, is_tower=True) for number in range(1, count + 1)]
-
-
 def load(environ: Mapping[str, str] = os.environ) -> LabSettings:
-    """Settings from RIGBOOK_LAB_HOME and RIGBOOK_CACHE, or their defaults."""
-    home = environ.get("RIGBOOK_LAB_HOME") or "/var/lib/rigbook-lab"
+    """The lab that RIGBOOK_LAB names: `lab` (the default), the user's, or `tests`.
+
+    RIGBOOK_LAB_HOME and RIGBOOK_CACHE name other folders than the defaults.
+    """
+    name = environ.get("RIGBOOK_LAB") or USERS.name
+    if name not in PLACES:
+        raise LabError(f"RIGBOOK_LAB is {name!r}; there are: {', '.join(PLACES)}")
+    place = PLACES[name]
+    home = environ.get("RIGBOOK_LAB_HOME") or place.home
     cache = environ.get("RIGBOOK_CACHE") or str(Path("~/.cache/rigbook").expanduser())
-    return LabSettings(home=Path(home).absolute(), cache=Path(cache).absolute())
+    return LabSettings(Path(home).absolute(), Path(cache).absolute(), place)

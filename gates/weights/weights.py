@@ -60,9 +60,9 @@ def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
     weights = weights_of(plan, node, snapshot)
     wanted = plan.recipe.weights.format
     files = tensors(plan, weights) if weights else []
-    bad = [f for f in files if format_of(f.magic) != wanted]
+    bad = [f for f in files if format_of(f) != wanted]
     others = [f for f in (pointers(weights) if weights else []) if f not in bad]
-    wrong = [f"{f.name} is {format_of(f.magic)}" for f in (*bad, *others)]
+    wrong = [f"{f.name} is {format_of(f)}" for f in (*bad, *others)]
     if wrong:
         yield violation(
             "weights-magic",

@@ -10,21 +10,22 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 EPOCH = 1767225600  # 2026-01-01, the date of everything in the image
 BLOCK = tarfile.BLOCKSIZE
 
 
-class Hashing:
+class Hashing(io.RawIOBase):
     """A write-only stream that counts and hashes what passes."""
 
     def __init__(self, stream: BinaryIO) -> None:
+        super().__init__()
         self._stream = stream
         self._digest = hashlib.sha256()
         self.size = 0
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any, /) -> int:
         """Pass the bytes on."""
         self._digest.update(data)
         self.size += len(data)

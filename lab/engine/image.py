@@ -8,7 +8,7 @@ from pathlib import Path
 from lab import cache, console
 from lab.engine import docker_archive, wheels
 from lab.hosts import debian_root, ssh, state
-from lab.hosts.lifecycle import in_parallel
+from lab.parallel import in_parallel
 from lab.settings import (
     CACHE_IN_HOST,
     ENGINE_IMAGE,

@@ -13,7 +13,7 @@ from pathlib import Path
 from lab import cache, console
 from lab.engine import image, venv_wheels, wheels
 from lab.hosts import debian_root
-from lab.settings import CACHE_IN_HOST, ENGINE_VERSION, MODEL_PATH, LabHost, LabSettings
+from lab.settings import CACHE_IN_HOST, ENGINE_VERSION, MODEL_PATH, LabSettings
 
 HOME = "/opt/engine"
 VENV = f"{HOME}/venvs/{ENGINE_VERSION}"
@@ -115,23 +115,3 @@ def _libraries(part: Path, log: Path) -> None:
             else:
                 (folder / file.name).write_bytes(file.read_bytes())
     cache.remove(extracted)
-
-
-def give(settings: LabSettings, host: LabHost) -> None:
-    """Note with which layer this tower is made."""
-    built = layer(settings)
-    folder = settings.host_dir(host)
-    folder.mkdir(parents=True, exist_ok=True)
-    note = folder / "layer"
-    note.unlink(missing_ok=True)
-    note.symlink_to(built)
-
-
-def overlay_options(settings: LabSettings, host: LabHost, lower: Path) -> str:
-    """The options of the overlay that is a host's root; a tower's has its layer on top."""
-    folder = settings.host_dir(host)
-    rest = f"upperdir={folder / 'upper'},workdir={folder / 'work'}"
-    if not host.is_tower:
-        return f"lowerdir={lower},{rest}"
-    # the layer that the host was made with, also after the recipe of the layer has changed
-    return f"lowerdir={(folder / 'layer').resolve()}:{lower},{rest},redirect_dir=on"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from lab import cache, console
 from lab.settings import LabError, LabSettings
@@ -60,7 +61,7 @@ def _download(part: Path) -> None:
         raise LabError(explain(done.stdout + done.stderr))
 
 
-def pinned(report: dict) -> str:
+def pinned(report: dict[str, Any]) -> str:
     """Requirement lines, each with its wheel's hash, from pip's installation report."""
     lines = []
     for item in report["install"]:
@@ -85,7 +86,7 @@ def renew() -> None:
             ]
         )  # fmt: skip
         text = pinned(json.loads(report.read_text()))
-    REQUIREMENTS.write_text(f"# made from {SOURCE.name} by: python -m lab.wheels\n{text}")
+    REQUIREMENTS.write_text(f"# made from {SOURCE.name} by: python -m lab.engine.wheels\n{text}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ HOST_PACKAGES = [
     "netcat-openbsd", "socat", "rsync",
 ]  # fmt: skip
 # each line runs in the new root; the lab adds keys, names and addresses per host at first start
-HOST_SET_UP = (
+HOST_SET_UP: tuple[str, ...] = (
     "useradd --create-home --shell /bin/bash rig",
     "usermod --lock root",
     "printf 'rig ALL=(ALL) NOPASSWD: ALL\\n' > /etc/sudoers.d/rig",

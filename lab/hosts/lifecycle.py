@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 from lab import cache, console
-from lab.engine import venv
 from lab.hosts import debian_root, network, prepare, processes, ssh
 from lab.hosts import state as hosts_state
+from lab.parallel import in_parallel
 from lab.settings import (
     CONTAINERD_HOST,
     DEFAULT_HOSTS,
@@ -24,8 +24,6 @@ from lab.settings import (
     LabError,
     LabHost,
     LabSettings,
-    make_hosts,
-    make_towers,
 )
 
 POWEROFF = signal.SIGRTMIN + 4
@@ -39,20 +37,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def up(
     settings: LabSettings,
     count: int | None = None,
-    with_tower: bool = False,
+    tower_layer: Callable[[LabSettings], Path] | None = None,
     containerd: bool = False,
 ) -> None:
     """Bring ``count`` hosts up and wait until they are ready; nothing to do when they are.
 
     ``count`` None: those that exist, else the default lab's, and none beside a tower alone. A
-    tower that exists stays; ``with_tower`` adds one. ``containerd``: the second host's docker has
+    tower that exists stays; ``tower_layer`` adds one, whose engine is in the folder that this
+    gives. ``containerd``: the second host's docker has
     the containerd image store; that a lab is made with.
     """
     exists = settings.state_file.exists()
     there = [host for host in settings.hosts() if not host.is_tower]
     towers = [host for host in settings.hosts() if host.is_tower] if exists else []
     if count is None:
-        count = len(there) if exists else 0 if with_tower else DEFAULT_HOSTS
+        count = len(there) if exists else 0 if tower_layer else DEFAULT_HOSTS
     elif not 1 <= count <= MAX_HOSTS:
         raise LabError(f"--hosts must be 1 to {MAX_HOSTS}, not {count}")
     elif exists and len(there) != count:
@@ -67,9 +66,9 @@ def up(
     lower = debian_root.host_root(settings)
     newer = debian_root.host_root(settings, containerd=True) if containerd else lower
     settings.images.mkdir(parents=True, exist_ok=True)
-    if with_tower and not towers:
-        towers = make_towers(1)
-        venv.give(settings, towers[0])
+    if tower_layer and not towers:
+        towers = settings.place.towers(1)
+        note_layer(settings, towers[0], tower_layer(settings))
     settings.home.mkdir(parents=True, exist_ok=True)
     state: dict[str, int | bool] = {"hosts": count}
     state |= {"towers": len(towers)} if towers else {}
@@ -85,10 +84,12 @@ def up(
         wait_fabric(settings)
 
 
-def in_parallel(hosts: list[LabHost], work) -> list:
-    """Do ``work(host)`` for all hosts at once; the first error is raised after all ended."""
-    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-        return [future.result() for future in [pool.submit(work, host) for host in hosts]]
+def note_layer(settings: LabSettings, tower: LabHost, layer: Path) -> None:
+    """Note with which layer this tower is made."""
+    note = settings.host_dir(tower) / "layer"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.unlink(missing_ok=True)
+    note.symlink_to(layer)
 
 
 def start(settings: LabSettings, host: LabHost, lower: Path | None = None) -> None:
@@ -101,7 +102,7 @@ def start(settings: LabSettings, host: LabHost, lower: Path | None = None) -> No
         raise LabError(f"{host.name} was never made (or its root tree was purged): run 'up'")
     folder = settings.host_dir(host)
     folder.mkdir(parents=True, exist_ok=True)
-    network.bridge_up()
+    network.bridge_up(settings.place)
     # what a killed supervisor left running would hold the overlay and the addresses
     processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.name)
     with (folder / "supervisor.log").open("ab") as log:
@@ -110,8 +111,8 @@ def start(settings: LabSettings, host: LabHost, lower: Path | None = None) -> No
              sys.executable, "-m", "lab.hosts.supervisor", host.name, str(root)],
             cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
-            env={**os.environ, "RIGBOOK_LAB_HOME": str(settings.home),
-                 "RIGBOOK_CACHE": str(settings.cache)},
+            env={**os.environ, "RIGBOOK_LAB": settings.place.name,
+                 "RIGBOOK_LAB_HOME": str(settings.home), "RIGBOOK_CACHE": str(settings.cache)},
         )  # fmt: skip
     deadline = time.monotonic() + 10
     while not hosts_state.read(settings, host).running():
@@ -162,10 +163,11 @@ def reboot(settings: LabSettings, host: LabHost) -> None:
 
 def _every_host(settings: LabSettings) -> list[LabHost]:
     """Those of this lab, and all that one can have: a crash may have lost the lab's own list."""
-    return settings.hosts() + make_hosts(MAX_HOSTS) + make_towers(1)
+    place = settings.place
+    return settings.hosts() + place.hosts(MAX_HOSTS) + place.towers(1)
 
 
-def down(settings: LabSettings, purge: bool) -> None:
+def down(settings: LabSettings) -> None:
     """Stop everything and remove all of it; also after a crash, and when run twice."""
     hosts_dir = settings.home / "hosts"
     known = {host.name: host for host in _every_host(settings)}
@@ -173,12 +175,9 @@ def down(settings: LabSettings, purge: bool) -> None:
     if hosts:
         with console.phase(f"stop {len(hosts)} hosts", "5 s"):
             in_parallel(hosts, lambda host: stop(settings, host, DOWN_SECONDS))
-    network.remove_links([host.name for host in known.values()])
+    network.remove_links(settings.place, [host.name for host in known.values()])
     with contextlib.suppress(OSError):
         processes.lab_cgroup(settings.home).rmdir()
     with console.phase("remove the lab's files"):
         cache.remove(hosts_dir)
         cache.remove(settings.home)
-    if purge:
-        with console.phase("remove the cache"):
-            cache.remove(settings.cache)

@@ -10,14 +10,10 @@ from lab.hosts import state
 from lab.settings import (
     FABRIC_DEVICE,
     FABRIC_MTU,
-    LAN_BRIDGE,
     LAN_PREFIX,
-    OPERATOR_ADDRESS,
     LabSettings,
-    make_hosts,
+    Place,
 )
-
-FABRIC_ENDS = ("rig-fab1", "rig-fab2")
 
 
 def devices(net_dev: str) -> set[str]:
@@ -33,19 +29,21 @@ def devices_of(pid: int | str) -> set[str]:
         return set()
 
 
-def bridge_up() -> None:
+def bridge_up(place: Place) -> None:
     """Make the LAN bridge with the operator's address, if it is not there."""
-    if LAN_BRIDGE in devices_of("self"):
+    bridge = place.bridge
+    if bridge in devices_of("self"):
         return
-    console.run(["ip", "link", "add", LAN_BRIDGE, "type", "bridge"])
-    console.run(["ip", "address", "add", f"{OPERATOR_ADDRESS}/{LAN_PREFIX}", "dev", LAN_BRIDGE])
-    console.run(["ip", "link", "set", LAN_BRIDGE, "up"])
+    console.run(["ip", "link", "add", bridge, "type", "bridge"])
+    address = f"{place.operator_address}/{LAN_PREFIX}"
+    console.run(["ip", "address", "add", address, "dev", bridge])
+    console.run(["ip", "link", "set", bridge, "up"])
 
 
-def remove_links(host_names: list[str]) -> None:
+def remove_links(place: Place, host_names: list[str]) -> None:
     """Remove the bridge and every link of the lab that is still on this machine."""
     present = devices_of("self")
-    for name in [LAN_BRIDGE, *FABRIC_ENDS, *(f"vb-{host}" for host in host_names)]:
+    for name in [place.bridge, *place.fabric_ends, *(f"vb-{host}" for host in host_names)]:
         if name in present:
             subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL)
 
@@ -53,7 +51,7 @@ def remove_links(host_names: list[str]) -> None:
 def fabric_leaders(settings: LabSettings) -> list[int]:
     """Process ids of the first processes of the two fabric hosts that run now."""
     leaders = []
-    for host in make_hosts(2):
+    for host in settings.place.hosts(2):
         leader = state.read(settings, host).live_leader()
         if leader:
             leaders.append(leader.pid)
@@ -71,12 +69,12 @@ def plug_fabric(settings: LabSettings) -> bool:
             return False
         if all(FABRIC_DEVICE in devices_of(pid) for pid in leaders):
             return False
-        _delete_fabric(leaders)
-        first, second = FABRIC_ENDS
+        _delete_fabric(settings.place, leaders)
+        first, second = settings.place.fabric_ends
         mtu = str(FABRIC_MTU)
         console.run(["ip", "link", "add", first, "mtu", mtu, "type", "veth",
                      "peer", "name", second, "mtu", mtu])  # fmt: skip
-        for end, pid in zip(FABRIC_ENDS, leaders, strict=True):
+        for end, pid in zip((first, second), leaders, strict=True):
             console.run(["ip", "link", "set", end, "netns", str(pid), "name", FABRIC_DEVICE])
         return True
 
@@ -85,12 +83,12 @@ def unplug_fabric(settings: LabSettings) -> None:
     """Take the fabric link away and keep it away until ``fabric up``."""
     settings.fabric_down_flag.touch()
     with cache.locked(settings.home / "fabric.lock"):
-        _delete_fabric(fabric_leaders(settings))
+        _delete_fabric(settings.place, fabric_leaders(settings))
 
 
-def _delete_fabric(leaders: list[int]) -> None:
+def _delete_fabric(place: Place, leaders: list[int]) -> None:
     present = devices_of("self")
-    for end in FABRIC_ENDS:
+    for end in place.fabric_ends:
         if end in present:
             subprocess.run(["ip", "link", "delete", end], stderr=subprocess.DEVNULL)
     for pid in leaders:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.hosts import processes
 from lab.hosts.processes import Process
-from lab.settings import LabHost, LabSettings
+from lab.settings import LabError, LabHost, LabSettings
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,25 @@ class HostState:
         if self.running():
             return "running" if self.live_leader() else "booting"
         return "stopped" if self.ended or not self.supervisor else "crashed"
+
+
+def take(settings: LabSettings) -> None:
+    """Note that the lab is made for this process; LabError when it is another live one's."""
+    other = owner(settings)
+    if other and other.pid != os.getpid():
+        raise LabError(f"the {settings.place.name} lab is in use by process {other.pid}")
+    me = processes.identify(os.getpid())
+    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.owner_file.write_text(json.dumps(me and me.as_json()) + "\n")
+
+
+def owner(settings: LabSettings) -> Process | None:
+    """The live process that the lab was made for; None where there is none."""
+    try:
+        found = processes.from_json(json.loads(settings.owner_file.read_text()))
+    except (OSError, ValueError):
+        return None
+    return found if processes.alive(found) else None
 
 
 def path(settings: LabSettings, host: LabHost) -> Path:

@@ -14,12 +14,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from lab.engine import venv
 from lab.hosts import network, prepare, processes
 from lab.hosts import state as hosts_state
 from lab.hosts.processes import Process
 from lab.hosts.state import HostState
-from lab.settings import CACHE_IN_HOST, LAN_BRIDGE, LabError, LabHost, LabSettings, load
+from lab.settings import CACHE_IN_HOST, FABRIC_DEVICE, LabError, LabHost, LabSettings, load
 
 REBOOT = 133
 POLL_SECONDS = 0.3
@@ -43,7 +42,7 @@ def nspawn_argv(settings: LabSettings, host: LabHost) -> list[str]:
         # no scope of systemd's: the lab's own cgroup holds the host, also where pid 1 is no systemd
         "--keep-unit",
         f"--machine={host.name}",
-        f"--network-bridge={LAN_BRIDGE}",
+        f"--network-bridge={settings.place.bridge}",
         "--capability=all",
         "--system-call-filter=add_key keyctl bpf @mount",
         "--resolv-conf=off",
@@ -62,11 +61,21 @@ def mount_root(settings: LabSettings, host: LabHost, lower: Path) -> None:
     folder = settings.host_dir(host)
     for name in ("upper", "work", "root", "docker", "containerd"):
         (folder / name).mkdir(exist_ok=True)
-    options = venv.overlay_options(settings, host, lower)
+    options = overlay_options(settings, host, lower)
     Path("/run/systemd/nspawn").mkdir(parents=True, exist_ok=True)
     # without this tmpfs a reboot ends with "Attempted to remove disk file system"
     mount("tmpfs", "tmpfs", Path("/run/systemd/nspawn"), "mode=0755")
     mount("overlay", "overlay", folder / "root", options)
+
+
+def overlay_options(settings: LabSettings, host: LabHost, lower: Path) -> str:
+    """The options of the overlay that is a host's root; a tower's has its layer on top."""
+    folder = settings.host_dir(host)
+    rest = f"upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    if not host.is_tower:
+        return f"lowerdir={lower},{rest}"
+    # the layer that the host was made with, also after the recipe of the layer has changed
+    return f"lowerdir={(folder / 'layer').resolve()}:{lower},{rest},redirect_dir=on"
 
 
 def mount(kind: str, source: str, target: Path, options: str) -> None:
@@ -132,7 +141,7 @@ def run_once(settings: LabSettings, host: LabHost, state: HostState) -> tuple[in
 
 def keep_fabric(settings: LabSettings, leader: Process) -> None:
     """Plug the fabric back in when a reboot of either host has taken it away."""
-    if network.FABRIC_DEVICE in network.devices_of(leader.pid):
+    if FABRIC_DEVICE in network.devices_of(leader.pid):
         return
     try:
         if network.plug_fabric(settings):

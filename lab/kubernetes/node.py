@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Cluster:
         self.address = host.address
         self.folder, self.bin = folder, build.binaries(settings)
         self.inside = ["nsenter", f"--net=/proc/{leader.pid}/ns/net"]
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         for user in TOKENS:
             (folder / f"{user}.conf").write_text(kubeconfig(user))
         rows = [f'{token},{user},{user},"{group}"' for user, (token, group) in TOKENS.items()]
@@ -69,7 +69,7 @@ class Cluster:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
                 start_new_session=True,
             )  # fmt: skip
-        self.processes.append(process)
+        self.processes[name] = process
         return process
 
     def start(self) -> None:
@@ -104,19 +104,18 @@ class Cluster:
         text = self.kubectl("get", "nodes", "--no-headers", check=False)
         return " Ready " in text
 
-    def wait(self, what: str, ready) -> None:
+    def wait(self, what: str, ready: Callable[[], bool]) -> None:
         """Wait for something of the cluster; LabError names the logs."""
         deadline = time.monotonic() + READY_S
         while not ready():
-            dead = [process for process in self.processes if process.poll() is not None]
+            dead = [name for name, process in self.processes.items() if process.poll() is not None]
             if dead or time.monotonic() > deadline:
                 raise LabError(f"{what} does not come up: {self.last_words(dead)}")
             time.sleep(0.3)
 
-    def last_words(self, dead: list[subprocess.Popen[bytes]]) -> str:
+    def last_words(self, dead: list[str]) -> str:
         """The last log line of each process that ended."""
-        names = [Path(process.args[len(self.inside)]).name for process in dead]  # type: ignore[index]
-        lines = [(self.folder / f"{name}.log").read_text().strip()[-300:] for name in names]
+        lines = [(self.folder / f"{name}.log").read_text().strip()[-300:] for name in dead]
         return "; ".join(lines) or f"no answer within {READY_S} s"
 
     def kubectl(self, *words: str, stdin: str = "", check: bool = True) -> str:
@@ -129,9 +128,9 @@ class Cluster:
 
     def stop(self) -> None:
         """End the processes that this object started."""
-        for process in reversed(self.processes):
+        for process in reversed(self.processes.values()):
             process.terminate()
-        for process in reversed(self.processes):
+        for process in reversed(self.processes.values()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
                 continue
@@ -180,7 +179,7 @@ def main() -> int:
         with running(settings, settings.hosts()[0]) as cluster:
             console.say(f"the cluster is up; on {settings.hosts()[0].name}: sudo kubectl "
                         f"--kubeconfig={KUBECONFIG} get nodes; Ctrl-C ends it")  # fmt: skip
-            cluster.processes[0].wait()
+            cluster.processes["etcd"].wait()
     except KeyboardInterrupt:
         return 0
     except LabError as error:

@@ -102,7 +102,7 @@ def await_memory(engine: Engine) -> list[str]:
     began = time.monotonic()
     while True:
         try:
-            found = memory_need.short(engine)
+            found = memory_need.shortage(engine)
             lacks = found.evidence if found else ""
         except CannotRead as error:
             lacks = str(error)

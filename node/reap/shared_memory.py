@@ -10,7 +10,7 @@ from typing import NamedTuple
 from node.change import irreversible, journal
 from node.core import proc, validate
 from node.core.errors import Json
-from node.reap.shm_names import is_engines
+from node.rules.shm_names import is_engines
 
 FOLDER = "/dev/shm"
 _GONE = " (deleted)"

@@ -32,7 +32,6 @@ class Way:
     addresses: Mapping[str, str]
     device: str | None
     port: int
-    compress: str = "auto"
 
     def listen(self, source: str) -> dict[str, Any]:
         """Where the giver listens, as node takes it."""
@@ -54,7 +53,6 @@ class Transfer:
             "peers": [self.way.addresses[name] for name in self.takers],
             "key": self._key,
             "deadline_s": DEADLINE_S,
-            "compress": self.way.compress,
             **more,
         }
         host = self.run.host(self.source)

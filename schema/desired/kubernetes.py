@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from node.rules.patterns import SHA256
 from schema.core.base import Frozen
 from schema.core.errors import SpecError, nearest, shown
 from schema.core.parse import build, known_keys
@@ -25,7 +26,6 @@ from schema.observed.snapshot import SnapshotRequest
 MARK = "deployment"
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SYMBOL = re.compile(r"[A-Za-z_.$][A-Za-z0-9_.$@]{0,255}\Z")
 _FOLDER = re.compile(r"/[A-Za-z0-9._/+-]*\Z")
 
@@ -46,7 +46,7 @@ def dns_name(value: str) -> str:
 
 def sha256_hex(value: str) -> str:
     """A sha256 as sha256sum prints it."""
-    if not _SHA256.match(value):
+    if not SHA256.match(value):
         raise ValueError("is not a sha256; allowed: 64 hex digits, as sha256sum prints them")
     return value
 

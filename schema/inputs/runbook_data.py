@@ -237,7 +237,6 @@ class TransferData(HostData):
         None, "the node that gives; none: one that is whole", alias="from"
     )
     port: int = key(29680, "the giver's port for this transfer", "TCP port", ge=1024, le=65535)
-    compress: Literal["auto", "yes", "no"] = key("auto", "auto measures whether it pays")
 
 
 class ImageData(TransferData):

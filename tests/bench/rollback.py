@@ -85,7 +85,7 @@ def _last_backup(tower: Tower) -> str:
 
 def _plain(tower: Tower, backup: str) -> float:
     """Seconds of zstd -d into tar x on the host, flushed, with the payload in the page cache."""
-    text = tower.ssh("tower1", f"sudo bash -s {backup}", stdin=PLAIN)
+    text = tower.ssh(tower.name, f"sudo bash -s {backup}", stdin=PLAIN)
     began, ended = (float(word) for word in text.split()[-2:])
     return ended - began
 

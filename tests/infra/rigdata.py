@@ -16,17 +16,18 @@ from pyinfra_cli.exceptions import CliError, UnexpectedExternalError
 from pyinfra_cli.inventory import make_inventory
 from pyinfra_cli.util import parse_cli_arg
 
-from deploys.common.load_and_gate import ROOT, data_of
+from deploys.common.load_and_gate import data_of
 from schema.core.errors import SpecError
 from schema.inputs.load import host_datas
+from tests.infra.plugin import ROOT
 
 
-def collect(inventory: str, pairs: list[str]) -> dict[str, dict[str, dict[str, object]]]:
+def collect(inventory: str, pairs: list[str]) -> dict[str, object]:
     """`{"hosts": {name: data}, "sources": {name: {key: file}}}`; `pairs` as for pyinfra's --data.
 
     SpecError for data that no rig may have; what pyinfra raises for a file it cannot run.
     """
-    override = {}
+    override: dict[str, object] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:

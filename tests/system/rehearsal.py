@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import settings
+from lab.hosts import state
 
 ROOT = Path(__file__).resolve().parents[2]
 PYINFRA = Path(sys.executable).parent / "pyinfra"
@@ -36,7 +37,7 @@ class Done:
 
 
 class Lab:
-    """The two rehearsal hosts, as an operator and as a person at their console."""
+    """Rehearsal hosts, as an operator and as a person at their console: those of RIGBOOK_LAB."""
 
     def __init__(self) -> None:
         self.settings = settings.load()
@@ -73,10 +74,10 @@ class Lab:
         return done.stdout.strip()
 
     def verb(self, *words: str) -> Done:
-        """Runs a verb of the lab (`stop lab2`, `reboot lab1` …)."""
+        """Runs a verb of the lab (`stop test2`, `reboot test1` …)."""
         return self.run(sys.executable, "-m", "lab", *words)
 
-    def changes(self, host: str) -> list[dict[str, object]]:
+    def changes(self, host: str) -> list[dict[str, Any]]:
         """The host's journal, newest first."""
         text = self.ssh(host, "echo '{}' | sudo rignode journal")
         return list(json.loads(text)["changes"])
@@ -112,15 +113,28 @@ class Lab:
 
 @contextmanager
 def rehearsal(*options: str) -> Iterator[Lab]:
-    """The lab, up with these options of `python -m lab up`; away again if it was not there before.
+    """The tests' own lab, up with these options of `python -m lab up`; away again if it was made.
 
-    RIGBOOK_KEEP_LAB=1 keeps it, for the next run of the tests.
+    It stands beside the user's lab and never touches it. RIGBOOK_KEEP_LAB=1 keeps it, for the next
+    run of the tests; `make lab-down` takes it away then, as after tests that were killed.
     """
-    existed = settings.load().state_file.exists()
-    made = subprocess.run([sys.executable, "-m", "lab", "up", *options], cwd=ROOT, check=False)
-    assert made.returncode == 0, "the lab did not come up; its lines are above"
+    former = os.environ.get("RIGBOOK_LAB")
+    os.environ["RIGBOOK_LAB"] = settings.TESTS.name
     try:
-        yield Lab()
+        lab = settings.load()
+        # one with an owner's file is what killed tests left
+        kept = lab.state_file.exists() and not lab.owner_file.exists()
+        state.take(lab)
+        made = subprocess.run([sys.executable, "-m", "lab", "up", *options], cwd=ROOT, check=False)
+        assert made.returncode == 0, "the lab did not come up; its lines are above"
+        try:
+            yield Lab()
+        finally:
+            if kept or os.environ.get("RIGBOOK_KEEP_LAB"):
+                lab.owner_file.unlink(missing_ok=True)
+            else:
+                subprocess.run([sys.executable, "-m", "lab", "down"], cwd=ROOT, check=True)
     finally:
-        if not existed and not os.environ.get("RIGBOOK_KEEP_LAB"):
-            subprocess.run([sys.executable, "-m", "lab", "down"], cwd=ROOT, check=True)
+        os.environ.pop("RIGBOOK_LAB")
+        if former is not None:
+            os.environ["RIGBOOK_LAB"] = former

@@ -199,7 +199,7 @@ def _holds(archive: docker_archive.Archive, image: Image) -> bool:
 def way(plan: Plan, waivers: Waivers, data: TransferData) -> Way:
     """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
     addresses, device = way_of(plan, [code for code, _ in waivers])
-    return Way(addresses, device, data.port, data.compress)
+    return Way(addresses, device, data.port)
 
 
 def _whole(

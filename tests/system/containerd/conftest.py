@@ -1,4 +1,4 @@
-"""Two booted hosts: lab1's docker on overlay2, lab2's on the containerd image store."""
+"""Two booted hosts: test1's docker on overlay2, test2's on the containerd image store."""
 
 from __future__ import annotations
 

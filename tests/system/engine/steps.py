@@ -17,7 +17,7 @@ from tests.system.rehearsal import PYINFRA, ROOT, Done, Lab
 
 def head(lab: Lab) -> Endpoint:
     """The endpoint of the lab's head."""
-    return Endpoint(f"http://{lab.hosts['lab1'].address}:8000", "tiny")
+    return Endpoint(f"http://{lab.hosts['test1'].address}:8000", "tiny")
 
 
 def infra(lab: Lab) -> tuple[int, str]:
@@ -73,7 +73,7 @@ def mended(done: Done) -> None:
 
 def killed_operator(lab: Lab, deploy: str, *arguments: str) -> str:
     """The id of a change whose operator was killed -9 once the head had been started."""
-    known = {str(change["id"]) for change in lab.changes("lab1")}
+    known = {str(change["id"]) for change in lab.changes("test1")}
     process = subprocess.Popen(
         [str(PYINFRA), "inventory/lab.py", f"deploys/{deploy}.py", *arguments, "-y"],
         cwd=ROOT,
@@ -83,13 +83,12 @@ def killed_operator(lab: Lab, deploy: str, *arguments: str) -> str:
     )
 
     def head_started() -> bool:
-        newest = lab.changes("lab1")[0]
+        newest = lab.changes("test1")[0]
         return str(newest["id"]) not in known and any(
-            step["op"] == "unit" and step["active"] == "start"
-            for step in newest["steps"]  # type: ignore[attr-defined]
+            step["op"] == "unit" and step["active"] == "start" for step in newest["steps"]
         )
 
     wait_until(f"{deploy} starts the head", 120, head_started)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    return str(lab.changes("lab1")[0]["id"])
+    return str(lab.changes("test1")[0]["id"])

@@ -37,7 +37,7 @@ def parsed(lab: Lab) -> dict[tuple[str, str], dict[str, object]]:
         "sudo docker run --rm -i --network none -e VLLM_NO_USAGE_STATS=1 "
         "--entrypoint /opt/vllm/bin/python rigbook/vllm-cpu:0.32.0 -c " + shlex.quote(PROGRAM)
     )
-    text = lab.ssh("lab1", f"printf %s {lines} | {run}")
+    text = lab.ssh("test1", f"printf %s {lines} | {run}")
     answers = [json.loads(x[7:]) for x in text.splitlines() if x.startswith("PARSED ")]
     assert len(answers) == len(wanted)
     return {key: answer for (key, _), answer in zip(wanted, answers, strict=True)}

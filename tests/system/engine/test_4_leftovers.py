@@ -27,25 +27,39 @@ def orphan(lab: Lab, host: str) -> None:
     time.sleep(1)
 
 
+def test_stop_leaves_nothing_and_a_second_stop_changes_nothing(serving: Lab) -> None:
+    done = serving.pyinfra("stop")
+    assert done.rc == 0, done.text
+    for name in serving.hosts:
+        assert serving.ssh(name, "sudo docker ps -q") == ""
+        assert serving.ssh(name, "pgrep -c VLLM || true") == "0"
+        ports = serving.ssh(name, "sudo ss -Hltn 'sport = :8000 or sport = :29501'")
+        assert ports == ""
+    again = serving.pyinfra("stop")
+    assert again.rc == 0 and again.counts("Grand total")[1:3] == ("-", "-")
+    verify = serving.pyinfra("verify")
+    assert verify.rc == 1 and "Traceback" not in verify.text
+
+
 def test_the_evening_of_may_30(serving: Lab) -> None:
     """C13, C12, C10 stacked: a ghost ExecStart, stale segments, an orphan on 29501."""
     assert serving.pyinfra("stop").rc == 0
-    orphan(serving, "lab1")
+    orphan(serving, "test1")
     segment = "/dev/shm/psm_0badcafe"
-    serving.ssh("lab1", f"sudo truncate -s 4M {segment} && sudo touch -d -10min {segment}")
+    serving.ssh("test1", f"sudo truncate -s 4M {segment} && sudo touch -d -10min {segment}")
     ghost = "[Service]\nExecStart=\nExecStart=/workspace/vllm-head-090.sh\n"
-    serving.ssh("lab2", f"sudo mkdir -p {DROP_IN.rpartition('/')[0]}")
-    serving.ssh("lab2", f"printf %s {shlex.quote(ghost)} | sudo tee {DROP_IN}")
-    serving.ssh("lab2", "sudo systemctl daemon-reload")
+    serving.ssh("test2", f"sudo mkdir -p {DROP_IN.rpartition('/')[0]}")
+    serving.ssh("test2", f"printf %s {shlex.quote(ghost)} | sudo tee {DROP_IN}")
+    serving.ssh("test2", "sudo systemctl daemon-reload")
     time.sleep(6)
     rows = doctor(serving)
     assert {
-        ("engine-orphan", "lab1"),
-        ("port-taken", "lab1"),
-        ("shm-stale", "lab1"),
-        ("unit-ghost", "lab2"),
-        ("engine-down", "lab1"),
-        ("no-answer", "lab1"),
+        ("engine-orphan", "test1"),
+        ("port-taken", "test1"),
+        ("shm-stale", "test1"),
+        ("unit-ghost", "test2"),
+        ("engine-down", "test1"),
+        ("no-answer", "test1"),
     } <= named(rows)
     stops = [row["layer"] for row in rows if row["severity"] == "block"]
     assert list(dict.fromkeys(stops)) == ["processes", "unit", "endpoint"], "lowest layer first"
@@ -55,11 +69,11 @@ def test_the_evening_of_may_30(serving: Lab) -> None:
 
 def test_restart_ends_the_orphan_and_serves(serving: Lab) -> None:
     """The seed's three one-liners, made safe; the ghost is removed by the remedy's hand."""
-    serving.ssh("lab2", f"sudo rm {DROP_IN} && sudo systemctl daemon-reload")
+    serving.ssh("test2", f"sudo rm {DROP_IN} && sudo systemctl daemon-reload")
     dry = serving.pyinfra("restart", "--dry", yes=False)
     assert dry.rc == 0 and "end pid" in dry.text and "VLLM::Worker_TP1" in dry.text
     mended(serving.pyinfra("restart"))
-    assert serving.ssh("lab1", "ls /dev/shm/psm_0badcafe", check=False) == ""
+    assert serving.ssh("test1", "ls /dev/shm/psm_0badcafe", check=False) == ""
     assert ask(head(serving)).ok
     assert doctor(serving) == []
 
@@ -78,22 +92,21 @@ def test_a_restart_cut_off_in_the_middle_is_finished_by_the_next(serving: Lab) -
 def test_a_foreign_process_on_the_rendezvous_port_is_named_and_left_alone(serving: Lab) -> None:
     assert serving.pyinfra("stop").rc == 0
     serving.ssh(
-        "lab1", "nohup python3 -m http.server 29501 >/dev/null 2>&1 & echo $! > /tmp/foreign.pid"
+        "test1", "nohup python3 -m http.server 29501 >/dev/null 2>&1 & echo $! > /tmp/foreign.pid"
     )
     try:
         for deploy in ("serve", "restart"):
             done = serving.pyinfra(deploy)
             assert done.rc == 1, done.text
             assert "29501" in done.text and "python3" in done.text
-        assert serving.ssh("lab1", "kill -0 $(cat /tmp/foreign.pid) && echo alive") == "alive"
+        assert serving.ssh("test1", "kill -0 $(cat /tmp/foreign.pid) && echo alive") == "alive"
     finally:
-        serving.ssh("lab1", "kill $(cat /tmp/foreign.pid); rm /tmp/foreign.pid")
-    mended(serving.pyinfra("restart"))
+        serving.ssh("test1", "kill $(cat /tmp/foreign.pid); rm /tmp/foreign.pid")
 
 
 @pytest.fixture
 def drifted(serving: Lab) -> Lab:
-    """Both nodes relaunched by hand with other flags and the fork variable (C14)."""
+    """Both nodes launched by hand with other flags and the fork variable (C14)."""
     for name in serving.hosts:
         serving.ssh(
             name,
@@ -101,7 +114,7 @@ def drifted(serving: Lab) -> Lab:
             " && echo VLLM_WORKER_MULTIPROC_METHOD=fork | "
             "sudo tee -a /etc/rigbook/engine/engine.env",
         )
-    for name in ("lab2", "lab1"):
+    for name in ("test2", "test1"):
         serving.ssh(name, "sudo systemctl restart --no-block rigbook-engine.service")
     time.sleep(20)
     return serving
@@ -111,7 +124,7 @@ def test_drift_is_shown_as_a_difference_and_mended_by_serve(drifted: Lab) -> Non
     rows = doctor(drifted)
     said = " ".join(str(row["summary"]) for row in rows)
     assert "256" in said and "512" in said, said
-    assert ("forbidden-env", "lab1") in named(rows) or "VLLM_WORKER_MULTIPROC_METHOD" in said
+    assert ("forbidden-env", "test1") in named(rows) or "VLLM_WORKER_MULTIPROC_METHOD" in said
     dry = drifted.pyinfra("serve", "--dry", "--diff", yes=False)
     assert "-  --max-model-len 256" in dry.text and "+  --max-model-len 512" in dry.text
     mended(drifted.pyinfra("serve"))

@@ -35,36 +35,39 @@ def relaunch(lab: Lab, name: str, *edits: str) -> None:
 def test_a_crash_loop_ends_after_three_starts_and_is_named_with_its_cause(by_hand: Lab) -> None:
     """B1, B2: four starts had filled both GPUs; C16: thirty-five until sshd died."""
     lab = by_hand
-    lab.ssh("lab1", "sudo systemctl stop rigbook-engine.service")
-    relaunch(lab, "lab1", "s/--max-num-seqs/--no-such-flag/")
+    lab.ssh("test1", "sudo systemctl stop rigbook-engine.service")
+    relaunch(lab, "test1", "s/--max-num-seqs/--no-such-flag/")
 
     def given_up() -> bool:
-        return lab.unit("lab1", "ActiveState") == ["failed"]
+        return lab.unit("test1", "ActiveState") == ["failed"]
 
     wait_until("systemd gives up", 240, given_up)
-    starts = lab.ssh("lab1", "sudo journalctl -b -u rigbook-engine.service -o cat --since -5min "
+    starts = lab.ssh("test1", "sudo journalctl -b -u rigbook-engine.service -o cat --since -5min "
                      "| grep -c 'unrecognized arguments'")  # fmt: skip
     assert int(starts) == 3
     rows = doctor(lab)
     loop = next(row for row in rows if row["code"] == "crash-loop")
-    assert loop["node"] == "lab1" and "a flag that this vLLM does not know" in str(loop)
-    assert lab.ssh("lab1", "sudo docker ps -aq; ls /dev/shm/psm_* 2>/dev/null", check=False) == ""
-    mended(lab.pyinfra("serve"))
+    assert loop["node"] == "test1" and "a flag that this vLLM does not know" in str(loop)
+    assert lab.ssh("test1", "sudo docker ps -aq; ls /dev/shm/psm_* 2>/dev/null", check=False) == ""
 
 
-def test_a_worker_without_headless_is_named(by_hand: Lab) -> None:
-    """C5: it leads as well, and the head waits for a worker that never comes."""
-    lab = by_hand
+def test_a_worker_without_headless_is_named(serving: Lab) -> None:
+    """C5: it leads as well, and the head waits for a worker that never comes.
+
+    It breaks what the crash loop left, and one `serve` mends both.
+    """
+    lab = serving
+    lab.ssh("test2", "sudo systemctl reset-failed rigbook-engine.service", check=False)
     for name in lab.hosts:
         lab.ssh(name, "sudo systemctl stop rigbook-pair.timer")
-    relaunch(lab, "lab2", "/--headless/d")
+    relaunch(lab, "test2", "/--headless/d")
 
     def leads() -> bool:
-        said = lab.ssh("lab2", "sudo docker top rigbook-engine -eo pid,args", check=False)
+        said = lab.ssh("test2", "sudo docker top rigbook-engine -eo pid,args", check=False)
         return "vllm" in said and "--headless" not in said
 
     wait_until("the worker runs as a head", 120, leads)
-    assert ("worker-not-headless", "lab2") in named(doctor(lab))
+    assert ("worker-not-headless", "test2") in named(doctor(lab))
     mended(lab.pyinfra("serve"))
     assert doctor(lab) == []
 
@@ -72,15 +75,15 @@ def test_a_worker_without_headless_is_named(by_hand: Lab) -> None:
 def test_json_that_lost_its_quotes_is_named_while_the_engine_lives(by_hand: Lab) -> None:
     """C7: this vLLM refuses what the seed's took in silence; the live argv tells it in both."""
     lab = by_hand
-    relaunch(lab, "lab1", 's/.{"temperature":0}./{temperature:0}/')
+    relaunch(lab, "test1", 's/.{"temperature":0}./{temperature:0}/')
 
     def runs() -> bool:
-        said = lab.ssh("lab1", "sudo docker top rigbook-engine -eo pid,args", check=False)
+        said = lab.ssh("test1", "sudo docker top rigbook-engine -eo pid,args", check=False)
         return "{temperature:0}" in said
 
     wait_until("the engine runs with it", 90, runs, poll_s=0.3)
     rows = doctor(lab)
-    assert ("json-quotes-lost", "lab1") in named(rows), rows
+    assert ("json-quotes-lost", "test1") in named(rows), rows
     mended(lab.pyinfra("serve"))
 
 
@@ -98,12 +101,11 @@ def test_an_engine_that_is_healthy_and_cannot_answer_never_serves(by_hand: Lab) 
 def test_a_stand_in_shows_what_a_real_engine_shows(by_hand: Lab) -> None:
     """The contract: reap looks at titles, the rendezvous port and segments; both have them."""
     lab = by_hand
-    real = traits(lab, "lab1")
+    real = traits(lab, "test1")
     assert real >= STAND_IN_TRAITS, real
     lab.pyinfra("stop")
-    pid = launch_stand_in(lab, "lab1")
+    pid = launch_stand_in(lab, "test1")
     try:
-        assert traits(lab, "lab1") >= STAND_IN_TRAITS
+        assert traits(lab, "test1") >= STAND_IN_TRAITS
     finally:
-        lab.ssh("lab1", f"sudo kill {pid}")
-    mended(lab.pyinfra("serve"))
+        lab.ssh("test1", f"sudo kill {pid}")

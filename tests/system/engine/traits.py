@@ -9,7 +9,7 @@ from pathlib import Path
 from facts.rignode import pack
 from tests.system.rehearsal import ROOT, Lab
 
-STAND_IN = ROOT / "tests" / "node" / "stand_in_engine.py"
+STAND_IN = ROOT / "tests/unit/node/support/stand_in_engine.py"
 # Each test that replays an incident with the stand-in relies on these and on nothing else.
 STAND_IN_TRAITS = frozenset(
     {"a title VLLM::Worker_TPn", "listens on 29501", "maps /dev/shm/psm_*", "comm is cut to 15"}

@@ -46,24 +46,24 @@ Path(top).chmod(0o755)
 target = f"{top}/libvgpu.so"
 
 
-def build(name, limit, size):
+def build(name: str, limit: int, size: int) -> str:
     path = f"{top}/{name}"
     flags = ["-shared", "-fPIC", f"-DLIMIT={limit}", f"-DSIZE={size}", "-ldl"]
     subprocess.run(["cc", "-x", "c", "-", "-o", path, *flags], input=LIB.encode(), check=True)
     return path
 
 
-def start(count):
+def start(count: int) -> tuple[list[subprocess.Popen[str]], list[str]]:
     env = {**os.environ, "LD_PRELOAD": target}
     found = [
-        subprocess.Popen([sys.executable, "-c", WORK], env=env, stdout=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-c", WORK], env=env, stdout=subprocess.PIPE, text=True)
         for _ in range(count)
     ]
-    return found, [process.stdout.readline().decode().strip() for process in found]
+    return found, [process.stdout.readline().strip() for process in found if process.stdout]
 
 
-def dead(processes):
-    return [process.poll() for process in processes if process.poll() is not None]
+def dead(processes: list[subprocess.Popen[str]]) -> list[int]:
+    return [process.returncode for process in processes if process.poll() is not None]
 
 
 old, new = build("old.so", 512, 900000), build("new.so", 1024, 600000)

@@ -101,7 +101,8 @@ def show(what: str) -> None:
 def reap(state: Path, **more: object) -> Any:
     """Run the verb; gives its answer, with `drained_s`: until the driver shows less memory."""
     request = {"hold": False, "ports": [PORT], "term_s": 10, "settle_s": 20, **more}
-    before, begun, seen = used(), time.monotonic(), []
+    before, begun = used(), time.monotonic()
+    seen: list[float] = []
 
     def watch() -> None:
         while not seen and time.monotonic() - begun < 60:

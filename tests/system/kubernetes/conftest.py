@@ -105,13 +105,13 @@ class Olares:
     @contextmanager
     def engine(self, port: int, early: int = 0) -> Iterator[None]:
         """A stand-in engine that listens on the host: no hollow pod runs one."""
-        self.lab.ssh("lab1", "cat > /tmp/stand_in_engine.py", stdin=STAND_IN)
+        self.lab.ssh("test1", "cat > /tmp/stand_in_engine.py", stdin=STAND_IN)
         start = f"setsid python3 /tmp/stand_in_engine.py {port} {early}"
-        pid = self.lab.ssh("lab1", f"{start} >/dev/null 2>&1 </dev/null & echo $!")
+        pid = self.lab.ssh("test1", f"{start} >/dev/null 2>&1 </dev/null & echo $!")
         try:
             yield
         finally:
-            self.lab.ssh("lab1", f"kill {pid}", check=False)
+            self.lab.ssh("test1", f"kill {pid}", check=False)
 
     def rollback(self, *pairs: str) -> Done:
         """Runs rollback."""
@@ -128,8 +128,8 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def cluster(lab: Lab) -> Iterator[Cluster]:
-    """A real control plane on lab1."""
-    with running(lab.settings, lab.hosts["lab1"]) as made:
+    """A real control plane on test1."""
+    with running(lab.settings, lab.hosts["test1"]) as made:
         yield made
 
 

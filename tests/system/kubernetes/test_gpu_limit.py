@@ -20,7 +20,7 @@ WANTED = "wanted=24232551680"
 
 def change_of(done: Done) -> str:
     """The id of the change that a run ended."""
-    return re.findall(r"change (\S+) COMMITTED", done.text)[-1]
+    return str(re.findall(r"change (\S+) COMMITTED", done.text)[-1])
 
 
 def without_own(document: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_undo_of_a_value_that_was_edited_later_asks_first(olares: Olares) -> Non
 def test_a_second_writer_between_look_and_patch_is_a_conflict(olares: Olares) -> None:
     """Fault 46: a stale resourceVersion. Nothing of ours is written, nothing of theirs lost."""
     looked = olares.lab.ssh(
-        "lab1", "echo '{}' | sudo tee /dev/null >/dev/null; "
+        "test1", "echo '{}' | sudo tee /dev/null >/dev/null; "
         "sudo kubectl --kubeconfig=/etc/rigbook-lab-kubeconfig get deployment lucebox -o json",
     )  # fmt: skip
     meta = json.loads(looked)["metadata"]
@@ -183,7 +183,7 @@ def test_a_second_writer_between_look_and_patch_is_a_conflict(olares: Olares) ->
     change = {"id": "conflict-test", "deploy": "gpu_limit", "operator": "t@t"}
     request = json.dumps({"change": change, "steps": [step]})
     olares.limit("limit=23000m")  # node is installed there
-    answer = json.loads(olares.lab.ssh("lab1", "sudo rignode apply", stdin=request, check=False))
+    answer = json.loads(olares.lab.ssh("test1", "sudo rignode apply", stdin=request, check=False))
     assert (answer["ok"], answer["code"]) == (False, "conflict")
     assert "nothing was changed" in answer["error"]
     assert olares.env() == {NAME: "23000m", "OTHER": "theirs"}
@@ -225,7 +225,7 @@ def test_an_account_that_may_not_patch_gets_one_clear_line(olares: Olares) -> No
     olares.cluster.kubectl("create", "clusterrolebinding", "lab-read", "--clusterrole=lab-read",
                            "--user=viewer")  # fmt: skip
     text = (olares.cluster.folder / "viewer.conf").read_text()
-    olares.lab.ssh("lab1", "sudo install -m 600 /dev/stdin /etc/viewer-kubeconfig", stdin=text)
+    olares.lab.ssh("test1", "sudo install -m 600 /dev/stdin /etc/viewer-kubeconfig", stdin=text)
     done = olares.limit("limit=24000m", "kubeconfig=/etc/viewer-kubeconfig")
     assert done.rc == 1 and "may not patch Deployment lucebox" in done.text, done.text
     assert "Traceback" not in done.text and olares.env()[NAME] == "23000m"
@@ -270,12 +270,12 @@ def test_the_stale_shared_cache_goes_once_nobody_has_it(
     olares.make(document)
     path = "/srv/hami/cudevshr.cache"
     make = f"import struct; open('{path}', 'wb').write(struct.pack('<i', 19920718) + bytes(8192))"
-    olares.lab.ssh("lab1", f'sudo mkdir -p /srv/hami; sudo python3 -c "{make}"')
-    olares.lab.ssh("lab1", "cat > /tmp/hold.py", stdin=HOLD)
+    olares.lab.ssh("test1", f'sudo mkdir -p /srv/hami; sudo python3 -c "{make}"')
+    olares.lab.ssh("test1", "cat > /tmp/hold.py", stdin=HOLD)
     hold = f"setsid python3 /tmp/hold.py {path} {seconds}"
-    pid = olares.lab.ssh("lab1", f"sudo sh -c '{hold} >/dev/null 2>&1 </dev/null & echo $!'")
+    pid = olares.lab.ssh("test1", f"sudo sh -c '{hold} >/dev/null 2>&1 </dev/null & echo $!'")
     done = olares.limit("limit=24000m")
     assert done.rc == 0 and f"shared cache {path} {said}" in done.text, done.text
-    left = olares.lab.ssh("lab1", "ls /srv/hami")
+    left = olares.lab.ssh("test1", "ls /srv/hami")
     assert left == ("" if seconds == 8 else "cudevshr.cache")
-    olares.lab.ssh("lab1", f"sudo kill {pid}; sudo rm -rf /srv/hami", check=False)
+    olares.lab.ssh("test1", f"sudo kill {pid}; sudo rm -rf /srv/hami", check=False)

@@ -26,8 +26,8 @@ def sha(path: Path) -> str:
 @pytest.fixture
 def built(olares: Olares) -> Iterator[Path]:
     """The plugin's library on the host, ours here."""
-    host = olares.lab.hosts["lab1"]
-    olares.lab.ssh("lab1", f"sudo mkdir -p {FOLDER}")
+    host = olares.lab.hosts["test1"]
+    olares.lab.ssh("test1", f"sudo mkdir -p {FOLDER}")
     with folder() as path:
         library(path / "original.so", 50_000, 1)
         library(path / "ours.so", 40_000, 2)
@@ -36,7 +36,7 @@ def built(olares: Olares) -> Iterator[Path]:
             put(olares.lab.settings, host, (path / name).read_bytes(), target, "755")
         yield path
     olares.lab.pyinfra("libvgpu", "--data", "remove=true", inventory=OLARES)
-    olares.lab.ssh("lab1", f"sudo pkill holder; sudo rm -rf {FOLDER}", check=False)
+    olares.lab.ssh("test1", f"sudo pkill holder; sudo rm -rf {FOLDER}", check=False)
 
 
 def pod_uid(olares: Olares) -> str:
@@ -50,9 +50,9 @@ def pod_uid(olares: Olares) -> str:
 def process_of(olares: Olares, uid: str, env: str = "A=1") -> None:
     """A real process with the library mapped, in the cgroup that a kubelet gives such a pod."""
     group = f"/sys/fs/cgroup/kubepods/pod{uid}"
-    olares.lab.ssh("lab1", f"sudo mkdir -p {group}")
+    olares.lab.ssh("test1", f"sudo mkdir -p {group}")
     script = f"echo $$ > {group}/cgroup.procs; {env} LD_PRELOAD={TARGET} exec {FOLDER}/holder"
-    olares.lab.ssh("lab1", f"sudo setsid sh -c '{script}' >/dev/null 2>&1 </dev/null &")
+    olares.lab.ssh("test1", f"sudo setsid sh -c '{script}' >/dev/null 2>&1 </dev/null &")
 
 
 def swap(olares: Olares, built: Path, *data: str) -> Done:
@@ -88,12 +88,12 @@ def test_a_pod_that_does_not_come_up_again_undoes_the_swap(olares: Olares, built
         olares.cluster.kubectl("uncordon", "hollow1")
     assert done.rc == 1 and "not restarted within 10 s" in done.text, done.text
     assert "ROLLED_BACK" in done.text
-    assert olares.lab.ssh("lab1", f"sha256sum {TARGET}").split()[0] == sha(built / "original.so")
+    assert olares.lab.ssh("test1", f"sha256sum {TARGET}").split()[0] == sha(built / "original.so")
 
 
 def test_the_plugins_version_decides_which_file_counts(olares: Olares, built: Path) -> None:
     """Fault 31: a real DaemonSet of version 2.4.0, and two files on the host."""
-    olares.lab.ssh("lab1", f"sudo cp {TARGET} {TARGET}.v2.4.0")
+    olares.lab.ssh("test1", f"sudo cp {TARGET} {TARGET}.v2.4.0")
     mount = {"name": "lib", "mountPath": FOLDER}
     box = {"name": "device-plugin", "image": "projecthami/hami:v2.4.0", "volumeMounts": [mount]}
     volume = {"name": "lib", "hostPath": {"path": FOLDER}}
@@ -113,7 +113,7 @@ def test_the_plugins_version_decides_which_file_counts(olares: Olares, built: Pa
     finally:
         olares.cluster.kubectl("delete", "daemonset", "hami-device-plugin", "-n", "kube-system")
     assert done.rc == 0 and "the version of the plugin's image" in done.text, done.text
-    sums = olares.lab.ssh("lab1", f"sha256sum {TARGET}.v2.4.0 {TARGET}").split()
+    sums = olares.lab.ssh("test1", f"sha256sum {TARGET}.v2.4.0 {TARGET}").split()
     assert sums[::2] == [sha(built / "ours.so"), sha(built / "original.so")]
 
 
@@ -124,7 +124,7 @@ def test_the_value_inside_the_pods_process_is_read(olares: Olares, built: Path) 
     request = {"kubectl": "kubectl", "kubeconfig": "/etc/rigbook-lab-kubeconfig",
                "namespace": "default", "deployment": "lucebox", "container": "engine",
                "variables": ["CUDA_DEVICE_MEMORY_LIMIT_0"]}  # fmt: skip
-    text = olares.lab.ssh("lab1", "sudo rignode kube look", stdin=json.dumps(request))
+    text = olares.lab.ssh("test1", "sudo rignode kube look", stdin=json.dumps(request))
     answer = json.loads(text)
     assert answer["variables"]["CUDA_DEVICE_MEMORY_LIMIT_0"]["value"] == "23000m"
     live = answer["pods"][0]["live"]

@@ -50,12 +50,12 @@ def host(olares: Olares) -> Iterator[Olares]:
     service = {"apiVersion": "v1", "kind": "Service", "spec": spec,
                "metadata": {"name": "lucebox", "namespace": "default"}}  # fmt: skip
     olares.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(service))
-    olares.lab.ssh("lab1", f"sudo ip address replace {ADDRESS}/32 dev lo")
-    put(olares.lab.settings, olares.lab.hosts["lab1"], K3S.encode(), "/usr/local/bin/k3s", "755")
-    olares.lab.ssh("lab1", "cat > /tmp/stand_in_pod.log", stdin="loading\nlast words\n")
+    olares.lab.ssh("test1", f"sudo ip address replace {ADDRESS}/32 dev lo")
+    put(olares.lab.settings, olares.lab.hosts["test1"], K3S.encode(), "/usr/local/bin/k3s", "755")
+    olares.lab.ssh("test1", "cat > /tmp/stand_in_pod.log", stdin="loading\nlast words\n")
     yield olares
     olares.cluster.kubectl("delete", "service", "lucebox")
-    olares.lab.ssh("lab1", f"sudo ip address del {ADDRESS}/32 dev lo; sudo rm /usr/local/bin/k3s")
+    olares.lab.ssh("test1", f"sudo ip address del {ADDRESS}/32 dev lo; sudo rm /usr/local/bin/k3s")
 
 
 def replicas(olares: Olares) -> int:
@@ -113,7 +113,7 @@ def loop(olares: Olares) -> None:
     for name in ghosts(olares):
         # not as curl, to whom the API server writes pretty JSON: see lab/kubernetes/build.py
         olares.lab.ssh(
-            "lab1",
+            "test1",
             f"curl -sSfk -A lab -m 30 -X PATCH -H 'Authorization: Bearer {TOKENS['admin'][0]}' "
             "-H 'Content-Type: application/strategic-merge-patch+json' --data-binary @- "
             f"{SERVER}/api/v1/namespaces/default/pods/{name}/status",
@@ -167,19 +167,19 @@ def test_a_drafter_of_the_wrong_format_stops_it_before_the_pod_starts(
     files = {"/srv/target.gguf": gguf("qwen3"), "/srv/draft.safetensors": draft}
     for path, raw in files.items():
         if raw is not None:
-            put(host.lab.settings, host.lab.hosts["lab1"], raw, path, "644")
+            put(host.lab.settings, host.lab.hosts["test1"], raw, path, "644")
     models = json.dumps({"/srv/target.gguf": "gguf", "/srv/draft.safetensors": "safetensors"})
     done = host.run("serve", *SERVICE, f"models={models}")
     assert done.rc == 1 and "model-file" in done.text and said in done.text, done.text
     assert "/srv/target.gguf" not in done.text and replicas(host) == 0
     doctor = host.run("doctor", f"models={models}")
     assert doctor.rc == 1 and said in doctor.text, doctor.text
-    host.lab.ssh("lab1", "sudo rm -f /srv/target.gguf /srv/draft.safetensors")
+    host.lab.ssh("test1", "sudo rm -f /srv/target.gguf /srv/draft.safetensors")
 
 
 def test_a_target_that_was_not_downloaded_whole_is_named(host: Olares) -> None:
-    put(host.lab.settings, host.lab.hosts["lab1"], gguf("qwen3", 3), "/srv/target.gguf", "644")
+    put(host.lab.settings, host.lab.hosts["test1"], gguf("qwen3", 3), "/srv/target.gguf", "644")
     models = json.dumps({"/srv/target.gguf": "gguf"})
     done = host.run("serve", *SERVICE, f"models={models}")
     assert done.rc == 1 and "cut off: its header promises 12583" in done.text, done.text
-    host.lab.ssh("lab1", "sudo rm -f /srv/target.gguf")
+    host.lab.ssh("test1", "sudo rm -f /srv/target.gguf")

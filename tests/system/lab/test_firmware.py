@@ -36,36 +36,36 @@ def operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def card(lab: Lab) -> Iterator[Lab]:
-    """lab1 with a card that can wake, by the stand-in; and everything as before afterwards."""
-    lab.ssh("lab1", f"sudo tee {STAND_IN}", stdin=ETHTOOL)
-    lab.ssh("lab1", f"sudo chmod 755 {STAND_IN}; echo d | sudo tee {LETTERS}")
+    """test1 with a card that can wake, by the stand-in; and everything as before afterwards."""
+    lab.ssh("test1", f"sudo tee {STAND_IN}", stdin=ETHTOOL)
+    lab.ssh("test1", f"sudo chmod 755 {STAND_IN}; echo d | sudo tee {LETTERS}")
     yield lab
-    lab.ssh("lab1", "sudo rignode undo --text", check=False)
-    lab.ssh("lab1", f"sudo rm -f {STAND_IN} {LETTERS}; sudo systemctl daemon-reload")
+    lab.ssh("test1", "sudo rignode undo --text", check=False)
+    lab.ssh("test1", f"sudo rm -f {STAND_IN} {LETTERS}; sudo systemctl daemon-reload")
 
 
 def tree(lab: Lab) -> str:
-    """Names, modes, owners, link targets and hashes of the administrator's files on lab1."""
+    """Names, modes, owners, link targets and hashes of the administrator's files on test1."""
     find = f"sudo find {FOLDER} -printf '%p %m %u %g %l\\n' | sort"
-    return lab.ssh("lab1", f"{find}; sudo find {FOLDER} -type f -exec sha256sum {{}} + | sort")
+    return lab.ssh("test1", f"{find}; sudo find {FOLDER} -type f -exec sha256sum {{}} + | sort")
 
 
 def firmware(lab: Lab) -> Done:
-    """The deploy on lab1."""
-    return lab.pyinfra("firmware", "--data", "only=lab1")
+    """The deploy on test1."""
+    return lab.pyinfra("firmware", "--data", "only=test1")
 
 
 def undone(lab: Lab) -> None:
-    """The newest change on lab1, which must be COMMITTED, taken back by its id."""
-    change = lab.changes("lab1")[0]
+    """The newest change on test1, which must be COMMITTED, taken back by its id."""
+    change = lab.changes("test1")[0]
     assert change["status"] == "COMMITTED"
     back = lab.pyinfra("rollback", "--data", f"change={change['id']}")
     assert back.rc == 0 and "ROLLED_BACK" in back.text, back.text
 
 
 def at_the_console(lab: Lab) -> None:
-    """The newest change on lab1 taken back there, without the operator."""
-    lab.ssh("lab1", f"sudo rignode undo {lab.changes('lab1')[0]['id']} --text")
+    """The newest change on test1 taken back there, without the operator."""
+    lab.ssh("test1", f"sudo rignode undo {lab.changes('test1')[0]['id']} --text")
 
 
 def no_change(done: Done) -> bool:
@@ -75,7 +75,7 @@ def no_change(done: Done) -> bool:
 
 def chosen(lab: Lab) -> str:
     """The .link file that udev took for the card."""
-    return lab.ssh("lab1", "udevadm info -q property /sys/class/net/host0 | grep LINK_FILE=")
+    return lab.ssh("test1", "udevadm info -q property /sys/class/net/host0 | grep LINK_FILE=")
 
 
 def test_a_card_that_cannot_wake_is_said_and_the_host_does_not_sleep(lab: Lab) -> None:
@@ -84,12 +84,12 @@ def test_a_card_that_cannot_wake_is_said_and_the_host_does_not_sleep(lab: Lab) -
     assert done.rc == 0 and "COMMITTED" in done.text, done.text
     assert "cannot wake by a magic packet (ethtool names no Wake-on-LAN); left alone" in done.text
     assert "systemd-nspawn: its firmware is another machine's" in done.text
-    states = lab.ssh("lab1", "systemctl is-enabled sleep.target hibernate.target", check=False)
+    states = lab.ssh("test1", "systemctl is-enabled sleep.target hibernate.target", check=False)
     assert states.split() == ["masked", "masked"] and LINK not in tree(lab)
     assert no_change(firmware(lab))
     at_the_console(lab)
     assert tree(lab) == before
-    assert lab.ssh("lab1", "systemctl is-enabled sleep.target", check=False) == "static"
+    assert lab.ssh("test1", "systemctl is-enabled sleep.target", check=False) == "static"
 
 
 def test_the_link_file_is_the_one_that_udev_takes_after_a_reboot(card: Lab) -> None:
@@ -97,15 +97,15 @@ def test_the_link_file_is_the_one_that_udev_takes_after_a_reboot(card: Lab) -> N
     assert chosen(lab).endswith("/99-default.link")
     done = firmware(lab)
     assert done.rc == 0 and "host0 wakes by a magic packet" in done.text, done.text
-    assert lab.ssh("lab1", f"cat {LETTERS}") == "g"
-    text = lab.ssh("lab1", f"cat {LINK}").splitlines()
-    default = lab.ssh("lab1", "sed -n '/^.Link/,$p' /usr/lib/systemd/network/99-default.link")
+    assert lab.ssh("test1", f"cat {LETTERS}") == "g"
+    text = lab.ssh("test1", f"cat {LINK}").splitlines()
+    default = lab.ssh("test1", "sed -n '/^.Link/,$p' /usr/lib/systemd/network/99-default.link")
     assert text[-1] == "WakeOnLan=magic" and text[text.index("[Link]") : -1] == default.splitlines()
-    assert lab.verb("reboot", "lab1").rc == 0
+    assert lab.verb("reboot", "test1").rc == 0
     assert chosen(lab).endswith(LINK)
     assert no_change(firmware(lab))
     undone(lab)
-    assert tree(lab) == before and lab.ssh("lab1", f"cat {LETTERS}") == "d"
+    assert tree(lab) == before and lab.ssh("test1", f"cat {LETTERS}") == "d"
 
 
 def test_where_a_foreign_link_file_wins_a_unit_arms_the_card(card: Lab) -> None:
@@ -113,7 +113,7 @@ def test_where_a_foreign_link_file_wins_a_unit_arms_the_card(card: Lab) -> None:
     udev = "sudo udevadm control --reload; sudo udevadm trigger --settle -c add"
     udev += " /sys/class/net/host0"
     text = "[Match]\nOriginalName=host0\n[Link]\n"
-    lab.ssh("lab1", f"sudo tee {foreign}; {udev}", stdin=text)
+    lab.ssh("test1", f"sudo tee {foreign}; {udev}", stdin=text)
     try:
         before = tree(lab)
         done = firmware(lab)
@@ -121,12 +121,12 @@ def test_where_a_foreign_link_file_wins_a_unit_arms_the_card(card: Lab) -> None:
         assert LINK not in tree(lab)
         # what a boot does, and a power off
         for verb in ("start", "stop"):
-            lab.ssh("lab1", f"echo d | sudo tee {LETTERS}; sudo systemctl {verb} {UNIT}")
+            lab.ssh("test1", f"echo d | sudo tee {LETTERS}; sudo systemctl {verb} {UNIT}")
             wait = f"timeout 60 sh -c 'until grep -q g {LETTERS}; do sleep 0.1; done'"
-            assert lab.ssh("lab1", f"{wait} && cat {LETTERS}", check=False) == "g", verb
-        assert lab.ssh("lab1", f"systemctl is-enabled {UNIT}") == "enabled"
+            assert lab.ssh("test1", f"{wait} && cat {LETTERS}", check=False) == "g", verb
+        assert lab.ssh("test1", f"systemctl is-enabled {UNIT}") == "enabled"
         assert no_change(firmware(lab))
         at_the_console(lab)
         assert tree(lab) == before
     finally:
-        lab.ssh("lab1", f"sudo rm -f {foreign}; {udev}")
+        lab.ssh("test1", f"sudo rm -f {foreign}; {udev}")

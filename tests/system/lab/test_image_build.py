@@ -11,7 +11,7 @@ from tests.system.lab.support import moving as m
 from tests.system.rehearsal import ROOT, Lab
 
 IMAGE = "rigbook/built:1"
-RECIPE = ROOT / "tests" / "lab" / "recipes" / "built-image.yaml"
+RECIPE = ROOT / "tests/system/lab/recipes/built-image.yaml"
 SEED = "Bring the image to one node"
 CLEAR = (
     "for name in rigbook/built rigbook-kept; do sudo docker images -q $name | sort -u | "
@@ -53,17 +53,17 @@ def test_it_is_built_once_and_is_the_same_on_both(bare: Lab, tmp_path: Path) -> 
     arguments = words(tmp_path)
     dry = bare.pyinfra("image", *arguments, "--dry", yes=False)
     assert (
-        "docker build of layered on scratch" in dry.text and m.image_id(bare, "lab1", IMAGE) == ""
+        "docker build of layered on scratch" in dry.text and m.image_id(bare, "test1", IMAGE) == ""
     )
     done = bare.pyinfra("image", *arguments)
     assert done.rc == 0 and "Step 1/" in done.text, done.text
-    made = m.image_id(bare, "lab1", IMAGE)
-    assert made and m.image_id(bare, "lab2", IMAGE) == made
+    made = m.image_id(bare, "test1", IMAGE)
+    assert made and m.image_id(bare, "test2", IMAGE) == made
     assert [bare.changes(host)[0]["status"] for host in bare.hosts] == ["COMMITTED", "COMMITTED"]
-    assert "built_by: rigbook" in told(bare, "lab2") and 'BASE: "scratch"' in told(bare, "lab2")
+    assert "built_by: rigbook" in told(bare, "test2") and 'BASE: "scratch"' in told(bare, "test2")
     again = bare.pyinfra("image", *arguments)
     assert again.rc == 0 and again.counts("Grand total")[1:] == ("-", "-", "5"), again.text
-    assert "lab1, lab2 has them" in again.text
+    assert "test1, test2 has them" in again.text
 
 
 def test_other_inputs_are_built_anew_and_the_former_image_is_kept(
@@ -71,12 +71,12 @@ def test_other_inputs_are_built_anew_and_the_former_image_is_kept(
 ) -> None:
     """On an image that only the building node has: no registry is asked."""
     assert bare.pyinfra("image", *words(tmp_path)).rc == 0
-    former = m.image_id(bare, "lab2", IMAGE)
-    m.make_image(bare, "lab1", 1_000_000)
+    former = m.image_id(bare, "test2", IMAGE)
+    m.make_image(bare, "test1", 1_000_000)
     done = bare.pyinfra("image", *words(tmp_path, m.IMAGE))
     assert done.rc == 0 and done.counts(SEED)[1] == "1", done.text
-    made = m.image_id(bare, "lab2", IMAGE)
-    assert made == m.image_id(bare, "lab1", IMAGE) != former
+    made = m.image_id(bare, "test2", IMAGE)
+    assert made == m.image_id(bare, "test1", IMAGE) != former
     for host in bare.hosts:
         assert m.image_id(bare, host, f"rigbook-kept:{former[7:19]}") == former
 
@@ -84,7 +84,7 @@ def test_other_inputs_are_built_anew_and_the_former_image_is_kept(
 def test_a_base_that_is_not_there_is_named_and_no_tag_is_touched(bare: Lab, tmp_path: Path) -> None:
     """docker would go and pull whatever the tag means today."""
     assert bare.pyinfra("image", *words(tmp_path)).rc == 0
-    former = m.image_id(bare, "lab1", IMAGE)
+    former = m.image_id(bare, "test1", IMAGE)
     done = bare.pyinfra("image", *words(tmp_path, "rigbook/nosuch:1"))
     assert done.rc == 1 and "Traceback" not in done.text, done.text
     assert "the base rigbook/nosuch:1 is not on it" in done.text

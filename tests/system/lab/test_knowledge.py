@@ -117,29 +117,31 @@ def test_the_seeds_file_is_mended_once_and_undone(known: Lab) -> None:
     again = patch(known)
     assert again.rc == 0 and "applied:" in again.text, again.text
     assert again.counts("Write the patched files")[1:3] == ("-", "-")
-    (change,) = {re.search(r"change (\S+-patch-\w+)", run.text)[1]}  # type: ignore[index]
+    said = re.search(r"change (\S+-patch-\w+)", run.text)
+    assert said
+    change = said[1]
     assert all(known.changes(host)[0]["id"] == change for host in known.hosts)
 
     back = known.pyinfra("rollback", "--data", f"change={change}")
     assert back.rc == 0 and "ROLLED_BACK" in back.text, back.text
     assert all(target(known, host) == THREE for host in known.hosts)
-    tool = known.ssh("lab1", f"cat {VENV}/lib/python3*/site-packages/vllm/tool.py")
+    tool = known.ssh("test1", f"cat {VENV}/lib/python3*/site-packages/vllm/tool.py")
     assert tool == "x = 1"
 
 
 def test_a_file_in_no_known_state_stops_both_hosts(known: Lab) -> None:
     """Edited on one host: nothing is written on either."""
     edit = f"sudo sh -c 'echo nothing > {VENV}/lib/python3*/site-packages/{PATH}'"
-    before = target(known, "lab1")
-    known.ssh("lab2", edit.replace("python3*", "$(ls " + VENV + "/lib | grep python3)"))
+    before = target(known, "test1")
+    known.ssh("test2", edit.replace("python3*", "$(ls " + VENV + "/lib | grep python3)"))
     run = patch(known)
     assert run.rc == 1 and "patch-drifted" in run.text and "Traceback" not in run.text
-    assert target(known, "lab1") == before
+    assert target(known, "test1") == before
 
 
 def test_an_image_is_read_without_running_it(known: Lab) -> None:
     """C9 and C2: the metadata answers; DeepGEMM lacks CUTLASS's headers."""
-    before = known.ssh("lab1", "sudo docker ps -aq")
+    before = known.ssh("test1", "sudo docker ps -aq")
     run = known.pyinfra("provenance", *RECIPE, "--data", "commits=41834,48cebd4ad,7fb9c0197a31")
     assert run.rc == 1 and "Traceback" not in run.text, run.text
     assert "#41834: in: /workspace/build-metadata.yaml: build_args.vllm_prs" in run.text
@@ -148,7 +150,7 @@ def test_an_image_is_read_without_running_it(known: Lab) -> None:
     assert "'empty_cache' 2 in /usr/local/lib/python3.12" in run.text
     assert "module-missing" in run.text
     assert "not there: deep_gemm/include/cutlass/cutlass.h" in run.text
-    assert known.ssh("lab1", "sudo docker ps -aq") == before
+    assert known.ssh("test1", "sudo docker ps -aq") == before
 
 
 def test_a_venv_is_read_as_well(known: Lab) -> None:
@@ -163,19 +165,19 @@ def test_a_venv_is_read_as_well(known: Lab) -> None:
         "commits=1",
     )
     document = json.loads(run.text[run.text.index("{\n") : run.text.rindex("}\n") + 1])
-    assert document["lab1"]["vllm_version"] == "0.20.2"
-    assert document["lab1"]["torch_variant"] == "cpu"
-    assert document["lab2"]["asked"][0]["verdict"] == "cannot tell"
+    assert document["test1"]["vllm_version"] == "0.20.2"
+    assert document["test1"]["torch_variant"] == "cpu"
+    assert document["test2"]["asked"][0]["verdict"] == "cannot tell"
 
 
 def test_the_hosts_own_pip_says_what_it_would_do(known: Lab) -> None:
     """B5 and C1 on the real part: torch would change its variant; the old wheel is gone."""
-    request = {"venv": VENV, "package": "vllm", "wanted": "0.21.0",
+    request: dict[str, object] = {"venv": VENV, "package": "vllm", "wanted": "0.21.0",
                "pip_args": ["--no-index", f"--find-links={HOUSE}"]}  # fmt: skip
-    answer = send(known, "lab1", pack.inline_command("wheels", request))
+    answer = send(known, "test1", pack.inline_command("wheels", request))
     answer.pop("ok")
     seen = VenvWheels.model_validate(answer)
     assert seen.torch_variant() == "cpu" and "2.10.0+cu130" in str(seen.wanted)
-    known.ssh("lab1", f"sudo rm {HOUSE}/vllm-0.20.2-*")
-    gone = send(known, "lab1", pack.inline_command("wheels", request))
+    known.ssh("test1", f"sudo rm {HOUSE}/vllm-0.20.2-*")
+    gone = send(known, "test1", pack.inline_command("wheels", request))
     assert gone["old"] is None and "vllm==0.20.2" in gone["old_error"]

@@ -25,14 +25,14 @@ def sha(path: Path) -> str:
 
 
 class Vgpu:
-    """The library folder of lab1, with 20 processes that have the plugin's library mapped."""
+    """The library folder of test1, with 20 processes that have the plugin's library mapped."""
 
     def __init__(self, lab: Lab, built: Path) -> None:
         self.lab, self.original, self.ours = lab, built / "original.so", built / "ours.so"
         self.put(self.original)
         self.send(built / "holder", f"{FOLDER}/holder")
         lab.ssh(
-            "lab1", f"for i in $(seq 20); do LD_PRELOAD={TARGET} nohup {FOLDER}/holder "
+            "test1", f"for i in $(seq 20); do LD_PRELOAD={TARGET} nohup {FOLDER}/holder "
             ">/dev/null 2>&1 & done",
         )  # fmt: skip
 
@@ -42,7 +42,7 @@ class Vgpu:
         subprocess.run(
             ["ssh", "-q", "-i", str(key), "-o",
              f"UserKnownHostsFile={self.lab.settings.known_hosts}",
-             f"rig@{self.lab.hosts['lab1'].address}",
+             f"rig@{self.lab.hosts['test1'].address}",
              f"sudo mkdir -p {FOLDER} && sudo tee {to} >/dev/null && sudo chmod 755 {to}"],
             input=path.read_bytes(), check=True,
         )  # fmt: skip
@@ -63,11 +63,11 @@ class Vgpu:
 
     def now(self) -> str:
         """The sha256 of what lies on the host."""
-        return self.lab.ssh("lab1", f"sha256sum {TARGET}").split()[0]
+        return self.lab.ssh("test1", f"sha256sum {TARGET}").split()[0]
 
     def alive(self) -> int:
         """How many of the processes live."""
-        return int(self.lab.ssh("lab1", "pgrep -c holder || true"))
+        return int(self.lab.ssh("test1", "pgrep -c holder || true"))
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,12 @@ def vgpu(lab: Lab) -> Iterator[Vgpu]:
         made = Vgpu(lab, built)
         yield made
         made.run("libvgpu", "remove=true")
-        lab.ssh("lab1", f"pkill holder; sudo rm -rf {FOLDER}")
+        lab.ssh("test1", f"pkill holder; sudo rm -rf {FOLDER}")
 
 
 def change_of(text: str) -> str:
     """The id of the change that a run ended."""
-    return re.findall(r"change (\S+) COMMITTED", text)[-1]
+    return str(re.findall(r"change (\S+) COMMITTED", text)[-1])
 
 
 def test_1_swap_under_running_processes_and_a_second_run(vgpu: Vgpu) -> None:
@@ -105,7 +105,7 @@ def test_2_guard_puts_ours_back_when_the_plugin_overwrites_it(vgpu: Vgpu) -> Non
     while vgpu.now() != sha(vgpu.ours) and time.monotonic() < deadline:
         time.sleep(1)
     assert vgpu.now() == sha(vgpu.ours)
-    log = vgpu.lab.ssh("lab1", "sudo journalctl -q -u rigbook-library.service --no-pager")
+    log = vgpu.lab.ssh("test1", "sudo journalctl -q -u rigbook-library.service --no-pager")
     assert "the plugin had put its own library back" in log
 
 
@@ -113,10 +113,10 @@ def test_2_a_plugin_that_loops_is_told_and_not_fought_for_ever(vgpu: Vgpu) -> No
     """Fault 32: five times an hour, the one above among them; then it is told and left."""
     vgpu.send(vgpu.original, "/tmp/plugins-own.so")
     vgpu.lab.ssh(
-        "lab1", f"for i in $(seq 10); do sudo cp /tmp/plugins-own.so {TARGET}; sleep 4; done; "
+        "test1", f"for i in $(seq 10); do sudo cp /tmp/plugins-own.so {TARGET}; sleep 4; done; "
         "sudo rm /tmp/plugins-own.so",
     )  # fmt: skip
-    log = vgpu.lab.ssh("lab1", "sudo journalctl -q -u rigbook-library.service --no-pager")
+    log = vgpu.lab.ssh("test1", "sudo journalctl -q -u rigbook-library.service --no-pager")
     assert log.count("the plugin had put its own library back") == 5, log
     assert log.count("the plugin put its own library back") == 1, log
     assert vgpu.now() == sha(vgpu.original) and vgpu.alive() == 20
@@ -141,7 +141,7 @@ def test_4_rollback_of_a_swap_is_byte_identical(vgpu: Vgpu) -> None:
     vgpu.swap("guard=true")
     done = vgpu.run("libvgpu", "remove=true")
     assert done.rc == 0 and vgpu.now() == sha(vgpu.original), done.text
-    left = vgpu.lab.ssh("lab1", "ls /etc/systemd/system | grep -c rigbook-library || true")
+    left = vgpu.lab.ssh("test1", "ls /etc/systemd/system | grep -c rigbook-library || true")
     assert left == "0"
     assert vgpu.run("libvgpu", "remove=true").counts("Swap the library") == ("1", "-", "-", "1")
 

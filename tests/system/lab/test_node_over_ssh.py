@@ -30,14 +30,14 @@ def marks(lab: Lab, host: str) -> str:
 
 
 def test_a_snapshot_writes_nothing(lab: Lab) -> None:
-    before = marks(lab, "lab1")
-    found = send(lab, "lab1", pack.inline_command("snapshot", {}))
-    assert found["identity"]["hostname"] == "lab1"
-    assert marks(lab, "lab1") == before
+    before = marks(lab, "test1")
+    found = send(lab, "test1", pack.inline_command("snapshot", {}))
+    assert found["identity"]["hostname"] == "test1"
+    assert marks(lab, "test1") == before
 
 
 def test_a_change_is_journalled_and_undone_at_the_console(lab: Lab) -> None:
-    request = {
+    request: dict[str, object] = {
         "change": {
             "id": "20261120T000000Z-trial",
             "deploy": "trial",
@@ -46,17 +46,17 @@ def test_a_change_is_journalled_and_undone_at_the_console(lab: Lab) -> None:
         },
         "steps": [{"op": "file", "path": TARGET, "content": "new\n", "mode": "0640"}],
     }
-    lab.ssh("lab1", f"echo old | sudo tee {TARGET} && sudo chmod 0600 {TARGET}")
+    lab.ssh("test1", f"echo old | sudo tee {TARGET} && sudo chmod 0600 {TARGET}")
     try:
-        done = send(lab, "lab1", *pack.install_call("apply", request))
+        done = send(lab, "test1", *pack.install_call("apply", request))
         assert done["ok"] and done["changed"]
-        assert lab.ssh("lab1", f"sudo cat {TARGET}") == "new"
-        again = send(lab, "lab1", *pack.install_call("apply", request))
+        assert lab.ssh("test1", f"sudo cat {TARGET}") == "new"
+        again = send(lab, "test1", *pack.install_call("apply", request))
         assert again["ok"] and not again["changed"]
-        status = lab.ssh("lab1", "sudo rignode status")
+        status = lab.ssh("test1", "sudo rignode status")
         assert "OPEN" in status and "rignode undo" in status
-        lab.ssh("lab1", "sudo rignode undo")
-        assert lab.ssh("lab1", f"sudo cat {TARGET} && sudo stat -c %a {TARGET}") == "old\n600"
-        assert "OPEN" not in lab.ssh("lab1", "sudo rignode status")
+        lab.ssh("test1", "sudo rignode undo")
+        assert lab.ssh("test1", f"sudo cat {TARGET} && sudo stat -c %a {TARGET}") == "old\n600"
+        assert "OPEN" not in lab.ssh("test1", "sudo rignode status")
     finally:
-        lab.ssh("lab1", f"sudo rm -f {TARGET}")
+        lab.ssh("test1", f"sudo rm -f {TARGET}")

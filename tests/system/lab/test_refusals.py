@@ -19,35 +19,35 @@ def test_serve_without_the_image_changes_nothing(lab: Lab) -> None:
 
 
 @pytest.fixture
-def without_lab2(lab: Lab) -> object:
-    """The lab with lab2 switched off."""
-    assert lab.verb("stop", "lab2").rc == 0
+def without_test2(lab: Lab) -> object:
+    """The lab with test2 switched off."""
+    assert lab.verb("stop", "test2").rc == 0
     yield lab
-    assert lab.verb("start", "lab2").rc == 0
+    assert lab.verb("start", "test2").rc == 0
 
 
-def test_one_host_off_stops_the_run_before_anything_changed(without_lab2: Lab) -> None:
-    before = without_lab2.snapshots("--limit", "lab1")
+def test_one_host_off_stops_the_run_before_anything_changed(without_test2: Lab) -> None:
+    before = without_test2.snapshots("--limit", "test1")
     for deploy in ("serve", "stop", "rollback"):
-        done = without_lab2.pyinfra(deploy)
+        done = without_test2.pyinfra(deploy)
         assert done.rc == 1
-        assert "nodes-reachable" in done.text and "lab2" in done.text, done.text
+        assert "nodes-reachable" in done.text and "test2" in done.text, done.text
         assert "Traceback" not in done.text
-    doctor = without_lab2.pyinfra("doctor")
+    doctor = without_test2.pyinfra("doctor")
     assert doctor.rc == 1 and "nodes-reachable" in doctor.text
-    assert without_lab2.snapshots("--limit", "lab1") == before
+    assert without_test2.snapshots("--limit", "test1") == before
 
 
 def test_half_a_rig_is_refused(lab: Lab) -> None:
-    done = lab.pyinfra("serve", "--limit", "lab1")
+    done = lab.pyinfra("serve", "--limit", "test1")
     assert done.rc == 1
-    assert "--limit" in done.text and "lab2" in done.text
+    assert "--limit" in done.text and "test2" in done.text
 
 
 def test_no_host_matched_is_an_error(lab: Lab) -> None:
     done = lab.pyinfra("serve", "--limit", "nosuch")
     assert done.rc == 1
-    assert "lab1, lab2" in done.text and "Traceback" not in done.text
+    assert "test1, test2" in done.text and "Traceback" not in done.text
 
 
 @pytest.mark.parametrize("device", ["down"])
@@ -63,7 +63,7 @@ def test_a_fabric_that_is_down_is_named(lab: Lab, device: str) -> None:
 
 def test_a_foreign_process_on_the_port_is_named(lab: Lab) -> None:
     lab.ssh(
-        "lab1", "nohup python3 -m http.server 29501 >/dev/null 2>&1 & echo $! > /tmp/foreign.pid"
+        "test1", "nohup python3 -m http.server 29501 >/dev/null 2>&1 & echo $! > /tmp/foreign.pid"
     )
     try:
         done = lab.pyinfra(
@@ -76,4 +76,4 @@ def test_a_foreign_process_on_the_port_is_named(lab: Lab) -> None:
         assert done.rc == 1
         assert "port-taken" in done.text and "29501" in done.text and "python3" in done.text
     finally:
-        lab.ssh("lab1", "kill $(cat /tmp/foreign.pid); rm /tmp/foreign.pid")
+        lab.ssh("test1", "kill $(cat /tmp/foreign.pid); rm /tmp/foreign.pid")

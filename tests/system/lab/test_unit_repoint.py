@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -35,14 +36,14 @@ def ghost(exec_start: str) -> str:
 
 
 def install(lab: Lab, exec_start: str) -> None:
-    """Puts the ghost on lab1, enabled, and starts it."""
-    lab.ssh("lab1", f"sudo tee {FOLDER}/{UNIT}", stdin=ghost(exec_start))
-    lab.ssh("lab1", f"sudo systemctl daemon-reload; sudo systemctl enable --now {UNIT}; sleep 1")
+    """Puts the ghost on test1, enabled, and starts it."""
+    lab.ssh("test1", f"sudo tee {FOLDER}/{UNIT}", stdin=ghost(exec_start))
+    lab.ssh("test1", f"sudo systemctl daemon-reload; sudo systemctl enable --now {UNIT}; sleep 1")
 
 
 @pytest.fixture
 def host_ghost(lab: Lab) -> Iterator[Lab]:
-    """lab1 with a unit whose program is nowhere on the host (203/EXEC)."""
+    """test1 with a unit whose program is nowhere on the host (203/EXEC)."""
     install(lab, "/workspace/vllm-head-090.sh")
     yield lab
     remove(lab)
@@ -50,28 +51,28 @@ def host_ghost(lab: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def box(lab: Lab) -> Iterator[Lab]:
-    """lab1 with a running container that holds one launch script, and not the other."""
-    lab.ssh("lab1", f"cd / && sudo tar -c {FILES} | sudo docker import - {IMAGE}")
-    lab.ssh("lab1", f"sudo docker run -d --init --name vllm_ds4 {IMAGE} sleep infinity")
+    """test1 with a running container that holds one launch script, and not the other."""
+    lab.ssh("test1", f"cd / && sudo tar -c {FILES} | sudo docker import - {IMAGE}")
+    lab.ssh("test1", f"sudo docker run -d --init --name vllm_ds4 {IMAGE} sleep infinity")
     script = "mkdir() { :; }; cd /; printf 'sleep infinity' > /vllm-head.sh"
-    lab.ssh("lab1", f"sudo docker exec vllm_ds4 bash -c {shlex.quote(script)}")
+    lab.ssh("test1", f"sudo docker exec vllm_ds4 bash -c {shlex.quote(script)}")
     yield lab
-    lab.ssh("lab1", f"sudo docker rm -f vllm_ds4; sudo docker rmi {IMAGE}")
+    lab.ssh("test1", f"sudo docker rm -f vllm_ds4; sudo docker rmi {IMAGE}")
 
 
 @pytest.fixture
 def box_ghost(box: Lab) -> Iterator[Lab]:
-    """lab1 with the seed's unit: its script lives only in a layer that is gone (127)."""
+    """test1 with the seed's unit: its script lives only in a layer that is gone (127)."""
     install(box, f"{EXEC} /vllm-head-090.sh")
     yield box
     remove(box)
 
 
 def remove(lab: Lab) -> None:
-    """Everything that a test made on lab1, its open change first."""
-    lab.ssh("lab1", "sudo rignode undo --text", check=False)
+    """Everything that a test made on test1, its open change first."""
+    lab.ssh("test1", "sudo rignode undo --text", check=False)
     lab.ssh(
-        "lab1",
+        "test1",
         f"sudo systemctl disable --now {UNIT}; sudo rm -rf {FOLDER}/{UNIT} {FOLDER}/{UNIT}.d; "
         f"sudo systemctl daemon-reload; sudo systemctl reset-failed {UNIT}; true",
     )
@@ -88,16 +89,16 @@ def dies_with(lab: Lab, status: str) -> bool:
 
 def state(lab: Lab) -> tuple[str, str]:
     """The unit's active state and the exit status of its last main process."""
-    text = lab.ssh("lab1", f"systemctl show -p ActiveState -p ExecMainStatus {UNIT}")
+    text = lab.ssh("test1", f"systemctl show -p ActiveState -p ExecMainStatus {UNIT}")
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     return values["ActiveState"], values["ExecMainStatus"]
 
 
 def tree(lab: Lab) -> str:
-    """Names, modes, owners and hashes of all unit files of the administrator's on lab1."""
+    """Names, modes, owners and hashes of all unit files of the administrator's on test1."""
     find = f"sudo find {FOLDER} -printf '%p %m %u %g %l\\n' | sort"
     hashes = f"sudo find {FOLDER} -type f -exec sha256sum {{}} + | sort"
-    return lab.ssh("lab1", f"{find}; {hashes}")
+    return lab.ssh("test1", f"{find}; {hashes}")
 
 
 def unit(lab: Lab, *data: str, yes: bool = True) -> Done:
@@ -107,8 +108,8 @@ def unit(lab: Lab, *data: str, yes: bool = True) -> Done:
 
 
 def newest(lab: Lab) -> dict[str, object]:
-    """The newest change on lab1."""
-    return lab.changes("lab1")[0]
+    """The newest change on test1."""
+    return lab.changes("test1")[0]
 
 
 def test_the_seeds_ghost_is_repointed_into_the_container_and_rolled_back(box_ghost: Lab) -> None:
@@ -130,15 +131,15 @@ def test_the_seeds_ghost_is_repointed_into_the_container_and_rolled_back(box_gho
         ("/usr/bin/docker exec no_box bash /x", "there is no container no_box"),
     ):
         content = f"[Service]\nExecStart=\nExecStart={exec_start}\n"
-        asked = {"unit": UNIT, "path": DROP_IN, "content": content}
-        (ghost,) = send(lab, "lab1", pack.inline_command("dropin", asked))["ghosts"]
+        asked: dict[str, object] = {"unit": UNIT, "path": DROP_IN, "content": content}
+        (ghost,) = send(lab, "test1", pack.inline_command("dropin", asked))["ghosts"]
         assert said in ghost
     assert tree(lab) == before
 
     done = unit(lab, script)
     assert done.rc == 0 and "COMMITTED" in done.text, done.text
     assert state(lab)[0] == "active"
-    assert lab.ssh("lab1", "pgrep -fc '^sleep infinity'", check=False) != "0"
+    assert lab.ssh("test1", "pgrep -fc '^sleep infinity'", check=False) != "0"
     again = unit(lab, script)
     assert again.rc == 0 and again.counts("Grand total")[1:3] == ("-", "-"), again.text
     change = str(newest(lab)["id"])
@@ -156,12 +157,12 @@ def test_a_ghost_of_the_host_runs_again_and_is_undone_at_the_console(host_ghost:
     done = unit(lab, SLEEP, "restart_sec=7", "environment=A=1,B=$HOME", "start_limit_burst=9")
     assert done.rc == 0, done.text
     assert state(lab)[0] == "active"
-    shown = lab.ssh("lab1", f"systemctl show -p RestartUSec,StartLimitBurst {UNIT}")
+    shown = lab.ssh("test1", f"systemctl show -p RestartUSec,StartLimitBurst {UNIT}")
     assert {"RestartUSec=7s", "StartLimitBurst=9"} == {*shown.splitlines()}
-    pid = lab.ssh("lab1", f"systemctl show -p MainPID --value {UNIT}")
-    environ = lab.ssh("lab1", f"sudo cat /proc/{pid}/environ | tr '\\0' '\\n'").splitlines()
+    pid = lab.ssh("test1", f"systemctl show -p MainPID --value {UNIT}")
+    environ = lab.ssh("test1", f"sudo cat /proc/{pid}/environ | tr '\\0' '\\n'").splitlines()
     assert {"A=1", "B=$HOME"} <= {*environ}
-    lab.ssh("lab1", f"sudo rignode undo {newest(lab)['id']} --text")
+    lab.ssh("test1", f"sudo rignode undo {newest(lab)['id']} --text")
     assert tree(lab) == before and newest(lab)["status"] == "ROLLED_BACK"
 
 
@@ -224,22 +225,22 @@ def test_node_refuses_a_bad_drop_in_and_changes_nothing(host_ghost: Lab, name: s
     text, said = BAD[name]
     lab, before = host_ghost, tree(host_ghost)
     call = pack.install_call("apply", request(text))
-    answer = lab.ssh("lab1", f"sudo -n sh -c {shlex.quote(call.line)}", False, call.stdin)
+    answer = lab.ssh("test1", f"sudo -n sh -c {shlex.quote(call.line)}", False, call.stdin)
     assert '"code":"not_valid"' in answer and said in answer, answer
-    assert tree(lab) == before and lab.ssh("lab1", "ls -d /run/rigbook-verify-*", False) == ""
+    assert tree(lab) == before and lab.ssh("test1", "ls -d /run/rigbook-verify-*", False) == ""
 
 
 def test_killed_in_the_middle_it_is_old_or_new_and_undo_brings_it_back(host_ghost: Lab) -> None:
     lab, before = host_ghost, tree(host_ghost)
     good = "[Service]\nExecStart=\nExecStart=/usr/bin/sleep infinity\n"
-    send(lab, "lab1", *pack.install_call("journal", {}))
+    send(lab, "test1", *pack.install_call("journal", {}))
     seen = set()
     for number, delay in enumerate((0.02, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0), start=1):
         killed = f"sudo timeout -s KILL {delay} rignode apply"
-        lab.ssh("lab1", killed, check=False, stdin=pack.json.dumps(request(good, number)))
-        now = lab.ssh("lab1", f"sudo cat {DROP_IN}", check=False)
+        lab.ssh("test1", killed, check=False, stdin=json.dumps(request(good, number)))
+        now = lab.ssh("test1", f"sudo cat {DROP_IN}", check=False)
         assert now in ("", good.strip())
         seen.add(now)
-        lab.ssh("lab1", "sudo rignode undo --text")
+        lab.ssh("test1", "sudo rignode undo --text")
         assert tree(lab) == before
     assert "" in seen, "no run was killed before its file was there"

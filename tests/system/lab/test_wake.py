@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.settings import LAN_BRIDGE, OPERATOR_ADDRESS
+from lab.settings import TESTS
 from tests.system.rehearsal import Lab
 
-SPACE, END, ADDRESS = "rigbook-wol", "rig-wol0", "10.88.0.99/24"
+SPACE, END, ADDRESS = "rigbook-wol", f"{TESTS.link}-wol0", "10.89.0.99/24"
 # Prints one packet to UDP port 9 as hexadecimal text, from where and how long.
 RECEIVER = """
 import socket
@@ -40,7 +40,7 @@ def segment(lab: Lab) -> Iterator[Lab]:
     ip("netns", "add", SPACE)
     try:
         ip("link", "add", END, "type", "veth", "peer", "name", "wol1", "netns", SPACE)
-        ip("link", "set", END, "master", LAN_BRIDGE, "up")
+        ip("link", "set", END, "master", TESTS.bridge, "up")
         for words in (("link", "set", "lo", "up"), ("link", "set", "wol1", "up"),
                       ("addr", "add", ADDRESS, "brd", "+", "dev", "wol1")):  # fmt: skip
             ip("-n", SPACE, *words)
@@ -74,35 +74,35 @@ def heard(child: subprocess.Popen[str]) -> tuple[str, int, bytes]:
 
 @pytest.fixture(scope="module")
 def operator(segment: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An operator's folder in which firmware has recorded lab1's card while it was up."""
+    """An operator's folder in which firmware has recorded test1's card while it was up."""
     folder = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder))
-        done = segment.pyinfra("firmware", "--data", "only=lab1")
+        done = segment.pyinfra("firmware", "--data", "only=test1")
         assert done.rc == 0, done.text
         yield folder
-        segment.ssh("lab1", f"sudo rignode undo {segment.changes('lab1')[0]['id']} --text")
+        segment.ssh("test1", f"sudo rignode undo {segment.changes('test1')[0]['id']} --text")
 
 
 @pytest.fixture
 def down(segment: Lab, operator: Path) -> Iterator[Lab]:
-    """The lab with lab1 switched off; on again afterwards."""
-    assert segment.verb("stop", "lab1").rc == 0
+    """The lab with test1 switched off; on again afterwards."""
+    assert segment.verb("stop", "test1").rc == 0
     yield segment
-    assert segment.verb("start", "lab1").rc == 0
+    assert segment.verb("start", "test1").rc == 0
 
 
 def recorded(folder: Path) -> str:
-    """lab1's card as it was recorded."""
-    text = (folder / "rigbook/machines/lab.json").read_text()
-    return str(json.loads(text)["nodes"]["lab1"]["mac"])
+    """test1's card as it was recorded."""
+    text = (folder / "rigbook/machines/tests.json").read_text()
+    return str(json.loads(text)["nodes"]["test1"]["mac"])
 
 
 def test_the_record_is_the_cards_own_address(segment: Lab, operator: Path) -> None:
-    assert recorded(operator) == segment.ssh("lab1", "cat /sys/class/net/host0/address")
+    assert recorded(operator) == segment.ssh("test1", "cat /sys/class/net/host0/address")
 
 
-@pytest.mark.parametrize("via", [(), ("--data", "via=lab2")], ids=["operator", "neighbour"])
+@pytest.mark.parametrize("via", [(), ("--data", "via=test2")], ids=["operator", "neighbour"])
 def test_a_host_that_is_down_wakes_by_the_right_102_bytes(
     down: Lab, operator: Path, via: tuple[str, ...]
 ) -> None:
@@ -114,18 +114,18 @@ def test_a_host_that_is_down_wakes_by_the_right_102_bytes(
         def power_button() -> None:
             got.append(heard(child))
             if got[0][2] == b"\xff" * 6 + mac * 16:
-                down.verb("start", "lab1")
+                down.verb("start", "test1")
 
         button = threading.Thread(target=power_button)
         button.start()
-        done = down.pyinfra("wake", "--data", "only=lab1", "--data", "budget=120", *via)
+        done = down.pyinfra("wake", "--data", "only=test1", "--data", "budget=120", *via)
         button.join()
     ((source, length, packet),) = got
     assert length == 102 and packet == b"\xff" * 6 + mac * 16
-    assert source == ("10.88.0.12" if via else OPERATOR_ADDRESS)
-    assert done.rc == 0 and "lab1 answers ssh after" in done.text, done.text
-    assert "10.88.0.255:9" in done.text
+    assert source == ("10.89.0.12" if via else TESTS.operator_address)
+    assert done.rc == 0 and "test1 answers ssh after" in done.text, done.text
+    assert "10.89.0.255:9" in done.text
     if via:
         return
-    again = down.pyinfra("wake", "--data", "only=lab1")
+    again = down.pyinfra("wake", "--data", "only=test1")
     assert again.rc == 0 and again.counts("Grand total")[1:3] == ("-", "-"), again.text

@@ -40,9 +40,9 @@ def clear(lab: Lab) -> None:
 
 @pytest.fixture
 def weights(lab: Lab) -> Iterator[Lab]:
-    """lab1 has weights, lab2 has none."""
+    """test1 has weights, test2 has none."""
     clear(lab)
-    lab.ssh("lab1", "sudo python3 -", stdin=MAKE.format(size=20 * MB))
+    lab.ssh("test1", "sudo python3 -", stdin=MAKE.format(size=20 * MB))
     yield lab
     clear(lab)
 
@@ -50,9 +50,9 @@ def weights(lab: Lab) -> Iterator[Lab]:
 def test_they_move_and_a_second_run_changes_nothing(weights: Lab) -> None:
     done = weights.pyinfra("weights")
     assert done.rc == 0 and done.counts(MOVE)[1] == "2", done.text
-    assert sums(weights, "lab2") == sums(weights, "lab1") != ""
-    assert weights.ssh("lab2", f"stat -c '%U %a' {FOLDER}/config.json") == "rig 644"
-    assert weights.changes("lab2")[0]["status"] == "COMMITTED"
+    assert sums(weights, "test2") == sums(weights, "test1") != ""
+    assert weights.ssh("test2", f"stat -c '%U %a' {FOLDER}/config.json") == "rig 644"
+    assert weights.changes("test2")[0]["status"] == "COMMITTED"
     again = weights.pyinfra("weights")
     assert again.rc == 0 and again.counts("Grand total")[1:] == ("-", "-", "5"), again.text
 
@@ -63,42 +63,42 @@ def test_a_killed_operator_leaves_no_half_file_and_the_next_run_goes_on(weights:
         m.wait_for(lambda: m.spooled(weights, folder=FOLDER) > 4 * MB)
         m.kill(started)
         m.wait_for(lambda: not m.listens(weights), 20)
-        m.wait_for(lambda: not m.at_work(weights, "lab2"), 30)
-        assert "safetensors" not in sums(weights, "lab2")
+        m.wait_for(lambda: not m.at_work(weights, "test2"), 30)
+        assert "safetensors" not in sums(weights, "test2")
         assert m.spooled(weights, folder=FOLDER) > 4 * MB
     done = weights.pyinfra("weights")
-    assert done.rc == 0 and sums(weights, "lab2") == sums(weights, "lab1"), done.text
+    assert done.rc == 0 and sums(weights, "test2") == sums(weights, "test1"), done.text
     assert m.megabytes(done.text, "came in an earlier run") > 4
-    assert weights.changes("lab2")[0]["status"] == "COMMITTED"
-    assert len(weights.changes("lab2")) == 1 or weights.changes("lab2")[1]["status"] != "OPEN"
+    assert weights.changes("test2")[0]["status"] == "COMMITTED"
+    assert len(weights.changes("test2")) == 1 or weights.changes("test2")[1]["status"] != "OPEN"
 
 
 def test_a_cut_file_is_named_and_mended_from_the_whole_one(weights: Lab) -> None:
     assert weights.pyinfra("weights").rc == 0
-    weights.ssh("lab1", f"sudo truncate -s -1000 {FOLDER}/model-00001.safetensors")
+    weights.ssh("test1", f"sudo truncate -s -1000 {FOLDER}/model-00001.safetensors")
     doctor = weights.pyinfra("doctor")
     assert "weights-cut" in doctor.text and "model-00001.safetensors" in doctor.text
-    assert "deploys/weights.py --data from=lab2" in doctor.text
+    assert "deploys/weights.py --data from=test2" in doctor.text
     done = weights.pyinfra("weights")
-    assert done.rc == 0 and sums(weights, "lab1") == sums(weights, "lab2"), done.text
+    assert done.rc == 0 and sums(weights, "test1") == sums(weights, "test2"), done.text
 
 
 def test_a_flipped_bit_is_found_by_full_hashes_and_named(weights: Lab) -> None:
     assert weights.pyinfra("weights").rc == 0
     flip = f"printf X | sudo dd of={FOLDER}/model-00002.safetensors bs=1 seek=9000000 conv=notrunc"
-    weights.ssh("lab2", flip)
+    weights.ssh("test2", flip)
     assert weights.pyinfra("weights").rc == 0, "the quick look does not read the middle of a file"
     found = weights.pyinfra("weights", "--data", "verify=true")
-    assert found.rc == 1 and "model-00002.safetensors" in found.text and "lab2" in found.text
-    mended = weights.pyinfra("weights", "--data", "from=lab1", "--data", "verify=true")
-    assert sums(weights, "lab1") == sums(weights, "lab2"), mended.text
+    assert found.rc == 1 and "model-00002.safetensors" in found.text and "test2" in found.text
+    mended = weights.pyinfra("weights", "--data", "from=test1", "--data", "verify=true")
+    assert sums(weights, "test1") == sums(weights, "test2"), mended.text
     assert weights.pyinfra("weights", "--data", "verify=true").rc == 0
 
 
 def test_a_file_too_many_stays_until_prune(weights: Lab) -> None:
     assert weights.pyinfra("weights").rc == 0
-    weights.ssh("lab2", f"sudo touch {FOLDER}/old.bin")
-    kept = weights.pyinfra("weights", "--data", "from=lab1")
-    assert "old.bin" in sums(weights, "lab2") and "prune=true deletes it" in kept.text, kept.text
-    assert weights.pyinfra("weights", "--data", "from=lab1", "--data", "prune=true").rc == 0
-    assert sums(weights, "lab2") == sums(weights, "lab1")
+    weights.ssh("test2", f"sudo touch {FOLDER}/old.bin")
+    kept = weights.pyinfra("weights", "--data", "from=test1")
+    assert "old.bin" in sums(weights, "test2") and "prune=true deletes it" in kept.text, kept.text
+    assert weights.pyinfra("weights", "--data", "from=test1", "--data", "prune=true").rc == 0
+    assert sums(weights, "test2") == sums(weights, "test1")

@@ -14,11 +14,13 @@ from tests.system.rehearsal import Lab
 
 def leftovers() -> list[str]:
     """What of the lab can be seen on this machine: links, mounts, propagate folders, loops."""
-    home = f"{settings.load().home}/"  # another lab's home may begin with the same words
+    home = f"{settings.TESTS.home}/"
+    # the user's lab stands beside and stays
+    ours = (f"{settings.TESTS.link}-", f"vb-{settings.TESTS.host}", f"vb-{settings.TESTS.tower}")
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
-    found = [line for line in links.splitlines() if line.startswith(("rig-", "vb-", "ve-", "fab"))]
+    found = [line for line in links.splitlines() if line.startswith(ours)]
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if home in line]
-    found += [str(path) for path in Path("/run/systemd/nspawn").glob("propagate/*")]
+    found += [str(path) for path in Path("/run/systemd/nspawn/propagate").glob("test*")]
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -22,7 +22,7 @@ def spark(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]
     with spark_builder(lab, tmp_path_factory.mktemp("operator")) as made:
         assert made.build("whole").rc == 0
         again = made.build("whole")
-        assert again.rc == 0 and "lab1, lab2 has them" in again.text, again.text
+        assert again.rc == 0 and "test1, test2 has them" in again.text, again.text
         yield made
 
 
@@ -45,7 +45,7 @@ def test_1_what_is_wrong_ends_it_in_one_line_and_no_tag_is_touched(
     assert done.rc == 1 and "Traceback" not in done.text, done.text
     lines = [line for line in done.text.splitlines() if "docker build: " in line]
     assert lines and all(why in line for line in lines), done.text
-    assert spark.images() == before and f"lab1 {IMAGE}" in before
+    assert spark.images() == before and f"test1 {IMAGE}" in before
     assert spark.at_work() == ""
 
 
@@ -55,7 +55,7 @@ def test_2_a_killed_operator_ends_the_build_and_no_tag_is_touched(spark: Spark) 
     spark.in_the_middle(started)
     # nobody else builds on this host meanwhile
     assert (
-        spark.lab.ssh("lab1", "sudo flock -n /run/rigbook-build.lock true || echo held") == "held"
+        spark.lab.ssh("test1", "sudo flock -n /run/rigbook-build.lock true || echo held") == "held"
     )
     m.kill(started)
     m.wait_for(lambda: spark.at_work() == "", 6)
@@ -65,16 +65,16 @@ def test_2_a_killed_operator_ends_the_build_and_no_tag_is_touched(spark: Spark) 
 def test_3_a_docker_that_restarts_leaves_the_former_image_and_the_next_run_succeeds(
     spark: Spark,
 ) -> None:
-    before, former = spark.images(), m.image_id(spark.lab, "lab2", IMAGE)
+    before, former = spark.images(), m.image_id(spark.lab, "test2", IMAGE)
     started = spark.start("slow")
     spark.in_the_middle(started)
-    spark.lab.ssh("lab1", "sudo systemctl restart docker")
+    spark.lab.ssh("test1", "sudo systemctl restart docker")
     text, _ = started.communicate(timeout=60)
     assert started.returncode == 1 and "Traceback" not in text, text
-    assert "lab1: docker build: " in text and spark.images() == before, text
+    assert "test1: docker build: " in text and spark.images() == before, text
     assert spark.at_work() == ""
     done = spark.build("slow")
     assert done.rc == 0 and done.counts(SEED)[1] == "1", done.text
-    assert m.image_id(spark.lab, "lab2", IMAGE) == m.image_id(spark.lab, "lab1", IMAGE) != former
+    assert m.image_id(spark.lab, "test2", IMAGE) == m.image_id(spark.lab, "test1", IMAGE) != former
     for host in spark.lab.hosts:
         assert m.image_id(spark.lab, host, f"rigbook-kept:{former[7:19]}") == former

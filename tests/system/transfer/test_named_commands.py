@@ -18,22 +18,22 @@ CHOSEN = "--data recipe=small-image --data recipes_dir=tests/system/lab/recipes"
 
 @pytest.fixture
 def one_sided(lab: Lab) -> Iterator[Lab]:
-    """lab1 has image and weights, lab2 has neither."""
+    """test1 has image and weights, test2 has neither."""
     w.clear(lab)
-    m.make_image(lab, "lab1", 100_000)
-    lab.ssh("lab1", "sudo python3 -", stdin=w.MAKE.format(size=100_000))
+    m.make_image(lab, "test1", 100_000)
+    lab.ssh("test1", "sudo python3 -", stdin=w.MAKE.format(size=100_000))
     yield lab
     w.clear(lab)
 
 
 def refused(lab: Lab, *codes: str) -> dict[str, str]:
-    """serve, stopped by these findings on lab2; the command that each deploy is named with."""
+    """serve, stopped by these findings on test2; the command that each deploy is named with."""
     before = lab.snapshots()
     done = lab.pyinfra("serve", *m.RECIPE)
     assert done.rc == 1 and "nothing was changed: " in done.text, done.text
     assert "Traceback" not in done.text and lab.snapshots() == before
     for code in codes:
-        assert f"block {code} [lab2]" in done.text, done.text
+        assert f"block {code} [test2]" in done.text, done.text
     return {deploy: words.split(" (or")[0] for words, deploy in MEND.findall(done.text)}
 
 
@@ -51,15 +51,15 @@ def of_image_or_weights(lab: Lab) -> list[str]:
 def test_what_is_missing_and_what_differs_is_mended_by_the_named_commands(one_sided: Lab) -> None:
     named = refused(one_sided, "image-missing", "weights-missing")
     for deploy in ("image", "weights"):
-        assert named[deploy] == f"inventory/lab.py deploys/{deploy}.py {CHOSEN} --data from=lab1"
+        assert named[deploy] == f"inventory/lab.py deploys/{deploy}.py {CHOSEN} --data from=test1"
         done = run(one_sided, named[deploy])
         assert done.rc == 0, done.text
     assert of_image_or_weights(one_sided) == []
 
-    m.make_image(one_sided, "lab2", 100_000)
-    one_sided.ssh("lab2", f"sudo sh -c 'echo {{}} >> {w.FOLDER}/config.json'")
+    m.make_image(one_sided, "test2", 100_000)
+    one_sided.ssh("test2", f"sudo sh -c 'echo {{}} >> {w.FOLDER}/config.json'")
     named = refused(one_sided, "image-differs", "weights-differ")
     for deploy in ("image", "weights"):
-        assert "--data from=lab1" in named[deploy] and run(one_sided, named[deploy]).rc == 0
+        assert "--data from=test1" in named[deploy] and run(one_sided, named[deploy]).rc == 0
     assert of_image_or_weights(one_sided) == []
-    assert w.sums(one_sided, "lab1") == w.sums(one_sided, "lab2") != ""
+    assert w.sums(one_sided, "test1") == w.sums(one_sided, "test2") != ""

@@ -25,31 +25,31 @@ open(f"{folder}/model.safetensors.index.json", "w").write(json.dumps(index))
 
 @pytest.fixture
 def weights(lab: Lab) -> Iterator[Lab]:
-    """lab1 has weights, lab2 has none."""
+    """test1 has weights, test2 has none."""
     w.clear(lab)
-    lab.ssh("lab1", "sudo python3 -", stdin=w.MAKE.format(size=20 * w.MB))
+    lab.ssh("test1", "sudo python3 -", stdin=w.MAKE.format(size=20 * w.MB))
     yield lab
     w.clear(lab)
 
 
 def test_broken_downloads_are_named_by_file_and_given_to_nobody(weights: Lab) -> None:
     """A git-lfs pointer, a cut file, another format, and a shard that the index names in vain."""
-    weights.ssh("lab1", "sudo python3 -", stdin=BREAK)
+    weights.ssh("test1", "sudo python3 -", stdin=BREAK)
     before = weights.snapshots()
-    done = weights.pyinfra("weights", "--data", "from=lab1")
+    done = weights.pyinfra("weights", "--data", "from=test1")
     assert done.rc == 1 and "Traceback" not in done.text and "nothing was changed" in done.text
     for named in (
-        "block weights-magic [lab1]",
+        "block weights-magic [test1]",
         "model-00001.safetensors is a git-lfs pointer, not the file itself",
         "model-00003.safetensors is gguf",
-        "block weights-cut [lab1]",
+        "block weights-cut [test1]",
         "model-00002.safetensors: 19995",
-        "block weights-shards-missing [lab1]",
+        "block weights-shards-missing [test1]",
         "named by the index and not there: model-00004.safetensors",
         "hf download",
     ):
         assert named in done.text, done.text
-    assert weights.snapshots() == before and w.sums(weights, "lab2") == ""
+    assert weights.snapshots() == before and w.sums(weights, "test2") == ""
 
 
 def test_a_fabric_that_is_away_is_refused_and_not_gone_around(weights: Lab) -> None:
@@ -57,7 +57,7 @@ def test_a_fabric_that_is_away_is_refused_and_not_gone_around(weights: Lab) -> N
     try:
         done = weights.pyinfra("weights")
         assert done.rc == 1 and "fabric-" in done.text and "nothing was changed" in done.text
-        assert w.sums(weights, "lab2") == ""
+        assert w.sums(weights, "test2") == ""
     finally:
         assert weights.verb("fabric", "up").rc == 0
 
@@ -66,22 +66,22 @@ def test_a_link_that_goes_and_comes_back_is_waited_for(weights: Lab) -> None:
     with m.slow_fabric(weights, 40):
         started = m.start("weights")
         m.wait_for(lambda: m.spooled(weights, folder=w.FOLDER) > 2 * w.MB)
-        weights.ssh("lab2", "sudo ip link set bond0 down; sleep 3; sudo ip link set bond0 up")
+        weights.ssh("test2", "sudo ip link set bond0 down; sleep 3; sudo ip link set bond0 up")
         out, _ = started.communicate(timeout=240)
     assert started.returncode == 0, out
-    assert w.sums(weights, "lab2") == w.sums(weights, "lab1") != ""
+    assert w.sums(weights, "test2") == w.sums(weights, "test1") != ""
 
 
 def test_a_taker_that_reboots_in_the_middle_has_no_half_file_and_goes_on(weights: Lab) -> None:
     with m.slow_fabric(weights, 40):
         started = m.start("weights")
         m.wait_for(lambda: m.spooled(weights, folder=w.FOLDER) > 4 * w.MB)
-        assert weights.verb("reboot", "lab2").rc == 0
+        assert weights.verb("reboot", "test2").rc == 0
         m.kill(started)
-        assert "safetensors" not in w.sums(weights, "lab2")
+        assert "safetensors" not in w.sums(weights, "test2")
         m.wait_for(lambda: not m.listens(weights), 30)
     assert m.spooled(weights, folder=w.FOLDER) > 4 * w.MB
     done = weights.pyinfra("weights")
-    assert done.rc == 0 and w.sums(weights, "lab2") == w.sums(weights, "lab1"), done.text
+    assert done.rc == 0 and w.sums(weights, "test2") == w.sums(weights, "test1"), done.text
     assert m.megabytes(done.text, "came in an earlier run") > 4
-    assert weights.changes("lab2")[0]["status"] == "COMMITTED"
+    assert weights.changes("test2")[0]["status"] == "COMMITTED"

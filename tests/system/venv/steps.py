@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from facts.endpoint.completion import Endpoint, ask
 from tests.system.rehearsal import PYINFRA, ROOT, Done, Lab
 
 INVENTORY = "inventory/labtower.py"
-NAME = "tower1"
 VENV = "/opt/engine/venv"
 UNIT = "rigbook-engine.service"
 
@@ -22,9 +22,14 @@ class Tower(Lab):
     """The lab's tower."""
 
     @property
+    def name(self) -> str:
+        """Its host name."""
+        return next(host.name for host in self.hosts.values() if host.is_tower)
+
+    @property
     def endpoint(self) -> Endpoint:
         """Where its engine answers."""
-        return Endpoint(f"http://{self.hosts[NAME].address}:8000", "tiny")
+        return Endpoint(f"http://{self.hosts[self.name].address}:8000", "tiny")
 
     def deploy(self, deploy: str, *arguments: str, yes: bool = True) -> Done:
         """Runs a deploy against the tower alone, whatever else is in the lab."""
@@ -32,11 +37,11 @@ class Tower(Lab):
 
     def on(self, command: str, check: bool = True) -> str:
         """A shell command on the tower as the login user; its standard output."""
-        return self.ssh(NAME, command, check=check)
+        return self.ssh(self.name, command, check=check)
 
     def values(self, *names: str) -> list[str]:
         """Values of properties of the engine's unit."""
-        return self.unit(NAME, *names)
+        return self.unit(self.name, *names)
 
     def main_pid(self) -> str:
         """The engine's main process."""
@@ -47,9 +52,9 @@ class Tower(Lab):
         of the lab shares."""
         return int(self.values("ExecMainStartTimestampMonotonic")[0]) / 1e6
 
-    def newest(self) -> dict[str, object]:
+    def newest(self) -> dict[str, Any]:
         """The newest change of its journal."""
-        return self.changes(NAME)[0]
+        return self.changes(self.name)[0]
 
     def infra(self) -> Done:
         """tests/infra against the tower."""
@@ -61,7 +66,7 @@ class Tower(Lab):
 
     def killed_operator(self, deploy: str, *arguments: str, budget_s: float = 900) -> str:
         """The id of a change whose operator was killed -9 once the engine had been started."""
-        known = {str(change["id"]) for change in self.changes(NAME)}
+        known = {str(change["id"]) for change in self.changes(self.name)}
         process = subprocess.Popen(
             [str(PYINFRA), INVENTORY, f"deploys/{deploy}.py", *arguments, "-y"],
             cwd=ROOT,
@@ -74,7 +79,7 @@ class Tower(Lab):
             newest = self.newest()
             return str(newest["id"]) not in known and any(
                 step["op"] == "unit" and step["active"] == "start"
-                for step in newest["steps"]  # type: ignore[attr-defined]
+                for step in newest["steps"]
             )
 
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from facts.endpoint.completion import ask
-from tests.system.venv.steps import NAME, UNIT, VENV, Tower, unchanged
+from tests.system.venv.steps import UNIT, VENV, Tower, unchanged
 
 
 def test_serve_from_nothing_is_proven(serving: Tower) -> None:
@@ -58,4 +58,4 @@ def test_doctor_is_silent_and_verify_agrees(serving: Tower) -> None:
 def test_infra_is_green(serving: Tower) -> None:
     done = serving.infra()
     assert done.rc == 0, done.text
-    assert "passed" in done.text and NAME in done.text
+    assert "passed" in done.text and serving.name in done.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.system.venv.steps import NAME, UNIT, VENV, Tower, unchanged, wait_until
+from tests.system.venv.steps import UNIT, VENV, Tower, unchanged, wait_until
 
 
 def test_a_killed_engine_comes_back_by_itself_and_leaves_no_orphan(serving: Tower) -> None:
@@ -30,13 +30,13 @@ def test_a_deleted_entry_point_is_named_and_pip_brings_it_back(serving: Tower) -
     assert done.rc == 1
     rows = json.loads(done.text[done.text.index("[\n") : done.text.rindex("]") + 1])
     first = rows[0]
-    assert (first["code"], first["node"]) == ("venv-entry-missing", NAME)
+    assert (first["code"], first["node"]) == ("venv-entry-missing", serving.name)
     assert "127" in first["summary"] and f"{VENV}s/0.32.0/bin/vllm" in first["evidence"]
-    assert f"engine-down@{NAME}" in first["explains"]
+    assert f"engine-down@{serving.name}" in first["explains"]
     refused = serving.deploy("serve")
     assert refused.rc == 1 and "venv-entry-missing" in refused.text
     # The remedy as it is written, behind the words that say where to type it.
-    serving.on(first["remedy"].split(f"on {NAME}: ")[1])
+    serving.on(first["remedy"].split(f"on {serving.name}: ")[1])
     assert serving.deploy("serve").rc == 0
     assert serving.answers()
 

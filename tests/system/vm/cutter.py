@@ -17,26 +17,30 @@ from node.kernel import boot_flush, grub_step
 COMMIT_S = 7  # ext4 commits every five
 
 
-def here(seconds=0):
+def here(seconds: float = 0) -> None:
     """Tells the test by the serial console, and waits for the cut."""
     time.sleep(seconds)
     Path("/dev/ttyS0").write_text("\nCUT THE POWER\n")
     time.sleep(3600)
 
 
-def put(folder, name, raw, mode, real=grub_step._put):
+real_put, real_flush = grub_step._put, boot_flush.flush
+
+
+def put(folder: str, name: str, raw: bytes, mode: int) -> None:
     """grub_step's, that stops before grub.cfg."""
     if name == "grub.cfg" and point == "grubenv":
         here()
-    real(folder, name, raw, mode)
+    real_put(folder, name, raw, mode)
 
 
-def flush(folder, real=boot_flush.flush):
+def flush(folder: str) -> bool:
     """bootsync's, that stops before or after itself."""
     if point in ("renamed", "settled"):
         here(COMMIT_S if point == "settled" else 0)
-    real(folder)
+    done = real_flush(folder)
     here()
+    return done
 
 
 point = sys.argv[2]

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     """Every POST is a chat, every GET the list of models."""
 
-    def _say(self, document):
+    def _say(self, document: object) -> None:
         raw = json.dumps(document).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -15,11 +15,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(raw)
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         """The list of models."""
         self._say({"object": "list", "data": [{"id": "solo", "object": "model"}]})
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         """A completion with content."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         message = {"role": "assistant", "content": "stand-in"}

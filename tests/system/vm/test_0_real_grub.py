@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,6 +15,7 @@ from facts.rignode import pack
 from lab.vm import disk as vm_disk
 from lab.vm import root
 from schema.observed.kernel import KernelFacts
+from schema.observed.snapshot import Unreadable
 from schema.render.kernel_files import GRUB_DIR, GRUB_PATH, pin_documents
 
 STATE = (
@@ -22,6 +23,15 @@ STATE = (
     "apt-mark showhold; ls -a /boot/grub /etc/default /etc/apt/apt.conf.d; "
     "sha256sum /etc/default/grub"
 )
+
+
+Section = TypeVar("Section")
+
+
+def read(section: Section | Unreadable) -> Section:
+    """A section that must be readable."""
+    assert not isinstance(section, Unreadable), section
+    return section
 
 
 class Tree:
@@ -64,13 +74,13 @@ class Tree:
 
     def boots(self) -> tuple[str | None, str | None]:
         """(next, default) kernel."""
-        grub = self.facts().grub
-        return grub.next.kernel, grub.default.kernel  # type: ignore[union-attr]
+        grub = read(self.facts().grub)
+        return grub.next.kernel, grub.default.kernel
 
     def pin(self, release: str, again: bool = False) -> dict[str, Any]:
         """The steps of deploys/kernel.py, as one change; `again`: in the change that is open."""
         self.changes += not again
-        packages = self.facts().apt.pinning[release]  # type: ignore[union-attr]
+        packages = read(self.facts().apt).pinning[release]
         steps: list[dict[str, Any]] = []
         if not (self.path / GRUB_DIR[1:]).exists():
             steps.append({"op": "directory", "path": GRUB_DIR, "mode": "0755"})
@@ -118,8 +128,9 @@ def test_apt_stages_a_kernel_the_pin_holds_and_undo_restores_all(tree: Tree) -> 
     tree.must(root.UPGRADE)
     facts = tree.facts()
     assert tree.boots() == (staged, staged)
-    modules = {k.release: k.module for k in facts.kernels}  # type: ignore[union-attr]
-    assert modules[staged] is None and modules[good].version == root.DRIVER  # type: ignore[union-attr]
+    modules = {k.release: k.module for k in read(facts.kernels)}
+    driver = modules[good]
+    assert modules[staged] is None and driver and driver.version == root.DRIVER
     evening = tree.must(STATE)
     assert tree.pin(good)["changed"]
     assert tree.boots() == (good, good)
@@ -142,7 +153,7 @@ def test_apt_stages_a_kernel_the_pin_holds_and_undo_restores_all(tree: Tree) -> 
     # the pinned kernel is removed behind our back: GRUB would take the first entry
     tree.must(f"rm /boot/vmlinuz-{good} /boot/initrd.img-{good}; update-grub 2>&1")
     facts = tree.facts()
-    assert facts.grub.default.how == "first"  # type: ignore[union-attr]
+    assert read(facts.grub).default.how == "first"
     assert tree.boots() == (staged, staged)
     assert tree.node("undo", {"change": f"change-{tree.changes}"})["ok"]
     assert tree.boots() == (staged, staged) and evening

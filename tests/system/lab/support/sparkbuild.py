@@ -28,7 +28,7 @@ OTHER = diff("a\nb\nc\n", "a\nB\nc\n", "vllm/__init__.py")
 
 
 class Spark:
-    """An operator with a project of his own, and the base on lab1."""
+    """An operator with a project of his own, and the base on test1."""
 
     def __init__(self, lab: Lab, project: Path, commits: dict[str, str]) -> None:
         self.lab, self.project, self.commits = lab, project, commits
@@ -81,15 +81,15 @@ class Spark:
         m.wait_for(lambda: "steps.sh deepgemm" in self.at_work() or started.poll() is not None)
         assert started.poll() is None, started.communicate()[0]
 
-    def file(self, path: str, host: str = "lab2") -> str:
+    def file(self, path: str, host: str = "test2") -> str:
         """A file of the image on a host, read without running it."""
         take = f"id=$(sudo docker create {IMAGE} none); sudo docker cp $id:{path} - | tar -xO; "
         return self.lab.ssh(host, f"{take} sudo docker rm $id >/dev/null")
 
     def at_work(self) -> str:
-        """What of a build is there on lab1: containers in any state, and processes."""
+        """What of a build is there on test1: containers in any state, and processes."""
         return self.lab.ssh(
-            "lab1", "sudo docker ps -aq; pgrep -af '[d]ocker build|steps[.]sh' || true"
+            "test1", "sudo docker ps -aq; pgrep -af '[d]ocker build|steps[.]sh' || true"
         )
 
     def images(self) -> list[str]:
@@ -101,9 +101,9 @@ class Spark:
 
 @contextmanager
 def spark_builder(lab: Lab, folder: Path) -> Iterator[Spark]:
-    """The base on lab1, and no image of it on either host; `folder` is the operator's."""
+    """The base on test1, and no image of it on either host; `folder` is the operator's."""
     raw, commits = sparkbase.tree(folder / "base")
-    put(lab, "lab1", raw, f'docker import -c "WORKDIR /workspace/vllm" - {BASE}')
+    put(lab, "test1", raw, f'docker import -c "WORKDIR /workspace/vllm" - {BASE}')
     project = folder / "project"
     shutil.copytree(
         ROOT, project, ignore=shutil.ignore_patterns(".*", "__pycache__", "docs", "tests")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -159,10 +160,12 @@ def test_a_rank_that_never_joined_is_restarted(host: Host) -> None:
     with closing(made.listener), closing(made.client), closing(made.accepted):
         made.client.close()
         made.accepted.close()
-        made.unit(since_s=89)
+        # a look takes its own time, more of it on a machine that has much else to do
+        made.unit(since_s=30)
         assert made.look() == ""
         made.unit(since_s=91)
-        assert "127.0.0.2 never joined in 91 s (allowed: 90 s)" in made.look()
+        said = re.search(r"127.0.0.2 never joined in (\d+) s \(allowed: 90 s\)", made.look())
+        assert said and int(said[1]) >= 91
     assert made.restarts() == RESTART
 
 
@@ -173,7 +176,7 @@ def test_a_damaged_state_is_started_anew(joined: Pair) -> None:
 
 def test_a_start_that_lasted_is_not_counted_any_more(joined: Pair) -> None:
     """Once, after a quarter of an hour as a whole pair: deaths hours apart are no crash loop."""
-    joined.unit(since_s=899)
+    joined.unit(since_s=800)
     joined.look()
     assert joined.restarts() == []
     joined.unit(since_s=901)

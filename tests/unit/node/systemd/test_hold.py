@@ -9,7 +9,7 @@ import pytest
 from node.change import undo
 from node.core.errors import NodeError
 from node.engine import before_start, held_stopped, memory_need
-from node.engine.memory_need import Short
+from node.engine.memory_need import Shortage
 from tests.unit.node.support.enginefile import UNIT, engine_file
 from tests.unit.node.support.host import Host, change, file_step
 
@@ -33,7 +33,7 @@ class Look:
         monkeypatch.setattr(
             before_start, "orphans", lambda _: self.note("orphans", ["ended pid 7"])
         )
-        monkeypatch.setattr(memory_need, "short", lambda _: self.note("memory", None))
+        monkeypatch.setattr(memory_need, "shortage", lambda _: self.note("memory", None))
 
     def note(self, what: str, answer: object) -> object:
         """Notes a part, and whether the unit was held then."""
@@ -82,7 +82,9 @@ def test_a_way_that_is_not_free_is_told_and_the_files_go_back_all_the_same(
         raise NodeError("refused: port 8000 is held by pid 9 (python3, no unit)", "orphans")
 
     monkeypatch.setattr(before_start, "orphans", foreign)
-    monkeypatch.setattr(memory_need, "short", lambda _: Short("1.00 GiB available, 3 needed", 3))
+    monkeypatch.setattr(
+        memory_need, "shortage", lambda _: Shortage("1.00 GiB available, 3 needed", 3)
+    )
     answer = undo.undo({})
     assert answer["status"] == "ROLLED_BACK"
     told = [row["detail"] for row in answer["steps"] if row["op"] == "clear"]

@@ -134,8 +134,8 @@ def tree(folder: Path) -> tuple[bytes, dict[str, str]]:
         programs = [f"/usr/bin/{name}" for name in PROGRAMS]
         dynamic = Path("/usr/lib/python3.11/lib-dynload").glob("*.so")
         needed = {library for one in (*programs, *map(str, dynamic)) for library in libraries(one)}
-        for path in (*programs, *sorted(needed)):
-            tar.add(os.path.realpath(path), path.lstrip("/"))
+        for file in (*programs, *sorted(needed)):
+            tar.add(os.path.realpath(file), file.lstrip("/"))
         for name in GIT_CORE:
             tar.add(f"/usr/lib/git-core/{name}", f"usr/lib/git-core/{name}")
         tar.add("/usr/lib/python3.11", "usr/lib/python3.11",

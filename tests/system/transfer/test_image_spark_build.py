@@ -1,6 +1,4 @@
-"""templates/image/vllm-spark built for real; tests/system/transfer/test_image_spark.py: what ends
-that.
-"""
+"""templates/image/vllm-spark built for real; test_image_spark.py beside this: what ends that."""
 
 from __future__ import annotations
 
@@ -48,12 +46,12 @@ def test_1_it_is_built_whole_once_and_says_what_it_holds(spark: Spark) -> None:
 
 def test_2_a_patch_that_does_not_fit_ends_it_and_no_tag_is_touched(spark: Spark) -> None:
     """Also where a patch behind it fits: half of the patches is not what anybody asked for."""
-    before, former = spark.images(), m.image_id(spark.lab, "lab1", IMAGE)
+    before, former = spark.images(), m.image_id(spark.lab, "test1", IMAGE)
     done = spark.build("whole", {"0-other.patch": OTHER, **FIX})
     assert done.rc == 1 and "Traceback" not in done.text, done.text
     assert (
-        "lab1: docker build: patch 0-other.patch does not apply to the vLLM in "
+        "test1: docker build: patch 0-other.patch does not apply to the vLLM in "
         "/usr/local/lib/python3.11/dist-packages: error: patch failed: vllm/__init__.py:1"
     ) in done.text, done.text
-    assert spark.images() == before and m.image_id(spark.lab, "lab1", IMAGE) == former
+    assert spark.images() == before and m.image_id(spark.lab, "test1", IMAGE) == former
     assert spark.at_work() == ""
