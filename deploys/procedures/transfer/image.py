@@ -24,7 +24,8 @@ from operations.transfer.transfer import Transfer, Way
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import ImageData, TransferData
-from schema.observed.snapshot import Docker, Image, NodeSnapshot
+from schema.observed.docker import Docker, Image
+from schema.observed.snapshot import NodeSnapshot
 from schema.render.image_build import Context, context
 
 Waivers = tuple[tuple[str, str], ...]

@@ -21,7 +21,8 @@ from operations.transfer.transfer import Transfer
 from operations.transfer.weights import differences
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import WeightsData
-from schema.observed.snapshot import NodeSnapshot, Weights
+from schema.observed.files import Weights
+from schema.observed.snapshot import NodeSnapshot
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.desired.plan import Plan
 from schema.observed.pip_report import VenvWheels, parse
-from schema.observed.snapshot import FileState, NodeSnapshot
+from schema.observed.files import FileState
+from schema.observed.snapshot import NodeSnapshot
 from schema.observed.venv_versions import VenvPlace, VenvPrunePlan, same_version
 
 MIB = 1 << 20

@@ -9,7 +9,8 @@ import pytest
 
 from gates.weights.weights import weights_cut
 from schema.desired.plan import Plan
-from schema.observed.snapshot import NodeSnapshot, WeightsFile
+from schema.observed.files import WeightsFile
+from schema.observed.snapshot import NodeSnapshot
 from schema.recipe.recipe import ImageBuild
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import snapshots as f

@@ -12,7 +12,9 @@ from gates.doctor.examine import DOCTOR, examine
 from gates.doctor.rank import Finding
 from gates.gate_sets import check
 from schema.desired.plan import UNIT, Plan
-from schema.observed.snapshot import GhostFile, Override, ShmSegment, Unreadable
+from schema.observed.machine import ShmSegment
+from schema.observed.snapshot import Unreadable
+from schema.observed.units import GhostFile, Override
 from schema.render.engine_files import SCRIPT_PATH
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import host_parts as h

@@ -14,7 +14,7 @@ from gates.doctor.causes import CAUSES
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding, explain
 from schema.observed.endpoint_probe import Probe
-from schema.observed.snapshot import GhostFile
+from schema.observed.units import GhostFile
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import snapshots as f
 from tests.unit.builders.spark_rig import spark_plan

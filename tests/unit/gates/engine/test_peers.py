@@ -9,7 +9,7 @@ import pytest
 from gates.core.check import GIB
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
-from schema.observed.snapshot import Connection
+from schema.observed.network import Connection
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import snapshots as f

@@ -13,7 +13,8 @@ from gates.core.violation import Violation
 from gates.gpu.driver import gpus_needed
 from gates.gpu.memory import memory_enough
 from schema.desired.plan import Plan
-from schema.observed.snapshot import ComputeProcess, NodeSnapshot
+from schema.observed.machine import ComputeProcess
+from schema.observed.snapshot import NodeSnapshot
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import snapshots as f
 from tests.unit.builders import tower_rig as tower

@@ -15,8 +15,9 @@ from gates.gate_sets import check
 from gates.kernel import next_boot
 from gates.kernel.pin import bootable_once, pinnable
 from schema.desired.plan import Plan
+from schema.observed.files import FileState
 from schema.observed.kernel import GrubDefault, KernelFacts
-from schema.observed.snapshot import FileState, Unreadable
+from schema.observed.snapshot import Unreadable
 from schema.render.kernel_files import pin_documents
 from tests.unit.builders import kernel_parts as k
 from tests.unit.builders import snapshots as f
