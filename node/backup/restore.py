@@ -16,7 +16,7 @@ from node.change.tree_step import TreeKind
 from node.change.work_folder_step import WorkFolderKind
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import UNDONE
+from node.core.step_state import UNDONE
 from node.engine import held_stopped
 
 

@@ -8,7 +8,7 @@ import time
 
 from node.core import proc, validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import INTENT, UNKNOWN, subject
+from node.core.step_state import INTENT, UNKNOWN, subject
 from node.files import atomic, host_lock, state_dir
 
 FORMAT = 1

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from node.change import journal, kinds
 from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import INTENT, Steps
+from node.core.step_kind import Steps
+from node.core.step_state import INTENT
 from node.files.host_lock import Lock
 
 

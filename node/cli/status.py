@@ -20,7 +20,7 @@ def collect() -> Json:
     seen: Json = journal.summary_section()
     names: set[str] = set()
     for change in journal.read_all()[0][:20]:
-        names.update(row["unit"] for row in change["steps"] if row.get("op") == "unit")
+        names.update(row["unit"] for row in change["steps"] if "unit" in row)
     units: list[Json] = []
     for name in sorted(names):
         try:

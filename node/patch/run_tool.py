@@ -9,7 +9,7 @@ from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.run import Done
 from node.core.run_as_owner import Owner
-from node.core.step_kind import DONE, FAILED
+from node.core.step_state import DONE, FAILED
 from node.patch import inspect
 from node.patch.tool_step import ToolKind, file_rows
 from node.venv.pip_plan import masked

@@ -19,7 +19,8 @@ from node.backup import store, unpack
 from node.venv import install as installing
 from node.venv import versions as place
 from node.core.errors import Json, NodeError
-from node.core.step_kind import FAILED, Steps
+from node.core.step_kind import Steps
+from node.core.step_state import FAILED
 from node.core.run_as_owner import Owner
 
 
