@@ -127,11 +127,15 @@ def load(runtimes: Collection[Runtime] = INSTALLED) -> Plan:
                 runbook_data(),
             )
         except SpecError as error:
-            # What --data says is the same for every host: one line for all of them.
-            lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
-            raise DeployError("\n".join(dict.fromkeys(lines))) from None
+            raise _refused(error) from None
 
     return once("plan", make)
+
+
+def _refused(error: SpecError) -> DeployError:
+    """What --data says is the same for every host: one line for all of them."""
+    lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
+    return DeployError("\n".join(dict.fromkeys(lines)))
 
 
 def runbook_data() -> type[HostData]:
@@ -150,7 +154,7 @@ def operator_data(kind: type[HostData] = HostData) -> HostData:
     try:
         found = host_data(host.name, merged, sources, runbook_data())
     except SpecError as error:
-        raise DeployError(str(error)) from None
+        raise _refused(error) from None
     assert isinstance(found, kind), f"{type(found).__name__} is no {kind.__name__}"
     return found
 

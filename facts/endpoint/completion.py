@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import httpx
+from node.rules import completion as rules
 
 # The environment variable on the operator's machine that holds the endpoint's key, if it has one.
 KEY_VARIABLE = "RIGBOOK_API_KEY"
-PROMPT = "Say hello."
-# Few: it proves that the engine answers, not what it knows. A reasoning model thinks first.
-MAX_TOKENS = 8
-MAX_TOKENS_REASONING = 512
-# Statuses that mean "not yet" while an engine loads or is busy; 500 means broken (sparkrun).
-RETRY_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 
 
 @dataclass(frozen=True)
@@ -52,14 +45,6 @@ class Answer:
 
 def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     """One real chat completion: ok when it has content (and reasoning where that is expected)."""
-    body: dict[str, Any] = {
-        "model": endpoint.model,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": MAX_TOKENS_REASONING if endpoint.reasoning else MAX_TOKENS,
-        "temperature": 0,
-    }
-    if endpoint.chat_template_kwargs:
-        body["chat_template_kwargs"] = dict(endpoint.chat_template_kwargs)
     # Here, not above: it takes 0.1 s, which a caller that waits for a host has to spare.
     import httpx
 
@@ -67,7 +52,9 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     try:
         response = httpx.post(
             url,
-            json=body,
+            json=rules.question(
+                endpoint.model, endpoint.reasoning, dict(endpoint.chat_template_kwargs)
+            ),
             headers=key_headers(),
             timeout=httpx.Timeout(timeout_s, connect=3.0),
             trust_env=False,
@@ -75,52 +62,20 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     except httpx.HTTPError as error:
         late = isinstance(error, httpx.ReadTimeout)
         return Answer(False, f"{url}: {type(error).__name__}: {error}".rstrip(": "), late=late)
-    if response.status_code == 401:
-        wants = f"401: the engine lives and wants a key; set {KEY_VARIABLE} to it"
-        return Answer(False, f"{url}: {wants}", final=True, alive=True)
     if response.status_code != 200:
-        final = response.status_code not in RETRY_STATUSES
-        return Answer(False, f"{url}: HTTP {response.status_code}: {response.text[:200]}", final)
-    return _read(response, endpoint)
+        reply = rules.refused(response.status_code, response.text)
+        more = f"; set {KEY_VARIABLE} to it" if reply.wants_key else ""
+        return Answer(False, f"{url}: {reply.detail}{more}", reply.final, reply.wants_key)
+    reply = rules.judge(response.content, endpoint.reasoning)
+    seconds = response.elapsed.total_seconds()
+    said = f"{reply.detail} in {seconds:.1f} s" if reply.ok else reply.detail
+    return Answer(reply.ok, said, reply.final, text=reply.text, model=reply.model, seconds=seconds)
 
 
 def key_headers() -> dict[str, str]:
     """The operator's key for the endpoint, where there is one; never in argv or data."""
     key = os.environ.get(KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _read(response: httpx.Response, endpoint: Endpoint) -> Answer:
-    try:
-        document = response.json()
-        choice = document["choices"][0]
-        message = choice["message"]
-        text = message.get("content") or ""
-        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-        model = str(document.get("model", ""))
-        if not isinstance(text, str) or not isinstance(reasoning, str):
-            raise TypeError("content is not text")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return Answer(False, f"HTTP 200 without a completion: {response.text[:200]!r}", final=True)
-    seconds = response.elapsed.total_seconds()
-    if endpoint.reasoning and reasoning.strip() and choice.get("finish_reason") == "length":
-        # It thought until its tokens were used up: an answer, as for the unit
-        # (node/engine/completion.py).
-        said = f"{len(reasoning)} characters of thought in {seconds:.1f} s"
-        return Answer(True, said, text=text, model=model, seconds=seconds)
-    if not text.strip():
-        return Answer(False, "the completion is empty", final=True, model=model, seconds=seconds)
-    if endpoint.reasoning and not reasoning.strip():
-        return Answer(
-            False,
-            "the reasoning field is empty; the recipe expects it",
-            final=True,
-            text=text,
-            model=model,
-            seconds=seconds,
-        )
-    said = f"{len(text)} characters in {seconds:.1f} s"
-    return Answer(True, said, text=text, model=model, seconds=seconds)
 
 
 def metric_names(endpoint: Endpoint, timeout_s: float = 10.0) -> set[str]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from facts.endpoint.completion import PROMPT, Endpoint, key_headers
+from facts.endpoint.completion import Endpoint, key_headers
+from node.rules.completion import PROMPT
 from schema.observed.endpoint_probe import Failure, Probe
 
 # A token or two of content or of reasoning; a long answer would only cost time.

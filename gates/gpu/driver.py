@@ -9,7 +9,7 @@ from gates.core.check import Observed, gather, known, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Gpus, NodeSnapshot
 
 

@@ -10,8 +10,9 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import is_up
 from gates.gpu.driver import gpus_needed
+from node.rules.memory_need import is_assigned, share_of
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Gpu, Memory, NodeSnapshot
 from schema.render.start_budget import devices
 
@@ -58,18 +59,11 @@ def memory_enough(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
         yield from _system(plan, node, known(snapshot.memory, "memory"), need)
         return
     chosen = devices(plan.recipe, plan.specs[node.name])
-    gpus = [gpu for gpu in known(snapshot.gpus, "gpus").gpus if _is_given(gpu, chosen)]
+    gpus = [
+        gpu for gpu in known(snapshot.gpus, "gpus").gpus if is_assigned(gpu.index, gpu.uuid, chosen)
+    ]
     for gpu in sorted(gpus, key=lambda gpu: gpu.index)[: gpus_needed(plan, node)]:
         yield from _discrete(plan, node, gpu, snapshot)
-
-
-def _is_given(gpu: Gpu, chosen: tuple[str, ...] | None) -> bool:
-    """Whether the engine gets this GPU; a UUID may be cut short, as CUDA allows."""
-    if chosen is None:
-        return True
-    return any(
-        one == str(gpu.index) or (one[:1].isalpha() and gpu.uuid.startswith(one)) for one in chosen
-    )
 
 
 def system_need(plan: Plan, node: Node, snapshot: NodeSnapshot) -> int | None:
@@ -80,7 +74,7 @@ def system_need(plan: Plan, node: Node, snapshot: NodeSnapshot) -> int | None:
     if not plan.recipe.expect.needs_nvidia:
         return _cpu_need(plan, node)
     if any(gpu.unified_memory for gpu in known(snapshot.gpus, "gpus").gpus):
-        return ceil(known(snapshot.memory, "memory").total * utilization(plan, node))
+        return share_of(known(snapshot.memory, "memory").total, utilization(plan, node))
     return None
 
 
@@ -126,7 +120,7 @@ def _discrete(plan: Plan, node: Node, gpu: Gpu, snapshot: NodeSnapshot) -> Itera
             unknown=True,
         )
         return
-    need = ceil(gpu.memory_total_mib * share)
+    need = share_of(gpu.memory_total_mib, share)
     if gpu.memory_free_mib >= need:
         return
     holders = known(snapshot.gpus, "gpus").processes

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from gates.core.check import Observed, known, pyinfra, reached
+from node.rules import magic
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable, Weights, WeightsFile
 
 SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
-MAX_HEADER = 100_000_000
-POINTER = "a git-lfs pointer, not the file itself"
 # what lies beside weights for people; no engine opens it
 UNREAD = (".md", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".pdf")
 
 
-def format_of(magic: str) -> str:
-    """The format that a file's first 16 bytes (hex) tell.
-
-    safetensors: 8 bytes little-endian length of a JSON header, then `{`; its loader refuses a
-    header over 100 MB. A clone without git-lfs leaves text pointers of 130 bytes.
-    """
-    head = bytes.fromhex(magic)
-    if head.startswith(b"GGUF"):
-        return "gguf"
-    if head.startswith(b"version https://"):
-        return POINTER
-    if head.startswith(b"PK\x03\x04"):
-        return "a PyTorch zip"
-    length = int.from_bytes(head[:8], "little")
-    if len(head) > 8 and 2 <= length <= MAX_HEADER and head[8:9] == b"{":
-        return "safetensors"
-    if not head.strip(b"\0"):
-        return "empty or zeroes, as an unfinished download leaves it"
-    return f"unknown (starts with {head[:8].hex()})"
+def format_of(file: WeightsFile) -> str:
+    """The format that a file's first bytes tell."""
+    return magic.format_of(bytes.fromhex(file.magic))
 
 
 def weights_of(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Weights | None:
@@ -74,7 +57,7 @@ def sound(plan: Plan, weights: Weights) -> bool:
         weights.missing_shards
         or pointers(weights)
         or (shards is not None and len(files) < shards)
-        or any(format_of(f.magic) != plan.recipe.weights.format or cut(f) for f in files)
+        or any(format_of(f) != plan.recipe.weights.format or cut(f) for f in files)
     )
 
 
@@ -86,7 +69,7 @@ def cut(file: WeightsFile) -> bool:
     if file.header_says is None:
         return file.broken is not None
     short = file.size < file.header_says
-    return short or (file.size > file.header_says and format_of(file.magic) != "gguf")
+    return short or (file.size > file.header_says and format_of(file) != "gguf")
 
 
 def pointers(weights: Weights) -> list[WeightsFile]:
@@ -94,7 +77,7 @@ def pointers(weights: Weights) -> list[WeightsFile]:
     return [
         f
         for f in weights.files
-        if format_of(f.magic) == POINTER
+        if format_of(f) == magic.POINTER
         and not f.name.startswith(".")
         and not f.name.lower().endswith(UNREAD)
     ]

@@ -11,7 +11,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.weights.files import copy, cut, fetch, format_of, pointers, sound, tensors, weights_of
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Weights, WeightsFile
 
 __all__ = ["GATES", "copy", "cut", "fetch", "format_of", "sound", "tensors", "weights_of"]
@@ -60,9 +60,9 @@ def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
     weights = weights_of(plan, node, snapshot)
     wanted = plan.recipe.weights.format
     files = tensors(plan, weights) if weights else []
-    bad = [f for f in files if format_of(f.magic) != wanted]
+    bad = [f for f in files if format_of(f) != wanted]
     others = [f for f in (pointers(weights) if weights else []) if f not in bad]
-    wrong = [f"{f.name} is {format_of(f.magic)}" for f in (*bad, *others)]
+    wrong = [f"{f.name} is {format_of(f)}" for f in (*bad, *others)]
     if wrong:
         yield violation(
             "weights-magic",

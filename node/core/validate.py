@@ -11,19 +11,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from node.core.errors import Json, NodeError
+from node.rules.patterns import DEVICE, DIGEST, IMAGE, SHA256
 
 ID = re.compile(r"^[0-9A-Za-z][0-9A-Za-z._-]{5,80}$")
 _UNIT = re.compile(
     r"^[A-Za-z0-9_][A-Za-z0-9:_.\\@-]{0,200}\.(service|socket|timer|target|mount|path|slice)$"
 )
 _SYSCTL = re.compile(r"^[a-z0-9_]+([./][A-Za-z0-9_:-]+)+$")
-_IMAGE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}$")
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$")
-_DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,14}$")
-_SHA256 = re.compile(r"^[0-9a-f]{64}$")
 _RELEASE = re.compile(r"^[0-9][A-Za-z0-9.+~_-]{0,100}$")
 _MODE = re.compile(r"^[0-7]{3,4}$")
-_DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 MAX_CONTENT = 32 << 20
 
 
@@ -90,7 +87,7 @@ def unit(value: Any, where: str) -> str:
 
 def image(value: Any, where: str) -> str:
     """Gives an image reference."""
-    return _matching(value, where, _IMAGE, "an image reference")
+    return _matching(value, where, IMAGE, "an image reference")
 
 
 def sysctl(value: Any, where: str) -> str:
@@ -100,7 +97,7 @@ def sysctl(value: Any, where: str) -> str:
 
 def device(value: Any, where: str) -> str:
     """Gives a network device name (at most 15 characters, like the kernel's)."""
-    return _matching(value, where, _DEVICE, "a network device name")
+    return _matching(value, where, DEVICE, "a network device name")
 
 
 def name(value: Any, where: str) -> str:
@@ -154,26 +151,26 @@ def mode(value: Any, where: str) -> int:
 
 def key(value: Any, where: str) -> str:
     """Gives a one-time key of 64 hex digits; a refusal does not quote it."""
-    if not isinstance(value, str) or not _SHA256.match(value):
+    if not isinstance(value, str) or not SHA256.match(value):
         raise bad(f"{where} is not a key of 64 hex digits")
     return value
 
 
 def digest(value: Any, where: str) -> str:
     """Gives a digest as docker writes it, `sha256:` and 64 hex digits."""
-    return _matching(value, where, _DIGEST, "a digest such as sha256:…")
+    return _matching(value, where, DIGEST, "a digest such as sha256:…")
 
 
 def expected_sha256(value: Any, where: str) -> str | None:
     """Gives None (not checked), "absent" or a sha256."""
     if value is None or value == "absent":
         return None if value is None else "absent"
-    return _matching(value, where, _SHA256, 'null, "absent" or a sha256 in hex')
+    return _matching(value, where, SHA256, 'null, "absent" or a sha256 in hex')
 
 
 def sha256(value: Any, where: str) -> str:
     """Gives a sha256 in hex."""
-    return _matching(value, where, _SHA256, "a sha256 in hex")
+    return _matching(value, where, SHA256, "a sha256 in hex")
 
 
 def array(value: Any, where: str, limit: int = 1000) -> list[Any]:

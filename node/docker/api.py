@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 from typing import Any
 from urllib.parse import quote
 
 from node.core import masking
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
+from node.docker import http
 
 SOCKET = "/var/run/docker.sock"
 TIMEOUT_S = 8.0
@@ -29,46 +29,24 @@ _CONFIG = (
 )  # fmt: skip
 
 
-def _exchange(path: str) -> bytes:
-    """Gives all that docker sends for one GET, head and body. Raises OSError."""
-    # HTTP/1.0: no chunks, and the end of the stream is the answer's. http.client would cost every
-    # snapshot 18 ms, for it imports ssl and email.
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(TIMEOUT_S)
-        connection.connect(SOCKET)
-        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode("ascii"))
-        parts: list[bytes] = []
-        while True:
-            part = connection.recv(1 << 16)
-            if not part:
-                return b"".join(parts)
-            parts.append(part)
-
-
-def _parsed(raw: bytes) -> tuple[int, bytes]:
-    """Gives status and body of an HTTP answer. Raises ValueError for one that is cut, or none."""
-    head, blank, body = raw.partition(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split(None, 2)
-    if not blank or len(words) < 2 or not words[0].startswith("HTTP/"):
-        raise ValueError("no HTTP answer")
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip().lower() == "content-length" and int(value) != len(body):
-            raise ValueError("the answer is cut")
-    return int(words[1]), body
+def call(method: str, path: str, timeout_s: float) -> tuple[int, bytes]:
+    """Gives status and body of one call. Raises CannotRead when docker does not answer."""
+    try:
+        return http.exchange(SOCKET, method, path, timeout_s)
+    except TimeoutError:
+        raise CannotRead(f"docker did not answer in {timeout_s:g} s") from None
+    except (OSError, ValueError) as error:
+        raise CannotRead(f"docker at {SOCKET}: {error}") from None
 
 
 def get(path: str, absent_ok: bool = False) -> Any:
     """Gives the JSON of one GET, or None for a 404 when `absent_ok`. Raises CannotRead."""
-    try:
-        status, body = _parsed(_exchange(path))
-        if status == 200:
+    status, body = call("GET", path, TIMEOUT_S)
+    if status == 200:
+        try:
             return json.loads(body)
-    except TimeoutError:
-        raise CannotRead(f"docker did not answer in {TIMEOUT_S:g} s") from None
-    except (OSError, ValueError) as error:
-        raise CannotRead(f"docker at {SOCKET}: {error}") from None
+        except ValueError as error:
+            raise CannotRead(f"docker at {SOCKET}: {error}") from None
     if status == 404 and absent_ok:
         return None
     raise CannotRead(f"docker answered {status} to {path.split('?')[0]}")

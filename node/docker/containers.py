@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from urllib.parse import quote
 
 from node.core.errors import CannotRead, NodeError
-from node.docker.api import SOCKET, get
-from node.docker.http import Connection
+from node.docker import api
 
 # docker answers a forced removal when the processes are gone, which a stuck driver delays
 REMOVE_TIMEOUT_S = 60.0
@@ -17,22 +15,12 @@ REMOVE_TIMEOUT_S = 60.0
 
 def call(method: str, path: str, timeout_s: float) -> tuple[int, str]:
     """Gives status and message of one API call. Raises CannotRead when docker does not answer."""
-    connection = Connection(SOCKET, timeout_s)
-    try:
-        connection.request(method, path)
-        response = connection.getresponse()
-        body = response.read()
-    except TimeoutError:
-        raise CannotRead(f"docker did not answer in {timeout_s:g} s") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise CannotRead(f"docker at {SOCKET}: {error}") from None
-    finally:
-        connection.close()
+    status, body = api.call(method, path, timeout_s)
     try:
         said = str(json.loads(body.decode("utf-8"))["message"])
     except (ValueError, KeyError, TypeError):
         said = ""
-    return response.status, said
+    return status, said
 
 
 def answers() -> bool:
@@ -45,7 +33,7 @@ def answers() -> bool:
 
 def is_running(name: str) -> bool:
     """Gives True while a container of that name runs. Raises CannotRead."""
-    row = get(f"/containers/{quote(name, safe='')}/json", absent_ok=True)
+    row = api.get(f"/containers/{quote(name, safe='')}/json", absent_ok=True)
     return row is not None and bool(row["State"].get("Running"))
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from node.core.errors import CannotRead
-from node.docker import api, image_files, layer_folders
+from node.docker import api, layer_folders
 
 MAX_LINKS = 40
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -73,13 +74,40 @@ def image(name: str, mounts: list[tuple[str, str]]) -> Tree:
     row = api.get(f"/images/{quote(name, safe='/:@')}/json", absent_ok=True)
     if row is None:
         raise CannotRead(f"there is no image {name} here")
-    return _made(f"image {name}", image_files.layers(name), mounts, row.get("Config") or {})
+    return _made(f"image {name}", layers(name), mounts, row.get("Config") or {})
 
 
-def _layered(layers: tuple[str, ...], path: str) -> os.stat_result | None:
-    """Gives the entry of the topmost layer that has the path; overlay's marks are heeded."""
+def layers(image: str) -> list[str]:
+    """Gives the folders of an image's layers, the topmost first; of a venv its folder.
+
+    Raises CannotRead.
+    """
+    if image.startswith("/"):
+        if not os.path.isdir(image):
+            raise CannotRead(f"no folder {image} here")
+        return [image]
+    row = api.get(f"/images/{quote(image, safe='/:@')}/json", absent_ok=True)
+    if row is None:
+        raise CannotRead(f"no image {image} here")
+    return layer_folders.of_image(row) or [_running_root(str(row["Id"]), image)]
+
+
+def _running_root(image_id: str, image: str) -> str:
+    """Gives the root folder of a running container of the image. Raises CannotRead."""
+    for row in api.get("/containers/json"):
+        if row.get("ImageID") == image_id:
+            pid = api.get(f"/containers/{row['Id']}/json")["State"]["Pid"]
+            return f"/proc/{pid}/root"
+    raise CannotRead(f"{image}: its store keeps layers packed, and no container of it runs")
+
+
+def layered(folders: Sequence[str], path: str) -> os.stat_result | None:
+    """Gives the entry of the topmost layer that has the path; overlay's marks are heeded.
+
+    No link is followed: a path that leads through one has no entry.
+    """
     parts = [part for part in path.split("/") if part]
-    for layer in layers:
+    for layer in folders:
         at = layer
         for n, part in enumerate(parts):
             at = os.path.join(at, part)
@@ -121,7 +149,7 @@ def _entry(tree: Tree, path: str) -> tuple[os.stat_result | None, str]:
                 return (os.stat(real) if path == target else os.lstat(real)), real
             except OSError:
                 return None, real
-    info = _layered(tree.layers, path)
+    info = layered(tree.layers, path)
     for layer in tree.layers:
         if info is not None and os.path.lexists(layer + path):
             return info, layer + path

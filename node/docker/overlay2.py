@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from node.core.errors import NodeError
+from node.rules.patterns import DIGEST
 from node.transfer.protocol import BLOCK
 
-_DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _CACHE = re.compile(r"^[0-9a-z-]{16,80}$")
 DRIVER = "overlay2"
 Reader = Callable[[memoryview], int]
@@ -39,7 +39,7 @@ def chains(diff_ids: list[str]) -> list[str]:
 
 def folder_of(root: str, chain: str) -> str:
     """Gives the store's folder of a layer. Raises NodeError for what is no digest."""
-    if not _DIGEST.match(chain):
+    if not DIGEST.match(chain):
         raise NodeError(f"{chain[:80]!r} is not a digest", "image_store")
     return os.path.join(root, "image", DRIVER, "layerdb", "sha256", chain[7:])
 
@@ -62,7 +62,7 @@ def present(root: str, diff_ids: list[str]) -> int:
 
 def raw_config(root: str, image_id: str) -> bytes:
     """Gives an image's config as it is stored, whose sha256 is the image's id."""
-    if not _DIGEST.match(image_id):
+    if not DIGEST.match(image_id):
         raise NodeError(f"{image_id[:80]!r} is not an image id", "image_store")
     path = os.path.join(root, "image", DRIVER, "imagedb", "content", "sha256", image_id[7:])
     with open(path, "rb") as file:

@@ -14,8 +14,9 @@ from node.core import log, proc
 from node.core.errors import CannotRead, NodeError
 from node.docker import containers
 from node.engine import config
-from node.engine.completion import Reply, ask
+from node.engine.completion import ask
 from node.engine.config import Engine
+from node.rules.completion import Reply
 
 POLL_S = 2.0
 PROGRESS_S = 10.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from node.core import validate
 from node.core.errors import Json, NodeError, io_reason
+from node.rules.urls import is_http_url
 
 PATH = "/etc/rigbook/engine/node.json"
 FORMAT = 1
@@ -210,15 +210,6 @@ def endpoint(value: Any, where: str) -> Endpoint:
 def http_url(value: Any, where: str) -> str:
     """Gives an http or https URL without blanks; a refusal does not quote it: it may be secret."""
     wrong = validate.bad(f"{where} is not an http or https URL: no blanks, no user name in it")
-    if not isinstance(value, str) or not 8 <= len(value) <= 4096:
-        raise wrong
-    if any(not 32 < ord(char) < 127 for char in value):
-        raise wrong
-    try:
-        parts = urlsplit(value)
-        _ = parts.port
-    except ValueError:
-        raise wrong from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    if not isinstance(value, str) or not is_http_url(value):
         raise wrong
     return value

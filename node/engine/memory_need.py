@@ -1,22 +1,19 @@
 """Whether the engine's start finds the memory that it will ask for, on this host, now.
 
-The same rule as gates/gpu/memory.py, for a host that starts its engine with no operator at hand.
+For a host that starts its engine with no operator at hand; node/rules/memory_need.py has the rule.
 """
 
 from __future__ import annotations
 
-from math import ceil
 from typing import NamedTuple
 
 from node.core.errors import Json
 from node.engine.config import Engine
+from node.rules.memory_need import GIB, is_assigned, is_unified, share_of
 from node.snapshot import gpus, memory
 
-GIB = 1 << 30
-MIB = 1 << 20
 
-
-class Short(NamedTuple):
+class Shortage(NamedTuple):
     """Why the start would fail. `system` is the need in bytes where it is the system's memory."""
 
     evidence: str
@@ -30,9 +27,8 @@ def system_need(engine: Engine) -> int | None:
     """
     if not engine.needs_nvidia:
         return engine.memory.cpu_bytes
-    # GB10: its memory is the system's, and vLLM takes MemAvailable for it (vllm#35356)
-    if any("GB10" in row["name"] for row in gpus.read()["gpus"]):
-        return ceil(int(memory.read()["total"]) * engine.memory.gpu_memory_utilization)
+    if any(is_unified(row["name"]) for row in gpus.read()["gpus"]):
+        return share_of(int(memory.read()["total"]), engine.memory.gpu_memory_utilization)
     return None
 
 
@@ -41,30 +37,26 @@ def caches_in_the_way(need: int) -> bool:
     return int(memory.read()["free"]) < need
 
 
-def short(engine: Engine) -> Short | None:
+def shortage(engine: Engine) -> Shortage | None:
     """Gives why the memory is not enough, or None when it is. Raises CannotRead."""
     need = system_need(engine)
     if need is not None:
         seen = memory.read()
-        return None if seen["available"] >= need else Short(_system(seen, need), need)
+        return None if seen["available"] >= need else Shortage(_system(seen, need), need)
     report = gpus.read()
-    rows = [row for row in report["gpus"] if _is_given(row, engine.memory.devices)]
+    rows = [
+        row
+        for row in report["gpus"]
+        if is_assigned(int(row["index"]), str(row["uuid"]), engine.memory.devices)
+    ]
     rows = sorted(rows, key=lambda row: int(row["index"]))[: engine.memory.gpus]
     if len(rows) < engine.memory.gpus:
-        return Short(f"{len(rows)} GPUs for {engine.memory.gpus} ranks", None)
+        return Shortage(f"{len(rows)} GPUs for {engine.memory.gpus} ranks", None)
     for row in rows:
         found = _card(row, engine.memory.gpu_memory_utilization, report["processes"])
         if found:
-            return Short(found, None)
+            return Shortage(found, None)
     return None
-
-
-def _is_given(row: Json, devices: tuple[str, ...] | None) -> bool:
-    """Gives True for a GPU that the engine gets; a UUID may be cut short, as CUDA allows."""
-    if devices is None:
-        return True
-    return any(d == str(row["index"]) or (d[:1].isalpha() and str(row["uuid"]).startswith(d))
-               for d in devices)  # fmt: skip
 
 
 def _system(seen: Json, need: int) -> str:
@@ -81,7 +73,7 @@ def _card(row: Json, share: float, processes: list[Json]) -> str | None:
     total, free = row["memory_total_mib"], row["memory_free_mib"]
     if total is None or free is None:
         return f"{name} does not report its memory"
-    need = ceil(total * share)
+    need = share_of(int(total), share)
     if free >= need:
         return None
     holders = [

@@ -98,7 +98,7 @@ def make_room(engine: Engine) -> None:
 
     def lacking() -> str | None:
         try:
-            found = memory_need.short(engine)
+            found = memory_need.shortage(engine)
         except CannotRead as error:
             return str(error)
         return found.evidence if found else None

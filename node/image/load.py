@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from node.core.errors import Json, NodeError, io_reason
 from node.docker import api, containers
-from node.docker.http import Connection
+from node.docker.http import connect
 from node.transfer import protocol, spool
 
 _CHUNK = protocol.BLOCK
@@ -156,8 +156,9 @@ def _post(
     look: Callable[[], None],
 ) -> str:
     """Sends chunks to docker and reads what it tells; gives its last word."""
-    connection = Connection(api.SOCKET, timeout_s, look)
+    connection = None
     try:
+        connection = connect(api.SOCKET, timeout_s, look)
         try:
             connection.putrequest("POST", path)
             connection.putheader("Content-Type", "application/x-tar")
@@ -179,7 +180,8 @@ def _post(
         raise NodeError(f"docker ended while it loaded: {error}", "image_load",
                         "systemctl status docker; then run it again") from None  # fmt: skip
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
 
 
 def _out_of_spool(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -15,6 +15,8 @@ from node.core.errors import CannotRead, Json, NodeError
 from node.engine import completion
 from node.engine.config import Endpoint, endpoint
 from node.kube import inspect, kubectl
+from node.rules import completion as rules
+from node.rules.completion import Reply
 
 _KEYS = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "service", "port",
          "model", "reasoning", "timeout_s")  # fmt: skip
@@ -101,7 +103,7 @@ def _in_pod(
         and "deletionTimestamp" not in pod["metadata"]
     ]  # fmt: skip
     if not rows:
-        return "no pod", completion.Reply(False, "no pod of it runs")
+        return "no pod", Reply(False, "no pod of it runs")
     pod = str(rows[0]["metadata"]["name"])
     words = ["exec", pod, f"--namespace={space}", *([f"--container={box}"] if box else [])]
     script = [where.url, json.dumps(completion.question(where)), f"{timeout_s:g}"]
@@ -111,9 +113,9 @@ def _in_pod(
     status, _, text = done.out.partition("\n")
     name = f"{where.url} in {pod}"
     if done.rc != 0 or not status.isdigit():
-        return name, completion.Reply(False, f"kubectl exec: {done.last_line()[:300]}")
+        return name, Reply(False, f"kubectl exec: {done.last_line()[:300]}")
     if status == "0":
-        return name, completion.Reply(False, " ".join(text.split())[:200])
+        return name, Reply(False, " ".join(text.split())[:200])
     if status != "200":
-        return name, completion.refused(int(status), text)
+        return name, rules.refused(int(status), text)
     return name, completion.judge(text.encode(), where, time.monotonic() - started)

@@ -11,13 +11,12 @@ from typing import NamedTuple
 from node.core import proc
 from node.core.errors import CannotRead, Json
 from node.core.run import which
+from node.rules import shm_names
 from node.snapshot import gpus, ports
 from node.snapshot.processes import is_engine
 
 TITLE = "VLLM::"
 _SERVER = re.compile(r"^vllm\.entrypoints\.(?:openai\.)?api_server$|/api_server\.py$")
-# a segment's path looks different from outside its container; its name does not
-_SHM = re.compile(rb"/(?:psm_[0-9a-f]{6,}|[^/\n]+\]-cpushm_[0-9]+)(?: \(deleted\))?$", re.MULTILINE)
 _LIBRARY = re.compile(rb"/vllm/[^\n]*\.so", re.MULTILINE)
 _SOCKET = re.compile(r"^socket:\[(\d+)\]$")
 
@@ -159,7 +158,7 @@ def _signs(stat: proc.Stat, argv: tuple[str, ...], gpu: set[int]) -> tuple[list[
 def _mapped(pid: int) -> tuple[bool, bool]:
     """Gives whether a process maps vLLM's compiled code, and a shared memory segment."""
     raw = proc.read_bytes(f"/proc/{pid}/maps") or b""
-    return bool(_LIBRARY.search(raw)), bool(_SHM.search(raw))
+    return bool(_LIBRARY.search(raw)), bool(shm_names.MAPPED.search(raw))
 
 
 def _candidate(

@@ -9,7 +9,7 @@ from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import which
 from node.reap import find
 from node.reap.find import Candidate, View
-from node.reap.shm_names import is_engines
+from node.rules.shm_names import is_engines
 from node.snapshot import gpus, memory, shm
 
 

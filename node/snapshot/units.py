@@ -13,7 +13,7 @@ from node.core.errors import CannotRead, Json
 from node.core.parallel import each
 from node.core.run import TimedOut, run
 from node.snapshot import unit_log
-from node.systemd import exec_lines
+from node.systemd import exec_lines, unit_files
 
 TIMEOUT_S = 8.0
 MAX_OTHERS = 20
@@ -69,7 +69,7 @@ def unit(name: str, block: dict[str, list[str]]) -> Json:
     # of several ExecStart= the last; a oneshot unit may have more
     main = [command for command in found if command.step == "ExecStart"][-1:]
     drop_ins = _last(block, "DropInPaths").split()
-    overrides = [exec_lines.override(path, proc.read_text(path)) for path in drop_ins]
+    overrides = [unit_files.override(path, proc.read_text(path)) for path in drop_ins]
     return {
         "name": name,
         "load_state": _last(block, "LoadState"),

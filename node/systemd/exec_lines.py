@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-from urllib.parse import quote
 
 from node.core.errors import CannotRead, Json, NodeError
-from node.docker import api, layer_folders
+from node.docker import filesystem
 
 STEPS = ("ExecStartPre", "ExecStart", "ExecStartPost")
 _INTERPRETERS = re.compile(r"^(?:ba|da|z|k)?sh$|^python[0-9.]*$|^env$")
@@ -74,7 +72,7 @@ def inner(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
 def ghosts(found: Sequence[Command]) -> list[Json]:
     """Gives the files that these commands name and that are not there.
 
-    What cannot be told (docker silent, a link inside a container) is not called missing. A
+    What cannot be told (docker silent, no such container) is not called missing. A
     command that may fail (`-` before it) stops no start.
     """
     missing: list[Json] = []
@@ -97,60 +95,6 @@ def ghosts(found: Sequence[Command]) -> list[Json]:
 def _inside(name: str, path: str) -> bool | None:
     """Gives whether a container has the file; None when that cannot be told."""
     try:
-        row = api.get(f"/containers/{quote(name, safe='')}/json", absent_ok=True)
+        return filesystem.mode(filesystem.container(name), path) is not None
     except (CannotRead, NodeError, OSError):
         return None
-    if row is None:
-        return None
-    for mount in row.get("Mounts") or []:
-        target = str(mount.get("Destination", "")).rstrip("/")
-        if path == target or path.startswith(target + "/"):
-            return _there([str(mount.get("Source", ""))], path[len(target) :])
-    pid = (row.get("State") or {}).get("Pid")
-    if pid:
-        return _there([f"/proc/{pid}/root"], path)
-    try:
-        return _there(layer_folders.of_container(row), path)
-    except CannotRead:
-        return None
-
-
-def _there(roots: Sequence[str], path: str) -> bool | None:
-    """Gives whether one of the folders holds the path; None on a link, which leads elsewhere."""
-    answer: bool | None = None
-    for root in roots:
-        if not os.path.isdir(root) and not os.path.isfile(root):
-            continue
-        at = root
-        answer = True
-        for part in filter(None, path.split("/")):
-            at = os.path.join(at, part)
-            try:
-                mode = os.lstat(at).st_mode
-            except OSError:
-                answer = False
-                break
-            if stat.S_ISLNK(mode):
-                return None
-            if stat.S_ISCHR(mode):
-                # overlay's mark of a deleted file
-                return False
-        if answer:
-            return True
-    return answer
-
-
-def override(path: str, text: str) -> Json | None:
-    """Gives what a drop-in does to ExecStart, or None when it leaves it alone."""
-    lines: list[str] = []
-    section = ""
-    for raw in text.replace("\\\n", " ").splitlines():
-        line = raw.strip()
-        if line.startswith("["):
-            section = line
-        name, equals, value = line.partition("=")
-        if equals and section == "[Service]" and name.strip() == "ExecStart":
-            lines.append(" ".join(value.split()))
-    if not lines:
-        return None
-    return {"path": path, "exec_start": [line for line in lines if line], "resets": "" in lines}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from node.core import proc
-from node.core.errors import NodeError
+from node.core.errors import Json, NodeError
 from node.core.systemctl import systemctl
 from node.systemd.exec_lines import Command
 
@@ -110,6 +110,22 @@ def exec_lines(parts: Sequence[Part], step: str) -> list[Line]:
             if section == "[Service]" and key == step:
                 lines = [*lines, Line(part.path, value)] if value else []
     return lines
+
+
+def override(path: str, text: str) -> Json | None:
+    """Gives what a drop-in does to ExecStart, or None when it leaves it alone."""
+    values = [
+        " ".join(value.split())
+        for section, key, value in assignments(text)
+        if (section, key) == ("[Service]", "ExecStart")
+    ]
+    if not values:
+        return None
+    return {
+        "path": path,
+        "exec_start": [value for value in values if value],
+        "resets": "" in values,
+    }
 
 
 def words(value: str) -> list[str] | None:

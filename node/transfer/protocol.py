@@ -20,15 +20,14 @@ from typing import Any
 
 from node.core.errors import Json
 
-GREETING = b"RIGBOOK1"
+GREETING = b"RIGBOOK2"
 NONCE = 32
 BLOCK = 1 << 20
 MAX_JSON = 32 << 20
 # A peer that says nothing for this long is gone: the receiver asks again from where it is.
 SILENCE_S = 15.0
-_HEAD = struct.Struct("!cBII")
+_HEAD = struct.Struct("!cII")
 _MESSAGE, _DATA = b"J", b"D"
-_SQUEEZED = 1
 Bytes = bytes | bytearray | memoryview
 
 
@@ -105,7 +104,7 @@ class Line:
         self._counts = [0, 0]
         # Whole pages: a block can be written from here past the page cache
         # (node/transfer/direct_writer.py).
-        self._buffer = mmap.mmap(-1, BLOCK + 4096)
+        self._buffer = mmap.mmap(-1, BLOCK)
         self.wire_bytes = 0
 
     def close(self) -> None:
@@ -119,30 +118,25 @@ class Line:
     def say(self, message: Json) -> None:
         """Send a message."""
         payload = json.dumps(message, separators=(",", ":")).encode()
-        head = _HEAD.pack(_MESSAGE, 0, len(payload), 0)
+        head = _HEAD.pack(_MESSAGE, len(payload), 0)
         _send(self.sock, head + self._signed(0, payload) + payload)
 
-    def send(self, block: Bytes, squeeze: bool = False, running: Running | None = None) -> int:
-        """Send a block of data of at most BLOCK bytes; gives the bytes on the wire.
+    def send(self, block: Bytes, running: Running | None = None) -> None:
+        """Send a block of data of at most BLOCK bytes.
 
-        `running`: what checks it, in place of a CRC-32 of what is sent.
+        `running`: what checks it, in place of a CRC-32.
         """
-        body: Bytes = zlib.compress(block, 1) if squeeze else block
-        if squeeze and len(body) > BLOCK:
-            body, squeeze = block, False
-        flags = _SQUEEZED if squeeze else 0
-        word = running.sent(block) if running else zlib.crc32(body)
-        _send(self.sock, _HEAD.pack(_DATA, flags, len(body), word))
-        _send(self.sock, body)
-        self.wire_bytes += _HEAD.size + len(body)
-        return _HEAD.size + len(body)
+        word = running.sent(block) if running else zlib.crc32(block)
+        _send(self.sock, _HEAD.pack(_DATA, len(block), word))
+        _send(self.sock, block)
+        self.wire_bytes += _HEAD.size + len(block)
 
     def hear(self, running: Running | None = None) -> tuple[Json | None, memoryview]:
         """Gives the next message, or None and a block of data (valid until the next call).
 
         `running`: what the other end checks blocks with; it takes each one that is right.
         """
-        kind, flags, length, word = _HEAD.unpack(_receive(self.sock, bytearray(_HEAD.size)))
+        kind, length, word = _HEAD.unpack(_receive(self.sock, bytearray(_HEAD.size)))
         self.wire_bytes += _HEAD.size + length
         if kind == _MESSAGE and length <= MAX_JSON:
             mac = bytes(_receive(self.sock, bytearray(32)))
@@ -150,13 +144,13 @@ class Line:
             if not hmac.compare_digest(mac, self._signed(1, payload)):
                 raise WireError("a message was not made with this transfer's key")
             return _object(payload), memoryview(b"")
-        if kind != _DATA or length > BLOCK + 4096:
+        if kind != _DATA:
             raise WireError("the other end does not keep to the protocol")
-        body = _receive(self.sock, self._buffer, length)
-        if running is None and zlib.crc32(body) != word:
-            raise Damaged("a block was damaged on the wire")
-        block = _unpacked(body) if flags & _SQUEEZED else body
-        if running is not None and not running.came(block, word):
+        if length > BLOCK:
+            raise Damaged("the head of a block was damaged on the wire")
+        block = _receive(self.sock, self._buffer, length)
+        right = running.came(block, word) if running else zlib.crc32(block) == word
+        if not right:
             raise Damaged("a block was damaged on the wire")
         return None, block
 
@@ -168,17 +162,6 @@ class Line:
         if "error" in found:
             raise WireError(str(found["error"]))
         return found
-
-
-def _unpacked(body: memoryview) -> memoryview:
-    unpack = zlib.decompressobj()
-    try:
-        raw = unpack.decompress(body, BLOCK)
-    except zlib.error as error:
-        raise Damaged(f"a block cannot be unpacked: {error}") from None
-    if unpack.unconsumed_tail or not unpack.eof:
-        raise WireError("a block is larger than allowed")
-    return memoryview(raw)
 
 
 def _object(payload: bytes) -> Json:

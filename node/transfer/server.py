@@ -21,7 +21,6 @@ from typing import Any
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.transfer import protocol
-from node.transfer.compression import CHOICES, Chooser
 
 # Longer than a receiver goes on trying (node/transfer/client.py), so that a link may flap.
 IDLE_S = 90.0
@@ -88,7 +87,7 @@ def place(value: Any) -> Json:
 
 def checked(request: Json, more: list[str]) -> Json:
     """Gives an offer's request with its common values checked; `more` are the verb's own keys."""
-    keys = ("listen", "peers", "key", "deadline_s", "compress")
+    keys = ("listen", "peers", "key", "deadline_s")
     body = validate.keys(request, "request", (*keys, *more), ("listen", "peers", "key", *more))
     listen = validate.keys(
         body["listen"], "listen", ("address", "port", "device"), ("address", "port")
@@ -102,7 +101,6 @@ def checked(request: Json, more: list[str]) -> Json:
         "peers": [validate.address(row, f"peers[{n}]") for n, row in enumerate(peers)],
         "key": validate.key(body["key"], "key"),
         "deadline_s": validate.number(body.get("deadline_s", 3600), "deadline_s", 1, 86400),
-        "compress": validate.choice(body.get("compress", "auto"), "compress", CHOICES),
     }
 
 
@@ -217,8 +215,6 @@ class _Offer:
 
     def _talk(self, line: protocol.Line, peer: Json) -> bool:
         """Answers until the peer says that it needs no more; gives whether that was for good."""
-        # One Chooser a connection: each has a link and a core of its own.
-        chooser = Chooser(self._wanted["compress"])
         while True:
             asked = line.message()
             try:
@@ -232,7 +228,7 @@ class _Offer:
                 elif "size" in asked:
                     line.say({"size": self._source.size(int(asked["size"]))})
                 elif "get" in asked:
-                    self._give(line, chooser, asked)
+                    self._give(line, asked)
                 else:
                     raise NodeError("an unknown request", "bad_request")
             except protocol.WireError:
@@ -240,17 +236,14 @@ class _Offer:
             except Exception as error:  # whatever it is: the peer must not ask for it for ever
                 line.say({"error": str(error) or type(error).__name__})
 
-    def _give(self, line: protocol.Line, chooser: Chooser, asked: Json) -> None:
+    def _give(self, line: protocol.Line, asked: Json) -> None:
         item, offset = int(asked["get"]), int(asked["offset"])
         told = self._source.hashing(item, offset) if asked.get("hashes") is True else None
         running = protocol.Running() if told else None
         if running:
             line.say({"checks": "sha256"})
         for block in self._source.blocks(item, offset):
-            squeeze = chooser.decide(block)
-            started = time.monotonic()
-            count = line.send(block, squeeze, running)
-            chooser.sent(count, time.monotonic() - started)
+            line.send(block, running)
         if running and told:
             told(running.hexdigest())
         said = [time.monotonic()]

@@ -9,7 +9,7 @@ from typing import Iterator, List, Tuple
 
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
-from node.docker import image_files
+from node.docker import filesystem, image_files
 from node.venv.pip_plan import masked
 
 MAX_CONTENT = 64 * 1024
@@ -81,7 +81,7 @@ def look(request: Json) -> Json:
     layers: List[str] = []
     if body["image"]:
         try:
-            layers = image_files.layers(body["image"])
+            layers = filesystem.layers(body["image"])
         except CannotRead as error:
             raise NodeError(str(error), "cannot_read", "docker image ls") from None
     elif not os.path.isdir(body["root"]):

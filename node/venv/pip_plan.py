@@ -17,10 +17,10 @@ from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.run_as_owner import Owner
 from node.core.run import Done
+from node.rules.versions import PACKAGE
 
 DEFAULT_TIMEOUT_S = 600
 MAX_REPORT = 64 << 20
-_PACKAGE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,100}[A-Za-z0-9])?$")
 _VERSION = re.compile(r"^[A-Za-z0-9][A-Za-z0-9.!+_-]{0,100}$")
 # Where wheels come from and which are taken; nothing that moves an install elsewhere.
 _ARG = re.compile(
@@ -47,10 +47,10 @@ def _checked(request: Json) -> Json:
     timeout = body.get("timeout_s", DEFAULT_TIMEOUT_S)
     return {
         "venv": validate.path(body["venv"], "venv"),
-        "package": _word(body["package"], "package", _PACKAGE),
+        "package": _word(body["package"], "package", PACKAGE),
         "wanted": _word(body["wanted"], "wanted", _VERSION),
         "packages": [
-            _word(row, f"packages[{n}]", _PACKAGE)
+            _word(row, f"packages[{n}]", PACKAGE)
             for n, row in enumerate(validate.array(body.get("packages", []), "packages", 100))
         ],
         "pip_args": checked_args(body.get("pip_args", [])),

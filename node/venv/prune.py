@@ -19,6 +19,7 @@ from node.backup import walk
 from node.venv import install as installing
 from node.venv import versions as place
 from node.core.errors import Json, NodeError
+from node.rules.versions import VERSION
 from node.files.host_lock import Lock
 
 _REPLACED = ".former-"
@@ -73,7 +74,7 @@ def _versions(path: str) -> List[str]:
     folders = [
         os.path.join(place.folder_of(path), name)
         for name in names
-        if place.VERSION.match(name) or name.startswith(_REPLACED)
+        if VERSION.match(name) or name.startswith(_REPLACED)
     ]
     return [f for f in folders if os.path.isdir(f) and not os.path.islink(f)]
 

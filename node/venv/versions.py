@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from typing import List, Optional, Tuple
 
 from node.core import validate
 from node.venv import pip_plan
 from node.core.errors import Json, NodeError
+from node.rules.versions import PACKAGE, VERSION, same_version
 
 PARTIAL = ".partial"
 FOLDER = "venvs"
-VERSION = re.compile(r"^[0-9][0-9A-Za-z]*([._+-][0-9A-Za-z]+)*$")
-PACKAGE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,100}[A-Za-z0-9])?$")
 
 
 def version_text(value: object, where: str = "version") -> str:
@@ -43,11 +41,6 @@ def package(value: object, where: str = "package") -> str:
 def installed(venv: str, name: str) -> Tuple[str, ...]:
     """Gives the versions of a distribution that a venv's dist-info folders name."""
     return tuple(sorted(row["version"] for row in pip_plan.installed(venv, [name])))
-
-
-def same(wanted: str, found: str) -> bool:
-    """Gives whether a version is the wanted one; 0.32.0 is any build of it (PEP 440)."""
-    return found == wanted or ("+" not in wanted and found.partition("+")[0] == wanted)
 
 
 def folder_of(path: str) -> str:
@@ -85,7 +78,7 @@ def find(path: str, name: str, version: str) -> Optional[str]:
         if not os.path.isdir(place) or os.path.islink(place) or is_partial(place):
             continue
         found = installed(place, name)
-        if len(found) == 1 and same(version, found[0]):
+        if len(found) == 1 and same_version(version, found[0]):
             return place
     return None
 

@@ -13,8 +13,9 @@ import time
 from node.core import log
 from node.core.errors import Json, NodeError
 from node.core.webhook import post
-from node.engine.completion import Reply, ask
+from node.engine.completion import ask
 from node.files import atomic, state_dir
+from node.rules.completion import Reply
 from node.watch import config
 from node.watch.config import Watch
 

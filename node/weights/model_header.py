@@ -13,9 +13,8 @@ from typing import Any, BinaryIO
 
 from node.core import validate
 from node.core.errors import Json, NodeError, io_reason
+from node.rules.magic import MAX_JSON, format_of
 
-# its loader refuses a longer one
-MAX_JSON = 100_000_000
 MAX_HEADER = 256 << 20
 # ggml knows four dimensions; a chat template is the longest text, some 100 KB
 MAX_DIMS, MAX_DEPTH = 8, 4
@@ -197,19 +196,6 @@ def safetensors(file: BinaryIO, size: int) -> tuple[str, int]:
     return f"safetensors, {len(tensors)} tensors of {', '.join(kinds)}", 8 + length + end
 
 
-def kind_of(head: bytes) -> str:
-    """Gives the format that a file's first 16 bytes tell: `gguf`, `safetensors`, or what it is."""
-    if head.startswith(b"GGUF"):
-        return "gguf"
-    if len(head) > 8 and head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= MAX_JSON:
-        return "safetensors"
-    if head.startswith(b"version https://"):
-        return "a git-lfs pointer, not the file itself"
-    if not head.strip(b"\0"):
-        return "empty or zeroes, as an unfinished download leaves it"
-    return f"unknown (starts with {head[:8].hex()})"
-
-
 def one(path: str) -> Json:
     """Gives a file: size, format, its header in words, and why it is not whole (or null)."""
     answer: Json = {"path": path, "size": None, "format": None, "said": "", "broken": None}
@@ -218,7 +204,7 @@ def one(path: str) -> Json:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise BrokenModel("not a plain file")
-            answer.update(size=info.st_size, format=kind_of(file.read(16)))
+            answer.update(size=info.st_size, format=format_of(file.read(16)))
             readers = {"gguf": gguf, "safetensors": safetensors}
             if answer["format"] in readers:
                 answer["said"], wanted = readers[answer["format"]](file, info.st_size)

@@ -12,7 +12,7 @@ from pyinfra.api import FunctionCommand, operation
 from operations.change.node_call import call
 from operations.change.run import Run
 from operations.rollback.revert import RESTORE_TIMEOUT_S, stop_unit
-from operations.venv import upgrade
+from operations.venv.venv import check_venv
 
 
 @operation()
@@ -69,7 +69,7 @@ def restore(
             target.log(line)
         what = "nothing was different" if not answer["changed"] else f"{answer['took_s']:.0f} s"
         # The program, which loads the whole engine, is executed while the engine starts.
-        upgrade.runs(run.state, target, venv, package, imports=False, quick=True)
+        check_venv(run.state, target, venv, package, imports=False, quick=True)
         files = "".join(f"; {each}" for each in answer["files"])
         target.log_styled(f"{backup} is back in {answer['real']} ({what}){files}", fg="green")
 

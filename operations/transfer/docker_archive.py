@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import posixpath
-import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from facts.rignode import pack
+from node.rules.patterns import DIGEST
 
 _CHUNK = 1 << 20
 _MAX_CONFIG = 8 << 20
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class BadArchive(Exception):
@@ -108,7 +107,7 @@ def _archive(path: Path, tar: tarfile.TarFile, members: dict[str, tarfile.TarInf
     diff_ids = tuple(str(diff) for diff in said["rootfs"]["diff_ids"])
     for diff in diff_ids:
         # Paths are made of it, and docker unpacks them as root.
-        if not _DIGEST.fullmatch(diff):
+        if not DIGEST.fullmatch(diff):
             raise BadArchive(f"{path} has a layer {diff[:80]!r}, which is no digest")
     names = [str(name) for name in images[0]["Layers"]]
     if len(names) != len(diff_ids):

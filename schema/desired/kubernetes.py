@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from node.rules.patterns import SHA256
 from schema.core.base import Frozen
 from schema.core.errors import SpecError, nearest, shown
 from schema.core.kernel_names import module_name, release_name
 from schema.core.parse import build, known_keys
 from schema.core.strings import env_name, single_line
-from schema.inputs.host_data import PYINFRA_KEYS, Argument, Url, listed
-from schema.inputs.rig import AbsolutePath, Address, Name
+from schema.core.types import PYINFRA_KEYS, AbsolutePath, Address, Argument, Name, Url, listed
 from schema.recipe.recipe import Expect, Recipe
 
 # How deploys tell a Kubernetes rig from the others: only its hosts have this key.
@@ -32,7 +32,6 @@ _OF_THE_HOST = (
 )  # fmt: skip
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SYMBOL = re.compile(r"[A-Za-z_.$][A-Za-z0-9_.$@]{0,255}\Z")
 _FOLDER = re.compile(r"/[A-Za-z0-9._/+-]*\Z")
 
@@ -53,7 +52,7 @@ def dns_name(value: str) -> str:
 
 def sha256_hex(value: str) -> str:
     """A sha256 as sha256sum prints it."""
-    if not _SHA256.match(value):
+    if not SHA256.match(value):
         raise ValueError("is not a sha256; allowed: 64 hex digits, as sha256sum prints them")
     return value
 

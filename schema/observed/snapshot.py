@@ -7,14 +7,10 @@ by pid + start_ticks (field 22 of /proc/PID/stat) + the boot_id of its host.
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
+from node.rules import memory_need, shm_names
 from schema.core.base import Frozen
-
-_ENGINES_SEGMENT = re.compile(
-    r"^(?:(?:psm_|sem\.mp-)[A-Za-z0-9_.-]+|[A-Za-z0-9_.:-]+-\[[0-9-]+\]-cpushm_[0-9]+)$"
-)
 
 
 class Unreadable(Frozen):
@@ -55,7 +51,7 @@ class Gpu(Frozen):
     @property
     def unified_memory(self) -> bool:
         """True for GB10, whose memory is the system's (marimo#6822, nvitop#208)."""
-        return "GB10" in self.name
+        return memory_need.is_unified(self.name)
 
 
 class ComputeProcess(Frozen):
@@ -103,10 +99,8 @@ class ShmSegment(Frozen):
 
     @property
     def is_engines(self) -> bool:
-        """Whether vLLM makes segments of such a name (node/reap/shm_names.py has the same
-        pattern).
-        """
-        return _ENGINES_SEGMENT.match(self.name) is not None
+        """Whether vLLM makes segments of such a name."""
+        return shm_names.is_engines(self.name)
 
 
 class EngineProcess(Frozen):

@@ -39,8 +39,3 @@ class VenvPrunePlan(Frozen):
     kept: tuple[VersionRow, ...]
     freed_bytes: int
     dry: bool
-
-
-def same_version(wanted: str, installed: str) -> bool:
-    """Whether an installed version is the wanted one; 0.32.0 means any build of it (PEP 440)."""
-    return wanted == installed or ("+" not in wanted and wanted == installed.partition("+")[0])

@@ -10,13 +10,13 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
+from node.rules.patterns import SHA256
 from schema.core.base import Frozen
 from schema.core.strings import absolute_path, argument, env_name, single_line
-from schema.inputs.rig import Name
+from schema.core.types import Name
 from schema.observed.artifact import relative_path
 from schema.recipe.compatibility import Range
 
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 MAX_DIFF = 128 * 1024
@@ -24,7 +24,7 @@ MAX_DIFF = 128 * 1024
 
 def sha256(value: str) -> str:
     """A sha256 in hex; ValueError otherwise."""
-    if not _SHA256.match(value):
+    if not SHA256.match(value):
         raise ValueError("is not a sha256; allowed: 64 lower-case hex digits")
     return value
 

@@ -7,15 +7,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from node.rules.versions import PACKAGE
 from schema.core.base import Frozen
 
-_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _VARIANT = re.compile(r"(cpu|(cu|rocm|xpu)[0-9.]*)\Z")
 
 
 def package_name(value: str) -> str:
     """The value, when it is a distribution's name as PEP 508 writes it; ValueError otherwise."""
-    if not _PACKAGE.match(value):
+    if not PACKAGE.match(value):
         raise ValueError("is not a package's name; allowed: letters, digits and . _ -")
     return value
 

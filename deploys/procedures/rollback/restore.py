@@ -26,7 +26,7 @@ from operations.rollback.revert import (
     recipe_baseline,
     revert_change,
 )
-from operations.venv import upgrade
+from operations.venv.venv import check_venv, wait_with_retries
 from schema.observed.backup import BackupRow
 
 WALK_TIMEOUT_S = 300
@@ -139,9 +139,9 @@ def words(work: RestoreWork) -> list[str]:
 def verify(rig: Procedure, work: RestoreWork) -> str:
     """Its program executed, a real answer, and how fast it is."""
     where, host = endpoint(rig.plan), rig.run.host(work.node)
-    host.log(upgrade.runs(rig.run.state, host, work.venv, work.package, imports=False))
+    host.log(check_venv(rig.run.state, host, work.venv, work.package, imports=False))
     budget = rig.plan.recipe.expect.start_budget_s
-    detail = upgrade.answers_within(rig.run, work.node, where, budget)
+    detail = wait_with_retries(rig.run, work.node, where, budget)
     return f"backup {work.row.id} serves: {detail}{compared(where, recipe_baseline(rig.plan))}"
 
 

@@ -4,7 +4,6 @@ again.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from typing import Any
@@ -13,8 +12,6 @@ import httpx
 import pytest
 
 from facts.endpoint.completion import Endpoint, ask, metric_names
-from node.engine import completion as completion_of_the_unit
-from node.engine import config
 from tests.plans.support.engine_double import METRICS, EngineDouble, Reply, completion
 
 
@@ -73,34 +70,6 @@ def test_answers_that_waiting_cannot_mend(reply: Reply, detail: str) -> None:
     answer = asked(reply)
     assert (answer.ok, answer.final) == (False, True)
     assert detail in answer.detail
-
-
-@pytest.mark.parametrize("reasoning", [True, False])
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"content": "4"},
-        {"content": "4", "reasoning": "2 + 2"},
-        {"content": None, "reasoning": "hm"},
-        {"content": None, "reasoning_content": "hm"},
-        {"content": ""},
-        {"content": " ", "reasoning": " "},
-    ],
-)
-@pytest.mark.parametrize("finish", ["stop", "length"])
-def test_the_operator_is_no_stricter_than_the_unit(
-    message: dict[str, Any], reasoning: bool, finish: str
-) -> None:
-    """What the unit's own question takes for an answer must not be rolled back by ours.
-
-    But for one: content without a thought where the recipe expects one (its parser is not on).
-    """
-    document = {"model": "tiny", "choices": [{"message": message, "finish_reason": finish}]}
-    ours = asked(Reply(document), reasoning=reasoning).ok
-    where = config.Endpoint("http://h", "tiny", reasoning, {})
-    units = completion_of_the_unit.judge(json.dumps(document).encode(), where, 0.1).ok
-    no_thought = reasoning and "reasoning" not in message and bool(message["content"])
-    assert ours == (units and not no_thought)
 
 
 def test_missing_reasoning_is_no_good_answer() -> None:

@@ -9,9 +9,9 @@ import pytest
 from gates.core.check import GIB
 from gates.core.violation import Violation
 from gates.gate_sets import check
-from gates.transfer.image import giver, image_gates, images, takers
-from gates.transfer.route import asking
-from gates.transfer.weights import weights_gates, weights_giver
+from gates.transfer.image import image_gates, images, source_of, targets_of
+from gates.transfer.route import TransferRequest, with_route_probe
+from gates.transfer.weights import weights_gates, weights_source
 from schema.desired.plan import Plan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.unit.builders import engine_parts as e
@@ -39,12 +39,16 @@ def rig(plan: Plan, *changes: tuple[str, str, Any]) -> dict[str, NodeSnapshot]:
 
 def image_findings(plan: Plan, seen: Any, chosen: str | None = None) -> list[Violation]:
     """What blocks before an image moves."""
-    return [v for v in check(plan, seen, image_gates(chosen, PORT)) if v.severity == "block"]
+    return [
+        v
+        for v in check(plan, seen, image_gates(TransferRequest(chosen, PORT)))
+        if v.severity == "block"
+    ]
 
 
 def weights_findings(plan: Plan, seen: Any, chosen: str | None = None) -> list[Violation]:
     """What blocks before weights move."""
-    gates = weights_gates(weights_giver(plan, seen, chosen), PORT)
+    gates = weights_gates(TransferRequest(weights_source(plan, seen, chosen), PORT))
     return [v for v in check(plan, seen, gates) if v.severity == "block"]
 
 
@@ -55,14 +59,14 @@ def other_build(plan: Plan) -> Any:
 
 def test_equal_images_leave_nothing_to_do(plan: Plan) -> None:
     found = images(plan, rig(plan))
-    assert giver(found, None) == HEAD and takers(found, HEAD) == ()
+    assert source_of(found, None) == HEAD and targets_of(found, HEAD) == ()
     assert image_findings(plan, rig(plan)) == []
 
 
 def test_the_node_that_has_it_gives_to_the_one_that_lacks_it(plan: Plan) -> None:
     seen = rig(plan, (HEAD, "docker.images", ()))
     found = images(plan, seen)
-    assert giver(found, None) == WORKER and takers(found, WORKER) == (HEAD,)
+    assert source_of(found, None) == WORKER and targets_of(found, WORKER) == (HEAD,)
     assert image_findings(plan, seen) == []
 
 
@@ -72,7 +76,7 @@ def test_two_builds_need_a_word_which_is_right(plan: Plan) -> None:
     assert found.code == "image-differs" and f"from={HEAD}" in found.remedy
     assert f"from={WORKER}" in found.remedy
     assert image_findings(plan, seen, WORKER) == []
-    assert takers(images(plan, seen), WORKER) == (HEAD,)
+    assert targets_of(images(plan, seen), WORKER) == (HEAD,)
 
 
 def test_a_giver_without_the_image_is_refused(plan: Plan) -> None:
@@ -96,7 +100,7 @@ def test_docker_that_cannot_be_read_is_not_no_image(plan: Plan) -> None:
 
 def room_findings(plan: Plan, seen: Any, whole: bool = False) -> list[tuple[str, str | None]]:
     """Severity and node of what is said of the room for an image."""
-    found = check(plan, seen, image_gates(None, PORT, whole=whole))
+    found = check(plan, seen, image_gates(TransferRequest(None, PORT, is_whole=whole)))
     return [(v.severity, v.node) for v in found if v.code == "transfer-room"]
 
 
@@ -192,14 +196,16 @@ def test_a_firewall_where_nothing_goes_is_no_obstacle(plan: Plan) -> None:
     assert image_findings(plan, rig(plan, lacks, unanswered(HEAD))) == []
     assert image_findings(plan, rig(plan, lacks, unanswered(WORKER, None))) == []
     seen = rig(plan, lacks, unanswered(WORKER))
-    codes = {v.code for v in check(plan, seen, image_gates(None, PORT, whole=True))}
+    codes = {
+        v.code for v in check(plan, seen, image_gates(TransferRequest(None, PORT, is_whole=True)))
+    }
     assert "transfer-way" not in codes
 
 
 def test_the_way_over_the_lan_counts_where_the_fabric_is_waived(plan: Plan) -> None:
     lacks = (WORKER, "docker.images", ())
     away = (WORKER, "network.peers.0.route_device", "eth0")
-    gates = image_gates(None, PORT, waive=("fabric-route",))
+    gates = image_gates(TransferRequest(None, PORT, waive=("fabric-route",)))
     for device, blocks in (("bond0", False), (None, True)):
         seen = rig(plan, lacks, away, unanswered(WORKER, device))
         assert ("transfer-way" in {v.code for v in check(plan, seen, gates)}) == blocks
@@ -213,9 +219,9 @@ def test_a_way_that_nobody_tried_is_unknown(plan: Plan) -> None:
 
 def test_each_node_tries_the_ways_that_a_transfer_may_take(plan: Plan) -> None:
     fabric, lan = plan.rig.head.fabric_address, plan.rig.head.lan_address
-    rows = asking(plan, 29700, ()).requests[WORKER].reach
+    rows = with_route_probe(plan, 29700, ()).requests[WORKER].reach
     assert [(r.address, r.port, r.device) for r in rows] == [(str(fabric), 29700, "bond0")]
-    rows = asking(plan, PORT, ("fabric-down",)).requests[WORKER].reach
+    rows = with_route_probe(plan, PORT, ("fabric-down",)).requests[WORKER].reach
     assert [(r.address, r.device) for r in rows] == [(str(fabric), "bond0"), (str(lan), None)]
 
 
@@ -229,13 +235,15 @@ def test_the_port_is_looked_at_where_the_transfer_goes(plan: Plan) -> None:
 
     def said(*changes: tuple[str, str, Any]) -> set[str]:
         seen = rig(plan, lacks, *changes)
-        return {v.code for v in check(plan, seen, image_gates(None, PORT, waive=waive))}
+        return {
+            v.code for v in check(plan, seen, image_gates(TransferRequest(None, PORT, waive=waive)))
+        }
 
     assert "transfer-port" in said(held, away)
     assert "transfer-port" not in said(held)
     fabric = (HEAD, "ports", (h.port(PORT, address="10.0.0.1"),))
     assert "transfer-port" not in said(fabric, away) and "transfer-port" in said(fabric)
-    gates = weights_gates(HEAD, PORT, waive)
+    gates = weights_gates(TransferRequest(HEAD, PORT, waive))
     assert "transfer-port" in {v.code for v in check(plan, rig(plan, held, away), gates)}
 
 
@@ -249,7 +257,7 @@ def test_a_way_that_is_not_the_fabric_blocks(plan: Plan, path: str) -> None:
 
 def test_whole_weights_give_to_cut_ones(plan: Plan) -> None:
     seen = rig(plan, (HEAD, "weights.0.files.5.header_says", 10))
-    assert weights_giver(plan, seen, None) == WORKER
+    assert weights_source(plan, seen, None) == WORKER
     assert weights_findings(plan, seen) == []
 
 
@@ -263,7 +271,7 @@ def test_whole_weights_give_to_cut_ones(plan: Plan) -> None:
 def test_a_node_with_a_bad_file_is_no_giver(plan: Plan, path: str, value: str) -> None:
     """A header that ends too early; a config that is a git-lfs pointer."""
     seen = rig(plan, (HEAD, path, value))
-    assert weights_giver(plan, seen, None) == WORKER
+    assert weights_source(plan, seen, None) == WORKER
     assert weights_findings(plan, seen) == []
     (found,) = weights_findings(plan, seen, HEAD)
     assert (found.code, found.node) in {("weights-cut", HEAD), ("weights-magic", HEAD)}
@@ -271,14 +279,14 @@ def test_a_node_with_a_bad_file_is_no_giver(plan: Plan, path: str, value: str) -
 
 def test_missing_weights_come_from_the_node_that_has_them(plan: Plan) -> None:
     seen = rig(plan, (HEAD, "weights.0.exists", False), (HEAD, "weights.0.files", ()))
-    assert weights_giver(plan, seen, None) == WORKER and weights_findings(plan, seen) == []
+    assert weights_source(plan, seen, None) == WORKER and weights_findings(plan, seen) == []
     (found,) = [v for v in check(plan, seen) if v.code == "weights-missing"]
     assert f"deploys/weights.py --data from={WORKER}" in found.remedy
 
 
 def test_weights_that_differ_and_are_whole_need_a_word(plan: Plan) -> None:
     seen = rig(plan, (WORKER, "weights.0.files.3.size", 7))
-    assert weights_giver(plan, seen, None) is None
+    assert weights_source(plan, seen, None) is None
     (found,) = weights_findings(plan, seen)
     assert found.code == "weights-differ" and "from=NODE" in found.remedy
     assert weights_findings(plan, seen, HEAD) == []

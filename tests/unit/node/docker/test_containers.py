@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from node.core.errors import CannotRead, NodeError
-from node.docker import containers
+from node.docker import api, containers
 
 
 class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -54,7 +54,7 @@ def docker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., contextlib.AbstractContextManager[Docker]]]:
     path = tmp_path / "docker.sock"
-    monkeypatch.setattr(containers, "SOCKET", str(path))
+    monkeypatch.setattr(api, "SOCKET", str(path))
 
     @contextlib.contextmanager
     def running(*statuses: int) -> Iterator[Docker]:

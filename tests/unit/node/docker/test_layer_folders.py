@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from node.core.errors import CannotRead
-from node.docker import api, boltdb, filesystem, image_files, layer_folders
+from node.docker import api, boltdb, filesystem, layer_folders
 from node.docker.overlay2 import chains
 
 FIXTURE = Path(__file__).parents[3] / "fixtures" / "containerd" / "snapshots.db.gz"
@@ -62,7 +62,7 @@ def index(home: Path) -> boltdb.Bucket:
 
 def test_an_images_layers_are_found_topmost_first(store: Path) -> None:
     wanted = [str(store / "snapshots" / number / "fs") for number in FOLDERS]
-    assert image_files.layers("a:1") == wanted
+    assert filesystem.layers("a:1") == wanted
     assert chains(DIFFS)[-1].encode() in b" ".join(index(store).names())
 
 
@@ -75,13 +75,13 @@ def test_a_stopped_containers_layers_are_found_by_its_id(store: Path) -> None:
 
 def test_an_image_that_is_not_unpacked_says_so(store: Path) -> None:
     with pytest.raises(CannotRead, match="keeps layers packed, and no container of it runs"):
-        image_files.layers("packed:1")
+        filesystem.layers("packed:1")
 
 
 def test_a_folder_that_is_gone_is_no_empty_layer(store: Path) -> None:
     (store / "snapshots" / FOLDERS[1] / "fs").rmdir()
     with pytest.raises(CannotRead, match=r"snapshots/8/fs, which is not there"):
-        image_files.layers("a:1")
+        filesystem.layers("a:1")
 
 
 def test_docker_on_overlay2_is_taken_at_its_word() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from node.core.errors import NodeError
 from node.docker import overlay2
-from node.transfer import compression
 from node.transfer.protocol import BLOCK
 
 CACHE = "0123456789abcdef" * 4
@@ -127,20 +126,3 @@ def test_layers_that_are_there_are_counted_from_the_lowest(tmp_path: Path) -> No
     assert overlay2.present(str(tmp_path), ["sha256:" + "2" * 64, diff]) == 0
     with pytest.raises(NodeError):
         overlay2.present(str(tmp_path), ["../../etc"])
-
-
-def test_compression_is_chosen_by_what_was_measured() -> None:
-    assert compression.pays(link=10e6, core=80e6, share=0.4)
-    assert not compression.pays(link=800e6, core=80e6, share=0.4)
-    assert not compression.pays(link=10e6, core=80e6, share=1.0)
-    slow = compression.Chooser("auto")
-    for _ in range(3 * compression.WINDOW):
-        slow.sent(BLOCK, BLOCK / 5e6)
-    assert slow.decide(b"the same words " * 70_000)
-    fast = compression.Chooser("auto")
-    for number in range(4 * compression.WINDOW):
-        # One fast window says what the link can; the slow ones wait for the receiver's disk.
-        fast.sent(
-            BLOCK, BLOCK / (5e9 if compression.WINDOW <= number < 2 * compression.WINDOW else 5e6)
-        )
-    assert fast.link > 1e9 or not fast.decide(b"the same words " * 70_000)

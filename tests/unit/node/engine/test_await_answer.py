@@ -15,8 +15,9 @@ import pytest
 from node.core.errors import NodeError
 from node.docker import containers
 from node.engine import await_answer
-from node.engine.completion import RETRY, ask, judge
+from node.engine.completion import ask, judge
 from node.engine.config import Endpoint
+from node.rules.completion import RETRY
 from tests.unit.node.support.enginefile import engine, engine_file
 from tests.unit.node.support.host import Host
 from tests.unit.node.support.servers import Server, completion, serving
@@ -146,6 +147,13 @@ def test_thinking_alone_is_an_answer_only_of_a_model_that_thinks() -> None:
     said = {"url": "http://h", "model": "tiny", "chat_template_kwargs": {}}
     assert judge(raw, Endpoint(reasoning=True, **said), 1.0).ok
     assert not judge(raw, Endpoint(reasoning=False, **said), 1.0).ok
+
+
+def test_a_unit_without_the_expected_thought_does_not_start(endpoint: Server) -> None:
+    """Its parser is off: verify would refuse the rig, so the unit's start does, too."""
+    asked = Endpoint(endpoint.url, "tiny", True, {})
+    reply = ask(asked, 5.0)
+    assert (reply.ok, reply.final) == (False, True) and "reasoning field is empty" in reply.detail
 
 
 def test_no_proxy_is_asked(endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> None:

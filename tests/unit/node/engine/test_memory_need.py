@@ -38,24 +38,24 @@ def gpu_engine(count: int) -> Engine:
 def test_memory_of_a_gb10_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     cards(monkeypatch, ("NVIDIA GB10", None, None))
     system(monkeypatch, available=109)
-    assert memory_need.short(gpu_engine(1)) is None
+    assert memory_need.shortage(gpu_engine(1)) is None
     system(monkeypatch, available=107.9)
-    short = memory_need.short(gpu_engine(1))
+    short = memory_need.shortage(gpu_engine(1))
     assert short and "107.90 GiB available, 108.00 GiB needed" in short.evidence
 
 
 def test_memory_of_a_card_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     system(monkeypatch, available=0)
     cards(monkeypatch, ("RTX", 16000, 14400), ("RTX", 16000, 14399))
-    assert memory_need.short(gpu_engine(1)) is None
-    short = memory_need.short(gpu_engine(2))
+    assert memory_need.shortage(gpu_engine(1)) is None
+    short = memory_need.shortage(gpu_engine(2))
     assert short and "GPU 1 (RTX): 14399 of 16000 MiB free, 14400 MiB needed" in short.evidence
     assert "no listed process" in short.evidence
     cards(monkeypatch, ("RTX", 16000, 100))
-    short = memory_need.short(gpu_engine(1))
+    short = memory_need.shortage(gpu_engine(1))
     assert short and "held by: pid 7 python3 15000 MiB" in short.evidence
     cards(monkeypatch, ("RTX", None, None))
-    assert memory_need.short(gpu_engine(1)) and memory_need.short(gpu_engine(2))
+    assert memory_need.shortage(gpu_engine(1)) and memory_need.shortage(gpu_engine(2))
 
 
 @pytest.mark.parametrize("chosen", [["1"], ["GPU-1"], ["2", "1"]])
@@ -65,18 +65,20 @@ def test_only_the_gpus_that_the_engine_gets_count(
     """Another service fills GPU 0: that is none of ours."""
     cards(monkeypatch, ("RTX", 16000, 100), ("RTX", 16000, 16000), ("RTX", 16000, 16000))
     need = {"gpu_memory_utilization": 0.9, "gpus": 1, "cpu_bytes": 0}
-    assert memory_need.short(engine(needs_nvidia=True, memory={**need, "devices": chosen})) is None
-    assert memory_need.short(engine(needs_nvidia=True, memory={**need, "devices": ["0"]}))
-    gone = memory_need.short(engine(needs_nvidia=True, memory={**need, "devices": ["7"]}))
+    assert (
+        memory_need.shortage(engine(needs_nvidia=True, memory={**need, "devices": chosen})) is None
+    )
+    assert memory_need.shortage(engine(needs_nvidia=True, memory={**need, "devices": ["0"]}))
+    gone = memory_need.shortage(engine(needs_nvidia=True, memory={**need, "devices": ["7"]}))
     assert gone and "0 GPUs for 1 ranks" in gone.evidence
 
 
 def test_memory_of_a_rig_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     need = {"gpu_memory_utilization": 0.9, "gpus": 0, "cpu_bytes": 3 * GIB}
     system(monkeypatch, available=3)
-    assert memory_need.short(engine(memory=need)) is None
+    assert memory_need.shortage(engine(memory=need)) is None
     system(monkeypatch, available=2.9)
-    assert memory_need.short(engine(memory=need))
+    assert memory_need.shortage(engine(memory=need))
 
 
 @pytest.mark.parametrize(("free", "dropped"), [(107, True), (109, False)])

@@ -39,7 +39,7 @@ class Machine:
             (fabric_link, "peer_answers", "peer"),
         ):
             monkeypatch.setattr(module, name, self._part(key))
-        monkeypatch.setattr(memory_need, "short", self._part("short"))
+        monkeypatch.setattr(memory_need, "shortage", self._part("short"))
         monkeypatch.setattr(before_start, "drop_caches", lambda *_: "page cache: dropped")
         self.answers["short"] = None
 
@@ -99,7 +99,7 @@ def test_the_fabric_may_be_late(machine: Machine, capsys: pytest.CaptureFixture[
         ("peer", False, "the peer 127.0.0.2: no answer on the fabric", "not_ready"),
         (
             "short",
-            memory_need.Short("3 GiB available, 4 GiB needed", 4),
+            memory_need.Shortage("3 GiB available, 4 GiB needed", 4),
             "4 GiB needed",
             "memory_sh",
         ),

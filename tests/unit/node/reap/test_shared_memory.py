@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from node.reap import shm_names
+from node.rules import shm_names
 from schema.observed.snapshot import ShmSegment
 from tests.unit.node.support.host import change
 from tests.unit.node.support.reap_world import World
@@ -123,6 +123,6 @@ def test_a_process_that_cannot_be_read_keeps_everything(world: World) -> None:
     ("postgres.1", False),
 ])  # fmt: skip
 def test_names_are_judged_alike_on_both_sides(name: str, ours: bool) -> None:
-    """node and schema import nothing of each other: one pattern, written twice."""
+    """A segment of the snapshot asks the same rule."""
     segment = ShmSegment(name=name, size=1, uid=0, inode=1, mtime=0.0, mappers=())
     assert (shm_names.is_engines(name), segment.is_engines) == (ours, ours)

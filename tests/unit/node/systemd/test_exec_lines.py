@@ -11,7 +11,7 @@ import pytest
 from node.core.errors import CannotRead
 from node.docker import api
 from node.snapshot import ports, unit_log, units
-from node.systemd import exec_lines
+from node.systemd import exec_lines, unit_files
 
 
 def shown(line: str, may_fail: bool = False) -> str:
@@ -75,21 +75,23 @@ def test_inside_a_stopped_container(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     upper.mkdir()
     (lower / "workspace").mkdir(parents=True)
     data = {"UpperDir": str(upper), "LowerDir": f"{tmp_path}/none:{lower}"}
-    Engine(monkeypatch, {"State": {"Pid": 0}, "GraphDriver": {"Data": data}})
+    Engine(monkeypatch, {"State": {"Pid": 0}, "GraphDriver": {"Data": data}, "Config": {}})
     assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
     (lower / "workspace" / "run.sh").write_text("")
     assert ghosts(EXEC) == []
 
 
 def test_inside_a_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Engine(monkeypatch, {"Mounts": [{"Source": str(tmp_path), "Destination": "/workspace"}]})
+    row = {"Mounts": [{"Source": str(tmp_path), "Destination": "/workspace"}], "Config": {},
+           "GraphDriver": {"Data": {"UpperDir": str(tmp_path / "upper")}}}  # fmt: skip
+    Engine(monkeypatch, row)
     assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
     (tmp_path / "run.sh").write_text("")
     assert ghosts(EXEC) == []
 
 
 def test_inside_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    Engine(monkeypatch, {"State": {"Pid": os.getpid()}})
+    Engine(monkeypatch, {"State": {"Pid": os.getpid()}, "Config": {}})
     assert ghosts("/bin/docker exec box bash /no/such/run.sh") == [("/no/such/run.sh", "box")]
     assert ghosts("/bin/docker exec box bash /etc/passwd") == []
 
@@ -104,19 +106,29 @@ def test_what_cannot_be_told_is_not_missing(
     assert ghosts(EXEC) == []
     Engine(monkeypatch, None)
     assert ghosts(EXEC) == []
-    (tmp_path / "upper").mkdir()
-    (tmp_path / "upper" / "workspace").symlink_to("/elsewhere")
-    Engine(monkeypatch, {"GraphDriver": {"Data": {"UpperDir": str(tmp_path / "upper")}}})
+    Engine(monkeypatch, {"Config": {}})
+    assert ghosts(EXEC) == [], "its store keeps layers packed"
+
+
+def test_a_link_is_followed_inside_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "workspace").symlink_to("/elsewhere")
+    row = {"Config": {}, "GraphDriver": {"Data": {"UpperDir": str(tmp_path)}}}
+    Engine(monkeypatch, row)
+    assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
+    (tmp_path / "elsewhere" / "run.sh").write_text("")
     assert ghosts(EXEC) == []
 
 
 def test_drop_ins() -> None:
     text = "# x\n[Service]\nExecStart=\nExecStart=/bin/a \\\n  b\n"
-    assert exec_lines.override("/d", text) == {
+    assert unit_files.override("/d", text) == {
         "path": "/d", "exec_start": ["/bin/a b"], "resets": True}  # fmt: skip
-    torn = exec_lines.override("/d", "[Service]\nExecStart=/bin/a\n")
+    torn = unit_files.override("/d", "[Service]\nExecStart=/bin/a\n")
     assert torn is not None and torn["resets"] is False
-    assert exec_lines.override("/d", "[Service]\nRestart=no\n[Unit]\nExecStart=/x\n") is None
+    assert unit_files.override("/d", "[Service]\nRestart=no\n[Unit]\nExecStart=/x\n") is None
 
 
 def test_units_of_others_that_run_docker_or_vllm(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from node.engine.completion import Reply
+from node.rules.completion import Reply
 from node.watch import config, watch
 from tests.unit.node.support.host import Host
 from tests.unit.node.support.servers import completion, serving

@@ -1,0 +1,11 @@
+"""Patterns of names and digests; each side says in its own words what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+# IFNAMSIZ: 15 characters; a colon for an alias, `@` for a VLAN's parent
+DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}\Z")
+SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
