@@ -19,7 +19,7 @@ from deploys.common.runtime import Examined, Work
 from deploys.procedures.cluster import libvgpu
 from deploys.procedures.cluster.completion import ask_once, must_ask, wait_for_completion, where
 from deploys.procedures.cluster.gpu_limit import look, models, request
-from facts.observe import real
+from facts.rignode.context import real
 from gates.cluster import gpu_limit, vgpu_library
 from gates.cluster.mounted_library import state_of
 from gates.core.check import Observed
