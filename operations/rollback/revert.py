@@ -10,9 +10,9 @@ import gevent
 from pyinfra.api import State
 
 from facts.endpoint.completion import Endpoint
-from facts.observe import in_host, observe, real
-from facts.rignode.call import AskFailed, ask_node
-from facts.snapshot import bounded
+from facts.observe import observe
+from facts.rignode.call import AskFailed, ask_node, bounded
+from facts.rignode.context import in_host, real
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.engine.baseline import compared

@@ -10,8 +10,8 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
-from facts.observe import in_host
-from facts.snapshot import bounded
+from facts.rignode.call import bounded
+from facts.rignode.context import in_host
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer import image_ssh

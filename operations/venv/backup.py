@@ -8,7 +8,7 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, State, operation
 
-from facts.observe import fact_of
+from facts.rignode.context import fact_of
 from facts.backups import TreeBackups
 from operations.change.node_call import StepFailed, call
 from operations.change.progress import call_with_progress

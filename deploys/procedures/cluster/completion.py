@@ -11,8 +11,8 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.procedures.cluster.gpu_limit import deployment_request
-from facts.observe import real
 from facts.rignode.call import AskFailed, ask_node
+from facts.rignode.context import real
 from operations.change.node_call import StepFailed
 from operations.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
 from schema.desired.plan import Plan

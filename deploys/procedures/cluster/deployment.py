@@ -23,7 +23,7 @@ from deploys.procedures.cluster.gpu_limit import (
     inspect_deployment,
     model_findings,
 )
-from facts.observe import real
+from facts.rignode.context import real
 from gates.cluster import gpu_limit, vgpu_library
 from gates.cluster.mounted_library import state_of
 from gates.core.check import Observed

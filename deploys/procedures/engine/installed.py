@@ -16,7 +16,8 @@ from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import engine_unit, files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
-from facts.observe import observe, real
+from facts.observe import observe
+from facts.rignode.context import real
 from gates.core.check import Observed
 from gates.core.violation import Violation
 from gates.doctor.healthy import at_work

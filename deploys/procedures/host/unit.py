@@ -17,7 +17,8 @@ from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
 from facts.drop_in import DropInCheck
-from facts.observe import fact_of, observe
+from facts.observe import observe
+from facts.rignode.context import fact_of
 from gates.unit.crash_loop import looping
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed

@@ -18,7 +18,8 @@ from deploys.common.snapshot_view import engine_unit, files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
 from deploys.procedures.venv import patch
 from facts.endpoint.completion import Endpoint
-from facts.observe import fact_of, observe
+from facts.observe import observe
+from facts.rignode.context import fact_of
 from facts.rignode.call import AskFailed, ask_node
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
