@@ -19,7 +19,7 @@ from node.engine import held_stopped
 from node.files.host_lock import Lock
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives the request with every value checked; at the console a change is made up."""
     allowed = ("change", "backup", "tree", "allow", "force", "dry")
     body = validate.keys(request, "request", allowed)
@@ -45,12 +45,12 @@ def restore(request: Json) -> Json:
     Nothing changes when the tree is as the backup already (by path, size, mode, owner and time;
     `force` unpacks it all the same). On any error the tree is as it was.
     """
-    wanted = _checked(request)
+    wanted = _parse_request(request)
     compress.programs()
     with store.Held(shared=True):
-        manifest = compatibility.pick(wanted["backup"], wanted["tree"])
+        manifest = compatibility.select(wanted["backup"], wanted["tree"])
         place = _place(manifest, wanted["tree"])
-        waived = compatibility.refuse(manifest, place["tree"], wanted["allow"])
+        waived = compatibility.require_compatible(manifest, place["tree"], wanted["allow"])
         if wanted["dry"]:
             return _plan(manifest, place, waived)
         with Lock(f"tree restore by {wanted['change']['operator']}"):

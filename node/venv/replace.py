@@ -85,7 +85,7 @@ def _announced(opened: Json, wanted: Json, real: str) -> Json:
 
 def _refuse(backup: str, real: str) -> None:
     """Raise NodeError unless the backup is a verified one of exactly what lies there."""
-    row = store.look(backup)
+    row = store.inspect(backup)
     if row.manifest is None:
         raise store.damaged(backup, row.problem)
     why = ""
