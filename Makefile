@@ -62,8 +62,8 @@ $(VENV)/.installed: requirements/test.txt
 	@lab/install-tools python
 	@test -n "$(PYTHON)" || { echo "rigbook needs Python 3.10 or newer; none was found" >&2; exit 1; }
 	@echo "setup: a virtual environment in $(VENV) with the pinned packages of requirements/test.txt"
-	@$(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet --require-hashes -r requirements/test.txt
+	@lab/quiet $(PYTHON) -m venv $(VENV)
+	@lab/quiet $(PY) -m pip install --quiet --require-hashes -r requirements/test.txt
 	@# Started in another folder, pyinfra then says so instead of failing to import rigbook.
 	@$(PY) -c "import pathlib, site; pathlib.Path(site.getsitepackages()[0], 'rigbook.pth').write_text('$(CURDIR)\n')"
 	@# Also where PYTHONDONTWRITEBYTECODE is set: compiled anew in each run, ours cost 0.1 s.

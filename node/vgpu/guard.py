@@ -15,6 +15,7 @@ import stat
 import time
 
 from node.change import apply as change_apply
+from node.change import close as change_close
 from node.change import journal
 from node.core import log
 from node.core.errors import Json, NodeError
@@ -113,7 +114,7 @@ def mend(known: State) -> str:
     }
     header = {"id": identifier, "deploy": "libvgpu", "operator": "rigbook-library guard"}
     change_apply.apply({"change": header, "steps": [step]})
-    change_apply.close(
+    change_close.close(
         {"change": identifier, "status": "COMMITTED", "reason": "the guard put it back"}
     )
     return identifier

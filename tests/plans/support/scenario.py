@@ -1,11 +1,13 @@
-"""Runs the real pyinfra command line against stand-in hosts, and reads what came of it."""
+"""Runs the real pyinfra command line against stand-in hosts, and reads what came of it.
+
+Each run is a fork of a process that has imported pyinfra and the project: 0.15 s in place of 1 s.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +20,7 @@ from schema.desired.plan import Plan
 from schema.inputs.load import plan
 from schema.observed.kernel import KernelFacts
 from schema.observed.snapshot import NodeSnapshot
+from tests.forkserver import Forkserver, shared
 from tests.plans.support.commands import Sent, sent
 from tests.plans.support.engine_double import EngineDouble, Reply, loopback
 from tests.plans.support.fakehost import DOWN, RECORD, SCENARIO, VARIABLE
@@ -27,10 +30,28 @@ from tests.unit.builders.host_parts import unit
 ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = "tests/plans/support/inventory.py"
 HEAD, WORKER = "@fake/lab1", "@fake/lab2"
-# A start of pyinfra takes 1.3 s; a run that hangs is a failure, not a wait.
+# A run that hangs is a failure, not a wait.
 TIMEOUT_S = 60
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 Snapshots = dict[str, NodeSnapshot]
+# The runbooks themselves are read anew by each run, as pyinfra does it.
+PRELOAD = f"""\
+import importlib, pkgutil, sys
+sys.path.insert(0, {str(ROOT)!r})
+import pyinfra_cli.main, pyinfra.connectors.fake
+from deploys.common import startup_speed
+for part in ("schema", "facts", "gates", "operations", "deploys.common", "deploys.procedures"):
+    found = pkgutil.walk_packages(importlib.import_module(part).__path__, part + ".")
+    for module in found:
+        importlib.import_module(module.name)
+for needed in startup_speed.NEEDED:
+    module, _, kind = needed.partition(":")
+    if kind:
+        getattr(importlib.import_module(module), kind).model_rebuild()
+import tests.plans.support.fakehost
+sys.path[0] = ""
+"""
+PYINFRA = "from pyinfra_cli.main import main; main()"
 
 
 def host(number: int, address: str, **changes: object) -> dict[str, object]:
@@ -170,26 +191,27 @@ def _run(scenario: Scenario, folder: Path, address: str) -> Ran:
         "kernels": {n: k.model_dump(mode="json") for n, k in scenario.kernels.items()},
     }
     (folder / SCENARIO).write_text(json.dumps(document))
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", scenario.inventory, *scenario.arguments],
+    done = _warm().run(
+        ["pyinfra", scenario.inventory, *scenario.arguments],
+        env={**_environ(), VARIABLE: str(folder), **scenario.env},
         cwd=scenario.folder,
-        env={
-            **os.environ,
-            "PYINFRA_PROGRESS": "off",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            VARIABLE: str(folder),
-            **scenario.env,
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=TIMEOUT_S,
-        check=False,
     )
     record = folder / RECORD
     lines = record.read_text().splitlines() if record.exists() else []
     commands = tuple(sent(*json.loads(line)) for line in lines)
     return Ran(done.returncode, done.stdout, _COLOUR.sub("", done.stderr), commands)
+
+
+def _environ() -> dict[str, str]:
+    """What every run of pyinfra gets."""
+    return {**os.environ, "PYINFRA_PROGRESS": "off", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _warm() -> Forkserver:
+    """pyinfra with the project's modules behind it, one for all runs of this pytest process."""
+    python = [sys.executable]
+    return shared("pyinfra", lambda: Forkserver(python, PRELOAD, PYINFRA, _environ()))
 
 
 class Runs:

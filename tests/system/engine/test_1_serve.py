@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from facts.endpoint.completion import Endpoint, ask
+import pytest
+
+from facts.endpoint.completion import ask
+from tests.system.engine.steps import head
 from tests.system.rehearsal import Lab
 
+OTHER = ("--data", "profile=throughput")
 
-def head(lab: Lab) -> Endpoint:
-    """The endpoint of the lab's head."""
-    return Endpoint(f"http://{lab.hosts['test1'].address}:8000", "tiny")
+
+@pytest.fixture(scope="module")
+def serving(lab: Lab) -> Lab:
+    """The lab after its first `serve`, in another profile: the way to the default is tested here,
+    and the files behind this one go on from it."""
+    done = lab.pyinfra("serve", *OTHER)
+    assert done.rc == 0, done.text
+    return lab
 
 
 def test_serve_brings_up_both_nodes_and_proves_it(serving: Lab) -> None:
@@ -33,7 +42,7 @@ def test_the_worker_is_headless_and_both_are_one_engine(serving: Lab) -> None:
 
 def test_a_second_run_changes_nothing_and_restarts_nothing(serving: Lab) -> None:
     before = serving.starts()
-    done = serving.pyinfra("serve")
+    done = serving.pyinfra("serve", *OTHER)
     assert done.rc == 0
     assert done.counts("Grand total")[1:3] == ("-", "-"), "a second run may change nothing"
     assert serving.starts() == before
@@ -41,9 +50,9 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(serving: Lab) -> None
 
 def test_a_dry_run_shows_the_changed_flags_and_changes_nothing(serving: Lab) -> None:
     before, starts = serving.snapshots(), serving.starts()
-    done = serving.pyinfra("serve", "--dry", "--diff", "--data", "profile=throughput", yes=False)
+    done = serving.pyinfra("serve", "--dry", "--diff", yes=False)
     assert done.rc == 0
-    assert "-  --max-num-seqs 4" in done.text and "+  --max-num-seqs 8" in done.text
+    assert "-  --max-num-seqs 8" in done.text and "+  --max-num-seqs 4" in done.text
     order = [done.text.index(step) for step in ("[test1] stop ", "[test1] start ")]
     assert order == sorted(order)
     assert serving.snapshots() == before
@@ -52,12 +61,12 @@ def test_a_dry_run_shows_the_changed_flags_and_changes_nothing(serving: Lab) -> 
 
 def test_a_changed_profile_restarts_both_and_is_proven(serving: Lab) -> None:
     before = serving.starts()
-    done = serving.pyinfra("serve", "--data", "profile=throughput")
+    done = serving.pyinfra("serve")
     assert done.rc == 0, done.text
     after = serving.starts()
     assert all(after[name] != before[name] for name in before), "both nodes restart, as a pair"
     assert ask(head(serving)).ok
-    again = serving.pyinfra("serve", "--data", "profile=throughput")
+    again = serving.pyinfra("serve")
     assert again.counts("Grand total")[1:3] == ("-", "-")
 
 
@@ -74,10 +83,10 @@ def test_an_engine_that_cannot_start_gives_way_to_the_last_good_one(serving: Lab
         newest = serving.changes(name)[0]
         assert (newest["deploy"], newest["status"]) == ("serve", "ROLLED_BACK")
         script = serving.ssh(name, "sudo cat /etc/rigbook/engine/serve.sh")
-        assert "--max-num-seqs 8" in script and "rigbook-no-such-flag" not in script
+        assert "--max-num-seqs 4" in script and "rigbook-no-such-flag" not in script
 
 
 def test_the_failed_change_leaves_nothing_to_do(serving: Lab) -> None:
-    done = serving.pyinfra("serve", "--data", "profile=throughput")
+    done = serving.pyinfra("serve")
     assert done.rc == 0
     assert done.counts("Grand total")[1:3] == ("-", "-")

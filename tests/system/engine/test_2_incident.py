@@ -54,17 +54,3 @@ def test_infra_is_red_and_names_the_worker_after_its_engine_was_killed(serving: 
     assert done.rc == 0, done.text
     after = serving.starts()
     assert all(after[name] != before[name] for name in before), "never one half of a pair"
-
-
-def test_stop_leaves_nothing_and_a_second_stop_changes_nothing(serving: Lab) -> None:
-    done = serving.pyinfra("stop")
-    assert done.rc == 0, done.text
-    for name in serving.hosts:
-        assert serving.ssh(name, "sudo docker ps -q") == ""
-        assert serving.ssh(name, "pgrep -c VLLM || true") == "0"
-        ports = serving.ssh(name, "sudo ss -Hltn 'sport = :8000 or sport = :29501'")
-        assert ports == ""
-    again = serving.pyinfra("stop")
-    assert again.rc == 0 and again.counts("Grand total")[1:3] == ("-", "-")
-    verify = serving.pyinfra("verify")
-    assert verify.rc == 1 and "Traceback" not in verify.text

@@ -49,12 +49,15 @@ def test_a_crash_loop_ends_after_three_starts_and_is_named_with_its_cause(by_han
     loop = next(row for row in rows if row["code"] == "crash-loop")
     assert loop["node"] == "test1" and "a flag that this vLLM does not know" in str(loop)
     assert lab.ssh("test1", "sudo docker ps -aq; ls /dev/shm/psm_* 2>/dev/null", check=False) == ""
-    mended(lab.pyinfra("serve"))
 
 
-def test_a_worker_without_headless_is_named(by_hand: Lab) -> None:
-    """C5: it leads as well, and the head waits for a worker that never comes."""
-    lab = by_hand
+def test_a_worker_without_headless_is_named(serving: Lab) -> None:
+    """C5: it leads as well, and the head waits for a worker that never comes.
+
+    It breaks what the crash loop left, and one `serve` mends both.
+    """
+    lab = serving
+    lab.ssh("test2", "sudo systemctl reset-failed rigbook-engine.service", check=False)
     for name in lab.hosts:
         lab.ssh(name, "sudo systemctl stop rigbook-pair.timer")
     relaunch(lab, "test2", "/--headless/d")
@@ -106,4 +109,3 @@ def test_a_stand_in_shows_what_a_real_engine_shows(by_hand: Lab) -> None:
         assert traits(lab, "test1") >= STAND_IN_TRAITS
     finally:
         lab.ssh("test1", f"sudo kill {pid}")
-    mended(lab.pyinfra("serve"))

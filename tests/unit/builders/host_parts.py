@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schema.desired.plan import CONTAINER, PAIR_TIMER, UNIT, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed import snapshot as s
 
 NOW = 1_780_000_000.0

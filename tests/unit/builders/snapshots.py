@@ -11,7 +11,7 @@ from gates.core.check import GIB
 from gates.core.violation import Violation
 from gates.gate_sets import check
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed import snapshot as s
 from tests.unit.builders.engine_parts import (
     absent_file,
@@ -39,13 +39,27 @@ from tests.unit.builders.spark_rig import spark_plan
 
 
 def put(value: Any, path: str, new: Any) -> Any:
-    """`value` with the part at `path` (such as `docker.images.0.arch`) replaced by `new`."""
+    """`value` with the part at `path` (such as `docker.images.0.arch`) replaced by `new`.
+
+    `+` stands for one more of a list, `-` for the index that is to be left out, `=TEXT` for each
+    word of that text, which `new` replaces or, empty, leaves out.
+    """
     if not path:
-        return new
+        return tuple(new) if isinstance(new, list) else new
     first, _, rest = path.partition(".")
     if isinstance(value, BaseModel):
         return value.model_copy(update={first: put(getattr(value, first), rest, new)})
+    if isinstance(value, dict):
+        return {**value, first: put(value.get(first), rest, new)}
+    if first == "+":
+        return (*value, new)
+    if first.startswith("="):
+        words = (new if word == first[1:] else word for word in value)
+        return tuple(word for word in words if word)
     items = list(value)
+    if first == "-":
+        del items[new]
+        return tuple(items)
     items[int(first)] = put(items[int(first)], rest, new)
     return tuple(items)
 

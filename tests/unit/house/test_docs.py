@@ -28,6 +28,7 @@ NOT_FILES = {
     "inventory/desk.py",
     "group_data/desk.py",
     "catalog/recipes/my-model.yaml",
+    "deploys/NAME.py",
 }
 # A key that ADR 16 says is not built.
 NOT_BUILT_KEYS = {"inplace"}
@@ -130,7 +131,7 @@ def test_every_runbook_has_its_deploy() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_pyinfra_commands_can_be_typed(page: Path) -> None:
-    keys = {*known_keys(kind_of(())), *known_keys(ClusterData)}
+    keys = {"help", *known_keys(kind_of(())), *known_keys(ClusterData)}
     for command in commands(page, "pyinfra"):
         words = command.split()
         deploy = next((word for word in words if word.startswith("deploys/")), None)
@@ -149,7 +150,7 @@ def test_data_keys_in_sentences_and_tables_exist(page: Path) -> None:
         named |= {
             key for row in rows.splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])
         }
-    assert named - {*known_keys(kind_of(())), *known_keys(ClusterData)} <= NOT_BUILT_KEYS
+    assert named - {"help", *known_keys(kind_of(())), *known_keys(ClusterData)} <= NOT_BUILT_KEYS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
@@ -222,14 +223,17 @@ def test_gates_page_and_incidents_agree() -> None:
                 assert f"`{gate}`" in rows[code][1] + rows[code][2], f"{code}: {gate}"
 
 
+def named_tests(where: str, text: str) -> int:
+    """How many tests the text names (`FILE::NAME`, or a case of a table); each must be there."""
+    named = re.findall(r"`(tests/[\w/]+\.(?:py|yaml))::([^`]+)`", text)
+    for path, name in named:
+        line = rf"^def {name}\(" if path.endswith(".py") else rf"case: {re.escape(name)}(,|$)"
+        assert re.search(line, (ROOT / path).read_text(), re.M), f"{where}: {path}: {name}"
+    return len(named)
+
+
 def test_tests_that_incidents_name_exist() -> None:
-    named = 0
-    for code, row in incidents().items():
-        for path, function in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[4]):
-            named += 1
-            assert (ROOT / path).is_file(), f"{code}: {path}"
-            assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{code}: {function}"
-    assert named > 0
+    assert sum([named_tests(code, row[4]) for code, row in incidents().items()])
 
 
 def test_every_fault_has_a_test_that_exists() -> None:
@@ -238,10 +242,7 @@ def test_every_fault_has_a_test_that_exists() -> None:
     numbers = [number for number, _, _ in rows if number != "none"]
     assert numbers == [str(n) for n in (*range(1, 23), *range(29, 39), *range(45, 51))]
     for number, what, tests in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
-        assert named, f"{number} {what}"
-        for path, function in named:
-            assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{number}: {function}"
+        assert named_tests(number, tests), f"{number} {what}"
 
 
 def test_every_fault_of_a_transfer_has_a_test_that_exists() -> None:
@@ -250,10 +251,7 @@ def test_every_fault_of_a_transfer_has_a_test_that_exists() -> None:
     rows = re.findall(r"^\| ([a-z].+?) \| (.+) \| (.*) ?\|$", part, re.M)[1:]
     assert len(rows) >= 12
     for what, image, weights in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", image + weights)
-        assert named, what
-        for path, function in named:
-            assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{what}: {function}"
+        assert named_tests(what, image + weights), what
 
 
 def test_adrs_are_numbered_and_whole() -> None:

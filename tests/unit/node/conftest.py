@@ -11,7 +11,7 @@ import pytest
 
 from facts.rignode import pack
 from tests.unit.node.support import table_lines, trees
-from tests.unit.node.support.host import Host
+from tests.unit.node.support.host import Host, compiled
 from tests.unit.node.support.reap_world import World
 from tests.unit.node.support.transfers import Ends
 
@@ -20,7 +20,7 @@ from tests.unit.node.support.transfers import Ends
 def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program as it is installed."""
     path = tmp_path_factory.mktemp("pyz") / f"rignode-{pack.version()}.pyz"
-    path.write_bytes(pack.zipapp_bytes())
+    path.write_bytes(compiled(pack.zipapp_bytes()))
     path.chmod(0o755)
     return path
 

@@ -1,6 +1,4 @@
-"""templates/image/vllm-spark built for real; tests/system/transfer/test_image_spark.py: what ends
-that.
-"""
+"""templates/image/vllm-spark built for real; test_image_spark.py beside this: what ends that."""
 
 from __future__ import annotations
 
