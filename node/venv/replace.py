@@ -10,17 +10,17 @@ import os
 import re
 import time
 
-from node.files import atomic
+from node.backup import store, unpack
 from node.change import journal, kinds, transaction
 from node.core import validate
-from node.venv import pip_plan
-from node.venv.in_place_step import InPlaceKind
-from node.backup import store, unpack
-from node.venv import install as installing
-from node.venv import versions as place
 from node.core.errors import Json, NodeError
-from node.core.step_kind import FAILED, Steps
 from node.core.run_as_owner import Owner
+from node.core.step_kind import FAILED, Steps
+from node.files import atomic
+from node.venv import install as installing
+from node.venv import pip_plan
+from node.venv import versions as place
+from node.venv.in_place_step import InPlaceKind
 
 
 def _checked(request: Json) -> Json:

@@ -29,7 +29,6 @@ from operations.engine.baseline import fast_enough
 from operations.engine.engine import Steps
 from operations.rollback.revert import recipe_baseline, revert_change
 from operations.venv.venv import PatchSteps, Version, wait_with_retries
-from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.observed.pip_report import VenvWheels, parse
@@ -249,9 +248,7 @@ def verify(rig: Procedure, work: UpgradeWork) -> str:
     detail = wait_with_retries(run, work.node, work.endpoint, recipe.expect.start_budget_s)
     value = run.context.get("baseline")
     baseline = float(str(value)) if value is not None else None
-    speed = fast_enough(
-        work.endpoint, baseline, recipe.expect.tolerance, run.host(work.node).log
-    )
+    speed = fast_enough(work.endpoint, baseline, recipe.expect.tolerance, run.host(work.node).log)
     named = recipe.venv.version if recipe.venv else None
     package = wheels_spec(rig.plan).package
     to_write = ""
