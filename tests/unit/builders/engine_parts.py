@@ -9,10 +9,12 @@ from gates.core.check import GIB
 from schema.desired.plan import CONTAINER, Document, Plan
 from schema.inputs.rig import Node
 from schema.observed import snapshot as s
+from schema.recipe.recipe import ContainerSpec
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 from tests.unit.builders.host_parts import OURS
+from tests.unit.builders.recorded import recorded
 
-FOREIGN = "badbad" + "1" * 58
+FOREIGN = str(recorded("foreign_container")["id"])
 IMAGE_ID = "sha256:" + "a" * 64
 # A safetensors file: a header of 108,208 bytes, then its JSON.
 SAFETENSORS = ((108_208).to_bytes(8, "little") + b'{"__meta').hex()
@@ -20,9 +22,15 @@ GGUF = (b"GGUF" + (3).to_bytes(4, "little") + bytes(8)).hex()
 LFS_POINTER = b"version https://".hex()
 
 
+def _box(plan: Plan) -> ContainerSpec:
+    """The recipe's container."""
+    assert plan.recipe.container is not None
+    return plan.recipe.container
+
+
 def container(plan: Plan, node: Node) -> s.Container:
     """The container that our unit runs for the plan."""
-    spec, box = plan.specs[node.name], plan.recipe.container
+    spec, box = plan.specs[node.name], _box(plan)
     mounts = [*spec.volumes, (SCRIPT_PATH, SCRIPT_IN_CONTAINER, True)]
     return s.Container(
         id=OURS,
@@ -47,34 +55,15 @@ def container(plan: Plan, node: Node) -> s.Container:
 
 def foreign_container(**changes: Any) -> s.Container:
     """A container of somebody else."""
-    values: dict[str, Any] = {
-        "id": FOREIGN,
-        "name": "vllm_ds4",
-        "image": "busybox",
-        "image_id": "sha256:" + "b" * 64,
-        "state": "running",
-        "exit_code": 0,
-        "pid": 40,
-        "argv": ("sleep", "infinity"),
-        "environ": {},
-        "restart_policy": "unless-stopped",
-        "network_mode": "host",
-        "ipc_mode": "host",
-        "privileged": True,
-        "init": False,
-        "mounts": (),
-        "restarts": 0,
-        "labels": {},
-    }
-    return s.Container(**{**values, **changes})
+    return s.Container(**recorded("foreign_container", **changes))
 
 
 def image(plan: Plan) -> s.Image:
     """The recipe's image."""
-    repository = plan.recipe.container.image.rsplit(":", 1)[0]
+    repository = _box(plan).image.rsplit(":", 1)[0]
     return s.Image(
         id=IMAGE_ID,
-        tags=(plan.recipe.container.image,),
+        tags=(_box(plan).image,),
         digests=(f"{repository}@sha256:" + "d" * 64,),
         layers=("sha256:" + "1" * 64, "sha256:" + "2" * 64),
         config_sha256="e" * 64,
@@ -87,7 +76,7 @@ def patched_files(plan: Plan) -> tuple[s.ImageFile, ...]:
     """The answers of an image that carries every patch of the recipe as often as it should."""
     return tuple(
         s.ImageFile(
-            image=plan.recipe.container.image,
+            image=_box(plan).image,
             path=patch.path,
             contains=patch.contains,
             matches=(
@@ -116,16 +105,8 @@ def weights(plan: Plan, node: Node) -> s.Weights:
 
 def absent_file(path: str) -> s.FileState:
     """A file that is not there."""
-    return s.FileState(
-        path=path,
-        kind="absent",
-        sha256=None,
-        size=None,
-        mode=None,
-        uid=None,
-        gid=None,
-        content=None,
-    )
+    nothing = dict.fromkeys(("sha256", "size", "mode", "uid", "gid", "content"))
+    return s.FileState(path=path, kind="absent", **nothing)
 
 
 def written_file(document: Document) -> s.FileState:

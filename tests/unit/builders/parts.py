@@ -21,12 +21,6 @@ def _process(argv: list[str], pid: int = 77, **changes: Any) -> s.EngineProcess:
     return h.process(pid, *argv, **changes)
 
 
-def _disk(path: str, free: int = 2000 * GIB) -> s.Disk:
-    return s.Disk(
-        path=path, mount="/", total=4000 * GIB, free=free, inodes_free=10**8, read_only=False
-    )
-
-
 def _segment(name: str, **changes: Any) -> s.ShmSegment:
     values = {"size": 2**28, "uid": 0, "inode": 7, "mtime": h.NOW - 900, "mappers": (), **changes}
     return s.ShmSegment(name=name, **values)
@@ -37,7 +31,7 @@ MADE: dict[str, Callable[..., Any]] = {
     "compute": lambda **values: s.ComputeProcess(**values),
     "connection": h.connection,
     "container": e.foreign_container,
-    "disk": _disk,
+    "disk": h.disk,
     "ghost": lambda **values: s.GhostFile(**values),
     "gpu": h.discrete_gpu,
     "grub": k.grub,

@@ -22,11 +22,11 @@ from tests.unit.builders.engine_parts import (
     written_file,
 )
 from tests.unit.builders.host_parts import (
-    BOOT,
     NOW,
     OURS,
     SLAVES,
     absent_unit,
+    disk,
     gb10,
     joined,
     link,
@@ -35,6 +35,7 @@ from tests.unit.builders.host_parts import (
     process,
     unit,
 )
+from tests.unit.builders.recorded import recorded
 from tests.unit.builders.spark_rig import spark_plan
 
 
@@ -76,66 +77,48 @@ def serving(plan: Plan) -> dict[str, s.NodeSnapshot]:
 
 def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
     peers = [other for other in plan.rig.nodes if other.name != node.name]
-    return s.NodeSnapshot(
-        format=1,
-        took_s=0.3,
-        identity=s.Identity(
-            hostname=node.name,
-            machine_id=hashlib.md5(node.name.encode()).hexdigest(),
-            boot_id=BOOT,
-            arch="aarch64",
-            os_id="ubuntu",
-            os_version="24.04",
-            kernel="6.14.0-1013-nvidia",
-            uptime_s=3600.0,
-            clock_unix_s=NOW + node.rank * 0.2,
-            effective_uid=0,
-            python="3.12.3",
-        ),
+    identity = {
+        "hostname": node.name,
+        "machine_id": hashlib.md5(node.name.encode()).hexdigest(),
+        "clock_unix_s": NOW + node.rank * 0.2,
+    }
+    links = (
+        link("bond0", kind="bond", addresses=(f"{node.fabric_address}/24",), slaves=SLAVES),
+        *(link(name, master="bond0") for name in SLAVES),
+        link("eth0", mtu=1500, addresses=(f"{node.lan_address}/24",)),
+    )
+    probes = [
+        s.PeerProbe(
+            address=str(peer.fabric_address),
+            route_device="bond0",
+            route_source=str(node.fabric_address),
+            full_size_ping=True,
+            detail="8972 bytes unfragmented through bond0",
+        )
+        for peer in peers
+    ]
+    reach = [
+        s.Reach(
+            address=str(address),
+            port=29680,
+            device=device,
+            state="refused",
+            detail="nobody listens there",
+        )
+        for peer in peers
+        for address, device in ((peer.fabric_address, "bond0"), (peer.lan_address, None))
+    ]
+    values = recorded(
+        "spark",
+        identity={**recorded("spark")["identity"], **identity},
         gpus=s.Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
-        memory=s.Memory(
-            total=int(119.67 * GIB),
-            free=int(112 * GIB),
-            available=int(114 * GIB),
-            shmem=1024**2,
-            page_cache=3 * GIB,
-            dirty=0,
-            swap_total=0,
-            swap_free=0,
-        ),
-        shm=(),
-        engine_processes=(),
         network=s.Network(
-            links=(
-                link("bond0", kind="bond", addresses=(f"{node.fabric_address}/24",), slaves=SLAVES),
-                *(link(name, master="bond0") for name in SLAVES),
-                link("eth0", mtu=1500, addresses=(f"{node.lan_address}/24",)),
-            ),
+            links=links,
             rdma_devices=("rocep1s0f0", "roceP2p1s0f0"),
-            peers=tuple(
-                s.PeerProbe(
-                    address=str(peer.fabric_address),
-                    route_device="bond0",
-                    route_source=str(node.fabric_address),
-                    full_size_ping=True,
-                    detail="8972 bytes unfragmented through bond0",
-                )
-                for peer in peers
-            ),
-            reach=tuple(
-                s.Reach(
-                    address=str(address),
-                    port=29680,
-                    device=device,
-                    state="refused",
-                    detail="nobody listens there",
-                )
-                for peer in peers
-                for address, device in ((peer.fabric_address, "bond0"), (peer.lan_address, None))
-            ),
+            peers=tuple(probes),
+            reach=tuple(reach),
         ),
         ports=(port(22),),
-        connections=(),
         docker=s.Docker(
             version="28.3.3",
             storage_driver="overlay2",
@@ -147,21 +130,9 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
         files=tuple(absent_file(document.path) for document in plan.documents[node.name]),
         weights=(weights(plan, node),),
         image_files=patched_files(plan),
-        disks=tuple(
-            s.Disk(
-                path=path,
-                mount="/",
-                total=4000 * GIB,
-                free=2000 * GIB,
-                inodes_free=10**8,
-                read_only=False,
-            )
-            for path in plan.requests[node.name].disks
-        ),
-        sysctls={"vm.swappiness": "60"},
-        journal=s.Journal(lock_held=False, lock_holder=None, changes=(), broken=()),
-        node_version=None,
+        disks=tuple(disk(path) for path in plan.requests[node.name].disks),
     )
+    return s.NodeSnapshot(**values)
 
 
 def _running(plan: Plan, node: Node) -> s.NodeSnapshot:
@@ -177,14 +148,16 @@ def _running(plan: Plan, node: Node) -> s.NodeSnapshot:
     ports = [port(22)]
     if node.role == "head":
         ports += [port(8000, **held), port(29501, **held)]
-    seen = _node(plan, node)
+    seen: Any = _node(plan, node)
     seen = put(seen, "engine_processes", processes)
     seen = put(seen, "ports", tuple(ports))
     seen = put(seen, "connections", joined(plan, node))
     seen = put(seen, "docker.containers", (container(plan, node),))
     seen = put(seen, "units", (unit(), pair_timer()))
     seen = put(seen, "files", tuple(written_file(d) for d in plan.documents[node.name]))
-    return put(seen, "memory.available", 9 * GIB)
+    seen = put(seen, "memory.available", 9 * GIB)
+    assert isinstance(seen, s.NodeSnapshot)
+    return seen
 
 
 def beyond_usual(plan: Plan, seen: Any, usual: Any = None) -> list[Violation]:
