@@ -4,27 +4,25 @@ Runbook: docs/runbooks/firmware.md. Data: attest=ITEM,… and by=NAME record wha
 only=NODE, nic=CARD.
 """
 
-from pyinfra import host, state
+from pyinfra import host
 
-from deploys.common.load_and_gate import dry_run, gate, load, once, operator_data
-from deploys.procedures.host.firmware import asked, decide, gates_of, observed, proof
+from deploys.common.procedure import loaded
+from deploys.procedures.host import firmware
 from operations.change.apply import apply
 from operations.engine import engine
-from schema.inputs.runbook_data import FirmwareData
 
 # Load: what we want, and the board's checklist.
-rig = load()
-data = operator_data(FirmwareData)
-want = once("want", lambda: asked(rig, data))
+rig = loaded("firmware", revert=firmware.revert)
+want = firmware.parse_request(rig)
 
 # Gate: whether this rig may be changed now, and which card must wake it.
-snapshots, waivers = gate(want.plan, gates_of(want), lambda: observed(state, want))
-work = once("work", lambda: decide(state, want, snapshots, waivers, dry_run()))
+rig.gate(firmware.gates(want), look=lambda: firmware.inspect(want))
+work = firmware.plan(rig, want)
 
 # Act: what can be set, and what was attested, as one journalled change.
 apply(
     name="Set what Linux can set, record what was attested",
-    run=work.run,
+    run=rig.run,
     label="machine",
     steps=work.steps[host.name],
     members=work.members,
@@ -33,10 +31,10 @@ apply(
 )
 
 # Verify: it is read again.
-if host.name == want.plan.rig.head.name:
+if rig.at_head:
     engine.prove(
         name="What was set is so",
-        run=work.run,
+        run=rig.run,
         needed=bool(work.members),
-        check=lambda: proof(state, want, work),
+        check=lambda: firmware.verify(want, work),
     )

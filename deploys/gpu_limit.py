@@ -4,30 +4,24 @@ Runbook: docs/runbooks/gpu_limit.md. Data: limit=24000m (else computed from the 
 reserve_mib, device, hardware_mib, container, deadline; set='{"NAME": "value"}' for other variables.
 """
 
-from pyinfra import host, state
-
-from deploys.procedures.cluster.gpu_limit import asked_values, decide, models
-from deploys.procedures.cluster.load_and_gate import gate_cluster, load_cluster
-from deploys.procedures.cluster.rollout import proof
+from deploys.common.load_and_gate import DEPLOYMENT
+from deploys.common.procedure import gated
+from deploys.procedures.cluster import ask, gpu_limit, rollout
 from gates.gate_sets import CHANGING
 from operations.change.apply import apply
 from operations.engine import engine
 
-# Load: what we want.
-plan = load_cluster()
-
-# Gate: whether. The server rehearses the patch: it may change these values and nothing else.
-snapshot, waivers = gate_cluster(plan, CHANGING, lambda: models(plan))
-values = asked_values(plan, snapshot)
-work = decide(state, plan, values, waivers)
+# Load, Gate: the server rehearses the patch: it may change these values and nothing else.
+rig = gated("gpu_limit", CHANGING, revert=ask.revert, more=gpu_limit.models, runtimes=DEPLOYMENT)
+work = gpu_limit.plan(rig)
 
 # Act: a strategic patch of one container, refused when somebody else wrote meanwhile.
 apply(
     name="Set the variables",
-    run=work.run,
+    run=rig.run,
     label="kube",
     steps=work.steps,
-    members=[host.name],
+    members=rig.nodes.head,
     idle="the Deployment has these values",
     words=work.lines,
 )
@@ -35,7 +29,7 @@ apply(
 # Verify: the rollout ends within its deadline, and the new pod really has the values.
 engine.prove(
     name="The new pod runs with them",
-    run=work.run,
+    run=rig.run,
     needed=bool(work.steps),
-    check=lambda: proof(state, plan, work),
+    check=lambda: rollout.verify(rig, work),
 )

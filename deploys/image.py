@@ -3,51 +3,43 @@
 Runbook: docs/runbooks/image.md. Data: from, archive, build, method, port, waive + reason.
 """
 
-from pyinfra import host, state
-
-from deploys.common.load_and_gate import gate, load, operator_data
-from deploys.procedures.transfer.image import agreed, asking_the_way, decide, image_of_recipe
+from deploys.common.procedure import loaded
+from deploys.procedures.transfer import image as procedure
 from gates.transfer.image import image_gates
 from operations.engine import engine
 from operations.transfer import image
-from schema.inputs.runbook_data import ImageData
 
-# Load: what we want.
-data = operator_data(ImageData)
-plan = asking_the_way(load(), data)
+# Load: what we want, and from where.
+rig = loaded("image", revert=procedure.revert)
+want = procedure.parse_request(rig)
 
 # Gate: one right image, a way over the fabric, room, nobody else at work.
-image_of_recipe(plan)
-said_which = data.build or data.archive is not None
-snapshots, waivers = gate(
-    plan,
-    image_gates(data.source, data.port, said_which, data.method == "ssh", data.waive),
-)
-work = decide(state, plan, snapshots, waivers, data)
+rig.gate(image_gates(want.asked), want.plan)
+work = procedure.plan(rig)
 
 # Act: on one node first, where none has it; from there to all others at the same time.
 image.seed(
     name="Bring the image to one node",
-    run=work.run,
-    reference=image_of_recipe(plan),
+    run=rig.run,
+    reference=work.reference,
     nodes=work.seeds,
     archive=work.archive,
     build=work.build,
 )
 image.move(
     name="Move the image",
-    run=work.run,
-    reference=image_of_recipe(plan),
+    run=rig.run,
+    reference=work.reference,
     transfer=work.transfer,
-    whole=work.whole,
+    whole=work.is_whole,
     image=work.image,
 )
 
 # Verify: the same content on every node, looked at anew.
-if host.name == plan.rig.head.name:
+if rig.at_head:
     engine.prove(
         name="The same content everywhere",
-        run=work.run,
+        run=rig.run,
         needed=work.needed,
-        check=lambda: agreed(state, plan),
+        check=lambda: procedure.verify(rig),
     )

@@ -6,27 +6,25 @@ candidate=RELEASE to boot it once, prove it and pin it, with budget=SECONDS for 
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import gate, load, once, operator_data
-from deploys.procedures.host.kernel import decide, gates_of, observed, wanted
-from deploys.procedures.host.kernel_trial import back_to_pinned, candidate_proof, reboot_into
+from deploys.common.load_and_gate import ALL
+from deploys.common.procedure import loaded
+from deploys.procedures.host import kernel, kernel_trial
 from operations.change.apply import apply
 from operations.engine import engine
-from schema.inputs.runbook_data import KernelData
+from operations.host.reboot import reboot
 
 # Load: what we want.
-rig = load()
-data = operator_data(KernelData)
-want = once("want", lambda: wanted(rig, data))
-plan = want.plan
+rig = loaded("kernel", revert=kernel_trial.revert, runtimes=ALL)
+want = kernel.parse_request(rig)
 
 # Gate: the kernel is there, GRUB has it, and its driver is there.
-snapshots, waivers = gate(plan, gates_of(want), lambda: observed(state, want))
-work = decide(state, want, snapshots, waivers, back_to_pinned)
+rig.gate(kernel.gates(want), want.plan, lambda: kernel.inspect(state, want))
+work = kernel.plan(rig, want)
 
-# Act: files, holds and GRUB's default as one journalled change; a candidate's one boot.
+# Act: files, holds and GRUB's default as one journalled change.
 apply(
     name="Write GRUB's default and apt's holds",
-    run=work.run,
+    run=rig.run,
     label="kernel",
     steps=work.steps[host.name],
     members=work.members,
@@ -34,13 +32,28 @@ apply(
     before=work.before[host.name],
     words=work.words[host.name],
 )
-reboot_into(want, work)
+# A candidate's one boot: the engine down as a pair, the nodes at the same time.
+if want.candidate:
+    engine.stop(name="Stop the head", run=rig.run, nodes=rig.up.head)
+    engine.stop(name="Stop the workers", run=rig.run, nodes=rig.up.workers)
+    reboot(
+        name=f"Boot {want.kernel} once",
+        run=rig.run,
+        nodes=work.members,
+        before=work.boots[host.name],
+        budget_s=want.budget_s,
+    )
+    engine.start(
+        name="Start the engine on nodes that stayed up",
+        run=rig.run,
+        nodes=rig.up.all - work.members,
+    )
 
 # Verify: GRUB's own files say what boots next; a candidate has booted, with driver and engine.
-if host.name == plan.rig.head.name:
+if rig.at_head:
     engine.prove(
         name="The next boot is the one that was asked for",
-        run=work.run,
+        run=rig.run,
         needed=bool(work.members),
-        check=lambda: candidate_proof(state, want, work),
+        check=lambda: kernel_trial.verify(rig, want, work),
     )

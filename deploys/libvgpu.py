@@ -4,29 +4,24 @@ Runbook: docs/runbooks/libvgpu.md. Data: library=FILE + sha256=HEX, target, with
 reapply, webhook_file or webhook, restart_pods, waive + reason; remove=true: the original back.
 """
 
-from pyinfra import host, state
-
-from deploys.procedures.cluster.libvgpu import decide, findings
-from deploys.procedures.cluster.libvgpu_proof import proof
-from deploys.procedures.cluster.load_and_gate import gate_cluster, load_cluster
+from deploys.common.load_and_gate import DEPLOYMENT
+from deploys.common.procedure import gated
+from deploys.procedures.cluster import ask, libvgpu, libvgpu_proof
 from gates.gate_sets import CHANGING
 from operations.change.apply import apply
 from operations.engine import engine
 
-# Load: what we want.
-plan = load_cluster()
-
-# Gate: whether. The candidate is loaded by a fresh process of the host, from memory.
-snapshot, waivers = gate_cluster(plan, CHANGING, lambda: findings(plan))
-work = decide(state, plan, snapshot, waivers)
+# Load, Gate: the candidate is loaded by a fresh process of the host, from memory.
+rig = gated("libvgpu", CHANGING, revert=ask.revert, more=libvgpu.findings, runtimes=DEPLOYMENT)
+work = libvgpu.plan(rig)
 
 # Act: temp in the same folder, loaded from there, renamed; the original is kept by its content.
 apply(
     name="Swap the library",
-    run=work.run,
+    run=rig.run,
     label="library",
     steps=work.steps,
-    members=[host.name],
+    members=rig.nodes.head,
     idle="the library is as it should be",
     words=work.lines,
     notes=work.notes,
@@ -35,7 +30,7 @@ apply(
 # Verify: on the disk, and inside a process that was started after it.
 engine.prove(
     name="A fresh process maps it",
-    run=work.run,
+    run=rig.run,
     needed=bool(work.steps or work.restarts),
-    check=lambda: proof(state, plan, work),
+    check=lambda: libvgpu_proof.verify(rig, work),
 )

@@ -4,13 +4,11 @@ Runbook: docs/runbooks/provenance.md. Data: commits=a,b,#123, git=/path/of/a/clo
 venv=PATH where the recipe names none, json=true. Exit status 1 where the artefact is not fit.
 """
 
-from pyinfra import state
-
-from deploys.common.load_and_gate import load, once
-from deploys.procedures.venv.provenance import tell
+from deploys.common.procedure import loaded
+from deploys.procedures.venv import provenance
 
 # Load: which artefact the recipe runs.
-plan = load()
+rig = loaded("provenance")
 
 # Verify: its files are read where they lie; no container is started, nothing is imported.
-once("provenance", lambda: tell(state, plan))
+provenance.report(rig)

@@ -11,7 +11,7 @@ from gates.gate_sets import RESTARTING
 from operations.engine import cleanup, engine
 
 # Load, Gate: what a restart cannot mend stops it before anything is touched.
-rig = gated("restart", RESTARTING, meanwhile=serve.endpoint_with_key)
+rig = gated("restart", RESTARTING, meanwhile=serve.must_answer)
 work = restart.plan(rig)
 
 # Act: down as a pair, head first; what nobody owns goes; up again, worker first.

@@ -4,28 +4,26 @@ Runbook: docs/runbooks/unit.md. Data: unit, exec_start, restart, restart_sec, en
 start_limit_interval, start_limit_burst, drop_in=NAME, remove=true, only=NODE, waive + reason.
 """
 
-from pyinfra import host, state
+from pyinfra import host
 
-from deploys.common.load_and_gate import gate, load, once, operator_data
-from deploys.procedures.host.unit import asked, decide, proof
+from deploys.common.procedure import loaded
+from deploys.procedures.host import unit
 from gates.gate_sets import CHANGING
 from operations.change.apply import apply
 from operations.engine import engine
-from schema.inputs.runbook_data import UnitData
 
 # Load: which unit, what of it, and on which nodes.
-rig = load()
-data = operator_data(UnitData)
-plan, wanted = once("wanted", lambda: asked(rig, data))
+rig = loaded("unit", revert=unit.revert)
+plan, wanted = unit.parse_request(rig)
 
 # Gate: whether this rig may be changed now, and whether the unit would be sound afterwards.
-snapshots, waivers = gate(plan, CHANGING)
-work = once("unit", lambda: decide(state, plan, snapshots, wanted, data, waivers))
+rig.gate(CHANGING, plan)
+work = unit.plan(rig, wanted)
 
 # Act: the drop-in, read by systemd; a unit in trouble starts with it.
 apply(
     name=work.title,
-    run=work.run,
+    run=rig.run,
     label="drop-in",
     steps=work.steps[host.name],
     members=work.members,
@@ -34,10 +32,10 @@ apply(
 )
 
 # Verify: systemd has read it, and what was started stays up.
-if host.name == plan.rig.head.name:
+if rig.at_head:
     engine.prove(
         name="The unit is what was asked for",
-        run=work.run,
+        run=rig.run,
         needed=bool(work.members),
-        check=lambda: proof(state, plan, work),
+        check=lambda: unit.verify(rig, work),
     )

@@ -4,115 +4,86 @@ Runbook: docs/runbooks/upgrade.md. Data: version (else the recipe's venv.version
 reason; inplace=true installs into the venv that serves; prune=true removes versions nobody needs.
 """
 
-from pyinfra import host, state
+from pyinfra import host
 
-from deploys.common.load_and_gate import gate, load, once, operator_data
-from deploys.procedures.venv.upgrade import (
-    checked,
-    decide,
-    installed,
-    measured,
-    patched,
-    proof,
-    returned,
-    switched,
-    would_prune,
-)
+from deploys.common.procedure import loaded
+from deploys.procedures.venv import upgrade
 from gates.gate_sets import CHANGING, UPGRADING
-from operations.change.run import Run
 from operations.engine import engine
-from operations.venv import backup, upgrade
+from operations.venv import backup, venv
 from schema.inputs.runbook_data import UpgradeData
 
 # Load: what the rig is, and which version is wanted.
-plan = load()
-made = once("backups made", dict)
+rig = loaded("upgrade", revert=upgrade.revert)
+is_prune = rig.data(UpgradeData).prune
 
 # Gate: what is known of that version here, what pip would do, whether there is room.
-if operator_data(UpgradeData).prune:
-    gate(plan, CHANGING)
-    node, request, found = would_prune(state, plan)
-    if host.name == node:
-        upgrade.prune(name="Remove versions that nobody needs", request=request, found=found)
-else:
-    snapshots, waivers = gate(plan, UPGRADING)
-    work = decide(state, plan, snapshots, waivers)
-    run = work.run(lambda: Run(state, "upgrade", plan, work.waivers, returned))
-    needed = work.is_needed
-    folder = work.place.folder
+rig.gate(CHANGING if is_prune else UPGRADING)
 
-    # Act: measure and back up; install, patch and check beside; then stop, switch, start.
-    IDLE = f"{work.package} {work.now} is the active version already"
-    upgrade.task(
+# Act, with prune=true: the versions that nobody needs go; nothing else is touched.
+if is_prune and rig.at_head:
+    surplus = upgrade.plan_prune(rig)
+    venv.prune(
+        name="Remove versions that nobody needs", request=surplus.request, found=surplus.found
+    )
+
+# Act: measure and back up; install, patch and check beside; then stop, switch, start.
+if not is_prune:
+    work = upgrade.plan(rig)
+    venv.measure(
         name="Measure what it does now",
-        run=run,
-        label="baseline",
-        plan=["measure tokens a second, one stream"] if needed else [],
-        work=lambda: measured(plan, work, run, made),
-        idle=IDLE,
+        run=rig.run,
+        version=work.version,
+        endpoint=work.endpoint,
+        is_up=work.is_up,
+        recorded=work.recorded,
     )
     if work.backup is not None:
         backup.back_up(
             name="Back the installation up",
             request=work.backup_request,
             found=work.backup,
-            done=made,
+            done=work.backups,
         )
-        backup.verify(name="Read it back", ids=[], made=made, pending=work.backup.stored)
-    engine.stop(
-        name="Stop the engine first", run=run, nodes=work.nodes(work.runs and work.stop_first)
+        backup.verify(name="Read it back", ids=[], made=work.backups, pending=work.backup.stored)
+    if work.stops_before_install:
+        engine.stop(
+            name="Stop the engine: pip needs its files or memory", run=rig.run, nodes=work.nodes_up
+        )
+    venv.install(
+        name="Install the version in place" if work.in_place else "Install the version beside",
+        run=rig.run,
+        version=work.version,
+        pip_args=work.pip_args,
+        room_bytes=work.room_bytes,
+        backups=work.backups,
     )
-    upgrade.task(
-        name="Install the version in place" if work.inplace else "Install the version beside",
-        run=run,
-        label="install",
-        plan=[f"install {work.package} {work.wanted} into {folder}"] if needed else [],
-        work=lambda: installed(plan, work, run),
-        idle=IDLE,
-    )
-    upgrade.task(
+    venv.patch(
         name="Patch it",
-        run=run,
-        label="patch",
-        plan=["bring the recipe's patches into force there"] if needed else [],
-        work=lambda: patched(plan, work, run),
-        idle=IDLE,
+        run=rig.run,
+        version=work.version,
+        count=work.patches,
+        inspect=lambda: upgrade.inspect_patches(rig, work),
+        verify=lambda: upgrade.verify_patches(rig, work),
     )
-    upgrade.task(
-        name="Import it and execute its program",
-        run=run,
-        label="check",
-        plan=[f"import {work.package}, {folder}/bin/{work.package} --version"] if needed else [],
-        work=lambda: checked(work, run),
-        idle=IDLE,
-    )
-    engine.stop(
-        name="Stop the engine", run=run, nodes=work.nodes(work.runs and not work.stop_first)
-    )
-    upgrade.task(
-        name="Switch to it by one rename",
-        run=run,
-        label="switch",
-        plan=[f"{work.venv}: {work.place.link or 'a folder'} -> {folder}"]
-        if needed and not work.inplace
-        else [],
-        work=lambda: switched(work, run),
-        idle="it was installed in place" if work.inplace and needed else IDLE,
-    )
+    venv.check(name="Import it and execute its program", run=rig.run, version=work.version)
+    if not work.stops_before_install:
+        engine.stop(name="Stop the engine, which served so far", run=rig.run, nodes=work.nodes_up)
+    venv.switch(name="Switch to it by one rename", run=rig.run, version=work.version)
     engine.configure(
         name="Write the launch script, the environment and the unit",
-        run=run,
+        run=rig.run,
         steps=work.documents,
-        members=work.nodes(bool(work.documents)),
+        members=work.nodes if work.documents else (),
         files=work.files,
     )
-    engine.start(name="Start the engine", run=run, nodes=work.nodes(True))
+    engine.start(name="Start the engine", run=rig.run, nodes=work.nodes)
 
     # Verify: a real answer at the former speed blesses the change; else it goes back by itself.
     if host.name == work.node:
         engine.prove(
             name="A real chat completion, at the former speed",
-            run=run,
-            needed=needed,
-            check=lambda: proof(plan, work, run),
+            run=rig.run,
+            needed=work.version is not None,
+            check=lambda: upgrade.verify(rig, work),
         )

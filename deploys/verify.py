@@ -4,18 +4,16 @@ Runbook: docs/runbooks/verify.md. Data: deadline (on a Kubernetes rig). Exit sta
 reason when it does not serve.
 """
 
-from pyinfra import host, state
+from pyinfra import logger
 
-from deploys.common.load_and_gate import endpoint, load
-from deploys.procedures.cluster.completion import prove_it_answers
-from deploys.procedures.cluster.load_and_gate import load_cluster, on_cluster
-from deploys.procedures.engine.verify import prove_it_serves
+from deploys.common.load_and_gate import ALL
+from deploys.common.procedure import loaded
+from deploys.procedures.engine import verify
 
 # Load: what should answer, and where.
-plan = load_cluster() if on_cluster() else load()
+rig = loaded("verify", runtimes=ALL)
 
-# Verify: nothing is changed; the answer is the evidence. A Service is asked from its host.
-if on_cluster():
-    prove_it_answers(state, plan)
-elif host.name == plan.rig.head.name:
-    prove_it_serves(endpoint(plan))
+# Verify: nothing is changed; the answer is the evidence.
+if rig.at_head:
+    for line in verify.answers(rig.plan):
+        logger.info(f"    {line}")

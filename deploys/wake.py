@@ -6,23 +6,20 @@ budget=SECONDS, power_cycle=true with power_cycle_command and off_s=SECONDS.
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import load, once, operator_data
-from deploys.procedures.host.wake import asked, causes, told, woken
+from deploys.common.procedure import loaded
+from deploys.procedures.host import wake as procedure
 from operations.host import wake
-from schema.inputs.runbook_data import WakeData
 
 # Load: which machines, and what was kept of them while they were up.
-plan = load()
-data = operator_data(WakeData)
+rig = loaded("wake")
 
 # Gate: who answers already, whether a card's address is known, and who may cut the power.
-work = once("wake", lambda: asked(state, plan, data))
-once("told", lambda: told(work))
+work = procedure.plan(rig)
 
 # Act, verify: the packet again and again until sshd answers, or the causes in order.
 wake.wake(
     name="Wake, and wait for sshd",
     asleep=work.asleep(host.name),
-    work=lambda target: woken(state, work, target),
-    causes=lambda target: causes(work, target.name),
+    work=lambda target: procedure.wake_and_wait(state, work, target),
+    causes=lambda target: procedure.likely_causes(work, target.name),
 )

@@ -3,51 +3,45 @@
 Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, waive + reason.
 """
 
-from pyinfra import host, state
+from pyinfra import host
 
-from deploys.common.load_and_gate import gate, load, operator_data
-from deploys.procedures.transfer.image import asking_the_way
-from deploys.procedures.transfer.weights import agreed, decide, giver
+from deploys.common.procedure import loaded
+from deploys.procedures.transfer import weights as procedure
 from gates.transfer.weights import weights_gates
 from operations.engine import engine
 from operations.transfer import weights
 from schema.inputs.runbook_data import WeightsData
 
-# Load: what we want.
-data = operator_data(WeightsData)
-plan = asking_the_way(load(), data)
+# Load: what we want, and whose weights are whole.
+rig = loaded("weights", revert=procedure.revert)
+want = procedure.parse_request(rig)
 
 # Gate: one node's weights are whole, a way over the fabric, room, nobody else at work.
-snapshots, waivers = gate(
-    plan,
-    weights_gates(
-        giver(state, plan, data), data.port, data.waive, data.source is not None or data.prune
-    ),
-)
-work = decide(state, plan, snapshots, waivers, data)
+rig.gate(weights_gates(want.asked), want.plan)
+work = procedure.plan(rig)
 
-# Act: what lacks or differs, to all takers at the same time; full hashes where asked for.
+# Act: what lacks or differs, to all targets at the same time; full hashes where asked for.
 weights.move(
     name="Move the weights",
-    run=work.run,
+    run=rig.run,
     transfer=work.transfer,
     paths=work.paths,
-    owner=plan.rig.node(host.name).ssh_user,
-    prune=data.prune,
+    owner=rig.plan.rig.node(host.name).ssh_user,
+    prune=rig.data(WeightsData).prune,
 )
 weights.hash_all(
     name="Hash every file",
-    run=work.run,
+    run=rig.run,
     members=work.hashing,
     paths=work.paths,
     found=work.hashed,
 )
 
 # Verify: the same files on every node, looked at anew.
-if host.name == plan.rig.head.name:
+if rig.at_head:
     engine.prove(
         name="The same weights everywhere",
-        run=work.run,
+        run=rig.run,
         needed=work.needed,
-        check=lambda: agreed(state, plan, work),
+        check=lambda: procedure.verify(rig, work),
     )

@@ -6,16 +6,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gates.artifact import image, image_patches, venv
+from gates.cluster import host_memory
 from gates.core.check import Gate, Observed
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.engine import processes
+from gates.drift import findings
+from gates.engine import foreign_engine, peers, processes
 from gates.gpu import driver, memory
 from gates.host import reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
 from gates.transfer import fabric
-from gates.unit import ghost, installed_recipe, supervision
+from gates.unit import crash_loop, ghost, installed_recipe, launch_script, supervision
 from gates.weights import weights
 from schema.desired.plan import Plan
 
@@ -32,6 +34,7 @@ SERVING: tuple[Gate, ...] = (
     *reachable.GATES,
     *driver.GATES,
     *memory.GATES,
+    *host_memory.GATES,
     *processes.GATES,
     *fabric.GATES,
     *storage.GATES,
@@ -81,6 +84,29 @@ REBOOTING: tuple[Gate, ...] = (
 )
 # Before a rollback: an open change is what it is there for.
 REACHING: tuple[Gate, ...] = (reachable.nodes_reachable, storage.lock_free, storage.journal_whole)
+# What asks about an engine that rigbook itself installs and starts. A Deployment's is its chart's:
+# files, unit, container, weights and processes are no business of ours there.
+OF_OUR_ENGINE: frozenset[Gate] = frozenset(
+    (
+        *memory.GATES,
+        *processes.GATES,
+        *fabric.GATES,
+        *image.GATES,
+        *venv.GATES,
+        *image_patches.GATES,
+        *ghost.GATES,
+        *weights.GATES,
+        *choices.GATES,
+        *installed_recipe.GATES,
+        *foreign_engine.GATES,
+        *peers.GATES,
+        *crash_loop.GATES,
+        *launch_script.GATES,
+        *supervision.GATES,
+        *findings.GATES,
+        comes_back,
+    )
+)
 
 
 def check(plan: Plan, observed: Observed, gates: Iterable[Gate] = SERVING) -> list[Violation]:
@@ -90,6 +116,8 @@ def check(plan: Plan, observed: Observed, gates: Iterable[Gate] = SERVING) -> li
     """
     found: dict[Violation, None] = {}
     for gate in gates:
+        if plan.runtime == "deployment" and gate in OF_OUR_ENGINE:
+            continue
         try:
             found.update(dict.fromkeys(gate(plan, observed)))
         except Exception as error:  # any bug of a gate must block, not end the run half-way

@@ -7,6 +7,8 @@ ssh_key = str(load().ssh_key)
 ssh_known_hosts_file = str(load().known_hosts)
 
 rig = f"{load().place.name}-olares"
+# The rehearsal host has no GPU.
+needs_nvidia = False
 namespace = "default"
 kubeconfig = "/etc/rigbook-lab-kubeconfig"
 deployment = "lucebox"

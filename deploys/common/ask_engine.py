@@ -15,7 +15,8 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import ROOT, operator_data
+from deploys.common.cli_guards import ROOT
+from deploys.common.load_and_gate import operator_data
 from facts.local.git_apply import apply
 from facts.observe import real
 from facts.rignode.call import AskFailed, ask_node
@@ -146,7 +147,8 @@ def ask_artifacts(state: State, plan: Plan) -> dict[str, tuple[ArtifactAnswer, .
         # A venv's builder leaves its metadata, if any, at the top of the venv.
         metadata = ("/build-metadata.yaml",) if venv else METADATA
         asked = probes(libraries, plan.recipe.modules, metadata)
-        where = {"root": venv} if venv else {"image": plan.recipe.container.image}
+        box = plan.recipe.container
+        where = {"image": box.image} if box and not venv else {"root": venv}
         if not venv:
             asked += tuple(
                 ArtifactProbe(path=patch.path, contains=patch.contains)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar, cast, overload
 
 from gevent.lock import RLock
@@ -25,8 +25,8 @@ from gates.core.violation import Violation
 from gates.core.waiver import apply_waivers, blocking
 from gates.gate_sets import check
 from schema.core.errors import SpecError
-from schema.desired.kubernetes import is_cluster
-from schema.desired.plan import Plan
+from schema.desired.kubernetes import host_part, is_cluster
+from schema.desired.plan import Plan, Runtime
 from schema.inputs import load as loader
 from schema.inputs.check import host_data, kind_of
 from schema.inputs.host_data import HostData
@@ -38,6 +38,10 @@ Waivers = tuple[tuple[str, str], ...]
 _LOCK = RLock()
 # Without these a command that is named would mend another recipe's rig.
 _CHOICE = ("recipe", "recipes_dir", "profile")
+# Runbooks that install, stop or watch the engine are for one that rigbook installs.
+INSTALLED: tuple[Runtime, ...] = ("container", "venv")
+DEPLOYMENT: tuple[Runtime, ...] = ("deployment",)
+ALL: tuple[Runtime, ...] = (*INSTALLED, *DEPLOYMENT)
 _DEPLOY = re.compile(r"pyinfra INVENTORY deploys/\w+\.py")
 _OF_ALL_HOSTS = re.compile(r"^--data: host \S+: ")
 
@@ -94,16 +98,26 @@ def data_of(a_host: Host) -> tuple[dict[str, object], dict[str, str]]:
     return merged, sources
 
 
-def load() -> Plan:
-    """What the inventory, group_data, the catalog and --data ask for; DeployError says what not."""
+def load(runtimes: Collection[Runtime] = INSTALLED) -> Plan:
+    """What the inventory, group_data, the catalog and --data ask for; DeployError says what not.
+
+    `runtimes`: those that the runbook can do something for.
+    """
 
     def make() -> Plan:
         own_folder()  # for an inventory that does not ask
         pairs = {h.name: data_of(h) for h in state.inventory}
-        if any(is_cluster(merged) for merged, _ in pairs.values()):
+        cluster = any(is_cluster(merged) for merged, _ in pairs.values())
+        if cluster and "deployment" not in runtimes:
             raise DeployError(
-                f"{inventory_name()} is a Kubernetes rig: its deploys are serve, verify, "
-                "libvgpu, gpu_limit, doctor and rollback"
+                f"{inventory_name()} is a Kubernetes rig, whose chart installs the engine and "
+                "stops it: its runbooks are serve, verify, doctor, libvgpu, gpu_limit, rollback, "
+                "kernel and reboot"
+            )
+        if not cluster and runtimes == DEPLOYMENT:
+            raise DeployError(
+                "this rig has no Kubernetes: `deployment` is missing in its data; "
+                "see inventory/olares.py and group_data/olares.py for the shape"
             )
         try:
             return loader.plan(
@@ -113,11 +127,15 @@ def load() -> Plan:
                 runbook_data(),
             )
         except SpecError as error:
-            # What --data says is the same for every host: one line for all of them.
-            lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
-            raise DeployError("\n".join(dict.fromkeys(lines))) from None
+            raise _refused(error) from None
 
     return once("plan", make)
+
+
+def _refused(error: SpecError) -> DeployError:
+    """What --data says is the same for every host: one line for all of them."""
+    lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
+    return DeployError("\n".join(dict.fromkeys(lines)))
 
 
 def runbook_data() -> type[HostData]:
@@ -132,24 +150,34 @@ def operator_data(kind: type[D]) -> D: ...
 def operator_data(kind: type[HostData] = HostData) -> HostData:
     """The validated data of the host in context, as the runbook's type `kind`."""
     merged, sources = data_of(host)
-    found = host_data(host.name, merged, sources, runbook_data())
+    merged = host_part(merged) if is_cluster(merged) else merged
+    try:
+        found = host_data(host.name, merged, sources, runbook_data())
+    except SpecError as error:
+        raise _refused(error) from None
     assert isinstance(found, kind), f"{type(found).__name__} is no {kind.__name__}"
     return found
 
 
 def gate(
-    plan: Plan, gates: Sequence[Gate], look: Callable[[], Observed] | None = None
+    plan: Plan,
+    gates: Sequence[Gate],
+    look: Callable[[], Observed] | None = None,
+    more: Callable[[], Sequence[Violation]] | None = None,
 ) -> tuple[Mapping[str, NodeSnapshot], Waivers]:
     """Whether: the rig's snapshots and the waivers used, or DeployError with every finding.
 
-    `look` gives the observation where the usual one is not enough.
+    `look` gives the observation where the usual one is not enough; `more` gives findings about
+    what no snapshot holds, and is asked once every host has answered.
     """
 
     def make() -> tuple[Mapping[str, NodeSnapshot], Waivers]:
         observed = look() if look else observe(state, plan)
-        waivers = stand(check(plan, observed, gates))
+        found = check(plan, observed, gates)
         snapshots = {n: s for n, s in observed.items() if isinstance(s, NodeSnapshot)}
-        return snapshots, waivers
+        if more and len(snapshots) == len(observed):
+            found = sorted([*found, *more()], key=lambda v: (v.layer, v.severity, v.code))
+        return snapshots, stand(found)
 
     return once("gate", make)
 

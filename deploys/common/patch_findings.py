@@ -13,7 +13,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import look_at_patches, venv_of
-from deploys.common.load_and_gate import ROOT
+from deploys.common.cli_guards import ROOT
 from gates.artifact.file_patch_state import PatchState
 from gates.artifact.file_patches import told
 from gates.artifact.known_bad import installed
@@ -31,9 +31,11 @@ class InForce:
 
     def __init__(self, state: State, plan: Plan) -> None:
         # Before a greenlet: the operator's data are those of the host in context.
-        venvs = {node.name: venv_of(plan, node.name) for node in plan.rig.nodes}
-        names = venvs if plan.recipe.file_patches else {}
-        self._jobs = {name: gevent.spawn(_look, state, plan, name, venvs[name]) for name in names}
+        venvs = {
+            node.name: venv_of(plan, node.name)
+            for node in (plan.rig.nodes if plan.recipe.file_patches else ())
+        }
+        self._jobs = {n: gevent.spawn(_look, state, plan, n, venv) for n, venv in venvs.items()}
 
     def findings(self, observed: Observed) -> list[Violation]:
         """What is not in force, on the nodes that answered at all."""

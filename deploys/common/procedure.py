@@ -11,21 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 from pyinfra import state
 
-from deploys.common.load_and_gate import gate, host_here, load, once, operator_data
+from deploys.common.load_and_gate import (
+    INSTALLED,
+    gate,
+    host_here,
+    load,
+    once,
+    operator_data,
+)
 from deploys.common.resume import unfinished
 from deploys.common.snapshot_view import engine_may_run
 from gates.core.check import Gate, Observed
+from gates.core.violation import Violation
 from operations.change.run import Run
-from schema.desired.plan import Plan
+from schema.desired.plan import Plan, Runtime
 from schema.inputs.host_data import HostData
 from schema.observed.snapshot import NodeSnapshot
 
 Revert = Callable[[Run], str]
 Waivers = tuple[tuple[str, str], ...]
+D = TypeVar("D", bound=HostData)
 
 
 @dataclass(frozen=True)
@@ -62,10 +72,9 @@ class Procedure:
         self.waivers: Waivers = ()
         self._revert = revert
 
-    @property
-    def data(self) -> HostData:
-        """The checked data of the host in context, its --data keys among them."""
-        return operator_data()
+    def data(self, kind: type[D]) -> D:
+        """The checked data of the host in context, as the runbook's type `kind`."""
+        return operator_data(kind)
 
     @property
     def at_head(self) -> bool:
@@ -77,13 +86,15 @@ class Procedure:
         gates: Sequence[Gate],
         plan: Plan | None = None,
         look: Callable[[], Observed] | None = None,
+        more: Callable[[], Sequence[Violation]] | None = None,
     ) -> None:
         """Whether: observes the rig and asks the gates, once; DeployError when a finding blocks.
 
-        `plan` takes the place of the rig's (one that looks at more); `look` observes more.
+        `plan` takes the place of the rig's (one that looks at more); `look` observes more; `more`
+        gives findings about what no snapshot holds.
         """
         self.plan = plan or self.plan
-        self.snapshots, self.waivers = gate(self.plan, gates, look)
+        self.snapshots, self.waivers = gate(self.plan, gates, look, more)
 
     @cached_property
     def run(self) -> Run:
@@ -106,10 +117,14 @@ class Procedure:
         return self.nodes.among([n for n, s in self.snapshots.items() if engine_may_run(s)])
 
 
-def loaded(deploy: str, revert: Revert | None = None) -> Procedure:
-    """Load: what inventory, group_data and --data ask for; DeployError says what is wrong there."""
-    procedure: Procedure = once("procedure", lambda: Procedure(deploy, load(), revert))
-    return procedure
+def loaded(
+    deploy: str, revert: Revert | None = None, runtimes: Collection[Runtime] = INSTALLED
+) -> Procedure:
+    """Load: what inventory, group_data and --data ask for; DeployError says what is wrong there.
+
+    `runtimes`: those that the runbook can do something for.
+    """
+    return once(f"procedure {deploy}", lambda: Procedure(deploy, load(runtimes), revert))
 
 
 def gated(
@@ -117,13 +132,16 @@ def gated(
     gates: Sequence[Gate],
     revert: Revert | None = None,
     meanwhile: Callable[[Plan], object] | None = None,
+    more: Callable[[Plan], Sequence[Violation]] | None = None,
+    runtimes: Collection[Runtime] = INSTALLED,
 ) -> Procedure:
     """Load and gate: nothing has been changed on any host when a finding blocks.
 
-    `meanwhile` begins what takes its time (a question to the endpoint) before the hosts are asked.
+    `meanwhile` begins what takes its time (a question to the endpoint) before the hosts are asked;
+    `more` gives findings about what no snapshot holds.
     """
-    procedure = loaded(deploy, revert)
+    procedure = loaded(deploy, revert, runtimes)
     if meanwhile is not None:
         once("meanwhile", lambda: meanwhile(procedure.plan))
-    procedure.gate(gates)
+    procedure.gate(gates, more=partial(more, procedure.plan) if more else None)
     return procedure

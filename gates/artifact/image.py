@@ -8,7 +8,7 @@ from gates.core.check import Observed, gather, known, per_node, pyinfra, reached
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Docker, Image, NodeSnapshot, Unreadable
 
 # Names that Go (docker) and the kernel (uname -m) give to one architecture.

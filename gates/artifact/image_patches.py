@@ -10,7 +10,7 @@ from gates.core.check import known, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import ImageFileMatch, NodeSnapshot, Unreadable
 from schema.recipe.recipe import Patch
 

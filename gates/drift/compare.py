@@ -15,7 +15,7 @@ from gates.drift.launch_files import written_argv, written_environ
 from gates.engine.state import EngineState, engine_state, own_container, own_unit, same_container
 from gates.engine.vllm_flags import NOT_SET, compare, serves
 from schema.desired.plan import ENGINE_DIR, UNIT, Document, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import (
     Container,
     Docker,

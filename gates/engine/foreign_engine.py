@@ -12,7 +12,7 @@ from gates.engine.processes import LOGIN_UNIT
 from gates.engine.state import is_own, same_container
 from gates.engine.vllm_flags import NOT_SET, compare, serves
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import EngineProcess, NodeSnapshot, ShmSegment, Unreadable
 
 # A segment is made a moment before it is mapped.

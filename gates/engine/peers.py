@@ -16,7 +16,7 @@ from gates.engine.state import (
     same_container,
 )
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Connection, NodeSnapshot
 
 RANK_TITLES = ("VLLM::Worker", "VLLM::EngineCore")

@@ -10,7 +10,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import head_port, is_own, same_container
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Container, EngineProcess, NodeSnapshot, Port, Unit, Unreadable
 
 # Units that hold a login's processes: they supervise nothing, whatever they outlive is an orphan.

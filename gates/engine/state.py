@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from schema.desired.plan import CONTAINER, UNIT, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Container, EngineProcess, NodeSnapshot, Port, Unit, Unreadable
 
 EngineState = Literal["absent", "stopped", "starting", "running", "failed"]

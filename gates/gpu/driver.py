@@ -9,12 +9,14 @@ from gates.core.check import Observed, gather, known, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Gpus, NodeSnapshot
 
 
 def gpus_needed(plan: Plan, node: Node) -> int:
     """GPUs that one node must have: tensor times pipeline ranks, spread over the nodes."""
+    if plan.runtime == "deployment":
+        return 1  # shared by HAMi: how much of it a pod gets is its limit's matter
     flags = plan.specs[node.name].flags
     ranks = int(str(flags.get("tensor_parallel_size", 1))) * int(
         str(flags.get("pipeline_parallel_size", 1))

@@ -12,7 +12,7 @@ from gates.engine.state import is_up
 from gates.gpu.driver import gpus_needed
 from node.rules.memory_need import is_assigned, share_of
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Gpu, Memory, NodeSnapshot
 from schema.render.start_budget import devices
 

@@ -8,7 +8,7 @@ from gates.core.check import known, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Fabric, Node
+from schema.desired.rig import Fabric, Node
 from schema.observed.snapshot import Link, Network, NodeSnapshot, PeerProbe
 
 # IPv4 and ICMP headers, which `ping -s` does not count.

@@ -10,10 +10,10 @@ from gates.core.check import Gate, Observed, known, per_node, pyinfra, reached
 from gates.core.codes import Severity, violation
 from gates.core.violation import Violation
 from gates.host import reachable, storage
-from gates.transfer import fabric
-from gates.transfer.route import port_of, room_on, way_open
+from gates.transfer import fabric, route
+from gates.transfer.route import TransferRequest, gates_for
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Image, NodeSnapshot, Unreadable
 
 PRUNE = "sudo docker image prune"
@@ -39,14 +39,14 @@ def images(plan: Plan, observed: Observed) -> dict[str, Image | None]:
     }
 
 
-def giver(found: Mapping[str, Image | None], chosen: str | None) -> str | None:
+def source_of(found: Mapping[str, Image | None], chosen: str | None) -> str | None:
     """The node whose image the others get: the chosen one, else the first that has any."""
     if chosen is not None:
         return chosen
     return next((name for name, image in found.items() if image is not None), None)
 
 
-def takers(found: Mapping[str, Image | None], source: str | None) -> tuple[str, ...]:
+def targets_of(found: Mapping[str, Image | None], source: str | None) -> tuple[str, ...]:
     """The nodes that lack the source's image; all that have none where there is no source yet."""
     own = found.get(source) if source else None
     return tuple(
@@ -56,136 +56,131 @@ def takers(found: Mapping[str, Image | None], source: str | None) -> tuple[str, 
     )
 
 
-def image_gates(
-    chosen: str | None,
-    port: int,
-    built: bool = False,
-    whole: bool = False,
-    waive: Collection[str] = (),
-) -> tuple[Gate, ...]:
-    """All gates before an image moves: `chosen` is the node that the operator named.
+def through_docker(
+    asked: TransferRequest, observed: Observed, names: Collection[str | None]
+) -> bool:
+    """Whether the whole image goes through docker and this machine, not over the fabric."""
+    seen = [s for n, s in observed.items() if n in names and isinstance(s, NodeSnapshot)]
+    stores = [s.docker.storage_driver for s in seen if not isinstance(s.docker, Unreadable)]
+    return asked.is_whole or any(store != LAYERS_STORE for store in stores)
 
-    `built`: the right image is not what a node has, but what inputs or an archive say.
-    `whole`: it goes through docker save and docker load, because the operator says so. `waive`:
-    the codes that the operator waives, for the way that the transfer then takes.
+
+@per_node
+def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Docker answers on every node: what cannot be read is not "no image"."""
+    known(snapshot.docker, "docker")
+    yield from ()
+
+
+def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """It is known whose image is the right one: two builds under one tag need a word.
+
+    Where the image is built from its inputs, or comes as an archive, these say it.
     """
-
-    def through_docker(observed: Observed, names: Collection[str | None]) -> bool:
-        """Whether the whole image goes through docker and this machine, not over the fabric."""
-        seen = [s for n, s in observed.items() if n in names and isinstance(s, NodeSnapshot)]
-        stores = [s.docker.storage_driver for s in seen if not isinstance(s.docker, Unreadable)]
-        return whole or any(store != LAYERS_STORE for store in stores)
-
-    @per_node
-    def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-        """Docker answers on every node: what cannot be read is not "no image"."""
-        known(snapshot.docker, "docker")
-        yield from ()
-
-    def one_source(plan: Plan, observed: Observed) -> list[Violation]:
-        """It is known whose image is the right one: two builds under one tag need a word.
-
-        Where the image is built from its inputs, or comes as an archive, these say it.
-        """
-        if built:
-            return []
-        found = images(plan, observed)
-        reference = image_name(plan) or ""
-        evidence = "; ".join(f"{n}: {identity_of(i) if i else 'absent'}" for n, i in found.items())
-        if chosen is not None and found.get(chosen) is None:
-            return [
-                violation(
-                    "image-missing",
-                    chosen if chosen in found else None,
-                    f"{chosen} is to give {reference} and does not have it",
-                    evidence=evidence,
-                    remedy="name a node that has it: "
-                    + (
-                        ", ".join(n for n, i in found.items() if i)
-                        or "none has it; leave from= out"
-                    ),
-                )
-            ]
-        there = [(name, image) for name, image in found.items() if image is not None]
-        others = [name for name, image in there[1:] if not same_content(there[0][1], image)]
-        if chosen is not None or not others:
-            return []
+    if asked.is_made:
+        return []
+    chosen, found = asked.source, images(plan, observed)
+    reference = image_name(plan) or ""
+    evidence = "; ".join(f"{n}: {identity_of(i) if i else 'absent'}" for n, i in found.items())
+    if chosen is not None and found.get(chosen) is None:
         return [
             violation(
-                "image-differs",
-                others[0],
-                f"{reference} is another build on {others[0]} than on {there[0][0]}, and nobody "
-                "said which is the right one",
+                "image-missing",
+                chosen if chosen in found else None,
+                f"{chosen} is to give {reference} and does not have it",
                 evidence=evidence,
-                remedy=pyinfra(plan, "image", f"from={there[0][0]}")
-                + f", or from={others[0]}; the other one is kept under another tag",
+                remedy="name a node that has it: "
+                + (", ".join(n for n, i in found.items() if i) or "none has it; leave from= out"),
             )
         ]
+    there = [(name, image) for name, image in found.items() if image is not None]
+    others = [name for name, image in there[1:] if not same_content(there[0][1], image)]
+    if chosen is not None or not others:
+        return []
+    return [
+        violation(
+            "image-differs",
+            others[0],
+            f"{reference} is another build on {others[0]} than on {there[0][0]}, and nobody "
+            "said which is the right one",
+            evidence=evidence,
+            remedy=pyinfra(plan, "image", f"from={there[0][0]}")
+            + f", or from={others[0]}; the other one is kept under another tag",
+        )
+    ]
 
-    def arch(plan: Plan, observed: Observed) -> list[Violation]:
-        """The image is built for the processor of the node that gets it."""
-        found = images(plan, observed)
-        source = giver(found, chosen)
-        image = found.get(source) if source else None
-        if image is None:
-            return []
-        return [
-            violation(
-                "image-arch",
-                node.name,
-                f"the image is for {image.arch}, {node.name} is {snapshot.identity.arch}",
-                evidence=f"{(image_name(plan) or '')} of {source}: {image.arch}; uname -m: "
-                f"{snapshot.identity.arch}",
-                remedy=f"name an image for {snapshot.identity.arch} in "
-                f"catalog/recipes/{plan.recipe.name}.yaml, container.image",
-            )
-            for node, snapshot in reached(plan, observed)
-            if node.name in takers(found, source)
-            and KERNEL_ARCH.get(image.arch, image.arch) != snapshot.identity.arch
+
+def arch(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """The image is built for the processor of the node that gets it."""
+    found = images(plan, observed)
+    source = source_of(found, asked.source)
+    image = found.get(source) if source else None
+    if image is None:
+        return []
+    return [
+        violation(
+            "image-arch",
+            node.name,
+            f"the image is for {image.arch}, {node.name} is {snapshot.identity.arch}",
+            evidence=f"{(image_name(plan) or '')} of {source}: {image.arch}; uname -m: "
+            f"{snapshot.identity.arch}",
+            remedy=f"name an image for {snapshot.identity.arch} in "
+            f"catalog/recipes/{plan.recipe.name}.yaml, container.image",
+        )
+        for node, snapshot in reached(plan, observed)
+        if node.name in targets_of(found, source)
+        and KERNEL_ARCH.get(image.arch, image.arch) != snapshot.identity.arch
+    ]
+
+
+def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """Room for docker's unpacked archive, the layers and the spool, at their largest.
+
+    Which layers another image of the taker shares, and how large each is, no snapshot tells:
+    so this warns, and node refuses by the exact count before a byte comes. It blocks where
+    there is no room at all, and where the whole image goes through docker, which counts none.
+    """
+    found = images(plan, observed)
+    source = source_of(found, asked.source)
+    image = found.get(source) if source else None
+    if image is None:
+        return []
+    absent = [name for name in targets_of(found, source) if found[name] is None]
+    roots = {
+        node.name: snapshot.docker.store_root
+        for node, snapshot in reached(plan, observed)
+        if not isinstance(snapshot.docker, Unreadable)
+    }
+    by_docker = through_docker(asked, observed, (*absent, source))
+    violations: list[Violation] = []
+    for name in absent:
+        path = roots[name]
+        least = route.room_on(plan, observed, path, {name: 0}, PRUNE)
+        most = route.room_on(plan, observed, path, {name: 3 * image.size}, PRUNE)
+        severity: Severity = "block" if by_docker else "warn"
+        violations += list(least) or [
+            v if v.unknown else replace(v, severity=severity) for v in most
         ]
+    return violations
 
-    def room(plan: Plan, observed: Observed) -> list[Violation]:
-        """Room for docker's unpacked archive, the layers and the spool, at their largest.
 
-        Which layers another image of the taker shares, and how large each is, no snapshot tells:
-        so this warns, and node refuses by the exact count before a byte comes. It blocks where
-        there is no room at all, and where the whole image goes through docker, which counts none.
-        """
-        found = images(plan, observed)
-        source = giver(found, chosen)
-        image = found.get(source) if source else None
-        if image is None:
-            return []
-        asked = [name for name in takers(found, source) if found[name] is None]
-        roots = {
-            node.name: snapshot.docker.store_root
-            for node, snapshot in reached(plan, observed)
-            if not isinstance(snapshot.docker, Unreadable)
-        }
-        by_docker = through_docker(observed, (*asked, source))
-        violations: list[Violation] = []
-        for name in asked:
-            path = roots[name]
-            least = room_on(plan, observed, path, {name: 0}, PRUNE)
-            most = room_on(plan, observed, path, {name: 3 * image.size}, PRUNE)
-            severity: Severity = "block" if by_docker else "warn"
-            violations += list(least) or [
-                v if v.unknown else replace(v, severity=severity) for v in most
-            ]
-        return violations
+def port_free(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """Nobody listens on the port that the giver uses for this one transfer."""
+    source = source_of(images(plan, observed), asked.source)
+    return list(route.port_free(asked, plan, observed, source))
 
-    def port_free(plan: Plan, observed: Observed) -> list[Violation]:
-        """Nobody listens on the port that the giver uses for this one transfer."""
-        source = giver(images(plan, observed), chosen)
-        return list(port_of(plan, observed, source, port, waive))
 
-    def way(plan: Plan, observed: Observed) -> list[Violation]:
-        """A firewall in between shows only after a minute of trying, as "no way to"."""
-        found = images(plan, observed)
-        source = giver(found, chosen)
-        names = takers(found, source)
-        if through_docker(observed, (*names, source)):
-            return []
-        return list(way_open(plan, observed, source, names, port, waive))
+def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """A firewall in between shows only after a minute of trying, as "no way to"."""
+    found = images(plan, observed)
+    source = source_of(found, asked.source)
+    names = targets_of(found, source)
+    if through_docker(asked, observed, (*names, source)):
+        return []
+    return list(route.route_open(asked, plan, observed, source, names))
 
-    return (*MOVING, docker_known, one_source, arch, room, port_free, way)
+
+def image_gates(asked: TransferRequest) -> tuple[Gate, ...]:
+    """All gates before an image moves."""
+    about = gates_for(asked, one_source, arch, room, port_free, route_open)
+    return (*MOVING, docker_known, *about)

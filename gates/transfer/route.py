@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial, update_wrapper
 
-from gates.core.check import Observed, gib, reached
+from gates.core.check import Gate, Observed, gib, reached
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.transfer import fabric
@@ -18,13 +19,39 @@ ROOM_LEFT = 512 * 1024**2
 _ANY = {"0.0.0.0", "::", "*"}
 
 
+@dataclass(frozen=True)
+class TransferRequest:
+    """A transfer as it is asked for: the node that gives (None: nobody named one), its TCP port,
+    the codes that the operator waives.
+
+    `is_made`: the right content is not a node's, but what a build's inputs or an archive say.
+    `is_whole`: an image goes through docker save and load. `is_compared`: every node is compared
+    with the giver.
+    """
+
+    source: str | None
+    port: int
+    waive: Collection[str] = ()
+    is_made: bool = False
+    is_whole: bool = False
+    is_compared: bool = False
+
+
+RequestGate = Callable[[TransferRequest, Plan, Observed], list[Violation]]
+
+
+def gates_for(asked: TransferRequest, *gates: RequestGate) -> tuple[Gate, ...]:
+    """The gates, each about this transfer, under its own name."""
+    return tuple(update_wrapper(partial(gate, asked), gate) for gate in gates)
+
+
 def used_waivers(plan: Plan, observed: Observed, waive: Collection[str]) -> set[str]:
     """The codes about the fabric that there is a finding of and that the operator waives."""
     found = {v.code for gate in fabric.GATES for v in gate(plan, observed)}
     return found & set(waive) & OFF_FABRIC
 
 
-def way_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], str | None]:
+def route_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], str | None]:
     """How takers reach the giver: each node's address, and the device (None: any route).
 
     Out of the fabric's device; over the LAN where a finding about the fabric was waived.
@@ -35,11 +62,11 @@ def way_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], str | N
     return {node.name: str(node.fabric_address) for node in plan.rig.nodes}, fabric_link.device
 
 
-def asking(plan: Plan, port: int, waive: Collection[str]) -> Plan:
+def with_route_probe(plan: Plan, port: int, waive: Collection[str]) -> Plan:
     """The plan whose snapshots also try the giver's port on each way that a transfer may take."""
-    ways = [way_of(plan, ())]
+    ways = [route_of(plan, ())]
     if OFF_FABRIC & set(waive):
-        ways.append(way_of(plan, waive))
+        ways.append(route_of(plan, waive))
     requests = {
         name: request.model_copy(
             update={
@@ -56,16 +83,15 @@ def asking(plan: Plan, port: int, waive: Collection[str]) -> Plan:
     return replace(plan, requests=requests)
 
 
-def way_open(
+def route_open(
+    asked: TransferRequest,
     plan: Plan,
     observed: Observed,
     source: str | None,
     names: Collection[str],
-    port: int,
-    waive: Collection[str],
 ) -> Iterator[Violation]:
     """A finding for each of the nodes whose connection to the giver's port has no answer."""
-    addresses, device = way_of(plan, used_waivers(plan, observed, waive))
+    addresses, device = route_of(plan, used_waivers(plan, observed, asked.waive))
     for node, snapshot in reached(plan, observed):
         if (
             source not in addresses
@@ -73,42 +99,44 @@ def way_open(
             or isinstance(snapshot.network, Unreadable)
         ):
             continue
-        ask = (addresses[source], port, device)
+        wanted = (addresses[source], asked.port, device)
         rows = snapshot.network.reach
-        row = next((r for r in rows if (r.address, r.port, r.device) == ask), None)
+        row = next((r for r in rows if (r.address, r.port, r.device) == wanted), None)
         if row is not None and row.state in ("open", "refused"):
             continue
-        where = f"{addresses[source]}:{port}" + (f" out of {device}" if device else "")
+        where = f"{addresses[source]}:{asked.port}" + (f" out of {device}" if device else "")
         yield violation(
             "transfer-way",
             node.name,
             f"{node.name} has no way to {where}, where {source} would give",
             evidence="the snapshot does not name it" if row is None
             else f"{row.state}: {row.detail}",
-            remedy=f"on {source}: sudo nft list ruleset; let TCP port {port} in from "
+            remedy=f"on {source}: sudo nft list ruleset; let TCP port {asked.port} in from "
             f"{addresses[node.name]}; or take one that is let in: --data port=N",
             unknown=row is None,
         )  # fmt: skip
 
 
-def port_of(
-    plan: Plan, observed: Observed, source: str | None, port: int, waive: Collection[str]
+def port_free(
+    asked: TransferRequest, plan: Plan, observed: Observed, source: str | None
 ) -> Iterator[Violation]:
     """A finding where somebody listens on the giver's port, on the address that it would use."""
-    addresses, _ = way_of(plan, used_waivers(plan, observed, waive))
+    addresses, _ = route_of(plan, used_waivers(plan, observed, asked.waive))
     for node, snapshot in reached(plan, observed):
         if node.name != source or isinstance(snapshot.ports, Unreadable):
             continue
         own = _ANY | {addresses[node.name]}
-        holder = next((p for p in snapshot.ports if p.port == port and p.address in own), None)
+        holder = next(
+            (p for p in snapshot.ports if p.port == asked.port and p.address in own), None
+        )
         if holder is not None:
             yield violation(
                 "transfer-port",
                 node.name,
-                f"port {port} of {node.name}, which the transfer would use, is taken",
-                evidence=f"{holder.address}:{port} is held by {holder.process or 'unknown'} "
+                f"port {asked.port} of {node.name}, which the transfer would use, is taken",
+                evidence=f"{holder.address}:{asked.port} is held by {holder.process or 'unknown'} "
                 f"(pid {holder.pid or 'unknown'})",
-                remedy=f"take another port: --data port={port + 1}",
+                remedy=f"take another port: --data port={asked.port + 1}",
             )
 
 

@@ -2,97 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from gates.core.check import Gate, Observed, gib, pyinfra, reached
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.host import reachable, storage
-from gates.transfer import fabric
-from gates.transfer.route import port_of, room_on, way_open
+from gates.transfer import fabric, route
+from gates.transfer.route import TransferRequest, gates_for
 from gates.weights import weights
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 UNNEEDED = "remove from that filesystem what is not needed"
 
 
-def weights_gates(
-    source: str | None, port: int, waive: Collection[str] = (), asked: bool = False
-) -> tuple[Gate, ...]:
-    """All gates before weights move: `source` is the node that gives, None where none can.
-
-    `waive`: the codes that the operator waives, for the way that the transfer then takes. `asked`:
-    everybody compares with the giver, because the operator says so.
-    """
-
-    def one_source(plan: Plan, observed: Observed) -> list[Violation]:
-        """There is a node whose weights look whole by themselves; what is wrong there is named."""
-        if source is not None:
-            found = [
-                v
-                for check in (weights.weights_magic, weights.weights_cut, weights.weights_whole)
-                for v in check(plan, observed)
-                if v.node == source
-            ]
-            return [
-                *found,
-                *(v for v in weights.weights_present(plan, observed) if v.node == source),
-            ]
-        return [replace(v, node=None) for v in weights.weights_present(plan, observed)][:1] or [
-            violation(
-                "weights-differ",
-                None,
-                "no node's weights are whole, or nobody said which are right",
-                evidence="; ".join(_weights_line(plan, n, s) for n, s in reached(plan, observed)),
-                remedy=pyinfra(plan, "weights", "from=NODE"),
-            )
+def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """There is a node whose weights look whole by themselves; what is wrong there is named."""
+    if asked.source is not None:
+        found = [
+            v
+            for check in (weights.weights_magic, weights.weights_cut, weights.weights_whole)
+            for v in check(plan, observed)
+            if v.node == asked.source
         ]
+        return [
+            *found,
+            *(v for v in weights.weights_present(plan, observed) if v.node == asked.source),
+        ]
+    return [replace(v, node=None) for v in weights.weights_present(plan, observed)][:1] or [
+        violation(
+            "weights-differ",
+            None,
+            "no node's weights are whole, or nobody said which are right",
+            evidence="; ".join(_weights_line(plan, n, s) for n, s in reached(plan, observed)),
+            remedy=pyinfra(plan, "weights", "from=NODE"),
+        )
+    ]
 
-    def room(plan: Plan, observed: Observed) -> list[Violation]:
-        """Room for what the taker may lack, at its largest; node looks again at what does."""
-        wanted: dict[str, int] = {}
-        giving = _weights_bytes(plan, observed, source)
-        for node, snapshot in reached(plan, observed):
-            if node.name != source and not isinstance(snapshot.weights, Unreadable):
-                there = weights.weights_of(plan, node, snapshot)
-                have = sum(f.size for f in there.files) if there else 0
-                wanted[node.name] = max(0, giving - have)
-        found: list[Violation] = []
-        for node in plan.rig.nodes:
-            path = plan.specs[node.name].weights
-            if wanted.get(node.name):
-                found += room_on(plan, observed, path, {node.name: wanted[node.name]}, UNNEEDED)
-        return found
 
-    def port_free(plan: Plan, observed: Observed) -> list[Violation]:
-        """Nobody listens on the port that the giver uses for this one transfer."""
-        return list(port_of(plan, observed, source, port, waive))
+def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """Room for what the taker may lack, at its largest; node looks again at what does."""
+    wanted: dict[str, int] = {}
+    giving = _weights_bytes(plan, observed, asked.source)
+    for node, snapshot in reached(plan, observed):
+        if node.name != asked.source and not isinstance(snapshot.weights, Unreadable):
+            there = weights.weights_of(plan, node, snapshot)
+            have = sum(f.size for f in there.files) if there else 0
+            wanted[node.name] = max(0, giving - have)
+    found: list[Violation] = []
+    for node in plan.rig.nodes:
+        path = plan.specs[node.name].weights
+        if wanted.get(node.name):
+            found += route.room_on(plan, observed, path, {node.name: wanted[node.name]}, UNNEEDED)
+    return found
 
-    def way(plan: Plan, observed: Observed) -> list[Violation]:
-        """A firewall in between shows only after a minute of trying, as "no way to"."""
-        names = {node.name for node in plan.rig.nodes if node.name != source}
-        differ = {
-            v.node
-            for gate in (weights.weights_present, weights.weights_equal)
-            for v in gate(plan, observed)
-        }
-        # weights_equal names those that differ from the head, which may be the one that gets
-        some = names if asked or (differ and source != plan.rig.head.name) else names & differ
-        return list(way_open(plan, observed, source, some, port, waive))
 
+def port_free(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """Nobody listens on the port that the giver uses for this one transfer."""
+    return list(route.port_free(asked, plan, observed, asked.source))
+
+
+def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """A firewall in between shows only after a minute of trying, as "no way to"."""
+    names = {node.name for node in plan.rig.nodes if node.name != asked.source}
+    differ = {
+        v.node
+        for gate in (weights.weights_present, weights.weights_equal)
+        for v in gate(plan, observed)
+    }
+    # weights_equal names those that differ from the head, which may be the one that gets
+    some = (
+        names
+        if asked.is_compared or (differ and asked.source != plan.rig.head.name)
+        else names & differ
+    )
+    return list(route.route_open(asked, plan, observed, asked.source, some))
+
+
+def weights_gates(asked: TransferRequest) -> tuple[Gate, ...]:
+    """All gates before weights move; the source of `asked` is None where no node can give."""
     return (
         reachable.nodes_reachable,
         *fabric.GATES,
         storage.lock_free,
         storage.changes_closed_but("weights"),
         storage.journal_whole,
-        one_source,
-        room,
-        port_free,
-        way,
+        *gates_for(asked, one_source, room, port_free, route_open),
     )
 
 
@@ -114,7 +111,7 @@ def _weights_line(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
     )
 
 
-def weights_giver(plan: Plan, observed: Observed, chosen: str | None) -> str | None:
+def weights_source(plan: Plan, observed: Observed, chosen: str | None) -> str | None:
     """The node that gives: the chosen one, else the only whole one, else the first of equal ones.
 
     None where none is whole, or where whole ones differ and nobody said which is right.

@@ -12,7 +12,7 @@ from gates.engine.failure_signatures import cause_of, last_exit
 from gates.engine.state import engine_state, own_container, own_unit
 from gates.unit.supervision import watched
 from schema.desired.plan import UNIT, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Container, NodeSnapshot, Unit
 
 # A restart is of the present trouble when it is younger than this, in seconds.

@@ -10,7 +10,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.unit.supervision import OWN_UNITS, repoint, watched
 from schema.desired.plan import UNIT, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unit
 from schema.render.drop_in import drop_in_path
 

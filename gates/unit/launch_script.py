@@ -13,7 +13,7 @@ from gates.engine.failure_signatures import from_log, last_exit
 from gates.engine.state import own_container, own_unit
 from gates.unit.supervision import repoint, watched
 from schema.desired.plan import UNIT, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Container, FileState, NodeSnapshot, Unit, Unreadable
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 

@@ -9,7 +9,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import own_unit, same_container
 from schema.desired.plan import CONTAINER, UNIT, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import Container, NodeSnapshot, Unit, Unreadable
 
 # The engine's unit and its helpers (the pair check, the watch).

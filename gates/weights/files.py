@@ -5,7 +5,7 @@ from __future__ import annotations
 from gates.core.check import Observed, known, pyinfra, reached
 from node.rules import magic
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable, Weights, WeightsFile
 
 SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")

@@ -65,7 +65,7 @@ def displaced() -> list[Json]:
         for entry in one["steps"]:
             # an installation in place is undone by a restore, which has a folder of its own
             path = entry.get({"work": "path", "install": "work"}.get(entry.get("op"), ""))
-            if path and tree_step.look(path)["kind"] == "directory":
+            if path and tree_step.inspect_tree(path)["kind"] == "directory":
                 rows.append({"path": path, "change": one["id"],
                              "status": one["status"]})  # fmt: skip
     return rows

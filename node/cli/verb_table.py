@@ -33,11 +33,11 @@ READING: dict[str, str] = {
 CHANGING: dict[str, str] = {
     "apply": "node.change.apply:apply",
     "file install": "node.change.apply:install",
-    "close": "node.change.apply:close",
+    "close": "node.change.close:close",
     "reap": "node.reap.reap:reap",
     "shm": "node.reap.shared_memory:shm",
     "caches": "node.engine.page_cache:caches",
-    "patch tool": "node.patch.tool_step:run_tool",
+    "patch tool": "node.patch.run_tool:run_tool",
     "tree backup": "node.backup.create:backup",
     "tree verify": "node.backup.verify:verify",
     "tree restore": "node.backup.restore:restore",

@@ -13,11 +13,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from node.change import apply, journal
+from node.change import journal, transaction
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.docker import api, overlay2
-from node.files.host_lock import Lock
 from node.image import load, tag_step
 from node.image import receive as image_receive
 from node.transfer import client, server
@@ -91,7 +90,7 @@ def _checked(request: Json) -> Json:
     reference = validate.image(body["image"], "image")
     tag_step.split(reference)
     return {
-        "change": journal.checked_change(body["change"]),
+        "change": journal.parse_change(body["change"]),
         "image": reference,
         "want": _wanted(body["want"]),
         "from": server.place(body["from"]),
@@ -155,7 +154,7 @@ def tag(request: Json) -> Json:
     body = validate.keys(request, "request", _TAG_KEYS, _TAG_KEYS)
     reference = validate.image(body["image"], "image")
     tag_step.split(reference)
-    header = journal.checked_change(body["change"])
+    header = journal.parse_change(body["change"])
     changed = _tag({"change": header, "image": reference, "want": _wanted(body["want"])})
     # The image came by another way: what a transfer that was given up left is of no use.
     with contextlib.suppress(NodeError, CannotRead, OSError), spooling.Busy("image"):
@@ -165,14 +164,10 @@ def tag(request: Json) -> Json:
 
 def _tag(body: Json) -> bool:
     """Sets the tag under the host's lock; gives whether it was another one."""
-    header = body["change"]
-    with Lock(f"image receive {header['deploy']} by {header['operator']}"):
-        journal.sweep()
-        found = apply.opened(header)
+    with transaction.opened(body["change"], "image receive") as steps:
         if not load.whole(body["want"]):
             raise NodeError(
                 "the image went away before it was tagged", "image_load", "run it again"
             )
-        return tag_step.do(
-            body["image"], body["want"]["id"], found["steps"], lambda: journal.save(found)
-        )
+        wanted = {"image": body["image"], "id": body["want"]["id"]}
+        return tag_step.TagKind("tag").do(wanted, steps)[0]

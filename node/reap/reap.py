@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from node.change import irreversible
+from node.change import transaction
 from node.core.errors import Json, NodeError
 from node.reap import proof, terminate
 from node.reap.find import Candidate
@@ -21,10 +21,10 @@ KILL_S = 5.0  # a killed process is gone at once, or it waits in the kernel
 class _Reaping:
     """One reap under way: its journal, its step, and what became of each process."""
 
-    def __init__(self, job: Job, log: irreversible.Log) -> None:
+    def __init__(self, job: Job, log: transaction.Transaction) -> None:
         self.job = job
         self.log = log
-        left = [row for row in log.steps if row["op"] == "reap" and row["state"] == "intent"]
+        left = [row for row in log.rows if row["op"] == "reap" and row["state"] == "intent"]
         # of a run that was killed: this one finishes it
         self.entry: Json | None = left[0] if left else None
         self.ended: list[Json] = []
@@ -49,9 +49,7 @@ class _Reaping:
 
     def release(self, verdict: str) -> None:
         """Give the unit back; after "needs_reboot" it stays stopped, since it could not start."""
-        said = systemd_hold.release(
-            self.job.unit, self.log.steps, self.log.record, start=verdict != "needs_reboot"
-        )
+        said = systemd_hold.release(self.job.unit, self.log, verdict != "needs_reboot")
         if said and self.unit is None:
             self.unit = {"unit": self.job.unit, "held": False, "before": None,
                          "why": "a run that was killed had held it"}  # fmt: skip
@@ -62,7 +60,7 @@ class _Reaping:
         """Write the verdict: with it the step is done."""
         if self.entry is not None:
             self.entry.update(state="done", verdict=verdict.name, evidence=verdict.evidence)
-            self.log.record()
+            self.log.write()
 
 
 def reap(request: Json) -> Json:
@@ -79,7 +77,7 @@ def reap(request: Json) -> Json:
     if job.dry:
         answer = _dry(job, before)
     else:
-        with irreversible.opened(job.change, "reap") as log:
+        with transaction.opened(job.change, "reap") as log:
             run = _Reaping(job, log)
             try:
                 verdict = _reap(run)
@@ -130,7 +128,7 @@ def _reap(run: _Reaping) -> Verdict:
     if seen.orphans:
         run.announce(seen.orphans)
         if job.hold:
-            run.unit = systemd_hold.hold(job.unit, run.log.steps, run.log.record)
+            run.unit = systemd_hold.stop_and_hold(job.unit, run.log)
             seen = look(job)  # what the stop left
             foreign = seen.foreign(job.ports)
             if foreign:

@@ -65,7 +65,7 @@ def checked(request: Json) -> Job:
     for key, most in (("vram_free_mib", 1 << 24), ("memory_available_bytes", 1 << 50)):
         limits[key] = None if body.get(key) is None else validate.number(body[key], key, 0, most)
     job = Job(
-        None if header is None else journal.checked_change(header),
+        None if header is None else journal.parse_change(header),
         validate.unit(body.get("unit", "rigbook-engine.service"), "unit"),
         validate.image(body.get("container", "rigbook-engine"), "container"),
         sorted(set(ports)),

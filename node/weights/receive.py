@@ -18,8 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from node.change import irreversible
-from node.change.journal import checked_change
+from node.change import transaction
+from node.change.journal import parse_change
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.files import dirfd
@@ -36,7 +36,7 @@ def _checked(request: Json) -> Json:
     keys = ("change", "path", "owner", "from", "key", "deadline_s", "streams", "prune")
     body = validate.keys(request, "request", keys, keys[:5])
     return {
-        "change": checked_change(body["change"]),
+        "change": parse_change(body["change"]),
         "path": validate.path(body["path"], "path"),
         "owner": dirfd.owner_of(validate.name(body["owner"], "owner")),
         "from": server.place(body["from"]),
@@ -118,14 +118,14 @@ class _Transfer:
             return {**figures, "changed": False}
         self._folder.require_own()
         what = {"folder": self._body["path"], "files": len(todo), "bytes": figures["bytes"]}
-        with irreversible.opened(self._body["change"], "weights receive") as log:
+        with transaction.opened(self._body["change"], "weights receive") as log:
             log.begin("weights", **what)
         figures.update(self._bring(todo))
         if self._body["prune"]:
             figures["pruned"] = self._prune(extra)
-        with irreversible.opened(self._body["change"], "weights receive") as log:
+        with transaction.opened(self._body["change"], "weights receive") as log:
             log.begin("weights", **what)["state"] = "done"
-            log.record()
+            log.write()
         return {**figures, "changed": True}
 
     def _exists(self) -> bool:

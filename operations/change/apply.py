@@ -26,11 +26,17 @@ USUAL_S = 120
 # unit: a stop (TERM, KILL, the container's end) and the begin of a start. kube: two reads, a dry
 # run and the patch, each with its own limit.
 _LIMITS_S = {"grub": 420, "unit": 300, "kube": 180}
+# A library of some MB, over a slow line.
+BINARY_S = 300
 
 
 def limit_s(steps: Steps) -> int:
     """How long node may take for these steps, in seconds."""
-    return max((_LIMITS_S.get(str(step["op"]), USUAL_S) for step in steps), default=USUAL_S)
+    return max(map(_step_limit_s, steps), default=USUAL_S)
+
+
+def _step_limit_s(step: Step) -> int:
+    return BINARY_S if "content_base64" in step else _LIMITS_S.get(step["op"], USUAL_S)
 
 
 def _unit(step: Step) -> str:
@@ -125,10 +131,10 @@ def _show(run: Run, step: Step, line: str, before: Mapping[str, str | None] | No
         host.log(line)
     if step["op"] not in ("file", "absent") or before is None or not run.state.config.DIFF:
         return
-    diff.show(host, step["path"], before.get(step["path"]), _text_after(step))
+    diff.show(host, step["path"], before.get(step["path"]), text_after(step))
 
 
-def _text_after(step: Step) -> str | None:
+def text_after(step: Step) -> str | None:
     """The text that a step gives a file; None where it takes the file away."""
     if step["op"] == "absent":
         return None

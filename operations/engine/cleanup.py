@@ -7,6 +7,7 @@ saw, so that `--dry` shows what would end and what would be spared, and why.
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping
+from functools import partial
 from typing import Any
 
 from pyinfra import host
@@ -35,12 +36,12 @@ def reap(
     + members: the nodes on which something is to be ended
     """
     for spared in found.get("spared", []):
-        run.show_once(host, f"spare {spared}", lambda spared=spared: _tell(host, "spare", spared))
+        run.show_once(host, f"spare {spared}", partial(_tell, host, "spare", spared))
     if host.name not in members:
         host.noop("no orphan of the engine")
         return
     for orphan in found.get("ended", []):
-        run.show_once(host, f"end {orphan}", lambda orphan=orphan: _tell(host, "end", orphan))
+        run.show_once(host, f"end {orphan}", partial(_tell, host, "end", orphan))
     node = host.name
     yield run.step("reap", members, lambda: _reap(run, node, request))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import dataclass
 
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
@@ -20,6 +21,17 @@ from schema.observed.snapshot import FileState, Unit
 
 # `systemctl stop` returns after TERM (30 s), KILL and docker rm.
 UNIT_TIMEOUT_S = 180
+
+# Why nothing is to be written.
+AS_RENDERED = "files and unit are as the recipe renders them"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What starts an engine that has no unit of ours: node's steps, and the same in words."""
+
+    steps: Steps
+    words: str
 
 
 def file_steps(documents: tuple[Document, ...], files: Mapping[str, FileState]) -> Steps:
@@ -106,7 +118,11 @@ def _unit_step(active: str | None, enabled: bool | None = None) -> dict[str, obj
 
 @operation()
 def configure(
-    run: Run, steps: Steps, members: Collection[str], files: Mapping[str, FileState]
+    run: Run,
+    steps: Steps,
+    members: Collection[str],
+    files: Mapping[str, FileState],
+    idle: str = AS_RENDERED,
 ) -> Generator[FunctionCommand, None, None]:
     """
     Write the launch script, the environment file and the unit, as one journalled change.
@@ -115,13 +131,14 @@ def configure(
     + steps: what to do here, from `file_steps`, `folder_steps` and `unit_steps`
     + members: the nodes on which something is to do
     + files: what the files are now, by path, for the diff
+    + idle: why nothing is to do here
     """
     yield from apply._inner(
         run=run,
         label="configure",
         steps=steps,
         members=members,
-        idle="files and unit are as the recipe renders them",
+        idle=idle,
         before=texts_of(files),
     )
 
@@ -138,29 +155,34 @@ def stop(run: Run, nodes: Collection[str]) -> Generator[FunctionCommand, None, N
 
 
 @operation()
-def start(run: Run, nodes: Collection[str]) -> Generator[FunctionCommand, None, None]:
+def start(
+    run: Run, nodes: Collection[str], how: Start | None = None
+) -> Generator[FunctionCommand, None, None]:
     """
-    Start the engine's unit on this node, when it is one of `nodes`.
+    Start the engine on this node, when it is one of `nodes`.
 
     + run: the change
-    + nodes: the nodes on which the unit is to be started in this step
+    + nodes: the nodes on which the engine is to be started in this step
+    + how: what starts it there, where that is not its unit
     """
-    yield from _set_active(run, nodes, "start")
+    yield from _set_active(run, nodes, "start", how)
 
 
 def _set_active(
-    run: Run, nodes: Collection[str], active: str
+    run: Run, nodes: Collection[str], active: str, how: Start | None = None
 ) -> Generator[FunctionCommand, None, None]:
     if host.name not in nodes:
         host.noop(f"no {active} of the engine here in this step")
         return
     node = host.name
     box = " and its container" if run.plan.recipe.container else ""
-    run.show_once(host, active, lambda: host.log(f"{active} {UNIT}{box}"))
+    words = how.words if how else f"{active} {UNIT}{box}"
+    steps = how.steps if how else [_unit_step(active)]
+    run.show_once(host, active, lambda: host.log(words))
     yield run.step(
         f"{active}:{','.join(sorted(nodes))}",
         nodes,
-        lambda: run.apply(node, [_unit_step(active)], UNIT_TIMEOUT_S),
+        lambda: run.apply(node, steps, UNIT_TIMEOUT_S),
     )
 
 

@@ -80,7 +80,7 @@ def wait_for_answer(
         retry=retry_if_result(lambda answer: not answer.ok and not answer.final),
         stop=stop_after_delay(budget_s),
         wait=wait_fixed(POLL_S),
-        retry_error_callback=lambda retry_state: retry_state.outcome.result(),
+        retry_error_callback=lambda done: done.outcome and done.outcome.result(),
     )
     answer = waiting(attempt)
     if not answer.ok:

@@ -10,9 +10,6 @@ from schema.desired.plan import Document
 from schema.observed.snapshot import FileState, Unit
 from schema.render.watch_files import WATCH_SERVICE, WATCH_TIMER
 
-# One look of the service: an answer and its notices (its own limit is 120 s).
-LOOK_S = 150
-
 
 def install_steps(
     documents: tuple[Document, ...], files: Mapping[str, FileState], timer: Unit | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Generator
+from typing import Any, cast
 
 import gevent
 from pyinfra import host
@@ -88,7 +89,8 @@ def wait_for_boot(state: State, target: Host, before: str, budget_s: int) -> flo
 
 def _boot_id(state: State, target: Host) -> str | None:
     """The host's boot_id over a fresh connection; None while none comes, or no answer in time."""
-    with gevent.Timeout(LOOK_S, False):
+    # False: the block just ends, which gevent's types do not know.
+    with gevent.Timeout(LOOK_S, cast(Any, False)):
         try:
             in_host(state, target, target.disconnect)
             in_host(state, target, target.connect, show_errors=False)
@@ -97,7 +99,8 @@ def _boot_id(state: State, target: Host) -> str | None:
         if not target.connected:
             return None
         try:
-            return fact_of(state, target, BootId)
+            boot: str | None = fact_of(state, target, BootId)
+            return boot
         except Exception:  # a connection that the shutdown cuts while it is used
             return None
     return None

@@ -11,7 +11,7 @@ import gevent
 from pyinfra.api import State
 
 from operations.change.node_call import StepFailed
-from operations.venv.upgrade import runs
+from operations.venv.venv import check_venv
 from schema.desired.plan import Plan
 from schema.recipe.wheels import WheelsSpec
 
@@ -51,7 +51,7 @@ class FormerVenvs:
     def _one(self, node: str, folder: str, quick: bool) -> StepFailed | None:
         host = self._state.inventory.get_host(node)
         try:
-            runs(self._state, host, folder, self._package, imports=False, quick=quick)
+            check_venv(self._state, host, folder, self._package, imports=False, quick=quick)
         except StepFailed as error:
             return error
         return None

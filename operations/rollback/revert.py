@@ -27,6 +27,8 @@ from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
 UNDO_TIMEOUT_S = 240
 # An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
 RESTORE_TIMEOUT_S = 1800
+# The server of a Deployment may have to roll its former pods out.
+DEPLOYMENT_TIMEOUT_S = 900
 
 
 def file_endpoint(document: str) -> Endpoint | None:
@@ -72,7 +74,7 @@ def revert_change(
     nodes: Collection[str],
     overwrite: Collection[str] = (),
     reason: str | None = None,
-    recorded: Recorded | None = None,
+    recorded: RecordedChanges | None = None,
 ) -> str:
     """Undoes `change` on `nodes`: head stops first; workers come back before the head.
 
@@ -82,14 +84,18 @@ def revert_change(
     """
     state = real(state)
     ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
+    request: dict[str, Any] = {"change": change, "overwrite": sorted(overwrite)}
+    if plan.runtime == "deployment":
+        # Its server rolls the former pods out; there is no unit to stop, and no venv to execute.
+        return _undone(state, ordered, request, DEPLOYMENT_TIMEOUT_S)
     kept, silent = _all_recorded(state, ordered, change, recorded)
     ordered = list(kept)
     former = FormerVenvs(state, plan, kept)
     for node in reversed(ordered):
-        _stop(state, node, kept[node])
+        _stop_engine(state, node, kept[node])
     former.check()
     # Every node is tried: one that cannot go back must not keep the others from it.
-    request = {"change": change, "overwrite": sorted(overwrite), "start_units": True}
+    request["start_units"] = True
     if reason:
         request["reason"] = _one_line(reason)
     problems = [line for node in ordered if (line := _undo(state, node, request, kept[node]))]
@@ -117,10 +123,10 @@ def baseline(plan: Plan, change: Mapping[str, Any] | None) -> float | None:
         return float(measured)
     if plan.recipe.venv is None:
         return None
-    return recorded(plan)
+    return recipe_baseline(plan)
 
 
-def recorded(plan: Plan) -> float | None:
+def recipe_baseline(plan: Plan) -> float | None:
     """The recipe's baseline of one stream in the plan's profile."""
     for row in plan.recipe.expect.baselines:
         if (row.profile, row.concurrency) == (plan.profile, 1):
@@ -168,7 +174,7 @@ def _one_line(reason: str) -> str:
     return text if len(text) <= 1900 else f"{text[:300]} … {text[-1500:]}"
 
 
-class Recorded:
+class RecordedChanges:
     """The changes that a rollback may undo, asked for on every node while other things are asked.
 
     `change` None: those that are not settled.
@@ -195,7 +201,7 @@ def _look(state: State, node: str, request: dict[str, Any]) -> list[Mapping[str,
 
 
 def _all_recorded(
-    state: State, nodes: Collection[str], change: str, recorded: Recorded | None
+    state: State, nodes: Collection[str], change: str, recorded: RecordedChanges | None
 ) -> tuple[dict[str, Mapping[str, Any] | None], list[str]]:
     """The change as each node that answers has it, and a line about each that does not.
 
@@ -226,22 +232,26 @@ def _recorded(state: State, node: str, change: str) -> Mapping[str, Any] | None:
     return dict(found["change"])
 
 
-def _stop(state: State, node: str, change: Mapping[str, Any] | None) -> None:
+def _stop_engine(state: State, node: str, change: Mapping[str, Any] | None) -> None:
     """Stops the unit before files go back, where the change stopped or started it.
 
     A change that only came to the files left the running engine alone; so does its undo.
     """
-    host = state.inventory.get_host(node)
     steps = change["steps"] if change else ()
-    if not any(step["op"] == "unit" and _moves_engine(step) for step in steps):
-        return
+    if any(step["op"] == "unit" and _touches_engine(step) for step in steps):
+        stop_unit(state, node)
+
+
+def stop_unit(state: State, node: str) -> None:
+    """Stops the engine's unit on a node; StepFailed with the host's words."""
+    host = state.inventory.get_host(node)
     command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
     done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
     if not done:
         raise StepFailed(f"{node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
 
 
-def _moves_engine(step: Mapping[str, Any]) -> bool:
+def _touches_engine(step: Mapping[str, Any]) -> bool:
     """Whether a unit step started or stopped the engine (a timer beside it is not the engine)."""
     return step.get("unit") == UNIT and bool(step.get("active"))
 
@@ -264,10 +274,15 @@ def undo_only(words: str = "", timeout_s: int = UNDO_TIMEOUT_S) -> Callable[[Run
     """
 
     def revert(run: Run) -> str:
-        for node in sorted(run.touched):
-            problem = _undo(run.state, node, {"change": run.id}, None, timeout_s)
-            if problem:
-                raise StepFailed(problem)
-        return f"change {run.id} ROLLED_BACK" + (f"; {words}" if words else "")
+        told = _undone(run.state, sorted(run.touched), {"change": run.id}, timeout_s)
+        return f"{told}; {words}" if words else told
 
     return revert
+
+
+def _undone(state: State, nodes: Collection[str], request: dict[str, Any], timeout_s: int) -> str:
+    """Undoes the change on these nodes and gives the line to tell; StepFailed: it is not whole."""
+    for node in nodes:
+        if problem := _undo(state, node, request, None, timeout_s):
+            raise StepFailed(problem)
+    return f"change {request['change']} ROLLED_BACK"

@@ -118,7 +118,7 @@ def move(
     + whole: the fallback: docker save and docker load through this machine
     + image: what the giving node has, asked when the transfer begins
     """
-    members = (transfer.source, *transfer.takers) if transfer else ()
+    members = (transfer.source, *transfer.targets) if transfer else ()
     if transfer is None or host.name not in members:
         host.noop("the image is here as it should be")
         return
@@ -135,19 +135,19 @@ def _line(transfer: Transfer, name: str, reference: str, whole: bool) -> str:
         "whole, through this machine (method=ssh)"
         if whole
         else "its missing layers, "
-        + (f"out of {transfer.way.device}" if transfer.way.device else "over the LAN")
+        + (f"out of {transfer.route.device}" if transfer.route.device else "over the LAN")
     )
     if name == transfer.source:
-        return f"give {reference} to {', '.join(transfer.takers)}: {how}"
+        return f"give {reference} to {', '.join(transfer.targets)}: {how}"
     return f"get {reference} from {transfer.source}: {how}; the tag last"
 
 
 def _part(reporter: Any, transfer: Transfer, reference: str, image: Image) -> None:
     want = {"id": image.id, "layers": list(image.layers)}
     if reporter.name == transfer.source:
-        transfer.give({"want": want})
+        transfer.offer({"want": want})
         return
-    answer = transfer.take(reporter.name, {"image": reference, "want": want})
+    answer = transfer.receive(reporter.name, {"image": reference, "want": want})
     reporter.log_styled(arrived(answer), fg="green")
 
 
@@ -159,7 +159,7 @@ def _whole(reporter: Any, transfer: Transfer, reference: str, image: Image) -> N
 
 
 def arrived(answer: Mapping[str, Any]) -> str:
-    """A line about what a taker got, from node's answer."""
+    """A line about what a target got, from node's answer."""
     if not answer.get("layers"):
         return f"all layers were here; {answer['took_s']:.1f} s"
     resumed = answer.get("resumed_bytes", 0)

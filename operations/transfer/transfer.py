@@ -1,4 +1,4 @@
-"""One transfer between nodes: the giver offers, the takers receive, this end only coordinates.
+"""One transfer between nodes: the source offers, the targets receive, this end only coordinates.
 
 The key is made here for one transfer and goes to both by stdin. What passes does not touch the
 operator's machine.
@@ -26,31 +26,34 @@ LOOK_EVERY_S = 3.0
 
 
 @dataclass(frozen=True)
-class Way:
-    """How the takers reach the giver: addresses by node, and the device (None: any)."""
+class Route:
+    """How the targets reach the source: addresses by node, and the device (None: any)."""
 
     addresses: Mapping[str, str]
     device: str | None
     port: int
 
     def listen(self, source: str) -> dict[str, Any]:
-        """Where the giver listens, as node takes it."""
+        """Where the source listens, as node takes it."""
         return {"address": self.addresses[source], "port": self.port, "device": self.device}
 
 
 class Transfer:
     """A transfer under way; its greenlets share the key, and what came of each node."""
 
-    def __init__(self, run: Run, what: str, source: str, takers: tuple[str, ...], way: Way) -> None:
-        self.run, self.what, self.source, self.takers, self.way = run, what, source, takers, way
+    def __init__(
+        self, run: Run, what: str, source: str, targets: tuple[str, ...], route: Route
+    ) -> None:
+        self.run, self.what, self.source, self.targets = run, what, source, targets
+        self.route = route
         self._key = secrets.token_hex(32)
         self.answers: dict[str, dict[str, Any]] = {}
 
-    def give(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """The giver's part; node's answer when every taker has what it needs. Raises StepFailed."""
+    def offer(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The source's part; node's answer when every target has all. Raises StepFailed."""
         request = {
-            "listen": self.way.listen(self.source),
-            "peers": [self.way.addresses[name] for name in self.takers],
+            "listen": self.route.listen(self.source),
+            "peers": [self.route.addresses[name] for name in self.targets],
             "key": self._key,
             "deadline_s": DEADLINE_S,
             **more,
@@ -60,13 +63,13 @@ class Transfer:
         self.answers[self.source] = answer
         return answer
 
-    def take(self, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
-        """One taker's part, with its progress shown; node's answer. Raises StepFailed."""
+    def receive(self, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        """One target's part, with its progress shown; node's answer. Raises StepFailed."""
         # Before the call: a lost connection may have left an open change there.
         self.run.touched.add(name)
         request = {
             "change": self.run.change(),
-            "from": self.way.listen(self.source),
+            "from": self.route.listen(self.source),
             "key": self._key,
             "deadline_s": DEADLINE_S,
             **more,

@@ -27,7 +27,7 @@ def move(
     + owner: who owns the files here
     + prune: delete what the giving node has not
     """
-    members = (transfer.source, *transfer.takers) if transfer else ()
+    members = (transfer.source, *transfer.targets) if transfer else ()
     if transfer is None or host.name not in members:
         host.noop("the weights are here as they should be")
         return
@@ -42,22 +42,22 @@ def move(
 
 
 def _line(transfer: Transfer, name: str, paths: Mapping[str, str]) -> str:
-    way = f"out of {transfer.way.device}" if transfer.way.device else "over the LAN"
+    way = f"out of {transfer.route.device}" if transfer.route.device else "over the LAN"
     if name == transfer.source:
-        return f"give {paths[name]} to {', '.join(transfer.takers)}, {way}"
+        return f"give {paths[name]} to {', '.join(transfer.targets)}, {way}"
     return f"get what lacks in {paths[name]} from {transfer.source}, {way}"
 
 
 def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool) -> None:
     if reporter.name == transfer.source:
-        gave = transfer.give({"path": path})
+        gave = transfer.offer({"path": path})
         if gave.get("not_kept"):
             reporter.log_styled(
                 f"its hashes are not kept, the next move takes them anew: {gave['not_kept']}",
                 fg="yellow",
             )
         return
-    answer = transfer.take(reporter.name, {"path": path, "owner": owner, "prune": prune})
+    answer = transfer.receive(reporter.name, {"path": path, "owner": owner, "prune": prune})
     reporter.log_styled(arrived(answer), fg="green")
     if answer["outside"]:
         listed = ", ".join(answer["outside"][:5])
@@ -71,7 +71,7 @@ def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool
 
 
 def arrived(answer: Mapping[str, Any]) -> str:
-    """A line about what a taker got, from node's answer."""
+    """A line about what a target got, from node's answer."""
     if not answer["files"]:
         return f"every file was here; {answer['took_s']:.1f} s"
     resumed = answer.get("resumed_bytes", 0)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
-import gevent
 from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, State, operation
 
 from facts.observe import fact_of
 from facts.backups import TreeBackups
 from operations.change.node_call import StepFailed, call
+from operations.change.progress import call_with_progress
 from schema.observed.backup import BackupPlan, PrunePlan
 
 # 30 GB at 20 MB/s; the remote side ends by then.
 BACKUP_TIMEOUT_S = 1800
 PRUNE_TIMEOUT_S = 600
-# A line for the operator this often while a host works.
-TELL_S = 10.0
 MIB = 1 << 20
 
 
@@ -41,7 +39,7 @@ def back_up(
     host.log(f"back up {found.tree}: {found.versions.text}; {size}")
 
     def work(state: State, host: Host) -> str:
-        answer = _told(state, host, "tree backup", request)
+        answer = _call(state, host, "tree backup", request)
         done[host.name] = answer["backup"]
         return (
             f"backup {answer['backup']}: {answer['detail']}, {answer['bytes'] / MIB:.0f} MiB, "
@@ -69,7 +67,7 @@ def verify(
     def work(state: State, host: Host) -> str:
         lines = []
         for backup in [*ids, *([made[host.name]] if pending else [])]:
-            answer = _told(state, host, "tree verify", {"backup": backup})
+            answer = _call(state, host, "tree verify", {"backup": backup})
             size = f"{answer['members']} members, {answer['took_s']:.1f} s"
             lines.append(f"{backup} is whole: {size}")
         return "; ".join(lines)
@@ -116,23 +114,11 @@ def _command(work: Callable[[State, Host], str]) -> FunctionCommand:
     return FunctionCommand(execute, (), {})
 
 
-def _told(state: State, host: Host, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
+def _call(state: State, host: Host, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """node's answer; while it works the operator sees how far it is, and how long it will take."""
-    job = gevent.spawn(_caught, state, host, verb, dict(request))
-    while job.join(TELL_S) or not job.ready():
+
+    def progress() -> Sequence[str]:
         seen = fact_of(state, host, TreeBackups)
-        if seen is not None and not job.ready():
-            for line in seen.working:
-                host.log(line)
-    answer = job.get()
-    if isinstance(answer, StepFailed):
-        raise answer
-    return dict(answer)
+        return seen.working if seen is not None else ()
 
-
-def _caught(state: State, host: Host, verb: str, request: dict[str, Any]) -> Any:
-    """The answer or the StepFailed: gevent prints what a greenlet raises."""
-    try:
-        return call(state, host, verb, request, BACKUP_TIMEOUT_S)
-    except StepFailed as error:
-        return error
+    return call_with_progress(state, host, verb, request, BACKUP_TIMEOUT_S, progress)

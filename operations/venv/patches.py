@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 from pyinfra import host
@@ -37,11 +37,7 @@ def file_step(file: Mapping[str, Any], content_base64: str) -> dict[str, object]
 
 @operation()
 def use_tool(
-    run: Run,
-    tool: Mapping[str, Any],
-    members: Collection[str],
-    timeout_s: int,
-    after: Callable[[str, Mapping[str, Any]], None] | None = None,
+    run: Run, tool: Mapping[str, Any], members: Collection[str], timeout_s: int
 ) -> Generator[FunctionCommand, None, None]:
     """
     Run a patch tool; the files that it changes are journalled, its failures end the change.
@@ -50,31 +46,29 @@ def use_tool(
     + tool: the tool as `rignode patch tool` takes it
     + members: the nodes on which it has not been run on the tree that is there
     + timeout_s: how long it may take, in seconds
-    + after: called with the node's name and node's answer
     """
     if host.name not in members:
         host.noop(f"{tool['id']} has been run on what is there")
         return
-    here, node = host, host.name
-    run.show_once(host, tool["id"], lambda: host.log(f"run {tool['id']}: {' '.join(tool['argv'])}"))
-
-    def work() -> None:
-        run.touched.add(node)
-        request = {"change": run.change(), "tool": dict(tool)}
-        answer = call(run.state, run.host(node), "patch tool", request, timeout_s + 60)
-        here.log_styled(told(tool["id"], answer), fg="green")
-        if after:
-            after(node, answer)
-
-    yield run.step(f"tool {tool['id']}", members, work)
+    here = host
+    line = f"run {tool['id']}: {' '.join(tool['argv'])}"
+    run.show_once(host, tool["id"], lambda: host.log(line))
+    yield run.step(
+        f"tool {tool['id']}",
+        members,
+        lambda: here.log_styled(run_tool(run, here.name, tool, timeout_s), fg="green"),
+    )
 
 
-def told(tool: str, answer: Mapping[str, Any]) -> str:
-    """What a tool's run came to, in a line."""
+def run_tool(run: Run, node: str, tool: Mapping[str, Any], timeout_s: int) -> str:
+    """Runs a patch tool on a node as a step of the change; what came of it, in a line."""
+    run.touched.add(node)
+    request = {"change": run.change(), "tool": dict(tool)}
+    answer = call(run.state, run.host(node), "patch tool", request, timeout_s + 60)
     said = answer["said"]
     if said is None:
-        return f"{tool}: had been run already"
+        return f"{tool['id']}: had been run already"
     return (
-        f"{tool}: {said['applied']} applied, {said['skipped']} skipped, {said['failed']} failed; "
-        f"{len(answer['files'])} files changed"
+        f"{tool['id']}: {said['applied']} applied, {said['skipped']} skipped, {said['failed']} "
+        f"failed; {len(answer['files'])} files changed"
     )

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from node.rules.patterns import SHA256
 from schema.core.base import Frozen
 from schema.core.errors import SpecError, nearest, shown
+from schema.core.kernel_names import module_name, release_name
 from schema.core.parse import build, known_keys
 from schema.core.strings import env_name, single_line
-from schema.inputs.host_data import PYINFRA_KEYS, Argument, Url, listed
-from schema.inputs.rig import AbsolutePath, Address, Name, Node, Rig
-from schema.observed.snapshot import SnapshotRequest
+from schema.core.types import PYINFRA_KEYS, AbsolutePath, Address, Argument, Name, Url, listed
+from schema.recipe.recipe import Expect, Recipe
 
 # How deploys tell a Kubernetes rig from the others: only its hosts have this key.
 MARK = "deployment"
+# The profile of a chart's engine, which has one way to run.
+CHART = "chart"
+# Keys that mean the same on every rig.
+_OF_THE_HOST = (
+    "rig", "lan_address", "ssh_user", "waive", "reason", "json", "change", "overwrite", "kernel",
+    "candidate", "budget", "driver_module",
+)  # fmt: skip
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
 _SYMBOL = re.compile(r"[A-Za-z_.$][A-Za-z0-9_.$@]{0,255}\Z")
@@ -102,6 +108,8 @@ class ClusterData(Frozen):
     gpu_limit: `limit` (`24000m`), `wanted` (bytes, of the OOM line; None: read from the log),
     `reserve_mib` kept free, `device` (None: all), `hardware_mib` (None: the driver is asked),
     `set` (other variables). `deadline`: seconds in place of start_budget_s, for this run.
+    kernel: `kernel`, `candidate`, `driver_module`; kernel and reboot: `budget`, as on other rigs.
+    `needs_nvidia`: whether the host must have a driver that sees a GPU.
     """
 
     lan_address: Address
@@ -142,20 +150,16 @@ class ClusterData(Frozen):
     hardware_mib: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     set: Variables | None = None
     deadline: Annotated[int, Field(ge=10, le=7200)] | None = None
+    needs_nvidia: bool = True
+    kernel: Annotated[str, AfterValidator(release_name)] | None = None
+    candidate: Annotated[str, AfterValidator(release_name)] | None = None
+    budget: Annotated[int, Field(ge=30, le=86400)] = 1800
+    driver_module: Annotated[str, AfterValidator(module_name)] | None = None
 
     @property
     def patience_s(self) -> int:
         """Seconds until a started pod must run and answer."""
         return self.deadline or self.start_budget_s
-
-
-@dataclass(frozen=True)
-class ClusterPlan:
-    """What a run on a Kubernetes rig knows: the rig of one node, what to look at, the data."""
-
-    rig: Rig
-    requests: dict[str, SnapshotRequest]
-    data: ClusterData
 
 
 def is_cluster(data: Mapping[str, object]) -> bool:
@@ -202,30 +206,31 @@ def cluster_data(name: str, data: Mapping[str, object], sources: Mapping[str, st
     return checked
 
 
-def cluster_plan(
-    hosts: Mapping[str, Mapping[str, object]],
-    sources: Mapping[str, Mapping[str, str]],
-    files: tuple[str, ...],
-    units: tuple[str, ...],
-) -> ClusterPlan:
-    """The plan of a Kubernetes rig from pyinfra's data; `files` and `units` are looked at."""
-    if len(hosts) != 1:
-        raise SpecError(
-            f"a Kubernetes rig has one host, this inventory has {len(hosts)}: "
-            f"{', '.join(sorted(hosts))}; allowed: an inventory file each"
-        )
-    name, data = next(iter(hosts.items()))
-    checked = cluster_data(name, data, sources.get(name, {}))
-    home = "/root" if checked.ssh_user == "root" else f"/home/{checked.ssh_user}"
-    try:
-        node = Node(
-            name=name, role="head", rank=0, lan_address=checked.lan_address,
-            ssh_user=checked.ssh_user, home=home,
-        )  # fmt: skip
-        rig = Rig(name=checked.rig, nodes=(node,))
-    except ValidationError as error:
-        raise SpecError(f"host {name}: {error.errors(include_url=False)[0]['msg']}") from None
-    request = SnapshotRequest(
-        files=files, units=units, disks=(checked.vgpu_dir, "/etc", "/var/lib/rigbook")
+def host_part(data: Mapping[str, object]) -> dict[str, object]:
+    """What a Kubernetes rig's data say of its host, in the words of the other rigs' data.
+
+    For the runbooks of the host (kernel, reboot): its engine is called as the Deployment is.
+    """
+    shared = {key: data[key] for key in (*_OF_THE_HOST, *PYINFRA_KEYS) if key in data}
+    return {"role": "head", "recipe": data[MARK], **shared}
+
+
+def cluster_recipe(data: ClusterData) -> Recipe:
+    """What is expected of a Deployment's engine.
+
+    Not validated: a chart's engine has no weights, flags or profiles of ours, and no gate of a
+    Deployment asks for them (gates/gate_sets.py).
+    """
+    model = data.model or data.deployment
+    expect = Expect(
+        start_budget_s=data.patience_s, reasoning=data.reasoning, needs_nvidia=data.needs_nvidia
     )
-    return ClusterPlan(rig, {name: request}, checked)
+    fields: dict[str, Any] = {
+        "name": data.deployment,
+        "model": model,
+        "description": f"Deployment {data.namespace}/{data.deployment}",
+        "vllm_serve": {"model": model, "port": data.port or 8000},
+        "default_profile": CHART,
+        "expect": expect,
+    }
+    return Recipe.model_construct(**fields)

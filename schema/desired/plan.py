@@ -7,8 +7,10 @@ that land on a node, `schema.inputs.load` the whole plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from schema.inputs.rig import Rig
+from schema.desired.kubernetes import ClusterData
+from schema.desired.rig import Rig
 from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
 
@@ -19,6 +21,8 @@ ENGINE_DIR = "/etc/rigbook/engine"
 PAIR_SERVICE = "rigbook-pair.service"
 PAIR_TIMER = "rigbook-pair.timer"
 ENGINE_FOLDERS = ("/etc/rigbook", ENGINE_DIR)
+# Where the engine runs: docker on each node, a venv under systemd, a pod of somebody else's chart.
+Runtime = Literal["container", "venv", "deployment"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run wants on every node of a rig. Maps are keyed by node name."""
+    """What a run wants on every node of a rig. Maps are keyed by node name.
+
+    `deployment` is set where the engine is a Deployment: its chart writes and starts it, so there
+    are no specs and no documents, and the recipe says what may be expected of its answers.
+    """
 
     rig: Rig
     recipe: Recipe
@@ -64,3 +72,18 @@ class Plan:
     specs: dict[str, EngineSpec]
     documents: dict[str, tuple[Document, ...]]
     requests: dict[str, SnapshotRequest]
+    deployment: ClusterData | None = None
+
+    @property
+    def runtime(self) -> Runtime:
+        """Where the engine runs."""
+        if self.deployment is not None:
+            return "deployment"
+        return "venv" if self.recipe.container is None else "container"
+
+    @property
+    def chart(self) -> ClusterData:
+        """What is known of the Deployment; LookupError on a rig of another runtime."""
+        if self.deployment is None:
+            raise LookupError(f"{self.rig.name} has no Deployment")
+        return self.deployment

@@ -11,14 +11,16 @@ from schema.core.errors import SpecError, shown, unknown
 from schema.core.parse import build
 from schema.core.strings import plain_name
 from schema.core.yaml_file import read_map
+from schema.desired.kubernetes import CHART, cluster_data, cluster_recipe, is_cluster
 from schema.desired.plan import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, EngineSpec, Plan
+from schema.desired.rig import Node, Rig
 from schema.inputs.check import host_data, kind_of
 from schema.inputs.host_data import HostData
-from schema.inputs.rig import Node, Rig
 from schema.observed.snapshot import ImageFileProbe, SnapshotRequest, VenvProbe
 from schema.recipe.recipe import Recipe
 from schema.render.engine_files import documents
 from schema.render.engine_spec import engine_spec
+from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER
 
 RECIPES_DIR = "catalog/recipes"
 # What every host of a rig must say alike: one run has one recipe, one profile, one fabric.
@@ -116,6 +118,8 @@ def plan(
     `root`: the project's root. `kind`: as for `host_datas`.
     A run limited to one host still needs the data of all.
     """
+    if any(map(is_cluster, hosts.values())):
+        return _deployment(hosts, sources or {})
     checked = host_datas(hosts, sources, kind)
     common = next(iter(checked.values()))
     rig = _rig(checked)
@@ -130,6 +134,35 @@ def plan(
         files[node.name] = documents(rig, node, chosen, profile, spec)
         requests[node.name] = _request(rig, node, chosen, spec, files[node.name], common.deep)
     return Plan(rig, chosen, profile, specs, files, requests)
+
+
+def _deployment(
+    hosts: Mapping[str, Mapping[str, object]], sources: Mapping[str, Mapping[str, str]]
+) -> Plan:
+    """The plan of a Kubernetes rig of one host, whose engine is a Deployment."""
+    if len(hosts) != 1:
+        raise SpecError(
+            f"a Kubernetes rig has one host, this inventory has {len(hosts)}: "
+            f"{', '.join(sorted(hosts))}; allowed: an inventory file each"
+        )
+    name, data = next(iter(hosts.items()))
+    chart = cluster_data(name, data, sources.get(name, {}))
+    home = "/root" if chart.ssh_user == "root" else f"/home/{chart.ssh_user}"
+    try:
+        node = Node(
+            name=name, role="head", rank=0, lan_address=chart.lan_address,
+            ssh_user=chart.ssh_user, home=home,
+        )  # fmt: skip
+    except ValidationError as error:
+        raise SpecError(f"host {name}: {_reason(error)}") from None
+    request = SnapshotRequest(
+        files=FILES,
+        units=(GUARD_PATH, GUARD_TIMER),
+        disks=(chart.vgpu_dir, *ROOM_FOR_VENV),
+        sysctls=SYSCTLS,
+    )
+    rig = Rig(name=chart.rig, nodes=(node,))
+    return Plan(rig, cluster_recipe(chart), CHART, {}, {}, {name: request}, chart)
 
 
 def _rig(checked: Mapping[str, HostData]) -> Rig:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from schema.desired.kubernetes import ClusterPlan
-from schema.desired.plan import Document
+from schema.desired.plan import Document, Plan
 from schema.render.engine_files import UNITS_DIR, render
 
 FORMAT = 1
@@ -18,11 +17,9 @@ UNIT_FILES = tuple(f"{UNITS_DIR}/{name}" for name in UNITS)
 FILES = ("/etc/rigbook", STATE_PATH, *UNIT_FILES)
 
 
-def library_documents(
-    plan: ClusterPlan, target: str, original: str, ours: str
-) -> tuple[Document, ...]:
+def library_documents(plan: Plan, target: str, original: str, ours: str) -> tuple[Document, ...]:
     """The state of a swap (root's alone: it may hold the webhook) and, with `guard`, its units."""
-    data, node = plan.data, plan.rig.head.name
+    data, node = plan.chart, plan.rig.head.name
     body = {
         "format": FORMAT,
         "rig": plan.rig.name,

@@ -17,7 +17,7 @@ from gates.core.check import Gate
 from gates.core.violation import Violation
 from gates.drift.compare import drift
 from gates.gate_sets import check
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.infra.plugin import Connections, Rig
 

@@ -7,17 +7,15 @@ from collections.abc import Collection
 
 import gevent
 from pydantic import ValidationError
-from pyinfra import logger
 from pyinfra.api import Host, State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import inventory_name
 from deploys.procedures.cluster.gpu_limit import request
-from deploys.procedures.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
 from facts.observe import real
 from facts.rignode.call import AskFailed, ask_node
 from operations.change.node_call import StepFailed
-from schema.desired.kubernetes import ClusterPlan
+from operations.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
+from schema.desired.plan import Plan
 from schema.observed.kube import HostAnswer, KubeLook
 
 POLL_S = 3.0
@@ -25,18 +23,18 @@ ASK_S = 60
 NOT_SET = "no completion was asked for: group_data has no model with url, service or port"
 
 
-def must_ask(plan: ClusterPlan, deploy: str) -> None:
+def must_ask(plan: Plan, deploy: str) -> None:
     """DeployError when group_data does not say how a completion is asked for."""
-    if plan.data.model is None:
+    if plan.chart.model is None:
         raise DeployError(
             f"{deploy} needs model in the rig's group_data, the name that the engine serves, and "
             "one of url, service (kubectl get service) and port (asked inside the pod)"
         )
 
 
-def where(plan: ClusterPlan) -> str:
+def where(plan: Plan) -> str:
     """What is asked, in words."""
-    data = plan.data
+    data = plan.chart
     if data.url is not None:
         return data.url
     if data.service is not None:
@@ -44,12 +42,12 @@ def where(plan: ClusterPlan) -> str:
     return f"port {data.port} in the pod"
 
 
-def ask_once(state: State, host: Host, plan: ClusterPlan, seconds: int = ASK_S) -> HostAnswer:
+def ask_once(state: State, host: Host, plan: Plan, seconds: int = ASK_S) -> HostAnswer:
     """One completion. A host that cannot say counts as no answer yet."""
-    data = plan.data
+    data = plan.chart
     if data.url is not None:
         verb = "answer look"
-        endpoint = {"url": data.url, "model": data.model,
+        endpoint: dict[str, object] = {"url": data.url, "model": data.model,
                     "reasoning": data.reasoning, "chat_template_kwargs": {}}  # fmt: skip
         asked = {"endpoint": endpoint, "timeout_s": seconds}
     else:
@@ -63,7 +61,7 @@ def ask_once(state: State, host: Host, plan: ClusterPlan, seconds: int = ASK_S) 
         return HostAnswer(answered=False, detail=text, final=False, model="")
 
 
-def pods_now(state: State, host: Host, plan: ClusterPlan) -> KubeLook | None:
+def pods_now(state: State, host: Host, plan: Plan) -> KubeLook | None:
     """The Deployment and its pods' last words; None when the cluster does not say."""
     try:
         return KubeLook.model_validate(ask_node(state, host, "kube look", request(plan)))
@@ -73,7 +71,7 @@ def pods_now(state: State, host: Host, plan: ClusterPlan) -> KubeLook | None:
 
 def wait_for_completion(
     state: State,
-    plan: ClusterPlan,
+    plan: Plan,
     deadline: float | None = None,
     former: Collection[str] = (),
 ) -> str:
@@ -83,13 +81,13 @@ def wait_for_completion(
     A first request compiles kernels for a minute and more: the budget is the rig's own. `former`:
     uids of the pods that are to go, whatever state they are in.
     """
-    if plan.data.model is None:
+    if plan.chart.model is None:
         return NOT_SET
     host, said = real(state).inventory.get_host(plan.rig.head.name), ""
     while True:
         answer = ask_once(real(state), host, plan)
         if answer.answered:
-            return f"{plan.data.model} answers at {answer.where or where(plan)}: {answer.detail}"
+            return f"{plan.chart.model} answers at {answer.where or where(plan)}: {answer.detail}"
         now = pods_now(real(state), host, plan)
         if now is not None:
             stop_if_stuck(now, former)
@@ -97,7 +95,7 @@ def wait_for_completion(
             deadline = time.monotonic() + _left(plan, now)
         if answer.final or time.monotonic() > deadline:
             raise StepFailed(
-                f"{plan.data.model} does not answer at {where(plan)}: {answer.detail}"
+                f"{plan.chart.model} does not answer at {where(plan)}: {answer.detail}"
                 + (last_lines(staying(now)) if now else "")
             )
         line = f"no completion yet: {answer.detail}" + (f"; {progress(now)}" if now else "")
@@ -107,21 +105,9 @@ def wait_for_completion(
         gevent.sleep(POLL_S)
 
 
-def _left(plan: ClusterPlan, now: KubeLook | None) -> float:
+def _left(plan: Plan, now: KubeLook | None) -> float:
     """What is left of the start's budget, in seconds; none of it where no pod is to start."""
     if now is None or now.rollout.wanted == 0:
         return 0.0
     ages = [pod.age_s for pod in staying(now)[:1] if pod.age_s is not None]
-    return max(0.0, plan.data.patience_s - (ages[0] if ages else 0.0))
-
-
-def prove_it_answers(state: State, plan: ClusterPlan) -> None:
-    """Says what answered; DeployError (exit status 1) when nothing did."""
-    must_ask(plan, "verify")
-    try:
-        line = wait_for_completion(state, plan)
-    except StepFailed as error:
-        raise DeployError(
-            f"{error}; find out why with: pyinfra {inventory_name()} deploys/doctor.py -y"
-        ) from None
-    logger.info(f"    {line}")
+    return max(0.0, plan.chart.patience_s - (ages[0] if ages else 0.0))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyinfra import logger
-from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
-from deploys.procedures.cluster.load_and_gate import UNDO_TIMEOUT_S, looked
+from deploys.common.procedure import Procedure
+from deploys.procedures.cluster.ask import looked
 from gates.cluster import gpu_limit, memory_limit
 from gates.cluster.memory_limit import MIB, LimitError
 from gates.core.violation import Violation
-from operations.change.run import Run
 from operations.engine.engine import Steps
-from operations.rollback.revert import undo_only
-from schema.desired.kubernetes import ClusterPlan
+from schema.desired.plan import Plan
 from schema.observed.kube import KubeLook, ModelFiles
 from schema.observed.snapshot import Gpus, NodeSnapshot
 
@@ -28,19 +26,18 @@ LIMITS = (memory_limit.VARIABLE, *(memory_limit.variable(n) for n in range(DEVIC
 
 @dataclass(frozen=True)
 class Patch:
-    """One run: the values, the step, what to say, the pods before it, the change."""
+    """One run: the values, the step, what to say, the pods before it."""
 
     values: Mapping[str, str]
     steps: Steps
     lines: tuple[str, ...]
     generation: int
     former: frozenset[str]
-    run: Run = field(compare=False)
 
 
-def request(plan: ClusterPlan, **more: object) -> dict[str, Any]:
+def request(plan: Plan, **more: object) -> dict[str, Any]:
     """What `kube look` is asked about this rig's Deployment."""
-    data = plan.data
+    data = plan.chart
     return {
         "kubectl": data.kubectl,
         "kubeconfig": data.kubeconfig,
@@ -51,45 +48,40 @@ def request(plan: ClusterPlan, **more: object) -> dict[str, Any]:
     }
 
 
-def look(plan: ClusterPlan) -> KubeLook:
+def look(plan: Plan) -> KubeLook:
     """The Deployment with every memory limit, asked once a run."""
-    asked = dict.fromkeys((*LIMITS, *(plan.data.set or {})))
+    asked = dict.fromkeys((*LIMITS, *(plan.chart.set or {})))
     return looked(plan, "kube look", request(plan, variables=list(asked)), KubeLook, "deployment")
 
 
-def models(plan: ClusterPlan) -> list[Violation]:
+def models(plan: Plan) -> list[Violation]:
     """What is wrong with the rig's model files, by their own headers; asked once a run."""
-    wanted = plan.data.models
+    wanted = plan.chart.models
     if not wanted:
         return []
     seen = looked(plan, "models look", {"paths": list(wanted)}, ModelFiles, "models")
     return list(gpu_limit.models_fit(plan.rig.head.name, seen, wanted))
 
 
-def asked_values(plan: ClusterPlan, snapshot: NodeSnapshot) -> dict[str, str]:
+def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
     """The variables to set, the memory limit among them; DeployError says what may not be set."""
-
-    def make() -> dict[str, str]:
-        data, now = plan.data, look(plan)
-        values = dict(data.set or {})
-        for name in values:
-            if name in LIMITS:
-                raise DeployError(f"set: {name} is a memory limit; give it as --data limit=24000m")
-        if data.limit is None and values:
-            return values
-        try:
-            name, text = _limit(plan, now, snapshot)
-        except LimitError as error:
-            raise DeployError(str(error)) from None
-        return {**values, name: text}
-
-    values: dict[str, str] = once("values", make)
-    return values
+    data, now = plan.chart, look(plan)
+    values = dict(data.set or {})
+    for name in values:
+        if name in LIMITS:
+            raise DeployError(f"set: {name} is a memory limit; give it as --data limit=24000m")
+    if data.limit is None and values:
+        return values
+    try:
+        name, text = _limit(plan, now, snapshot)
+    except LimitError as error:
+        raise DeployError(str(error)) from None
+    return {**values, name: text}
 
 
-def _limit(plan: ClusterPlan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, str]:
+def _limit(plan: Plan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, str]:
     """The limit's variable and text; its arithmetic is told. LimitError when it does not fit."""
-    data = plan.data
+    data = plan.chart
     if data.limit is not None:
         memory_limit.parse_limit(data.limit)  # before the driver is asked for anything
     name, device = _variable(plan, now, snapshot)
@@ -116,12 +108,12 @@ def _limit(plan: ClusterPlan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[st
     return name, text
 
 
-def _variable(plan: ClusterPlan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, int | None]:
+def _variable(plan: Plan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, int | None]:
     """The variable that counts and its device (None: all): the one asked for, the one that is set,
     or that of the only GPU.
     """
-    if plan.data.device is not None:
-        return memory_limit.variable(plan.data.device), plan.data.device
+    if plan.chart.device is not None:
+        return memory_limit.variable(plan.chart.device), plan.chart.device
     there = [name for name in LIMITS if name in now.variables and _is_set(now, name)]
     if len(there) == 1:
         index = LIMITS.index(there[0])
@@ -138,10 +130,10 @@ def _is_set(now: KubeLook, name: str) -> bool:
     return found.value is not None or found.kind == "unclear"
 
 
-def _hardware(plan: ClusterPlan, snapshot: NodeSnapshot, device: int | None) -> int:
+def _hardware(plan: Plan, snapshot: NodeSnapshot, device: int | None) -> int:
     """The memory of the device (the smallest, where the limit is for all), in bytes."""
-    if plan.data.hardware_mib is not None:
-        return plan.data.hardware_mib * MIB
+    if plan.chart.hardware_mib is not None:
+        return plan.chart.hardware_mib * MIB
     if not isinstance(snapshot.gpus, Gpus):
         raise LimitError(
             f"the driver does not say how much memory there is ({snapshot.gpus.unreadable}); "
@@ -157,25 +149,21 @@ def _hardware(plan: ClusterPlan, snapshot: NodeSnapshot, device: int | None) -> 
     return min(sizes) * MIB
 
 
-def decide(
-    state: State,
-    plan: ClusterPlan,
-    values: Mapping[str, str],
-    waivers: tuple[tuple[str, str], ...],
-) -> Patch:
-    """The work of this run, decided once; what the server would change is part of it."""
+def plan(rig: Procedure) -> Patch:
+    """The work of this run, planned once; what the server would change is part of it."""
+    plan = rig.plan
 
     def make() -> Patch:
+        values = asked_values(plan, rig.snapshots[plan.rig.head.name])
         now = look(plan)
         former = frozenset(pod.uid for pod in now.pods)
-        run = Run(state, "gpu_limit", plan, waivers, undo_only(timeout_s=UNDO_TIMEOUT_S))  # type: ignore[arg-type]
         unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
         if unclear:
             raise DeployError("; ".join(unclear))
         todo = {n: v for n, v in values.items() if now.variables[n].value != v}
         if not todo:
             logger.info(f"    {named(plan, now)} has {pairs(values)} already")
-            return Patch(values, [], (), now.rollout.generation, former, run)
+            return Patch(values, [], (), now.rollout.generation, former)
         asked = request(plan, set=todo, logs=False, variables=list(todo))
         planned = looked(plan, "kube look", asked, KubeLook, "planned")
         step = {key: value for key, value in request(plan).items() if key != "container"} | {
@@ -190,15 +178,14 @@ def decide(
         lines = [f"{named(plan, planned)}, resourceVersion {planned.resource_version}:"]
         for change in planned.changes or ():
             lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
-        return Patch(values, [step], tuple(lines), planned.rollout.generation, former, run)
+        return Patch(values, [step], tuple(lines), planned.rollout.generation, former)
 
-    work: Patch = once("patch", make)
-    return work
+    return once("patch", make)
 
 
-def named(plan: ClusterPlan, now: KubeLook) -> str:
+def named(plan: Plan, now: KubeLook) -> str:
     """The Deployment and its container in words."""
-    return f"Deployment {plan.data.namespace}/{now.name}, container {now.container}"
+    return f"Deployment {plan.chart.namespace}/{now.name}, container {now.container}"
 
 
 def pairs(values: Mapping[str, str]) -> str:

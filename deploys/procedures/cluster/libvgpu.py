@@ -8,21 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyinfra import logger
-from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
+from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in
+from deploys.procedures.cluster.ask import looked
 from deploys.procedures.cluster.libvgpu_guard import around, no_guard, units_now
-from deploys.procedures.cluster.load_and_gate import UNDO_TIMEOUT_S, looked
-from deploys.procedures.cluster.restart_pods import to_restart
 from gates.cluster import vgpu_library as gates
 from gates.cluster.mounted_library import files_of, mappers_of, named, state_of, target_of
 from gates.core.violation import Violation
 from operations.change.apply import Steps
-from operations.change.run import Run
-from operations.rollback.revert import undo_only
-from schema.desired.kubernetes import ClusterPlan
+from schema.desired.plan import Plan
 from schema.observed.library import Candidate, LibraryFile, LibraryLook, PodName
 from schema.observed.snapshot import NodeSnapshot
 from schema.render.library_files import STATE_PATH
@@ -45,23 +42,22 @@ class Swap:
     ours: str
     steps: Steps
     lines: tuple[str, ...]
-    run: Run = field(compare=False)
     restarts: dict[str, PodName] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
 
-def look(plan: ClusterPlan) -> LibraryLook:
+def look(plan: Plan) -> LibraryLook:
     """The library folder, asked once a run."""
-    data = plan.data
+    data = plan.chart
     request = {"folder": data.vgpu_dir, "kubectl": data.kubectl, "kubeconfig": data.kubeconfig}
     return looked(plan, "library look", request, LibraryLook, "library")
 
 
-def local_bytes(plan: ClusterPlan) -> bytes:
+def local_bytes(plan: Plan) -> bytes:
     """The candidate's bytes, from here, its sha256 checked; DeployError says what is wrong."""
 
     def make() -> bytes:
-        data = plan.data
+        data = plan.chart
         if data.library is None or data.sha256 is None:
             raise DeployError(
                 "libvgpu needs --data library=FILE --data sha256=HEX (what `sha256sum FILE` prints "
@@ -86,9 +82,9 @@ def local_bytes(plan: ClusterPlan) -> bytes:
     return raw
 
 
-def findings(plan: ClusterPlan) -> list[Violation]:
+def findings(plan: Plan) -> list[Violation]:
     """What speaks against the swap (or against bringing the original back)."""
-    node, data, now = plan.rig.head.name, plan.data, look(plan)
+    node, data, now = plan.rig.head.name, plan.chart, look(plan)
     found = [*gates.readable(node, now)]
     if data.remove:
         return found
@@ -105,24 +101,24 @@ def findings(plan: ClusterPlan) -> list[Violation]:
     return found
 
 
-def _target(plan: ClusterPlan, now: LibraryLook) -> LibraryFile | None:
-    return files_of(now).get(target_of(now, plan.data.target).path or "")
+def _target(plan: Plan, now: LibraryLook) -> LibraryFile | None:
+    return files_of(now).get(target_of(now, plan.chart.target).path or "")
 
 
-def decide(
-    state: State, plan: ClusterPlan, snapshot: NodeSnapshot, waivers: tuple[tuple[str, str], ...]
-) -> Swap:
-    """The work of this run, decided once."""
-
-    def make() -> Swap:
-        run = Run(state, "libvgpu", plan, waivers, undo_only(timeout_s=UNDO_TIMEOUT_S))  # type: ignore[arg-type]
-        make_it = _removal if plan.data.remove else _swap
-        return make_it(plan, snapshot, run)
-
-    return once("swap", make)
+def to_restart(now: LibraryLook, ours: str) -> dict[str, PodName]:
+    """The pods, by uid, whose processes have another library than ours mapped."""
+    pods = now.pods if isinstance(now.pods, dict) else {}
+    old = [m.pod for m in mappers_of(now) if m.sha256 != ours and m.pod in pods]
+    return {uid: pods[uid] for uid in dict.fromkeys(old) if uid is not None}
 
 
-def _swap(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
+def plan(rig: Procedure) -> Swap:
+    """The work of this run, planned once."""
+    make = _removal if rig.plan.chart.remove else _swap
+    return once("swap", lambda: make(rig.plan, rig.snapshots[rig.plan.rig.head.name]))
+
+
+def _swap(plan: Plan, snapshot: NodeSnapshot) -> Swap:
     now, raw = look(plan), local_bytes(plan)
     file, known = _target(plan, now), state_of(now)
     assert file is not None and file.sha256 is not None  # the gate has stopped the run otherwise
@@ -133,8 +129,8 @@ def _swap(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
     if file.sha256 != ours:
         steps.append(_library_step(file, base64.b64encode(raw).decode("ascii")))
     steps += around(plan, snapshot, file.path, original, ours)
-    lines = [f"{file.path} counts: {target_of(now, plan.data.target).how}"] if steps else []
-    restarts = to_restart(now, ours) if plan.data.restart_pods else {}
+    lines = [f"{file.path} counts: {target_of(now, plan.chart.target).how}"] if steps else []
+    restarts = to_restart(now, ours) if plan.chart.restart_pods else {}
     lines += [f"will be restarted: {pod.namespace}/{pod.name}" for pod in restarts.values()]
     keep = [named(now, m) for m in mappers_of(now) if m.pod not in restarts and m.sha256 != ours]
     lines += [f"keeps the former one until its restart: {line}" for line in keep[:SHOWN]]
@@ -144,7 +140,7 @@ def _swap(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
         logger.info(f"    {file.path} is ours already: {ours[:12]}")
     told = tuple(lines if steps or restarts else ())
     notes = {file.path: f"{file.sha256} becomes {ours}"}
-    return Swap(file.path, ours, steps, told, run, restarts, notes)
+    return Swap(file.path, ours, steps, told, restarts, notes)
 
 
 def _library_step(file: LibraryFile, content: str) -> dict[str, object]:
@@ -161,12 +157,12 @@ def _library_step(file: LibraryFile, content: str) -> dict[str, object]:
     }
 
 
-def _removal(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
+def _removal(plan: Plan, snapshot: NodeSnapshot) -> Swap:
     """The original back from its kept copy, guard and state file gone; nothing where none was."""
     now = look(plan)
     known = state_of(now)
     if known is None:
-        return Swap("", "", [], (), run)
+        return Swap("", "", [], ())
     file = files_of(now).get(known.target)
     steps = no_guard(files_in(snapshot), units_now(snapshot))
     if file is None or file.sha256 not in (known.ours, known.original):
@@ -180,4 +176,4 @@ def _removal(plan: ClusterPlan, snapshot: NodeSnapshot, run: Run) -> Swap:
         steps.append({**step, "blob": known.original, "keep": False})
         del steps[-1]["content_base64"]
     steps.append({"op": "absent", "path": STATE_PATH})
-    return Swap(known.target, known.original, steps, (), run)
+    return Swap(known.target, known.original, steps, ())

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 from deploys.common.snapshot_view import files_in, units_in
 from operations.engine.engine import Steps, file_steps, timer_steps
-from schema.desired.kubernetes import ClusterPlan
+from schema.desired.plan import Plan
 from schema.observed.snapshot import FileState, NodeSnapshot, Unit
 from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER, library_documents
 
 
-def around(
-    plan: ClusterPlan, snapshot: NodeSnapshot, target: str, original: str, ours: str
-) -> Steps:
+def around(plan: Plan, snapshot: NodeSnapshot, target: str, original: str, ours: str) -> Steps:
     """The state file and the guard: written, started, or taken away."""
     files, units = files_in(snapshot), units_now(snapshot)
     documents = library_documents(plan, target, original, ours)
@@ -21,11 +19,11 @@ def around(
     folder = files.get("/etc/rigbook")
     if folder is not None and folder.kind == "absent":
         steps.append({"op": "directory", "path": "/etc/rigbook", "mode": "0755"})
-    if not plan.data.guard:
+    if not plan.chart.guard:
         steps += no_guard(files, units)
     changes = [{**step, "sensitive": True} for step in file_steps(documents, files)]
     steps += changes
-    if plan.data.guard:
+    if plan.chart.guard:
         written = [str(step["path"]) for step in changes]
         for unit in (GUARD_PATH, GUARD_TIMER):
             steps += timer_steps(unit, units.get(unit), written)

@@ -6,26 +6,22 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pyinfra.api import State
-
-from deploys.procedures.cluster.libvgpu import Swap
-from deploys.procedures.cluster.restart_pods import restart_pods, to_restart
-from facts.observe import real
+from deploys.common.procedure import Procedure
+from deploys.procedures.cluster.libvgpu import Swap, to_restart
 from facts.rignode.call import AskFailed, ask_node
 from gates.cluster.mounted_library import files_of, mappers_of
 from operations.change.node_call import StepFailed
-from schema.desired.kubernetes import ClusterPlan
+from operations.cluster.restart_pods import restart_pods
 from schema.observed.library import LibraryLook, Mapped
 
 
-def proof(state: State, plan: ClusterPlan, work: Swap) -> str:
+def verify(rig: Procedure, work: Swap) -> str:
     """A line about the library on the disk and in fresh processes; StepFailed: what is not so.
 
     Pods that are to be restarted are restarted once the host's own proof holds.
     """
-    host = real(state).inventory.get_host(plan.rig.head.name)
-    asks = partial(ask_node, state, host)
-    data = plan.data
+    state, data = rig.run.state, rig.plan.chart
+    asks = partial(ask_node, state, rig.run.host(rig.plan.rig.head.name))
     request = {"folder": data.vgpu_dir, "kubectl": data.kubectl, "kubeconfig": data.kubeconfig}
     try:
         now = LibraryLook.model_validate(asks("library look", request))
@@ -40,7 +36,7 @@ def proof(state: State, plan: ClusterPlan, work: Swap) -> str:
             f"a fresh process with {work.target} maps inode {fresh.inode}, sha256 {fresh.sha256}, "
             f"not inode {file.inode}, {work.ours}: {fresh.said}"
         )
-    restarted = restart_pods(state, plan, work.run, work.restarts)
+    restarted = restart_pods(rig.run, work.restarts)
     if restarted:
         now = LibraryLook.model_validate(_again(asks, request))
         _gone(now, work)

@@ -7,51 +7,51 @@ from collections.abc import Mapping
 
 import gevent
 from pydantic import ValidationError
-from pyinfra.api import State
 
+from deploys.common.procedure import Procedure
 from deploys.procedures.cluster.completion import wait_for_completion
 from deploys.procedures.cluster.gpu_limit import Patch, named, pairs, request
-from deploys.procedures.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
-from facts.observe import real
 from facts.rignode.call import AskFailed, ask_node
 from operations.change.node_call import StepFailed
-from schema.desired.kubernetes import ClusterPlan
+from operations.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
+from schema.desired.plan import Plan
 from schema.observed.kube import KubeLook, Pod
 
 POLL_S = 3.0
 
 
-def proof(state: State, plan: ClusterPlan, work: Patch) -> str:
+def verify(rig: Procedure, work: Patch) -> str:
     """A line about the new pod and its values; StepFailed once it cannot or does not come up."""
-    host = real(state).inventory.get_host(plan.rig.head.name)
+    plan, host = rig.plan, rig.run.host(rig.plan.rig.head.name)
     asked = request(plan, variables=list(work.values))
-    deadline, said = time.monotonic() + plan.data.patience_s, ""
+    deadline, said = time.monotonic() + plan.chart.patience_s, ""
+    seen: KubeLook | None
     while True:
         try:
-            now = KubeLook.model_validate(ask_node(real(state), host, "kube look", asked))
+            now = seen = KubeLook.model_validate(ask_node(rig.run.state, host, "kube look", asked))
         except (AskFailed, ValidationError) as error:
-            now, line = None, f"the cluster does not answer: {' '.join(str(error).split())[:200]}"
+            seen, line = None, f"the cluster does not answer: {' '.join(str(error).split())[:200]}"
         else:
             line = progress(now)
             stop_if_stuck(now, work.former)
             if now.rollout.done and now.rollout.generation > work.generation:
                 line = _values_seen(plan, now, work)
                 line += "".join(
-                    f"; {row['cache']}" for row in work.run.did[host.name] if "cache" in row
+                    f"; {row['cache']}" for row in rig.run.did[host.name] if "cache" in row
                 )
-                return f"{line}; {wait_for_completion(state, plan, deadline, work.former)}"
+                return f"{line}; {wait_for_completion(rig.run.state, plan, deadline, work.former)}"
         if line != said:
             host.log(line)
             said = line
         if time.monotonic() > deadline:
             raise StepFailed(
-                f"{host.name}: not rolled out within {plan.data.patience_s} s: {line}"
-                + (last_lines(now.pods) if now else "")
+                f"{host.name}: not rolled out within {plan.chart.patience_s} s: {line}"
+                + (last_lines(seen.pods) if seen else "")
             )
         gevent.sleep(POLL_S)
 
 
-def _values_seen(plan: ClusterPlan, now: KubeLook, work: Patch) -> str:
+def _values_seen(plan: Plan, now: KubeLook, work: Patch) -> str:
     """The line of a proof: template and process have the values. StepFailed when one has not."""
     for name, value in work.values.items():
         if now.variables[name].value != value:

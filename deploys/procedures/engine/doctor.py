@@ -5,36 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import gevent
-from pyinfra import logger
-from pyinfra.api import State
+from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.output import format_text
 
-from deploys.common.load_and_gate import endpoint, operator_data, remedy
-from deploys.common.patch_findings import InForce, installed_versions
+from deploys.common.load_and_gate import remedy
+from deploys.common.procedure import Procedure
+from deploys.common.runtime import Examined
+from deploys.procedures.engine.runtimes import runtime_of
 from deploys.procedures.host.firmware import load_lists
 from deploys.procedures.host.kernel import driver_module
-from facts.endpoint.probe import probe
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
-from facts.observe import observe, real
+from facts.observe import real
 from gates.core.waiver import blocking
 from gates.doctor.examine import examine
-from gates.doctor.healthy import at_work
 from gates.doctor.rank import Finding
 from gates.firmware import checklist
-from schema.desired.plan import Plan
 from schema.inputs.runbook_data import DoctorData
-from schema.observed.endpoint_probe import Probe
-from schema.observed.snapshot import NodeSnapshot, Unreadable
 
-# The whole look is to end in seconds, also at an endpoint that hangs.
-PROBE_S = 5.0
-# An engine that its first request kills takes a moment to die.
-DYING_S = 1.0
 _KEYS = (
     "code", "layer", "severity", "node", "summary", "evidence", "cause", "remedy", "explains",
     "unknown",
@@ -46,34 +37,25 @@ class Diagnosis:
     """The findings about a rig, with what they were made from."""
 
     findings: Sequence[Finding]
-    observed: Mapping[str, NodeSnapshot | Unreadable]
-    probe: Probe
+    seen: Examined
 
 
-def diagnose(state: State, plan: Plan) -> Diagnosis:
-    """One look: all hosts and the endpoint at the same time, read-only.
-
-    Only an engine that lists its model and fails at a chat is looked at twice: it may be dying.
-    """
-    state = real(state)
-    patches = InForce(state, plan)
-    asked = gevent.spawn(probe, endpoint(plan), PROBE_S)
-    module, lists = driver_module(plan, operator_data()), load_lists()
-    before = observe_machines(state, plan, lambda: observe_kernels(state, plan, module))
-    answer = asked.get()
-    after = None
-    if answer.models == 200 and answer.failure in ("status", "disconnected"):
-        gevent.sleep(DYING_S)
-        after = observe(state, plan, fresh=True)
-    more = [*patches.findings(before), *installed_versions(plan, before, answer.failure is None)]
+def diagnose(rig: Procedure) -> Diagnosis:
+    """One look: all hosts and the endpoint at the same time, read-only."""
+    plan, here = rig.plan, real(state)
+    module, lists = driver_module(plan, rig.data(DoctorData)), load_lists()
+    seen = runtime_of(plan).examine(
+        plan, lambda: observe_machines(here, plan, lambda: observe_kernels(here, plan, module))
+    )
     hands = checklist.doctor(lists, time.time())
-    return Diagnosis(examine(plan, before, answer, after, more, hands), before, answer)
+    found = examine(plan, seen.observed, seen.probe, seen.after, seen.more, hands)
+    return Diagnosis(found, seen)
 
 
-def print_report(plan: Plan, diagnosis: Diagnosis) -> None:
+def report(rig: Procedure, diagnosis: Diagnosis) -> None:
     """Tells the findings; DeployError (exit status 1) when one of them blocks serving."""
     findings = diagnosis.findings
-    if operator_data(DoctorData).as_json:
+    if rig.data(DoctorData).as_json:
         print(json.dumps([as_row(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
@@ -84,15 +66,8 @@ def print_report(plan: Plan, diagnosis: Diagnosis) -> None:
             f"{len(stops)} finding(s) block serving, the likeliest cause first: {findings[0].code} "
             f"on {findings[0].node or 'the rig'}"
         )
-    for node in plan.rig.nodes:
-        snapshot = diagnosis.observed[node.name]
-        if isinstance(snapshot, NodeSnapshot):
-            logger.info(f"    {at_work(plan, node, snapshot)}")
-    names = ", ".join(node.name for node in plan.rig.nodes)
-    logger.info(
-        f"    {names}: {plan.recipe.name} ({plan.profile}) serves; nothing blocks; "
-        f"{diagnosis.probe.detail}"
-    )
+    for line in runtime_of(rig.plan).healthy(rig.plan, diagnosis.seen):
+        logger.info(f"    {line}")
 
 
 def as_row(finding: Finding) -> dict[str, object]:

@@ -1,188 +1,52 @@
-"""What serve has to do on a rig, planned once from one observation; the same for all hosts."""
+"""What serve has to do on a rig and how it is proven, whatever the engine runs in."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import gevent
-from gevent import Greenlet
-from pyinfra import logger, state
-from pyinfra.api import State
-from pyinfra.api.exceptions import DeployError
-
-from deploys.common.load_and_gate import endpoint, once
-from deploys.common.procedure import NOWHERE, Nodes, Procedure
-from deploys.common.snapshot_view import engine_unit, files_in
-from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask
-from gates.drift.compare import Difference, drift, engine_state
+from deploys.common.load_and_gate import once
+from deploys.common.procedure import Procedure
+from deploys.common.runtime import Work
+from deploys.procedures.engine.runtimes import runtime_of
+from gates.core.violation import Violation
 from operations.change.run import Run
-from operations.engine import engine
-from operations.engine.engine import Steps
-from operations.engine.wait_ready import wait_for_answer
 from operations.rollback.revert import revert_change
-from schema.desired.plan import PAIR_TIMER, Plan
-from schema.observed.snapshot import FileState, NodeSnapshot
-from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
-
-# How long an engine may take for a short answer that nobody waits for yet.
-ASK_S = 30.0
-# How long the engine's count of tokens is watched when it did not answer.
-BUSY_S = 6.0
-# Files that the engine reads at its start; the others are read when they are needed.
-_RESTARTS = frozenset({SCRIPT_PATH, ENV_PATH, UNIT_PATH})
-# Differences that the files' and the unit's own steps mend.
-_BY_CONFIGURE = frozenset({"file", "unit"})
+from schema.desired.plan import Plan
 
 
-@dataclass(frozen=True)
-class Work:
-    """The steps of one serve run; node names in sets, everything empty when nothing is to do."""
-
-    steps: Mapping[str, Steps]
-    files: Mapping[str, Mapping[str, FileState]]
-    stop: Nodes = NOWHERE
-    start: Nodes = NOWHERE
-    needs_proof: bool = False
-
-    @property
-    def to_configure(self) -> frozenset[str]:
-        """The nodes on which files or the unit are to be changed."""
-        return frozenset(node for node, steps in self.steps.items() if steps)
-
-
-def endpoint_with_key(plan: Plan) -> Endpoint:
-    """The plan's endpoint; DeployError when it will want a key that this shell does not hold.
-
-    Without it no answer could be proven, and a good engine would be taken back for it.
+def ask_in_background(plan: Plan) -> object:
+    """Begins to ask for a completion while the hosts are looked at; DeployError when no answer
+    could be proven.
     """
-    head = plan.specs[plan.rig.head.name]
-    wants = "VLLM_API_KEY" in head.environ or "api_key" in head.flags
-    if wants and not os.environ.get(KEY_VARIABLE):
-        raise DeployError(
-            f"the engine of recipe {plan.recipe.name} wants a key, and {KEY_VARIABLE} is not set "
-            f"here: no answer could be proven; mend: read -rs {KEY_VARIABLE}; export {KEY_VARIABLE}"
-        )
-    return endpoint(plan)
+    return runtime_of(plan).ask_in_background(plan, "serve")
 
 
-def ask_in_background(plan: Plan) -> Greenlet[..., Answer]:
-    """Begins to ask for a completion while the hosts are looked at; its answer comes with get.
+def must_answer(plan: Plan) -> object:
+    """DeployError when no answer of the engine could be proven from here."""
+    return runtime_of(plan).ask_in_background(plan, "")
 
-    DeployError as `endpoint_with_key`.
-    """
-    where = endpoint_with_key(plan)
-    return once("asked", lambda: gevent.spawn_later(0.05, ask, where, ASK_S))
+
+def findings(plan: Plan) -> Sequence[Violation]:
+    """What would let a start fail, and stands in no snapshot."""
+    return runtime_of(plan).findings(plan)
 
 
 def plan(rig: Procedure) -> Work:
     """The work of this run, planned once and shown once; all hosts get the same object."""
-    return once("serve", lambda: _plan(rig))
+    return once("serve", lambda: runtime_of(rig.plan).plan(rig))
 
 
-def _plan(rig: Procedure) -> Work:
-    plan, snapshots = rig.plan, rig.snapshots
-    files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
-    steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
-    states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
-    differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
-    answer = ask_in_background(plan).get() if "running" in states.values() else None
-    reasons = _reasons(plan, snapshots, steps, states, differences, answer)
-    for reason in reasons:
-        logger.info(f"    {reason}")
-    if not reasons:
-        if answer is not None and answer.ok:
-            logger.info(f"    serving as the recipe says; a real answer: {answer.detail}")
-        # A step without a restart (a unit that was disabled) opens a change, which must be ended.
-        needs_proof = any(steps.values()) or not (answer and answer.ok)
-        return Work(steps, files, needs_proof=needs_proof)
-    return Work(steps, files, stop=rig.up, start=rig.nodes, needs_proof=True)
-
-
-def _steps(
-    plan: Plan,
-    name: str,
-    snapshots: Mapping[str, NodeSnapshot],
-    files: Mapping[str, Mapping[str, FileState]],
-) -> Steps:
-    node = plan.rig.node(name)
-    changes = engine.folder_steps(plan.specs[name], files[name], node.ssh_user)
-    changes += engine.file_steps(plan.documents[name], files[name])
-    changed_files = any(step["op"] == "file" for step in changes)
-    changes += engine.unit_steps(engine_unit(snapshots[name]), changed_files)
-    if len(plan.rig.nodes) == 1:
-        return changes
-    written = [str(step["path"]) for step in changes if step["op"] == "file"]
-    return changes + engine.timer_steps(
-        PAIR_TIMER, engine_unit(snapshots[name], PAIR_TIMER), written
-    )
-
-
-def _reasons(
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    steps: Mapping[str, Steps],
-    states: Mapping[str, str],
-    differences: Mapping[str, list[Difference]],
-    answer: Answer | None,
-) -> tuple[str, ...]:
-    """Why the pair has to be (re)started, one line each; empty when it serves as it should."""
-    reasons = []
-    for node in plan.rig.nodes:
-        name = node.name
-        if any(step.get("path") in _RESTARTS for step in steps[name]):
-            reasons.append(f"{name}: its files change")
-        if states[name] in ("absent", "stopped", "failed"):
-            reasons.append(f"{name}: the engine is {states[name]}")
-        reasons += [f"{name}: {d}" for d in differences[name] if d.kind not in _BY_CONFIGURE]
-    if not reasons and answer is not None and not answer.ok and _too_late(plan, snapshots, answer):
-        reasons.append(f"running, but no real answer: {answer.detail}")
-    return tuple(reasons)
-
-
-def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer) -> bool:
-    """Whether a running engine without an answer is past its start budget (or says so itself)."""
-    if answer.alive:
-        return False
-    if answer.final:
-        return True
-    if answer.late and (made := _made_meanwhile(plan)):
-        logger.warning(
-            f"    no answer in {ASK_S:.0f} s, but {made:.0f} tokens for others meanwhile: the "
-            "engine is busy and is not restarted"
-        )
-        return False
-    head = snapshots[plan.rig.head.name]
-    unit = engine_unit(head)
-    if unit is None or unit.since_unix_s is None:
-        return True
-    return head.identity.clock_unix_s - unit.since_unix_s > plan.recipe.expect.start_budget_s
-
-
-def _made_meanwhile(plan: Plan) -> float | None:
-    """Tokens that the engine makes for others while it is watched; None when it does not say."""
-    # Here, not above: it takes 0.1 s, and a run that finds an answer has no use for it.
-    from facts.endpoint.probe import probe
-
-    return probe(endpoint(plan), BUSY_S).generated
-
-
-def verify(rig: Procedure, patient: bool = False) -> str:
+def verify(rig: Procedure, patient: bool = False, work: Work | None = None) -> str:
     """A line about a real answer within the start budget; StepFailed says why there is none.
 
     `patient`: a start that systemd tries again by itself is waited for (after a boot).
     """
-    return proof(state, rig.plan, endpoint_with_key(rig.plan), patient)
+    return proof(rig.plan, patient, work)
 
 
-def proof(state: State, plan: Plan, where: Endpoint, patient: bool = False) -> str:
-    """`verify` for what has no Procedure."""
-    nodes = [node.name for node in plan.rig.nodes]
-    answer = wait_for_answer(
-        state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s, patient
-    )
-    return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
+def proof(plan: Plan, patient: bool = False, work: Work | None = None) -> str:
+    """`verify` for a plan without a Procedure."""
+    return runtime_of(plan).prove(plan, work, patient)
 
 
 def revert(run: Run) -> str:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pyinfra.api import State
+from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.cli_guards import ROOT
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import dry_run, once
+from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
-from deploys.procedures.host.firmware_report import Machine, keep, tell
+from deploys.procedures.host.firmware_report import Machine, report, save_wake_records
 from facts.hardware import hardware_of, with_hardware
 from facts.observe import observe
 from gates.core.check import Gate, Observed
 from gates.firmware.checklist import BARE_METAL, Lists, card_there, cards_of, own_board, states
 from gates.gate_sets import CHANGING
 from operations.change.apply import Steps, texts_of
-from operations.change.node_call import StepFailed, call
-from operations.change.run import Run
+from operations.change.node_call import StepFailed
 from operations.engine.engine import file_steps
 from operations.host.machine import folder_steps, sleep_steps, wol_steps
+from operations.rollback.revert import undo_only
 from schema.core.errors import SpecError, unknown
 from schema.desired.plan import Document, Plan
 from schema.inputs.runbook_data import FirmwareData
@@ -53,7 +54,6 @@ class Want:
 class FirmwareWork:
     """The steps of one run, by node."""
 
-    run: Run = field(compare=False)
     machines: Mapping[str, Machine]
     steps: Mapping[str, Steps]
     before: Mapping[str, Mapping[str, str | None]]
@@ -68,8 +68,15 @@ def load_lists() -> Lists:
         raise DeployError(str(error)) from None
 
 
-def asked(plan: Plan, data: FirmwareData) -> Want:
+revert = undo_only("cards, sleep and attestations are as they were", UNDO_TIMEOUT_S)
+
+
+def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for an unclear attestation."""
+    return once("want", lambda: _parse(rig.plan, rig.data(FirmwareData)))
+
+
+def _parse(plan: Plan, data: FirmwareData) -> Want:
     names = frozenset(node.name for node in plan.rig.nodes)
     if data.only is not None and data.only not in names:
         known = ", ".join(sorted(names))
@@ -83,12 +90,12 @@ def asked(plan: Plan, data: FirmwareData) -> Want:
     return Want(plan, load_lists(), nodes, data.nic, data.attest, data.by or "", time.time())
 
 
-def gates_of(want: Want) -> tuple[Gate, ...]:
+def gates(want: Want) -> tuple[Gate, ...]:
     """The gates of this run."""
     return (*CHANGING, card_there(want.nic, want.nodes))
 
 
-def observed(state: State, want: Want) -> Observed:
+def inspect(want: Want) -> Observed:
     """The rig with each node's hardware, and the files that this run may write there."""
     found = hardware_of(state, want.plan)
     plan = want.plan
@@ -103,38 +110,30 @@ def observed(state: State, want: Want) -> Observed:
     return with_hardware(observe(state, plan), found)
 
 
-def decide(
-    state: State,
-    want: Want,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: tuple[tuple[str, str], ...],
-    dry: bool,
-) -> FirmwareWork:
-    """The work of this run, decided and told once; all hosts get the same object."""
+def plan(rig: Procedure, want: Want) -> FirmwareWork:
+    """The work of this run, planned and told once; all hosts get the same object."""
+    return once("firmware", lambda: _plan(rig, want))
 
-    def make() -> FirmwareWork:
-        machines = {
-            name: machine_of(want, name, snapshot)
-            for name, snapshot in snapshots.items()
-            if name in want.nodes and isinstance(snapshot, MachineSnapshot)
-        }
-        files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
-        steps: dict[str, Steps] = {name: [] for name in snapshots}
-        for name, machine in machines.items():
-            steps[name] = steps_of(machine, files[name], _enabled(snapshots[name]))
-            tell(machine)
-        if not dry:
-            keep(want.plan, machines, want.now)
-        return FirmwareWork(
-            run=Run(state, "firmware", want.plan, waivers, taken_back),
-            machines=machines,
-            steps=steps,
-            before={name: texts_of(found) for name, found in files.items()},
-            members=frozenset(name for name, todo in steps.items() if todo),
-        )
 
-    work: FirmwareWork = once("firmware", make)
-    return work
+def _plan(rig: Procedure, want: Want) -> FirmwareWork:
+    machines = {
+        name: machine_of(want, name, snapshot)
+        for name, snapshot in rig.snapshots.items()
+        if name in want.nodes and isinstance(snapshot, MachineSnapshot)
+    }
+    files = {name: files_in(snapshot) for name, snapshot in rig.snapshots.items()}
+    steps: dict[str, Steps] = {name: [] for name in rig.snapshots}
+    for name, machine in machines.items():
+        steps[name] = steps_of(machine, files[name], _enabled(rig.snapshots[name]))
+        report(machine)
+    if not dry_run():
+        save_wake_records(want.plan, machines, want.now)
+    return FirmwareWork(
+        machines=machines,
+        steps=steps,
+        before={name: texts_of(found) for name, found in files.items()},
+        members=frozenset(name for name, todo in steps.items() if todo),
+    )
 
 
 def machine_of(want: Want, name: str, snapshot: MachineSnapshot) -> Machine:
@@ -212,18 +211,7 @@ def _enabled(snapshot: NodeSnapshot) -> frozenset[str]:
     return frozenset(n for n, unit in units_in(snapshot).items() if unit.enabled == "enabled")
 
 
-def taken_back(run: Run) -> str:
-    """This deploy's way back: node's undo; the engine is not asked."""
-    for node in sorted(run.touched):
-        try:
-            call(run.state, run.host(node), "undo", {"change": run.id}, UNDO_TIMEOUT_S)
-        except StepFailed as error:
-            if error.code != "no_change":
-                raise
-    return f"change {run.id} ROLLED_BACK; cards, sleep and attestations are as they were"
-
-
-def proof(state: State, want: Want, work: FirmwareWork) -> str:
+def verify(want: Want, work: FirmwareWork) -> str:
     """A line about each machine, read again; StepFailed says what is not as it was set."""
     found = hardware_of(state, want.plan)
     said = []

@@ -32,7 +32,7 @@ class Machine:
     attested: tuple[Document, ...]
 
 
-def tell(machine: Machine) -> None:
+def report(machine: Machine) -> None:
     """The machine, each item, and what a person must do, as a numbered list with how and why."""
     facts, name = machine.facts, machine.name
     board = own_board(facts)
@@ -47,7 +47,7 @@ def tell(machine: Machine) -> None:
     if isinstance(facts.virtual, str) and facts.virtual != BARE_METAL:
         logger.info(f"    {name}: {facts.virtual}: its firmware is another machine's")
         return
-    todo = [row for row in machine.rows if row.state != "ok" and not settable(machine, row)]
+    todo = [row for row in machine.rows if row.state != "ok" and not can_be_set_by_us(machine, row)]
     if todo:
         logger.warning(f"    {name}: for a person at the board, {len(todo)} to do:")
     for number, row in enumerate(todo, 1):
@@ -65,7 +65,7 @@ def tell(machine: Machine) -> None:
         )
 
 
-def settable(machine: Machine, row: ItemState) -> bool:
+def can_be_set_by_us(machine: Machine, row: ItemState) -> bool:
     """True for what this deploy sets by itself, where the machine can do it."""
     if row.state != "wrong" or row.item.probe not in ("wol", "sleep_targets"):
         return False
@@ -88,7 +88,7 @@ def card_line(nic: Nic, way: Persistence) -> str:
     return f"{head}: Wake-on-LAN is {nic.wol.set}; at each boot by {way.reader}"
 
 
-def keep(plan: Plan, machines: Mapping[str, Machine], now: float) -> None:
+def save_wake_records(plan: Plan, machines: Mapping[str, Machine], now: float) -> None:
     """Records for wake.py what is known of the machines, in the operator's own folder."""
     rig = plan.rig
     try:

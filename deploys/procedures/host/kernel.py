@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
-from deploys.common.snapshot_view import engine_may_run, files_in, wider
+from deploys.common.procedure import Procedure
+from deploys.common.snapshot_view import files_in, wider
 from deploys.procedures.host.firmware import load_lists
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
@@ -20,8 +21,6 @@ from gates.firmware.checklist import rebootable
 from gates.gate_sets import CHANGING
 from gates.kernel.pin import bootable_once, own_entries, pinnable
 from operations.change.apply import Steps, texts_of
-from operations.change.node_call import StepFailed, call
-from operations.change.run import Run
 from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
@@ -36,7 +35,6 @@ from schema.render.kernel_files import (
     pin_documents,
 )
 
-UNDO_TIMEOUT_S = 420
 _FOLDERS = ("/etc/default/grub.d", "/etc/rigbook")
 
 
@@ -57,14 +55,12 @@ class Want:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """The steps of one run, by node; `engine_up` are the nodes whose engine runs (or may)."""
+    """The steps of one run, by node."""
 
-    run: Run = field(compare=False)
     steps: Mapping[str, Steps]
     before: Mapping[str, Mapping[str, str | None]]
     words: Mapping[str, tuple[str, ...]]
     members: frozenset[str]
-    engine_up: frozenset[str]
     boots: Mapping[str, str]
 
     def idle(self, node: str) -> str:
@@ -81,8 +77,12 @@ def driver_module(plan: Plan, data: HostData) -> str | None:
     return "nvidia" if plan.recipe.expect.needs_nvidia else None
 
 
-def wanted(plan: Plan, data: KernelData) -> Want:
+def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for both kinds at once."""
+    return once("want", lambda: _parse(rig.plan, rig.data(KernelData)))
+
+
+def _parse(plan: Plan, data: KernelData) -> Want:
     names = frozenset(node.name for node in plan.rig.nodes)
     if data.only is not None and data.only not in names:
         known = ", ".join(sorted(names))
@@ -102,7 +102,7 @@ def wanted(plan: Plan, data: KernelData) -> Want:
     )
 
 
-def observed(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
+def inspect(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
     """The rig with each node's kernels; with its hardware, where the run reboots it."""
 
     def kernels() -> Mapping[str, NodeSnapshot | Unreadable]:
@@ -111,7 +111,7 @@ def observed(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable
     return observe_machines(state, want.plan, kernels) if want.candidate else kernels()
 
 
-def gates_of(want: Want) -> tuple[Gate, ...]:
+def gates(want: Want) -> tuple[Gate, ...]:
     """The gates of this run; a candidate's boot needs nobody's hands, or it is not begun."""
     if not want.candidate:
         return (*CHANGING, *pinnable(want.kernel, want.nodes))
@@ -131,45 +131,24 @@ def kernels_of(snapshot: NodeSnapshot) -> tuple[KernelFacts, Grub, Apt]:
     return kernel, kernel.grub, kernel.apt
 
 
-def decide(
-    state: State,
-    want: Want,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: tuple[tuple[str, str], ...],
-    back: Callable[[Run, Mapping[str, str]], str],
-) -> KernelWork:
-    """The work of this run, decided once and shown once; all hosts get the same object.
-
-    `back` is a candidate's way back: from the run and the pinned kernels by node to a line.
-    """
-    return once("kernel", lambda: _decide(state, want, snapshots, waivers, back))
+def plan(rig: Procedure, want: Want) -> KernelWork:
+    """The work of this run, planned and shown once; all hosts get the same object."""
+    return once("kernel", lambda: _plan(rig, want))
 
 
-def _decide(
-    state: State,
-    want: Want,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: tuple[tuple[str, str], ...],
-    back: Callable[[Run, Mapping[str, str]], str],
-) -> KernelWork:
-    pinned = {n: kernels_of(s)[0].running for n, s in snapshots.items() if n in want.nodes}
-
-    def revert(run: Run) -> str:
-        return back(run, pinned) if want.candidate else taken_back(run)
-
-    run = Run(state, "kernel", want.plan, waivers, revert)
+def _plan(rig: Procedure, want: Want) -> KernelWork:
     steps: dict[str, Steps] = {}
     words: dict[str, tuple[str, ...]] = {}
-    files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
-    for name, snapshot in snapshots.items():
+    files = {name: files_in(snapshot) for name, snapshot in rig.snapshots.items()}
+    for name, snapshot in rig.snapshots.items():
         steps[name], words[name] = [], ()
         if name not in want.nodes:
             continue
         facts, grub, apt = kernels_of(snapshot)
         release = facts.running if want.kernel == "current" else want.kernel
         if want.candidate:
-            waived = "boot-sticky" in {code for code, _ in waivers}
-            steps[name] = candidate_steps(want, run.id, facts, files[name], waived)
+            waived = "boot-sticky" in {code for code, _ in rig.waivers}
+            steps[name] = candidate_steps(want, rig.run.id, facts, files[name], waived)
             words[name] = (f"next boot: {release} once; after it: {facts.running}, the pinned one",)
         else:
             steps[name] = pin_steps(release, grub, apt, files[name])
@@ -177,14 +156,16 @@ def _decide(
     members = frozenset(name for name in want.nodes if steps[name])
     for name in sorted(want.nodes - members):
         logger.info(f"    {name}: {words[name][0]}; as wanted")
+    if want.candidate:
+        # For the way back: what each node has to boot again.
+        running = {n: kernels_of(rig.snapshots[n])[0].running for n in want.nodes}
+        rig.run.context["kernels"] = running
     return KernelWork(
-        run=run,
         steps=steps,
         before={name: texts_of(found) for name, found in files.items()},
         words=words,
         members=members,
-        engine_up=frozenset(n for n, s in snapshots.items() if engine_may_run(s)),
-        boots={n: s.identity.boot_id for n, s in snapshots.items()},
+        boots={n: s.identity.boot_id for n, s in rig.snapshots.items()},
     )
 
 
@@ -253,20 +234,3 @@ def candidate_steps(
          "daemon_reload": True},
         {"op": "grub", "saved": facts.running, "next": want.kernel, "sticky_ok": sticky_ok},
     ]  # fmt: skip
-
-
-def taken_back(run: Run) -> str:
-    """A pin's own way back: node's undo; nothing that runs is touched."""
-    for node in sorted(run.touched):
-        try:
-            call(
-                run.state,
-                run.host(node),
-                "undo",
-                {"change": run.id, "overwrite": []},
-                UNDO_TIMEOUT_S,
-            )
-        except StepFailed as error:
-            if error.code != "no_change":
-                raise
-    return f"change {run.id} ROLLED_BACK; the default kernel and the holds are as they were"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyinfra import host
-from pyinfra.api import State
+from pyinfra import state
 
-from deploys.common.load_and_gate import endpoint
+from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in
-from deploys.procedures.engine.serve import proof
-from deploys.procedures.host.kernel import UNDO_TIMEOUT_S, KernelWork, Want, kernels_of, pin_steps
+from deploys.procedures.engine import serve
+from deploys.procedures.host.kernel import KernelWork, Want, kernels_of, pin_steps
 from facts.kernels import observe_kernels
 from facts.observe import in_host, real
 from gates.gpu.driver import driver_present
@@ -18,55 +17,32 @@ from gates.kernel.next_boot import driver_problem
 from operations.change.apply import limit_s
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
-from operations.engine import engine
-from operations.host.reboot import reboot, reboot_now
+from operations.host.reboot import reboot_now
+from operations.rollback.revert import undo_only
 from schema.observed.kernel import KernelFacts, KernelSnapshot
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.kernel_files import CANDIDATE_PATH, CANDIDATE_SERVICE, CANDIDATE_SERVICE_PATH
 
 # A failed boot and the boot back, for the way back.
 BACK_S = 1800
+UNDO_TIMEOUT_S = 420
 
 
-def reboot_into(want: Want, work: KernelWork) -> None:
-    """The operations of a candidate's boot; none for a pin."""
-    if not want.candidate:
-        return
-    head = frozenset({want.plan.rig.head.name})
-    engine.stop(name="Stop the head", run=work.run, nodes=work.engine_up & head)
-    engine.stop(name="Stop the workers", run=work.run, nodes=work.engine_up - head)
-    reboot(
-        name=f"Boot {want.kernel} once",
-        run=work.run,
-        nodes=work.members,
-        before=work.boots[host.name],
-        budget_s=want.budget_s,
-    )
-    engine.start(
-        name="Start the engine on nodes that stayed up",
-        run=work.run,
-        nodes=work.engine_up - work.members,
-    )
+def _inspect(want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
+    return observe_kernels(real(state), want.plan, want.module, fresh=True)
 
 
-def _look(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
-    return observe_kernels(state, want.plan, want.module, fresh=True)
-
-
-def candidate_proof(state: State, want: Want, work: KernelWork) -> str:
+def verify(rig: Procedure, want: Want, work: KernelWork) -> str:
     """A line about what boots next; StepFailed says what is not as it was asked for."""
-    state = real(state)
-    seen = _look(state, want)
+    seen = _inspect(want)
     if not want.candidate:
         return "; ".join(_pinned(name, seen[name]) for name in sorted(work.members))
     for name in sorted(work.members):
         _runs(want, name, seen[name])
-    said = "no engine ran before"
-    if work.engine_up:
-        said = proof(state, want.plan, endpoint(want.plan))
+    said = serve.verify(rig) if rig.up.all else "no engine ran before"
     for name in sorted(work.members):
-        _bless(work.run, want, name, seen[name])
-    done = _look(state, want)
+        _promote(rig.run, want, name, seen[name])
+    done = _inspect(want)
     return f"{said}; " + "; ".join(_pinned(name, done[name]) for name in sorted(work.members))
 
 
@@ -115,7 +91,7 @@ def _runs(want: Want, name: str, seen: NodeSnapshot | Unreadable) -> None:
         raise StepFailed(f"{name}: {want.kernel} runs, but: {problem or bad[0]}")
 
 
-def _bless(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -> None:
+def _promote(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -> None:
     """The candidate becomes the pinned kernel, and nobody waits for it any more."""
     assert isinstance(seen, KernelSnapshot)
     _, grub, apt = kernels_of(seen)
@@ -129,27 +105,34 @@ def _bless(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -> 
     run.apply(name, steps, limit_s(steps))
 
 
-def back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
-    """A candidate's way back: undo, then every node that still runs it boots the pinned kernel."""
-    state, words = run.state, []
-    for name in sorted(run.touched):
+def revert(run: Run) -> str:
+    """The way back of a pin, or of a candidate that may have been booted; a line about it."""
+    pinned = run.context.get("kernels")
+    if isinstance(pinned, dict):
+        return _back_to_pinned(run, pinned)
+    return undo_only("the default kernel and the holds are as they were", UNDO_TIMEOUT_S)(run)
+
+
+def _back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
+    """Undo, then every node that still runs the candidate boots the pinned kernel."""
+    nodes = sorted(run.touched)
+    for name in nodes:
         try:
             request = {"change": run.id, "overwrite": [], "start_units": False}
-            call(state, run.host(name), "undo", request, UNDO_TIMEOUT_S)
+            call(run.state, run.host(name), "undo", request, UNDO_TIMEOUT_S)
         except StepFailed as error:
             if error.code != "no_change":
                 raise
-        words.append(name)
-    seen = observe_kernels(state, run.plan, None, fresh=True)
-    for name in words:
+    seen = observe_kernels(run.state, run.plan, None, fresh=True)
+    for name in nodes:
         facts = _facts(name, seen[name])
         if name in pinned and facts.running != pinned[name]:
-            reboot_now(state, run.host(name), facts.boot_id, BACK_S)
-            again = _facts(name, observe_kernels(state, run.plan, None, fresh=True)[name])
+            reboot_now(run.state, run.host(name), facts.boot_id, BACK_S)
+            again = _facts(name, observe_kernels(run.state, run.plan, None, fresh=True)[name])
             if again.running != pinned[name]:
                 raise StepFailed(f"{name} runs {again.running}, not the pinned {pinned[name]}")
-    _start_again(run, words)
-    return f"change {run.id} ROLLED_BACK; {', '.join(words)} run the pinned kernel"
+    _start_again(run, nodes)
+    return f"change {run.id} ROLLED_BACK; {', '.join(nodes)} run the pinned kernel"
 
 
 def _start_again(run: Run, nodes: list[str]) -> None:

@@ -1,54 +1,41 @@
-"""Which nodes a reboot takes down, and what has to be started again on the others."""
+"""Which nodes a reboot takes down, and what has to be so before it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
 
+from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
-from deploys.common.snapshot_view import engine_may_run
-from operations.change.run import Run
-from schema.desired.plan import Plan
-from schema.observed.snapshot import NodeSnapshot
+from deploys.common.procedure import Procedure
+from deploys.procedures.host.firmware import load_lists
+from deploys.procedures.host.kernel import driver_module
+from facts.hardware import observe_machines
+from facts.kernels import observe_kernels
+from gates.core.check import Gate, Observed
+from gates.firmware.checklist import rebootable
+from gates.gate_sets import REBOOTING
+from schema.inputs.runbook_data import RebootData
 
 
-@dataclass(frozen=True)
-class RebootWork:
-    """The steps of one reboot; node names in sets, boot ids by node."""
-
-    run: Run
-    nodes: frozenset[str]
-    head_up: frozenset[str]
-    workers_up: frozenset[str]
-    to_start: frozenset[str]
-    boots: Mapping[str, str]
+def gates(rig: Procedure) -> tuple[Gate, ...]:
+    """The gates of a reboot; those about a person's hands are asked of the nodes it takes down."""
+    name = rig.data(RebootData).only
+    only = frozenset({name}) if name else None
+    return (*REBOOTING, *rebootable(once("lists", load_lists), time.time(), only))
 
 
-def decide(
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    only: str | None,
-    make: Callable[[], Run],
-) -> RebootWork:
-    """The work of this run; DeployError when `only` is no node of the rig."""
+def inspect(rig: Procedure) -> Observed:
+    """The rig with each node's kernels and hardware."""
+    module = driver_module(rig.plan, rig.data(RebootData))
+    return observe_machines(state, rig.plan, lambda: observe_kernels(state, rig.plan, module))
 
-    def work() -> RebootWork:
-        names = frozenset(node.name for node in plan.rig.nodes)
-        if only is not None and only not in names:
-            known = ", ".join(sorted(names))
-            raise DeployError(f"--data only={only}: no such node; the rig has: {known}")
-        nodes = frozenset({only}) if only is not None else names
-        up = frozenset(n for n, s in snapshots.items() if engine_may_run(s))
-        head = frozenset({plan.rig.head.name})
-        return RebootWork(
-            run=make(),
-            nodes=nodes,
-            head_up=head & up,
-            workers_up=up - head,
-            to_start=up - nodes,
-            boots={name: s.identity.boot_id for name, s in snapshots.items()},
-        )
 
-    return once("reboot", work)
+def nodes(rig: Procedure) -> frozenset[str]:
+    """The nodes to reboot; DeployError when `only` is no node of the rig."""
+    only, names = rig.data(RebootData).only, rig.nodes.all
+    if only is not None and only not in names:
+        known = ", ".join(sorted(names))
+        raise DeployError(f"--data only={only}: no such node; the rig has: {known}")
+    return frozenset({only}) if only is not None else names

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import gevent
 from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.load_and_gate import once
+from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
 from facts.drop_in import DropInCheck
-from facts.observe import fact_of, observe, real
+from facts.observe import fact_of, observe
 from gates.unit.crash_loop import looping
 from operations.change.apply import Steps
-from operations.change.node_call import StepFailed, call
-from operations.change.run import Run
+from operations.change.node_call import StepFailed
 from operations.host.drop_in import Target, remove_steps, write_steps
+from operations.rollback.revert import undo_only
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UnitData
 from schema.observed.snapshot import NodeSnapshot, Unit
@@ -52,12 +54,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class UnitWork:
-    """What one run does on each node, and the change that it belongs to."""
+    """What one run does on each node, and the text that its drop-in has there now."""
 
     wanted: Wanted
     steps: Mapping[str, Steps]
     before: Mapping[str, Mapping[str, str | None]]
-    run: Run = field(compare=False)
 
     @property
     def members(self) -> frozenset[str]:
@@ -70,11 +71,18 @@ class UnitWork:
         return f"{'Remove' if self.wanted.text is None else 'Write'} {self.wanted.path}"
 
 
-def asked(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
+revert = undo_only("the unit is as it was before", UNDO_TIMEOUT_S)
+
+
+def parse_request(rig: Procedure) -> tuple[Plan, Wanted]:
     """The plan with the unit and its drop-in in the snapshots, and what is wanted.
 
     DeployError for keys that do not go together.
     """
+    return once("want", lambda: _parse(rig.plan, rig.data(UnitData)))
+
+
+def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
     names = tuple(node.name for node in plan.rig.nodes)
     override = data.override()
     if data.unit is None:
@@ -103,25 +111,22 @@ def asked(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
     return wider(plan, nodes, (path, path.rpartition("/")[0]), (data.unit,)), wanted
 
 
-def decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    wanted: Wanted,
-    data: UnitData,
-    waivers: tuple[tuple[str, str], ...],
-) -> UnitWork:
+def plan(rig: Procedure, wanted: Wanted) -> UnitWork:
     """The work of this run; DeployError where the unit would be broken, or is nowhere."""
+    return once("unit", lambda: _plan(rig, wanted))
+
+
+def _plan(rig: Procedure, wanted: Wanted) -> UnitWork:
     targets = {
         node: found
         for node in wanted.nodes
-        if (found := _target(node, snapshots[node], wanted)) is not None
+        if (found := _target(node, rig.snapshots[node], wanted)) is not None
     }
     if not targets or (wanted.named and len(targets) < len(wanted.nodes)):
         raise DeployError(f"{', '.join(wanted.nodes)}: systemd knows no unit {wanted.unit}")
-    steps: dict[str, Steps] = {node.name: [] for node in plan.rig.nodes}
+    steps: dict[str, Steps] = {node.name: [] for node in rig.plan.rig.nodes}
     for node, target in targets.items():
-        restart = comes_anew(target.unit, snapshots[node].identity.clock_unix_s, plan)
+        restart = would_restart(target.unit, rig.snapshots[node], rig.plan)
         steps[node] = (
             remove_steps(target, restart)
             if wanted.text is None
@@ -130,12 +135,11 @@ def decide(
         if steps[node] and not restart and target.unit.active_state == "active":
             logger.info(f"    {node}: {wanted.unit} runs; this counts from its next start on")
     to_check = [node for node in targets if steps[node]]
-    if _refuse_unsound(real(state), wanted, to_check, GHOST in data.waive):
-        waivers = (*waivers, (GHOST, data.reason or ""))
+    if _refuse_unsound(rig.run.state, wanted, to_check, GHOST in rig.data(UnitData).waive):
+        rig.run.waivers = (*rig.waivers, (GHOST, rig.data(UnitData).reason or ""))
         steps = {node: [_accepting(step) for step in of] for node, of in steps.items()}
-    run = Run(state, "unit", plan, waivers, taken_back)
     before = {node: {wanted.path: target.now.content} for node, target in targets.items()}
-    return UnitWork(wanted, steps, before, run)
+    return UnitWork(wanted, steps, before)
 
 
 def _accepting(step: dict[str, object]) -> dict[str, object]:
@@ -144,13 +148,14 @@ def _accepting(step: dict[str, object]) -> dict[str, object]:
     return {**step, "accept_ghosts": True} if "for_unit" in step else step
 
 
-def comes_anew(unit: Unit, now: float, plan: Plan) -> bool:
+def would_restart(unit: Unit, snapshot: NodeSnapshot, plan: Plan) -> bool:
     """True for a unit of others that is tried again and again, or that failed and is enabled.
 
     One that runs is left alone: whoever wants it to restart says when. Ours restarts as a pair.
-    `now` is the host's clock (Unix seconds): a restart of systemd's own that is seconds old has
-    proven nothing, so a look into the short active phase of a crash loop does not count as "runs".
+    A restart of systemd's own that is seconds old has proven nothing, so a look into the short
+    active phase of a crash loop does not count as "runs".
     """
+    now = snapshot.identity.clock_unix_s
     if unit.name.startswith(OWN):
         return False
     if unit.active_state == "failed":
@@ -204,25 +209,13 @@ def _refuse_unsound(state: State, wanted: Wanted, nodes: list[str], waived: bool
     return False
 
 
-def taken_back(run: Run) -> str:
-    """This deploy's way back: node's undo; the engine is not asked."""
-    for node in sorted(run.touched):
-        try:
-            call(run.state, run.host(node), "undo", {"change": run.id}, UNDO_TIMEOUT_S)
-        except StepFailed as error:
-            if error.code != "no_change":
-                raise
-    return f"change {run.id} ROLLED_BACK; the unit is as it was before"
-
-
-def proof(state: State, plan: Plan, work: UnitWork) -> str:
+def verify(rig: Procedure, work: UnitWork) -> str:
     """A line about each unit; StepFailed says which is not what was asked for."""
-    state = real(state)
     restarted = [
         node for node in sorted(work.members) if any(s.get("active") for s in work.steps[node])
     ]
-    _stays_up(state, work.wanted.unit, restarted)
-    seen = observe(state, plan, fresh=True)
+    _verify_stays_up(rig.run.state, work.wanted.unit, restarted)
+    seen = observe(rig.run.state, rig.plan, fresh=True)
     said = []
     for node in sorted(work.members):
         snapshot = seen[node]
@@ -247,7 +240,7 @@ def _as_wanted(node: str, snapshot: NodeSnapshot, wanted: Wanted) -> str:
     return f"{wanted.unit} starts {' '.join(unit.exec_start)[:200]}, {unit.active_state}"
 
 
-def _stays_up(state: State, unit: str, nodes: list[str]) -> None:
+def _verify_stays_up(state: State, unit: str, nodes: list[str]) -> None:
     """StepFailed when a unit that was started here ends with an error in its first seconds."""
     deadline = time.monotonic() + SETTLE_S
     while nodes:

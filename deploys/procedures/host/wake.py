@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 
 import gevent
-from pyinfra import logger
+from pyinfra import logger, state
 from pyinfra.api import Host, State
 from pyinfra.api.exceptions import ConnectError, DeployError
 
 from deploys.common.cli_guards import connected_now
-from deploys.common.load_and_gate import data_of, inventory_name
+from deploys.common.load_and_gate import data_of, inventory_name, once
+from deploys.common.procedure import Procedure
 from facts.observe import real
 from facts.rignode.call import AskFailed, ask_node
 from operations.change.node_call import StepFailed
 from operations.host.wake import MAGIC_PORT, answers_ssh, cycle, own_address, send_here, wait
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
+from schema.desired.rig import Node
 from schema.inputs.check import host_data
-from schema.inputs.rig import Node
 from schema.inputs.runbook_data import WakeData
 from schema.machine.wake_record import MachineRecord, machines_path, read_machines
 
@@ -58,8 +59,18 @@ class WakeWork:
         return name in self.sleepers and self.sleepers[name].asleep
 
 
-def asked(state: State, plan: Plan, data: WakeData) -> WakeWork:
-    """What --data asks for, and who answers already. DeployError before a packet is sent."""
+def plan(rig: Procedure) -> WakeWork:
+    """What --data asks for, and who answers already, told once. DeployError before a packet."""
+
+    def make() -> WakeWork:
+        work = _plan(state, rig.plan, rig.data(WakeData))
+        report_plan(work)
+        return work
+
+    return once("wake", make)
+
+
+def _plan(state: State, plan: Plan, data: WakeData) -> WakeWork:
     names = [node.name for node in plan.rig.nodes]
     for key, value in (("only", data.only), ("via", data.via)):
         if value is not None and value not in names:
@@ -138,7 +149,7 @@ def _sleeper(
     )
 
 
-def told(work: WakeWork) -> None:
+def report_plan(work: WakeWork) -> None:
     """What is about to happen, and a warning where the packet may not get there."""
     for name, one in work.sleepers.items():
         if not one.asleep:
@@ -152,14 +163,14 @@ def told(work: WakeWork) -> None:
             else "never seen by firmware.py"
         )
         logger.info(f"    {name} does not answer; {one.mac} ({about})")
-        if work.via is None and not near(one):
+        if work.via is None and not is_same_segment(one):
             logger.warning(
                 f"    this machine is not on {seen.network if seen else 'the LAN of ' + name}: a "
                 "router drops the packet; send it from a neighbour: --data via=HOST"
             )
 
 
-def near(one: Sleeper) -> bool:
+def is_same_segment(one: Sleeper) -> bool:
     """Whether this machine is on the sleeper's segment; True where that is not known."""
     mine = own_address(str(one.node.lan_address))
     if one.record is None or mine is None:
@@ -167,7 +178,7 @@ def near(one: Sleeper) -> bool:
     return IPv4Address(mine) in IPv4Interface(one.record.network).network
 
 
-def woken(state: State, work: WakeWork, host: Host) -> str:
+def wake_and_wait(state: State, work: WakeWork, host: Host) -> str:
     """Wakes one node and waits for its sshd; a line about it, or StepFailed."""
     one = work.sleepers[host.name]
 
@@ -208,7 +219,7 @@ def send_via(state: State, via: str, one: Sleeper) -> str:
     return f"magic packet for {one.mac} to {said['to']} from {via} ({said['source']})"
 
 
-def causes(work: WakeWork, name: str) -> list[str]:
+def likely_causes(work: WakeWork, name: str) -> list[str]:
     """What keeps a machine from waking, the likeliest first, with what is known of it (B6, B7)."""
     one = work.sleepers[name]
     seen = one.record

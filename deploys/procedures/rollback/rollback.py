@@ -6,13 +6,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyinfra.api import State
+from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.load_and_gate import once, operator_data
+from deploys.common.procedure import Procedure
 from deploys.common.resume import refuse_live
-from operations.rollback.revert import Recorded, revert_change
+from operations.rollback.revert import RecordedChanges
 from schema.desired.plan import Plan
-from schema.observed.snapshot import ChangeSummary, Journal, NodeSnapshot
+from schema.inputs.runbook_data import RollbackData
+from schema.observed.snapshot import ChangeSummary, Journal
 
 _NOT_BLESSED = ("OPEN", "INCONSISTENT")
 
@@ -26,8 +29,16 @@ class Chosen:
     lines: tuple[str, ...]
 
 
-def choose(plan: Plan, snapshots: Mapping[str, NodeSnapshot], wanted: str | None) -> Chosen:
+def ask_journals(plan: Plan) -> RecordedChanges:
+    """Asks for the changes while the gates do: every second counts for who is down."""
+    return once(
+        "recorded", lambda: RecordedChanges(state, plan, operator_data(RollbackData).change)
+    )
+
+
+def choose(rig: Procedure, wanted: str | None) -> Chosen:
     """The newest change that is not blessed on any node, or the one that was asked for by id."""
+    snapshots = rig.snapshots
     by_node = {
         name: {c.id: c for c in snapshot.journal.changes}
         for name, snapshot in snapshots.items()
@@ -64,11 +75,3 @@ def _describe(node: str, change: ChangeSummary) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(change.opened_unix_s))
     steps = "; ".join(change.steps) or "no steps"
     return f"{node}: undo {change.id} ({change.status}, {when}, {change.operator}): {steps}"
-
-
-def undo(
-    state: State, plan: Plan, chosen: Chosen, overwrite: tuple[str, ...], recorded: Recorded
-) -> str:
-    """Undoes the chosen change on its nodes; the line to tell, or StepFailed."""
-    assert chosen.id is not None  # the operation does nothing without an id
-    return revert_change(state, plan, chosen.id, chosen.nodes, overwrite, recorded=recorded)

@@ -7,46 +7,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyinfra import logger
-from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
+from deploys.common.procedure import Procedure
 from deploys.common.resume import unfinished
-from facts.observe import observe, real
+from deploys.procedures.transfer.route import Want, planned_route, wanted
+from facts.observe import observe
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.core.check import pyinfra
-from gates.transfer.image import LAYERS_STORE, giver, images, takers
-from gates.transfer.route import asking, way_of
+from gates.transfer.image import LAYERS_STORE, images, source_of, targets_of
+from gates.transfer.route import TransferRequest
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.transfer import docker_archive
-from operations.transfer.transfer import Transfer, Way
+from operations.transfer.transfer import Transfer
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
-from schema.inputs.runbook_data import ImageData, TransferData
+from schema.inputs.runbook_data import ImageData
 from schema.observed.snapshot import Docker, Image, NodeSnapshot
 from schema.render.image_build import Context, context
-
-Waivers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class ImageWork:
     """The steps of one image run; everything empty when nothing is to do."""
 
-    run: Run
+    reference: str
     seeds: frozenset[str]
     archive: docker_archive.Archive | None
     build: Context | None
     transfer: Transfer | None
-    whole: bool
+    is_whole: bool
     image: Callable[[], Image]
-    taken_up: bool = False
+    is_resumed: bool = False
 
     @property
     def needed(self) -> bool:
         """Whether anything is to do; a change that a cut-off run left open is to be closed."""
-        return bool(self.seeds or self.transfer or self.taken_up)
+        return bool(self.seeds or self.transfer or self.is_resumed)
 
 
 def image_of_recipe(plan: Plan) -> str:
@@ -57,51 +56,43 @@ def image_of_recipe(plan: Plan) -> str:
     return reference
 
 
-def asking_the_way(plan: Plan, data: TransferData) -> Plan:
-    """The plan whose snapshots also try the port that a transfer would use; the same for all hosts.
-
-    One plan a run: the observation is remembered by it.
-    """
-    asked: Plan = once("asking", lambda: asking(plan, data.port, data.waive))
-    return asked
-
-
-def decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: Waivers,
-    data: ImageData,
-) -> ImageWork:
-    """The work of this run, decided once and told once; DeployError when it cannot be done."""
-    work: ImageWork = once("image", lambda: _decide(real(state), plan, snapshots, waivers, data))
-    return work
+def parse_request(rig: Procedure) -> Want:
+    """What --data asks for; DeployError where the recipe's engine runs in a venv."""
+    image_of_recipe(rig.plan)
+    data = rig.data(ImageData)
+    asked = TransferRequest(
+        source=data.source,
+        port=data.port,
+        waive=data.waive,
+        is_made=data.build or data.archive is not None,
+        is_whole=data.method == "ssh",
+    )
+    return wanted(rig, lambda _: asked)
 
 
-def _decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: Waivers,
-    data: ImageData,
-) -> ImageWork:
-    run = Run(state, "image", plan, waivers, keep_what_is_whole)
-    reference = image_of_recipe(plan)
-    found = images(plan, snapshots)
-    made_of = _context(plan, data.archive) if data.build else None
+def plan(rig: Procedure) -> ImageWork:
+    """The work of this run, planned once and told once; DeployError when it cannot be done."""
+    return once("image", lambda: _plan(rig))
+
+
+def _plan(rig: Procedure) -> ImageWork:
+    data, snapshots = rig.data(ImageData), rig.snapshots
+    reference = image_of_recipe(rig.plan)
+    found = images(rig.plan, snapshots)
+    made_of = _context(rig.plan, data.archive) if data.build else None
     if made_of is not None:
         # What was made of other inputs is as good as absent here.
         found = {n: i if i and i.inputs == made_of.inputs else None
                  for n, i in found.items()}  # fmt: skip
         have = ", ".join(n for n, i in found.items() if i) or "no node"
         logger.info(f"    inputs {made_of.inputs[:12]}: {have} has them")
-    archive = _archive(plan, snapshots, data) if data.archive is not None else None
+    archive = _archive(rig.plan, snapshots, data) if data.archive is not None else None
     if archive is not None:
-        found = {n: i if i and _holds(archive, i) else None for n, i in found.items()}
+        found = {n: i if i and _matches(archive, i) else None for n, i in found.items()}
         have = ", ".join(n for n, i in found.items() if i) or "no node"
         logger.info(f"    {archive.path} ({archive.image_id[:19]}): {have} has it")
-    source = giver(found, data.source if made_of is None and archive is None else None)
-    lacking = takers(found, source)
+    source = source_of(found, data.source if made_of is None and archive is None else None)
+    lacking = targets_of(found, source)
     for name, image in found.items():
         said = identity_of(image) if image else "absent"
         logger.info(f"    {name} ({_store(snapshots[name])}): {said}")
@@ -112,25 +103,25 @@ def _decide(
         # A name by digest comes from a registry alone: docker load cannot set it.
         seeds, lacking = frozenset(lacking), ()
     elif source is None:
-        source = data.source or plan.rig.head.name
+        source = data.source or rig.plan.rig.head.name
         seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
-    taken_up = _take_up(run, snapshots, seeds.union(lacking))
+    resumed = _resume(rig.run, snapshots, seeds.union(lacking))
     transfer = None
     if lacking and source is not None:
-        transfer = Transfer(run, "image", source, lacking, way(plan, waivers, data))
+        transfer = Transfer(rig.run, "image", source, lacking, planned_route(rig))
     return ImageWork(
-        run=run,
+        reference=reference,
         seeds=seeds,
         archive=archive,
         build=made_of if seeds else None,
         transfer=transfer,
-        whole=_whole(snapshots, transfer, data),
-        image=lambda: _image_now(state, plan, transfer, found),
-        taken_up=taken_up,
+        is_whole=_is_whole(snapshots, transfer, data),
+        image=lambda: _image_now(rig, transfer, found),
+        is_resumed=resumed,
     )
 
 
-def _take_up(run: Run, snapshots: Mapping[str, NodeSnapshot], getting: frozenset[str]) -> bool:
+def _resume(run: Run, snapshots: Mapping[str, NodeSnapshot], getting: frozenset[str]) -> bool:
     """Goes on in the change of a run that was cut off, whose nodes then are this run's too.
 
     A node that closed that change is in its way only where it is to get something in it.
@@ -189,26 +180,20 @@ def _archive(
     return found
 
 
-def _holds(archive: docker_archive.Archive, image: Image) -> bool:
+def _matches(archive: docker_archive.Archive, image: Image) -> bool:
     """Whether an archive is this image: its layers, and its config by id or by what it does."""
     return archive.diff_ids == image.layers and (
         archive.image_id == image.id or archive.config_sha256 == image.config_sha256
     )
 
 
-def way(plan: Plan, waivers: Waivers, data: TransferData) -> Way:
-    """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
-    addresses, device = way_of(plan, [code for code, _ in waivers])
-    return Way(addresses, device, data.port)
-
-
-def _whole(
+def _is_whole(
     snapshots: Mapping[str, NodeSnapshot], transfer: Transfer | None, data: ImageData
 ) -> bool:
     """Whether the fallback is used: asked for, or a store whose layers node cannot read."""
     if transfer is None or data.method == "ssh":
         return transfer is not None
-    stores = {name: _store(snapshots[name]) for name in (transfer.source, *transfer.takers)}
+    stores = {name: _store(snapshots[name]) for name in (transfer.source, *transfer.targets)}
     other = [f"{name} has {store}" for name, store in stores.items() if store != LAYERS_STORE]
     if other and data.method == "layers":
         raise DeployError(
@@ -221,25 +206,26 @@ def _whole(
 
 
 def _image_now(
-    state: State, plan: Plan, transfer: Transfer | None, found: Mapping[str, Image | None]
+    rig: Procedure, transfer: Transfer | None, found: Mapping[str, Image | None]
 ) -> Image:
-    """What the giver has: as it was seen, or looked at again where it came in this run."""
+    """What the source has: as it was seen, or looked at again where it came in this run."""
     if transfer is None:
         raise StepFailed("no node gives the image")
     image = found.get(transfer.source)
     if image is None:
-        seen = observe(state, plan, fresh=True)[transfer.source]
+        seen = observe(rig.run.state, rig.plan, fresh=True)[transfer.source]
         docker = seen.docker if isinstance(seen, NodeSnapshot) else None
         if isinstance(docker, Docker):
-            image = image_of(docker, image_of_recipe(plan))
+            image = image_of(docker, image_of_recipe(rig.plan))
     if image is None:
-        raise StepFailed(f"{transfer.source} does not have {image_of_recipe(plan)}")
+        raise StepFailed(f"{transfer.source} does not have {image_of_recipe(rig.plan)}")
     return image
 
 
-def agreed(state: State, plan: Plan) -> str:
+def verify(rig: Procedure) -> str:
     """A line about the image being the same on all nodes; StepFailed says where it is not."""
-    seen = observe(state, plan, fresh=True)
+    plan = rig.plan
+    seen = observe(rig.run.state, plan, fresh=True)
     found = images(plan, seen)
     missing = [node.name for node in plan.rig.nodes if found.get(node.name) is None]
     reference = image_of_recipe(plan)
@@ -252,7 +238,7 @@ def agreed(state: State, plan: Plan) -> str:
     return f"{reference} is the same on {len(there)} nodes: {identity_of(there[0][1])}"
 
 
-def keep_what_is_whole(run: Run) -> str:
+def revert(run: Run) -> str:
     """After a failure: a tag that was set stands on a whole image, so those changes are blessed."""
     kept, unknown = [], []
     for node in sorted(run.touched):

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyinfra import logger
-from pyinfra.api import State
+from pyinfra import logger, state
 
 from deploys.common.load_and_gate import once
+from deploys.common.procedure import Procedure
 from deploys.common.resume import unfinished
-from deploys.procedures.transfer.image import Waivers, way
+from deploys.procedures.transfer.route import Want, planned_route, wanted
 from facts.observe import observe, real
-from gates.transfer.weights import weights_giver
+from gates.transfer.route import TransferRequest
+from gates.transfer.weights import weights_source
 from gates.weights import weights as gates
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
@@ -21,14 +22,13 @@ from operations.transfer.transfer import Transfer
 from operations.transfer.weights import differences
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import WeightsData
-from schema.observed.snapshot import NodeSnapshot, Weights
+from schema.observed.snapshot import Weights
 
 
 @dataclass(frozen=True)
 class WeightsWork:
     """The steps of one weights run; everything empty when nothing is to do."""
 
-    run: Run
     paths: Mapping[str, str]
     transfer: Transfer | None
     hashing: frozenset[str]
@@ -40,35 +40,27 @@ class WeightsWork:
         return bool(self.transfer or self.hashing)
 
 
-def giver(state: State, plan: Plan, data: WeightsData) -> str | None:
-    """The node that gives: chosen, or the one whose weights are whole."""
-    return weights_giver(plan, observe(real(state), plan), data.source)
+def parse_request(rig: Procedure) -> Want:
+    """What --data asks for, and which node gives: the one that is named, or whose are whole."""
+    data = rig.data(WeightsData)
+
+    def ask(plan: Plan) -> TransferRequest:
+        source = weights_source(plan, observe(real(state), plan), data.source)
+        is_compared = data.source is not None or data.prune
+        return TransferRequest(source, data.port, data.waive, is_compared=is_compared)
+
+    return wanted(rig, ask)
 
 
-def decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: Waivers,
-    data: WeightsData,
-) -> WeightsWork:
-    """The work of this run, decided once and told once."""
-    work: WeightsWork = once(
-        "weights", lambda: _decide(real(state), plan, snapshots, waivers, data)
-    )
-    return work
+def plan(rig: Procedure) -> WeightsWork:
+    """The work of this run, planned once and told once."""
+    return once("weights", lambda: _plan(rig))
 
 
-def _decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: Waivers,
-    data: WeightsData,
-) -> WeightsWork:
-    run = Run(state, "weights", plan, waivers, stays_for_the_next_run)
-    run.id = unfinished(snapshots, "weights") or run.id
-    source = weights_giver(plan, snapshots, data.source)
+def _plan(rig: Procedure) -> WeightsWork:
+    plan, snapshots, data = rig.plan, rig.snapshots, rig.data(WeightsData)
+    rig.resume()
+    source = weights_source(plan, snapshots, data.source)
     seen = {n.name: gates.weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     for name, weights in seen.items():
         logger.info(f"    {name}: {_line(weights)}")
@@ -77,27 +69,26 @@ def _decide(
     if source is not None and differ and source != plan.rig.head.name:
         # weights_equal names the nodes that differ from the head; here the head may be the one.
         differ = set(names)
-    takers = tuple(
+    targets = tuple(
         name
         for name in names
-        # A giver that was named is believed: node compares by the hashes beside the weights.
+        # A source that was named is believed: node compares by the hashes beside the weights.
         if data.source is not None
         or data.prune
         or name in differ
         or unfinished({name: snapshots[name]}, "weights")
         or not _there(seen[name])
     )
-    if source is not None and not takers and not data.verify:
+    if source is not None and not targets and not data.verify:
         logger.info(
             "    names, sizes and headers are the same everywhere; verify=true reads it all"
         )
-    transfer = (
-        Transfer(run, "weights", source, takers, way(plan, waivers, data)) if source else None
-    )
+    transfer = None
+    if source is not None and targets:
+        transfer = Transfer(rig.run, "weights", source, targets, planned_route(rig))
     return WeightsWork(
-        run=run,
         paths={node.name: plan.specs[node.name].weights for node in plan.rig.nodes},
-        transfer=transfer if takers else None,
+        transfer=transfer,
         hashing=frozenset(seen) if data.verify else frozenset(),
     )
 
@@ -113,7 +104,7 @@ def _line(weights: Weights | None) -> str:
     return f"{len(weights.files)} files, {size / 1e9:.2f} GB in {weights.path}"
 
 
-def agreed(state: State, plan: Plan, work: WeightsWork) -> str:
+def verify(rig: Procedure, work: WeightsWork) -> str:
     """A line about the weights being the same everywhere; StepFailed names file and node."""
     if work.hashed:
         files = next(iter(work.hashed.values()))["files"]
@@ -127,13 +118,14 @@ def agreed(state: State, plan: Plan, work: WeightsWork) -> str:
                 + (f"; changed since they were hashed: {', '.join(changed)}" if changed else "")
             )
         return f"{len(files)} files with the same sha256 on {len(work.hashed)} nodes"
-    seen = observe(state, plan, fresh=True)
+    plan = rig.plan
+    seen = observe(rig.run.state, plan, fresh=True)
     problems = [f"{v.summary}: {v.evidence}" for gate in gates.GATES for v in gate(plan, seen)]
     if problems:
         raise StepFailed("; ".join(problems[:3]))
     return f"the weights of {plan.recipe.model} are the same on {len(plan.rig.nodes)} nodes"
 
 
-def stays_for_the_next_run(run: Run) -> str:
+def revert(run: Run) -> str:
     """After a failure: files that came whole have their names, the rest waits beside them."""
     return "no half file has a name that an engine loads; run it again: it goes on from here"

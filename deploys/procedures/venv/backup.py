@@ -6,14 +6,16 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyinfra import logger
 from pyinfra.api import Host, State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import inventory_name
-from facts.observe import in_host
+from deploys.common.load_and_gate import inventory_name, once
+from deploys.common.procedure import Procedure
+from facts.observe import in_host, real
 from facts.backups import TreeBackupPlan, TreeBackups, TreePrunePlan
 from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
 from schema.desired.plan import UNIT, Plan
@@ -29,9 +31,21 @@ def tree_of(plan: Plan, node: str, data: BackupData) -> str | None:
     return data.tree or (venv.path if venv is not None else None)
 
 
-def trees(plan: Plan, data: BackupData) -> dict[str, str]:
+@dataclass(frozen=True)
+class BackupWork:
+    """One host's backup: what node's `tree backup` takes, what its dry run told, and the ids that
+    are made, by host.
+    """
+
+    request: Mapping[str, Any]
+    found: BackupPlan
+    made: dict[str, str]
+
+
+def trees(rig: Procedure) -> dict[str, str]:
     """The tree of every node; DeployError where no node has one."""
-    found = {node.name: tree_of(plan, node.name, data) for node in plan.rig.nodes}
+    plan = rig.plan
+    found = {node.name: tree_of(plan, node.name, rig.data(BackupData)) for node in plan.rig.nodes}
     named = {name: tree for name, tree in found.items() if tree is not None}
     if not named:
         raise DeployError(
@@ -39,6 +53,23 @@ def trees(plan: Plan, data: BackupData) -> dict[str, str]:
             "digest; name a folder to back up all the same: --data tree=/opt/engine/venv"
         )
     return named
+
+
+def plan(rig: Procedure, host: Host) -> BackupWork:
+    """What to back up on a host; DeployError where it cannot tell."""
+    wanted = request(rig.plan, host.name, trees(rig)[host.name], rig.snapshots[host.name])
+    made: dict[str, str] = once("backups made", dict)
+    return BackupWork(wanted, inspect(rig.run.state, host, wanted), made)
+
+
+def plan_look(rig: Procedure, host: Host) -> list[str]:
+    """The ids to read back on a host; with list=true its backups are told."""
+    data = rig.data(BackupData)
+    seen = once("backups", lambda: backups_of_all(rig.run.state, rig.plan))
+    if data.as_list:
+        report(host, seen[host.name])
+    wanted = "all" if data.verify is True else data.verify or None
+    return to_verify(wanted, seen, host.name)
 
 
 def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[str, Any]:
@@ -58,7 +89,7 @@ def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[st
     return {"tree": tree, "files": sorted(set(files)), "documents": documents}
 
 
-def look(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:
+def inspect(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:
     """What a backup would do here, asked without the documents; DeployError says what not."""
     text = json.dumps(wanted["documents"], sort_keys=True).encode()
     asked = {key: value for key, value in wanted.items() if key != "documents"}
@@ -71,7 +102,8 @@ def look(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:
 
 def backups(state: State, host: Host) -> Backups:
     """The backups on a host; DeployError says why they cannot be told."""
-    return _fact(state, host, TreeBackups)
+    found: Backups = _fact(state, host, TreeBackups)
+    return found
 
 
 def _fact(state: State, host: Host, fact: type, *arguments: str) -> Any:
@@ -88,7 +120,7 @@ def backups_of_all(state: State, plan: Plan) -> dict[str, Backups]:
     return {host.name: backups(state, host) for host in hosts}
 
 
-def show(host: Host, seen: Backups) -> None:
+def report(host: Host, seen: Backups) -> None:
     """The backups of a host for a person, newest first: age, size, versions, verified or not."""
     if not seen.backups:
         logger.info(f"    [{host.name}] no backup")
@@ -130,6 +162,7 @@ def to_verify(wanted: str | None, seen: Mapping[str, Backups], node: str) -> lis
     return [id_ for id_ in here[node] if wanted in ("all", id_)]
 
 
-def would_prune(state: State, host: Host, asked: Mapping[str, Any]) -> PrunePlan:
+def plan_prune(host: Host, asked: Mapping[str, Any]) -> PrunePlan:
     """What a prune would remove here; DeployError says why it cannot be told."""
-    return _fact(state, host, TreePrunePlan, json.dumps(asked))
+    found: PrunePlan = _fact(real(host.state), host, TreePrunePlan, json.dumps(asked))
+    return found

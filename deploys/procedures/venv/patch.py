@@ -1,10 +1,10 @@
-"""What the patch deploy has to do, decided once for all hosts, and how it is proven."""
+"""What of the recipe's patches is to be brought into force: where the engine is, or beside it."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyinfra import logger
@@ -13,15 +13,18 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import look_at_patches, tool_request, tools_of, venv_of
 from deploys.common.load_and_gate import once, stand
+from deploys.common.procedure import Procedure
 from gates.artifact.file_patch_state import PatchState
 from gates.artifact.file_patches import findings, unfinished
 from operations.change.node_call import StepFailed
+from gates.core.waiver import blocking
 from operations.change.apply import Steps
-from operations.change.run import Run
 from operations.venv.patches import file_step
+from operations.venv.venv import PatchSteps
 from schema.desired.plan import Plan
 
-Waivers = tuple[tuple[str, str], ...]
+Answers = Mapping[str, Mapping[str, Any]]
+States = Mapping[str, tuple[PatchState, ...]]
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,10 @@ class PatchWork:
     """The steps on each node, and the patch tools that have something to do; node names in sets."""
 
     venvs: Mapping[str, str | None]
-    states: Mapping[str, tuple[PatchState, ...]]
     steps: Mapping[str, Steps]
     why: Mapping[str, str]
     before: Mapping[str, Mapping[str, str]]
     tools: Mapping[str, frozenset[str]]
-    waivers: Waivers
-    _run: list[Run] = field(default_factory=list)
 
     @property
     def to_write(self) -> frozenset[str]:
@@ -47,53 +47,59 @@ class PatchWork:
         """Whether anything is to do."""
         return bool(self.to_write) or any(self.tools.values())
 
-    def run(self, make: Callable[[], Run]) -> Run:
-        """The one change that all hosts of this run share."""
-        if not self._run:
-            self._run.append(make())
-        return self._run[0]
+
+def count(plan: Plan) -> int:
+    """How many patches and patch tools the recipe has."""
+    return len(plan.recipe.file_patches) + len(tools_of(plan))
 
 
-def decide(state: State, plan: Plan, waivers: Waivers) -> PatchWork:
+def plan(rig: Procedure) -> PatchWork:
     """The work of this run; DeployError when a file is in no known state."""
-    return once("patches", lambda: _decide(state, plan, waivers))
+    return once("patches", lambda: _plan(rig))
 
 
-def _decide(state: State, plan: Plan, waivers: Waivers) -> PatchWork:
-    if not plan.recipe.file_patches and not tools_of(plan):
+def _plan(rig: Procedure) -> PatchWork:
+    if not count(rig.plan):
         raise DeployError(
-            f"recipe {plan.recipe.name} has no file_patches and no patch_tools: nothing to patch "
-            "(what an image must carry stands under patches, and is never patched in place)"
+            f"recipe {rig.plan.recipe.name} has no file_patches and no patch_tools: nothing to "
+            "patch (what an image must carry stands under patches, and is never patched in place)"
         )
-    venvs = {node.name: venv_of(plan, node.name) for node in plan.rig.nodes}
-    states, answers = look_at_patches(state, plan, venvs)
+    venvs = {node.name: venv_of(rig.plan, node.name) for node in rig.plan.rig.nodes}
+    states, answers = look_at_patches(rig.run.state, rig.plan, venvs)
     found = []
     for node, row in states.items():
         for one in row:
             logger.info(f"    [{node}] {one}")
         found += findings(node, row)
-    waived = stand(found)
-    files = {
-        node: {r["file"]["path"]: r["file"] for r in answer["files"] if r["file"]}
-        for node, answer in answers.items()
-    }
+    rig.run.waivers = (*rig.waivers, *stand(found))
     to_write = {node: [s for s in row if s.wanted is not None] for node, row in states.items()}
     _refuse_two_of_one_file(to_write)
     return PatchWork(
         venvs,
-        states,
-        {
-            node: [file_step(files[node][s.path], _base64(s)) for s in row]
-            for node, row in to_write.items()
-        },
+        _steps(states, answers),
         {s.path: f"{s.patch.id} is {s.state}" for row in to_write.values() for s in row},
         {
             node: {s.path: s.content.decode("utf-8", "replace") for s in row}
             for node, row in to_write.items()
         },
         _tools(answers),
-        (*waivers, *waived),
     )
+
+
+def _steps(states: States, answers: Answers) -> dict[str, Steps]:
+    """By node, the steps that give each file what its patch wants."""
+    files = {
+        node: {r["file"]["path"]: r["file"] for r in answer["files"] if r["file"]}
+        for node, answer in answers.items()
+    }
+    return {
+        node: [
+            file_step(files[node][s.path], base64.b64encode(s.wanted).decode("ascii"))
+            for s in row
+            if s.wanted is not None
+        ]
+        for node, row in states.items()
+    }
 
 
 def _refuse_two_of_one_file(to_write: Mapping[str, list[PatchState]]) -> None:
@@ -108,10 +114,6 @@ def _refuse_two_of_one_file(to_write: Mapping[str, list[PatchState]]) -> None:
                 )
 
 
-def _base64(state: PatchState) -> str:
-    return base64.b64encode(state.wanted or b"").decode("ascii")
-
-
 def _tools(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, frozenset[str]]:
     """By tool, the nodes whose tree is not as its last good run left it."""
     found: dict[str, set[str]] = {}
@@ -123,24 +125,36 @@ def _tools(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, frozenset[str]
     return {tool: frozenset(nodes) for tool, nodes in found.items()}
 
 
-def tools_here(plan: Plan, work: PatchWork, node: str) -> list[tuple[dict[str, Any], int]]:
+def tools_for(plan: Plan, venv: str | None) -> list[tuple[dict[str, Any], int]]:
     """Each of the recipe's patch tools as node takes it, with its time limit in seconds."""
-    return [(tool_request(t, work.venvs[node]), t.timeout_s) for t in tools_of(plan)]
+    return [(tool_request(t, venv), t.timeout_s) for t in tools_of(plan)]
 
 
-def in_force(state: State, plan: Plan, work: PatchWork) -> str:
-    """A line that says so, after another look; StepFailed names what is not as the recipe knows."""
-    try:
-        states, answers = look_at_patches(state, plan, work.venvs)
-    except DeployError as error:
-        raise StepFailed(str(error)) from None
+def inspect_beside(state: State, plan: Plan, node: str, venv: str) -> PatchSteps:
+    """What a version lacks to which nothing leads yet; StepFailed for a file in no known state."""
+    states, answers = _look(state, plan, {node: venv})
+    stops = blocking(findings(node, states[node]))
+    if stops:
+        raise StepFailed("; ".join(f"{v.code}: {v.summary} ({v.evidence})" for v in stops))
+    return PatchSteps(_steps(states, answers)[node], tools_for(plan, venv))
+
+
+def verify(state: State, plan: Plan, venvs: Mapping[str, str | None], where: str) -> str:
+    """A line that says that all is in force `where`; StepFailed names what is not."""
+    states, answers = _look(state, plan, venvs)
     left = [v for node, row in states.items() for v in unfinished(node, row)]
     undone = sorted(tool for tool, nodes in _tools(answers).items() if nodes)
     if left or undone:
         lines = [f"{v.node}: {v.summary} ({v.evidence})" for v in left]
         lines += [f"the patch tool {tool} has more to do" for tool in undone]
         raise StepFailed("; ".join(lines))
-    count = len(plan.recipe.file_patches) + len(tools_of(plan))
-    return (
-        f"{count} patches in force on {', '.join(states)}; the engine reads them at its next start"
-    )
+    return f"{count(plan)} patches in force {where}"
+
+
+def _look(
+    state: State, plan: Plan, venvs: Mapping[str, str | None]
+) -> tuple[States, Answers]:
+    try:
+        return look_at_patches(state, plan, venvs)
+    except DeployError as error:
+        raise StepFailed(str(error)) from None

@@ -6,27 +6,31 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from pyinfra import logger
-from pyinfra.api import State
+from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_artifacts, venv_of
-from deploys.common.load_and_gate import operator_data, say
+from deploys.common.load_and_gate import once, say
+from deploys.common.procedure import Procedure
 from facts.local.git_clone import CloneError, clone_at
 from gates.artifact.build_metadata import Evidence, read
+from gates.artifact.image import image_name
 from gates.artifact.provenance import Ancestry, Answer, decide, findings
 from gates.core.violation import Violation
 from gates.core.waiver import blocking
-from schema.inputs.runbook_data import ProvenanceData
 from schema.observed.artifact import ArtifactAnswer
 from schema.desired.plan import Plan
+from schema.inputs.runbook_data import ProvenanceData
 
 
-def tell(state: State, plan: Plan) -> None:
-    """Reads the artefact of every node and tells what is in it; DeployError when it is not fit
-    for this rig (exit status 1), or cannot be read.
+def report(rig: Procedure) -> None:
+    """Reads the artefact of every node and tells what is in it, once a run; DeployError when it is
+    not fit for this rig (exit status 1), or cannot be read.
     """
-    data = operator_data(ProvenanceData)
+    once("provenance", lambda: _report(rig.plan, rig.data(ProvenanceData)))
+
+
+def _report(plan: Plan, data: ProvenanceData) -> None:
     clone = _clone(str(data.git)) if data.git else None
     seen = ask_artifacts(state, plan)
     evidence = {node: read(answers) for node, answers in seen.items()}
@@ -72,7 +76,7 @@ def _asked(wanted: str, found: Evidence, clone: Ancestry | None) -> Answer:
 def artefact(plan: Plan, node: str) -> str:
     """What is looked at on a node: the image's reference, or the venv's folder."""
     venv = venv_of(plan, node)
-    return f"venv {venv}" if venv else f"image {plan.recipe.container.image}"
+    return f"venv {venv}" if venv else f"image {image_name(plan)}"
 
 
 def _say(

@@ -1,9 +1,9 @@
-"""What an upgrade has to do on a venv's rig, decided once from one observation, and its parts."""
+"""What an upgrade has to do on a venv's rig, planned once from one observation; its proof."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,172 +11,179 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.procedures.venv import backup as venv_backup
 from deploys.common.ask_engine import ask_pip, known_versions, pip_args, venv_of, wheels_spec
+from deploys.common.load_and_gate import endpoint, once, stand
+from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_unit, files_in, is_up
-from deploys.procedures.venv.newpatches import patch_into
-from deploys.common.load_and_gate import endpoint, once, operator_data, stand
+from deploys.procedures.venv import backup as venv_backup
+from deploys.procedures.venv import patch
+from facts.endpoint.completion import Endpoint
+from facts.observe import fact_of, observe
 from facts.rignode.call import AskFailed, ask_node
-from facts.endpoint.completion import ask
-from facts.observe import fact_of, observe, real
-from facts.endpoint.throughput import NotMeasured, measure
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
+from node.rules.versions import same_version
+from operations.change.run import Run
 from operations.engine import engine
-from operations.venv import upgrade
 from operations.engine.baseline import fast_enough
 from operations.engine.engine import Steps
-from operations.rollback.revert import revert_change, recorded
-from operations.change.run import Run
+from operations.rollback.revert import recipe_baseline, revert_change
+from operations.venv.venv import PatchSteps, Version, wait_with_retries
+from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
-from schema.desired.plan import Plan
 from schema.observed.pip_report import VenvWheels, parse
-from schema.observed.snapshot import FileState, NodeSnapshot
-from schema.observed.venv_versions import VenvPlace, VenvPrunePlan, same_version
+from schema.observed.snapshot import FileState
+from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
 
 MIB = 1 << 20
 # pip unpacks wheels of a gigabyte beside an engine that serves.
 MEMORY_BESIDE = 1 << 30
-ASK_S = 30.0
 # The sizes of several venvs of 60,000 files on a cold disk.
 PRUNE_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class UpgradeWork:
-    """One upgrade on the rig's one node; with `is_needed` False nothing is to do."""
+    """One upgrade on the rig's one node; with `version` None it is active already.
+
+    `recorded` is the recipe's baseline in tokens a second. The engine stops before pip where pip
+    needs its files or its memory, else after the new version has been executed.
+    """
 
     node: str
-    venv: str
-    package: str
     wanted: str
-    now: str
-    place: VenvPlace
-    waivers: tuple[tuple[str, str], ...] = ()
-    is_needed: bool = False
-    runs: bool = False
-    stop_first: bool = False
-    inplace: bool = False
+    endpoint: Endpoint
+    version: Version | None = None
+    now: str = ""
+    recorded: float | None = None
+    is_up: bool = False
+    stops_before_install: bool = False
+    in_place: bool = False
+    pip_args: tuple[str, ...] = ()
+    patches: int = 0
     backup_request: Mapping[str, Any] = field(default_factory=dict)
     backup: BackupPlan | None = None
+    backups: dict[str, str] = field(default_factory=dict)
     documents: Steps = field(default_factory=list)
     files: Mapping[str, FileState] = field(default_factory=dict)
-    _run: list[Run] = field(default_factory=list)
-
-    def run(self, make: Callable[[], Run]) -> Run:
-        """The one change of this run."""
-        if not self._run:
-            self._run.append(make())
-        return self._run[0]
 
     @property
-    def request(self) -> dict[str, Any]:
-        """What node's `venv look` takes, and `venv install` besides."""
-        return {"venv": self.venv, "package": self.package, "version": self.wanted}
+    def nodes(self) -> frozenset[str]:
+        """The node, where a version comes to it."""
+        return frozenset({self.node}) if self.version is not None else frozenset()
 
-    def nodes(self, when: bool) -> frozenset[str]:
-        """The node, where a step of this run is to be done on it."""
-        return frozenset({self.node}) if self.is_needed and when else frozenset()
+    @property
+    def nodes_up(self) -> frozenset[str]:
+        """The node, where its engine is to be stopped."""
+        return self.nodes if self.is_up else frozenset()
+
+    @property
+    def room_bytes(self) -> int:
+        """What the version may need on the disk: about what the present one has."""
+        return self.backup.apparent_bytes if self.backup else 0
 
 
-def decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: tuple[tuple[str, str], ...],
-) -> UpgradeWork:
+@dataclass(frozen=True)
+class Surplus:
+    """The versions that nobody needs: what `venv prune` takes, and what it would remove."""
+
+    request: dict[str, str]
+    found: VenvPrunePlan
+
+
+def plan(rig: Procedure) -> UpgradeWork:
     """The work of this run; DeployError when a gate blocks or a host cannot tell."""
-    return once("upgrade", lambda: _decide(real(state), plan, snapshots, waivers))
+    return once("upgrade", lambda: _plan(rig))
 
 
-def _decide(
-    state: State,
-    plan: Plan,
-    snapshots: Mapping[str, NodeSnapshot],
-    waivers: tuple[tuple[str, str], ...],
-) -> UpgradeWork:
+def _plan(rig: Procedure) -> UpgradeWork:
+    plan, state, data = rig.plan, rig.run.state, rig.data(UpgradeData)
     if plan.recipe.venv is None:
         raise DeployError(
             f"recipe {plan.recipe.name} runs in a container: its engine is upgraded by another "
             "image digest in the recipe, then deploys/serve.py"
         )
     node = plan.rig.head.name
-    wanted = operator_data(UpgradeData).version or plan.recipe.venv.version
+    wanted = data.version or plan.recipe.venv.version
     if wanted is None:
         raise DeployError(
             f"no version named, and recipe {plan.recipe.name} has no venv.version; "
             "allowed: --data version=0.32.0"
         )
     spec, venv = wheels_spec(plan), str(venv_of(plan, node))
-    inplace = operator_data(UpgradeData).inplace
-    seen = look(state, plan, node, venv, spec.package, wanted)
+    seen = inspect_place(state, node, venv, spec.package, wanted)
     if len(seen.installed) == 1 and same_version(wanted, seen.installed[0]):
         logger.info(f"    {venv} leads to {spec.package} {seen.installed[0]} already")
-        return UpgradeWork(node, venv, spec.package, wanted, seen.installed[0], seen)
+        return UpgradeWork(node, wanted, endpoint(plan))
     found = known_versions(wanted, plan, observe(state, plan))
-    pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not inplace)
+    pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not data.inplace)
     # This run makes a verified backup before it changes anything.
     found += wheels(plan, spec, wanted, pip, {node: True})
-    waived = stand(found)
+    rig.run.waivers = (*rig.waivers, *stand(found))
     exact = would_install(spec, pip[node]) or wanted
-    place = look(state, plan, node, venv, spec.package, exact)
-    if inplace:
+    place = inspect_place(state, node, venv, spec.package, exact)
+    if data.inplace:
         place = place.model_copy(update={"found": None, "folder": place.real})
-    request = venv_backup.request(plan, node, venv, snapshots[node])
-    backup = venv_backup.look(state, state.inventory.get_host(node), request)
-    _room(node, place, backup, inplace)
-    unit = engine_unit(snapshots[node])
-    available = getattr(snapshots[node].memory, "available", None)
-    files = files_in(snapshots[node])
+    snapshot = rig.snapshots[node]
+    request = venv_backup.request(plan, node, venv, snapshot)
+    backup = venv_backup.inspect(state, state.inventory.get_host(node), request)
+    _room(node, place, backup, data.inplace)
+    unit, files = engine_unit(snapshot), files_in(snapshot)
+    available = getattr(snapshot.memory, "available", None)
     documents = engine.file_steps(plan.documents[node], files)
     work = UpgradeWork(
         node=node,
-        venv=venv,
-        package=spec.package,
         wanted=exact,
+        endpoint=endpoint(plan),
+        version=Version(venv, spec.package, exact, place.folder, place.link, data.inplace),
         now=", ".join(seen.installed) or "of no version",
-        place=place,
-        waivers=(*waivers, *waived),
-        is_needed=True,
-        runs=is_up(unit),
-        # In place nothing may run from the files that pip changes.
-        stop_first=inplace or (available is not None and available < MEMORY_BESIDE),
-        inplace=inplace,
+        recorded=recipe_baseline(plan),
+        is_up=is_up(unit),
+        stops_before_install=data.inplace or (available is not None and available < MEMORY_BESIDE),
+        in_place=data.inplace,
+        pip_args=tuple(pip_args(plan)),
+        patches=patch.count(plan),
         backup_request=request,
         backup=backup,
         documents=documents + engine.unit_steps(unit, bool(documents)),
         files=files,
     )
-    _show(state, work, pip[node], backup)
+    # For whoever undoes it; the backup's id comes in before the change is opened.
+    rig.run.context.update(
+        {"from": work.now, "to": exact, "was": place.real, "backup": work.backups}
+    )
+    _report(state, work, place, pip[node], backup)
     return work
 
 
-def would_prune(state: State, plan: Plan) -> tuple[str, dict[str, str], VenvPrunePlan]:
-    """The node, the request and the plan of a prune; DeployError when the host cannot tell."""
-    return once("versions to prune", lambda: _would_prune(real(state), plan))
+def plan_prune(rig: Procedure) -> Surplus:
+    """What a prune would remove; DeployError when the host cannot tell."""
+    return once("versions to prune", lambda: _plan_prune(rig))
 
 
-def _would_prune(state: State, plan: Plan) -> tuple[str, dict[str, str], VenvPrunePlan]:
+def _plan_prune(rig: Procedure) -> Surplus:
+    plan, state, node = rig.plan, rig.run.state, rig.plan.rig.head.name
     if plan.recipe.venv is None:
         raise DeployError(f"recipe {plan.recipe.name} runs in a container: it has no versions")
-    node = plan.rig.head.name
     request = {"venv": str(venv_of(plan, node)), "package": wheels_spec(plan).package}
     host, dry = state.inventory.get_host(node), {**request, "dry": True}
     try:
         answer = ask_node(state, host, "venv prune", dry, PRUNE_TIMEOUT_S)
     except AskFailed as error:
         raise DeployError(str(error)) from None
-    return node, request, VenvPrunePlan.model_validate(answer)
+    return Surplus(request, VenvPrunePlan.model_validate(answer))
 
 
-def look(state: State, plan: Plan, node: str, venv: str, package: str, version: str) -> VenvPlace:
+def inspect_place(state: State, node: str, venv: str, package: str, version: str) -> VenvPlace:
     """Where a version lies or would lie; DeployError when the host cannot tell."""
     request = json.dumps({"venv": venv, "package": package, "version": version})
-    found = fact_of(state, state.inventory.get_host(node), Place, request, _sudo=True)
+    found: VenvPlace | None = fact_of(
+        state, state.inventory.get_host(node), Place, request, _sudo=True
+    )
     if found is None:
         raise DeployError(f"{node}: {venv} cannot be looked at; the line above says why")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _room(node: str, place: VenvPlace, backup: BackupPlan, inplace: bool) -> None:
@@ -191,104 +198,72 @@ def _room(node: str, place: VenvPlace, backup: BackupPlan, inplace: bool) -> Non
         )
 
 
-def _show(state: State, work: UpgradeWork, pip: VenvWheels, backup: BackupPlan) -> None:
+def _report(
+    state: State, work: UpgradeWork, place: VenvPlace, pip: VenvWheels, backup: BackupPlan
+) -> None:
     """The plan for a person; with --diff all that pip would install."""
     report = parse(pip.wanted) if pip.wanted else None
     count = len(report.install) if report else 0
     size = backup.apparent_bytes / MIB
-    how = "the venv itself is changed, engine stopped; " if work.inplace else ""
-    logger.info(f"    {work.package} {work.now} -> {work.wanted}, {how}in {work.place.folder}")
-    if work.place.found:
+    how = "the venv itself is changed, engine stopped; " if work.in_place else ""
+    package = work.version.package if work.version else ""
+    logger.info(f"    {package} {work.now} -> {work.wanted}, {how}in {place.folder}")
+    if place.found:
         logger.info("    it is there already, whole: nothing is installed")
     else:
         logger.info(
             f"    pip would install {count} distributions, about {size:.0f} MiB of "
-            f"{work.place.free_bytes / MIB:.0f} MiB free"
+            f"{place.free_bytes / MIB:.0f} MiB free"
         )
-        for folder in work.place.partial:
+        for folder in place.partial:
             logger.info(f"    {folder} is of an installation that was cut off: made anew")
     kept = backup.backup if not backup.stored else f"a new one, {size:.0f} MiB before zstd"
-    back = f"the present version stays in {work.place.real}"
-    if work.inplace:
+    back = f"the present version stays in {place.real}"
+    if work.in_place:
         back = "the way back is its restore, and takes as long"
     logger.info(f"    backup: {kept}; {back}")
-    if state.config.DIFF and report and not work.place.found:
+    if state.config.DIFF and report and not place.found:
         for item in report.install:
             logger.info(f"        {item.metadata.name} {item.metadata.version}")
 
 
-def measured(plan: Plan, work: UpgradeWork, run: Run, made: Mapping[str, str]) -> str:
-    """The baseline: measured now, else the recipe's; kept in the change for whoever undoes it.
-
-    `made`: the backup's id by host, which is filled in before the change is opened.
-    """
-    run.context.update({"from": work.now, "to": work.wanted, "was": work.place.real, "backup": made})
-    where = endpoint(plan)
-    answer = ask(where, ASK_S) if work.runs else None
-    if answer is None or not answer.ok:
-        value = recorded(plan)
-        run.context["baseline"] = value
-        told = f"the recipe's {value:.1f} tok/s" if value else "none: nothing to compare with"
-        return f"the engine does not answer; baseline: {told}"
-    try:
-        rate = measure(where)
-    except NotMeasured as error:
-        run.context["baseline"] = recorded(plan)
-        return f"the engine answers and could not be measured: {error}"
-    run.context["baseline"] = round(rate.tokens_per_s, 2)
-    return f"baseline: {rate}"
+def inspect_patches(rig: Procedure, work: UpgradeWork) -> PatchSteps:
+    """What the new version lacks of the recipe's patches."""
+    return patch.inspect_beside(rig.run.state, rig.plan, work.node, _folder(work))
 
 
-def installed(plan: Plan, work: UpgradeWork, run: Run) -> str:
-    """Installs the version, beside or in place; the line to tell."""
-    room = work.backup.apparent_bytes if work.backup else 0
-    request = {**work.request, "pip_args": pip_args(plan)}
-    if work.inplace:
-        made = dict(run.context["backup"])  # type: ignore[call-overload]
-        answer = upgrade.replace(run, work.node, {**request, "backup": made[work.node]})
-    else:
-        answer = upgrade.install(run, work.node, {**request, "room_bytes": room})
-    left = ", ".join(answer["left_behind"])
-    told = f"; not carried over from the former: {left}" if left else ""
-    return f"{answer['folder']} is whole after {answer['took_s']:.0f} s{told}"
+def verify_patches(rig: Procedure, work: UpgradeWork) -> str:
+    """A line that says that all of them are in force there."""
+    folder = _folder(work)
+    return patch.verify(rig.run.state, rig.plan, {work.node: folder}, f"in {folder}")
 
 
-def patched(plan: Plan, work: UpgradeWork, run: Run) -> str:
-    """The recipe's patches in the new folder, before anything leads there."""
-    return patch_into(plan, run, work.node, work.place.folder)
+def _folder(work: UpgradeWork) -> str:
+    assert work.version is not None  # the operation does nothing without one
+    return work.version.folder
 
 
-def checked(work: UpgradeWork, run: Run) -> str:
-    """The new version imports, and its program runs."""
-    return upgrade.runs(run.state, run.host(work.node), work.place.folder, work.package)
-
-
-def switched(work: UpgradeWork, run: Run) -> str:
-    """One rename makes the new version the active one."""
-    steps = upgrade.switch_steps(work.venv, work.place.link, work.place.folder, run.id)
-    run.apply(work.node, steps)
-    return f"{work.venv} leads to {work.place.folder}"
-
-
-def proof(plan: Plan, work: UpgradeWork, run: Run) -> str:
+def verify(rig: Procedure, work: UpgradeWork) -> str:
     """A real answer and its speed; StepFailed for none, or for one that is too slow."""
-    where, expect = endpoint(plan), plan.recipe.expect
-    detail = upgrade.answers_within(run, work.node, where, expect.start_budget_s)
+    run, recipe = rig.run, rig.plan.recipe
+    detail = wait_with_retries(run, work.node, work.endpoint, recipe.expect.start_budget_s)
     value = run.context.get("baseline")
     baseline = float(str(value)) if value is not None else None
-    say = run.host(work.node).log
-    speed = fast_enough(where, baseline, expect.tolerance, say)
-    named = plan.recipe.venv.version if plan.recipe.venv else None
-    recipe = ""
+    speed = fast_enough(
+        work.endpoint, baseline, recipe.expect.tolerance, run.host(work.node).log
+    )
+    named = recipe.venv.version if recipe.venv else None
+    package = wheels_spec(rig.plan).package
+    to_write = ""
     if named is not None and not same_version(named, work.wanted):
-        recipe = (
-            f"; write venv.version: {work.wanted} into catalog/recipes/{plan.recipe.name}.yaml "
+        to_write = (
+            f"; write venv.version: {work.wanted} into catalog/recipes/{recipe.name}.yaml "
             f"(it says {named})"
         )
-    return f"{work.package} {work.wanted} serves: {detail}; {speed}{recipe}"
+    return f"{package} {work.wanted} serves: {detail}; {speed}{to_write}"
 
 
-def returned(run: Run) -> str:
+def revert(run: Run) -> str:
     """The automatic return: the change undone, the former version proven, the reason kept."""
     why = run.failure or "a step failed"
     return revert_change(run.state, run.plan, run.id, run.touched, reason=why)

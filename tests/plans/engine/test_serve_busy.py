@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from deploys.procedures.engine import serve
+from deploys.procedures.engine import installed
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint
 from facts.endpoint.probe import probe
 from schema.desired.plan import UNIT
@@ -34,14 +34,14 @@ def test_only_a_hang_is_restarted(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, made: float | None, restarts: bool
 ) -> None:
     plan = tiny_plan()
-    monkeypatch.setattr(serve, "_made_meanwhile", lambda _: made)
+    monkeypatch.setattr(installed, "_made_meanwhile", lambda _: made)
     seen = serving_rig(plan)
     unit = next(u for u in seen[HEAD].units if u.name == UNIT)  # type: ignore[union-attr]
     up = seen[HEAD].identity.clock_unix_s - (unit.since_unix_s or 0)
     expect = plan.recipe.expect.model_copy(update={"start_budget_s": int(up) - 1})
     recipe = plan.recipe.model_copy(update={"expect": expect})
     plan = dataclasses.replace(plan, recipe=recipe)
-    assert serve._too_late(plan, seen, answer) is restarts
+    assert installed._too_late(plan, seen, answer) is restarts
 
 
 def test_a_key_is_asked_for_before_anything_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,10 +51,10 @@ def test_a_key_is_asked_for_before_anything_is_touched(monkeypatch: pytest.Monke
     plan = dataclasses.replace(plan, specs={**plan.specs, HEAD: keyed})
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with pytest.raises(DeployError, match=KEY_VARIABLE) as refused:
-        serve.endpoint_with_key(plan)
+        installed.endpoint_with_key(plan)
     assert "s3cret" not in str(refused.value)
     monkeypatch.setenv(KEY_VARIABLE, "s3cret")
-    assert serve.endpoint_with_key(plan).model == "tiny"
+    assert installed.endpoint_with_key(plan).model == "tiny"
 
 
 def test_the_doctors_look_takes_the_key_along(monkeypatch: pytest.MonkeyPatch) -> None:

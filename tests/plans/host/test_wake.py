@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deploys.procedures.host.wake import Sleeper, WakeWork, causes
+from deploys.procedures.host.wake import Sleeper, WakeWork, likely_causes
 from schema.machine.wake_record import MachineRecord
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, host, tiny_plan
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_refused_in_one_line(ran: Runs, name: str) -> None:
 def test_the_causes_are_told_in_order_with_what_is_known() -> None:
     node = tiny_plan().rig.head
     one = Sleeper(node, ("127.0.0.1", 22), MAC, "127.255.255.255", RECORD, None, True)
-    lines = causes(WakeWork({node.name: one}, None, False, 10, 30), node.name)
+    lines = likely_causes(WakeWork({node.name: one}, None, False, 10, 30), node.name)
     order = [next(n for n, x in enumerate(lines) if word in x)
              for word in ("ErP Ready", "less than 3 s", "POST waits", "wrong card")]  # fmt: skip
     assert order == [1, 2, 3, 4]

@@ -409,4 +409,4 @@ def test_weights_do_not_know_backups_verify(ran: Runs) -> None:
     """Ignored, a name would leave the operator with the belief that something was verified."""
     one = ran["weights verify one"]
     assert one.status != 0 and one.changing == (), one.output
-    assert "--data verify=some-id: weights knows only verify=true" in one.stderr
+    assert "--data: verify: is the text 'some-id'; allowed: true or false" in one.stderr

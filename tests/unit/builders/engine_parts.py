@@ -7,7 +7,7 @@ from typing import Any
 
 from gates.core.check import GIB
 from schema.desired.plan import CONTAINER, Document, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed import snapshot as s
 from schema.recipe.recipe import ContainerSpec
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH

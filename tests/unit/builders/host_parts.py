@@ -6,7 +6,7 @@ from typing import Any
 
 from gates.core.check import GIB
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed import snapshot as s
 from tests.unit.builders.recorded import recorded
 

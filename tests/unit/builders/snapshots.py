@@ -11,7 +11,7 @@ from gates.core.check import GIB
 from gates.core.violation import Violation
 from gates.gate_sets import check
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed import snapshot as s
 from tests.unit.builders.engine_parts import (
     absent_file,

@@ -18,7 +18,8 @@ from gates.gate_sets import check
 from gates.kernel.next_boot import BOOT
 from gates.kernel.pin import bootable_once, pinnable
 from gates.transfer.image import image_gates
-from gates.transfer.weights import weights_gates, weights_giver
+from gates.transfer.route import TransferRequest
+from gates.transfer.weights import weights_gates, weights_source
 from schema.desired.plan import Plan
 from schema.observed.endpoint_probe import Probe
 from tests.unit.builders import kernel_parts, parts, snapshots, tower_rig
@@ -64,11 +65,12 @@ def _doctor(plan: Plan, seen: Any, refused: bool = False) -> Found:
 
 
 def _image(plan: Plan, seen: Any, chosen: str | None = None, **options: Any) -> Found:
-    return check(plan, seen, image_gates(chosen, PORT, **options))
+    return check(plan, seen, image_gates(TransferRequest(chosen, PORT, **options)))
 
 
 def _weights(plan: Plan, seen: Any, chosen: str | None = None, **options: Any) -> Found:
-    return check(plan, seen, weights_gates(weights_giver(plan, seen, chosen), PORT, **options))
+    source = weights_source(plan, seen, chosen)
+    return check(plan, seen, weights_gates(TransferRequest(source, PORT, **options)))
 
 
 def _pin(plan: Plan, seen: Any, release: str, nodes: tuple[str, ...] = ("spark1",)) -> Found:

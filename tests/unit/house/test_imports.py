@@ -20,7 +20,7 @@ ALLOWED = {
     "node": set(),
     "facts": {"schema", "node"},
     "operations": {"schema", "facts", "node"},
-    "deploys": {"schema", "facts", "gates", "operations"},
+    "deploys": {"schema", "facts", "gates", "operations", "node"},
     "lab": {"facts"},
 }
 WITHOUT_PYINFRA = ("schema", "gates", "node")

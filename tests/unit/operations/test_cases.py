@@ -11,4 +11,4 @@ CASES = Path(__file__).parent / "cases"
 Configure = make_operation_tests("operations", "engine.engine.configure", CASES / "configure")
 Stop = make_operation_tests("operations", "engine.engine.stop", CASES / "stop")
 Prove = make_operation_tests("operations", "engine.engine.prove", CASES / "prove")
-RollBack = make_operation_tests("operations", "rollback.roll_back.roll_back", CASES / "roll_back")
+Undo = make_operation_tests("operations", "rollback.undo.undo", CASES / "undo")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploys.procedures.host.firmware import steps_of
-from deploys.procedures.host.firmware_report import Machine, settable
+from deploys.procedures.host.firmware_report import Machine, can_be_set_by_us
 from gates.core.violation import Violation
 from gates.firmware import checklist as g
 from gates.firmware.probes import PROBES
@@ -222,7 +222,7 @@ def machine(facts: HardwareFacts) -> Machine:
 
 def test_what_linux_can_set_is_no_work_for_a_person() -> None:
     off = m.facts(nics=(m.nic(wol=Wol(supports="g", set="d")),), sleep={"sleep.target": "loaded"})
-    rows = {row.item.id: settable(machine(off), row) for row in machine(off).rows}
+    rows = {row.item.id: can_be_set_by_us(machine(off), row) for row in machine(off).rows}
     assert rows["wol"] and rows["sleep_targets"] and not rows["erp_disabled"]
     steps = steps_of(machine(off), {}, frozenset())
     assert [step["op"] for step in steps] == ["file", "wol", "link", "unit"]
@@ -231,7 +231,7 @@ def test_what_linux_can_set_is_no_work_for_a_person() -> None:
 def test_a_card_that_cannot_wake_is_left_alone_and_is_work_for_a_person() -> None:
     unable = machine(m.facts(nics=(m.nic(wol=Wol(supports=None, set=None)),)))
     assert steps_of(unable, {}, frozenset()) == []
-    assert not any(settable(unable, row) for row in unable.rows if row.item.id == "wol")
+    assert not any(can_be_set_by_us(unable, row) for row in unable.rows if row.item.id == "wol")
 
 
 def test_the_list_is_the_boards() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from gates.core.check import GIB
 from gates.gate_sets import check
-from gates.transfer.image import giver, images, takers
-from gates.transfer.route import asking
-from gates.transfer.weights import weights_gates, weights_giver
+from gates.transfer.image import images, source_of, targets_of
+from gates.transfer.route import TransferRequest, with_route_probe
+from gates.transfer.weights import weights_gates, weights_source
 from schema.desired.plan import Plan
 from schema.observed.snapshot import NodeSnapshot
 from tests.unit.builders import engine_parts as e
@@ -46,7 +46,7 @@ def test_who_gives_an_image_to_whom(
     changes: Any, chosen: str | None, gives: str, take: tuple[str, ...]
 ) -> None:
     found = images(PLAN, rig(*changes))
-    assert giver(found, chosen) == gives and takers(found, gives) == take
+    assert source_of(found, chosen) == gives and targets_of(found, gives) == take
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_who_gives_an_image_to_whom(
 )
 def test_who_gives_weights(changes: Any, gives: str | None) -> None:
     """A node with a bad file is no giver; of two that differ and are whole nobody is."""
-    assert weights_giver(PLAN, rig(*changes), None) == gives
+    assert weights_source(PLAN, rig(*changes), None) == gives
 
 
 def test_each_node_tries_the_ways_that_a_transfer_may_take() -> None:
     fabric, lan = PLAN.rig.head.fabric_address, PLAN.rig.head.lan_address
-    rows = asking(PLAN, 29700, ()).requests[WORKER].reach
+    rows = with_route_probe(PLAN, 29700, ()).requests[WORKER].reach
     assert [(r.address, r.port, r.device) for r in rows] == [(str(fabric), 29700, "bond0")]
-    rows = asking(PLAN, PORT, ("fabric-down",)).requests[WORKER].reach
+    rows = with_route_probe(PLAN, PORT, ("fabric-down",)).requests[WORKER].reach
     assert [(r.address, r.device) for r in rows] == [(str(fabric), "bond0"), (str(lan), None)]
 
 
@@ -78,7 +78,7 @@ def test_room_for_weights_is_what_lacks() -> None:
 
     def found(plan: Plan, free: int) -> list[str]:
         worker = f.put(seen[WORKER], "disks.0.free", free)
-        gates = weights_gates(weights_giver(plan, seen, None), PORT)
+        gates = weights_gates(TransferRequest(weights_source(plan, seen, None), PORT))
         rows = check(plan, {**seen, WORKER: worker}, gates)
         return [v.remedy for v in rows if v.code == "transfer-room" and v.severity == "block"]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from schema.core.errors import SpecError
-from schema.desired.kubernetes import ClusterData, cluster_data, cluster_plan
+from schema.desired.kubernetes import ClusterData, cluster_data
+from schema.inputs.load import plan
+from schema.render.library_files import STATE_PATH
 
 GOOD: dict[str, object] = {
     "lan_address": "192.168.1.31", "ssh_user": "olares", "rig": "olares",
@@ -69,6 +73,11 @@ def test_lists_and_limits_as_they_are_typed() -> None:
 
 def test_a_rig_has_one_host() -> None:
     with pytest.raises(SpecError, match="one host"):
-        cluster_plan({"a": GOOD, "b": GOOD}, {}, (), ())
-    plan = cluster_plan({"a": GOOD}, {}, ("/x",), ("u.path",))
-    assert plan.rig.head.name == "a" and plan.requests["a"].files == ("/x",)
+        plan({"a": GOOD, "b": GOOD}, {}, Path())
+    made = plan({"a": GOOD}, {}, Path())
+    assert (made.rig.head.name, made.runtime, made.recipe.name) == (
+        "a",
+        "deployment",
+        GOOD["deployment"],
+    )
+    assert STATE_PATH in made.requests["a"].files

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Mapping, Sequence
+from functools import partial
 
 import gevent
 from pydantic import ValidationError
-from pyinfra.api import Host, State
+from pyinfra import host
+from pyinfra.api import FunctionCommand, Host, State, operation
 
-from deploys.procedures.cluster.pod_status import progress, stop_if_stuck
-from facts.observe import real
 from facts.rignode.call import AskFailed, ask_node
-from gates.cluster.mounted_library import mappers_of
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
-from schema.desired.kubernetes import ClusterPlan
+from operations.cluster.pod_status import progress, stop_if_stuck
 from schema.observed.kube import KubeLook
-from schema.observed.library import LibraryLook, PodName
+from schema.observed.library import PodName
 
 POLL_S = 3.0
 RESTART_S = 120
-
-
-def to_restart(now: LibraryLook, ours: str) -> dict[str, PodName]:
-    """The pods, by uid, whose processes have another library than ours mapped."""
-    pods = now.pods if isinstance(now.pods, dict) else {}
-    old = [m.pod for m in mappers_of(now) if m.sha256 != ours and m.pod in pods]
-    return {uid: pods[uid] for uid in dict.fromkeys(old) if uid is not None}
 
 
 def deployment_of(pod: PodName) -> str | None:
@@ -37,30 +29,52 @@ def deployment_of(pod: PodName) -> str | None:
     return pod.owner.rpartition("-")[0]
 
 
-def restart_pods(
-    state: State, plan: ClusterPlan, run: Run, pods: dict[str, PodName]
-) -> tuple[str, ...]:
+@operation()
+def restart(
+    run: Run, pods: Mapping[str, PodName], words: Sequence[str]
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Restart the Deployments of these pods by rollout, one after the other.
+
+    + run: the change
+    + pods: the pods by uid
+    + words: why, a line each
+    """
+    if not pods:
+        host.noop("no pod is to start anew")
+        return
+    for line in words:
+        run.show_once(host, line, partial(host.log, line))
+    target = host
+
+    def work() -> None:
+        for line in restart_pods(run, pods):
+            target.log_styled(line, fg="green")
+
+    yield run.step("restart", [host.name], work)
+
+
+def restart_pods(run: Run, pods: Mapping[str, PodName]) -> tuple[str, ...]:
     """Restarts them by rollout, each once the one before runs; what was done, a line each.
 
     StepFailed when one does not come up: the others are left alone.
     """
-    host = real(state).inventory.get_host(plan.rig.head.name)
+    target, data = run.host(run.plan.rig.head.name), run.plan.chart
     lines = []
     for uid, pod in pods.items():
         name = deployment_of(pod)
         if name is None:
             lines.append(f"{pod.namespace}/{pod.name} has no Deployment: restart it by hand")
             continue
-        data = plan.data
         where = {"kubectl": data.kubectl, "kubeconfig": data.kubeconfig,
                  "namespace": pod.namespace, "deployment": name}  # fmt: skip
-        run.touched.add(host.name)
+        run.touched.add(target.name)
         request = {"change": run.change(), **where, "pod": uid}
-        done = call(real(state), host, "kube restart", request, RESTART_S)
+        done = call(run.state, target, "kube restart", request, RESTART_S)
         if done["restarted"]:
-            host.log(f"restart Deployment {pod.namespace}/{name}")
+            target.log(f"restart Deployment {pod.namespace}/{name}")
             where["container"] = done["container"]
-            _wait(state, host, where, done["generation"], data.patience_s, pods)
+            _wait(run.state, target, where, done["generation"], data.patience_s, pods)
         lines.append(f"Deployment {pod.namespace}/{name} was restarted")
     return tuple(dict.fromkeys(lines))
 
@@ -77,7 +91,7 @@ def _wait(
     while True:
         line, done = "the cluster does not answer", False
         try:
-            now = KubeLook.model_validate(ask_node(real(state), host, "kube look", where))
+            now = KubeLook.model_validate(ask_node(state, host, "kube look", where))
         except (AskFailed, ValidationError):
             pass
         else:

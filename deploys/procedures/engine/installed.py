@@ -1,0 +1,241 @@
+"""The engine that rigbook installs, in a container or a venv on each node: its plan, its proof."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import gevent
+from gevent import Greenlet
+from pyinfra import logger, state
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.load_and_gate import endpoint, inventory_name, once
+from deploys.common.patch_findings import InForce, installed_versions
+from deploys.common.procedure import Procedure
+from deploys.common.runtime import Examined, Work
+from deploys.common.snapshot_view import engine_unit, files_in
+from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
+from facts.observe import observe, real
+from gates.core.check import Observed
+from gates.core.violation import Violation
+from gates.doctor.healthy import at_work
+from gates.drift.compare import Difference, drift, engine_state
+from operations.engine import engine
+from operations.engine.engine import Steps
+from operations.engine.wait_ready import wait_for_answer
+from schema.desired.plan import PAIR_TIMER, Plan
+from schema.observed.endpoint_probe import Probe
+from schema.observed.snapshot import FileState, NodeSnapshot
+from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
+
+# How long an engine may take for a short answer that nobody waits for yet.
+ASK_S = 30.0
+# How long the engine's count of tokens is watched when it did not answer.
+BUSY_S = 6.0
+# The doctor's look at the endpoint is to end in seconds, also where it hangs.
+PROBE_S = 5.0
+# An engine that its first request kills takes a moment to die.
+DYING_S = 1.0
+# Files that the engine reads at its start; the others are read when they are needed.
+_RESTARTS = frozenset({SCRIPT_PATH, ENV_PATH, UNIT_PATH})
+# Differences that the files' and the unit's own steps mend.
+_BY_CONFIGURE = frozenset({"file", "unit"})
+
+
+def endpoint_with_key(plan: Plan) -> Endpoint:
+    """The plan's endpoint; DeployError when it will want a key that this shell does not hold.
+
+    Without it no answer could be proven, and a good engine would be taken back for it.
+    """
+    head = plan.specs[plan.rig.head.name]
+    wants = "VLLM_API_KEY" in head.environ or "api_key" in head.flags
+    if wants and not os.environ.get(KEY_VARIABLE):
+        raise DeployError(
+            f"the engine of recipe {plan.recipe.name} wants a key, and {KEY_VARIABLE} is not set "
+            f"here: no answer could be proven; mend: read -rs {KEY_VARIABLE}; export {KEY_VARIABLE}"
+        )
+    return endpoint(plan)
+
+
+def ask_in_background(plan: Plan) -> Greenlet[..., Answer]:
+    """Begins to ask for a completion while the hosts are looked at; its answer comes with get.
+
+    DeployError as `endpoint_with_key`.
+    """
+    where = endpoint_with_key(plan)
+    return once("asked", lambda: gevent.spawn_later(0.05, ask, where, ASK_S))
+
+
+def plan_serve(rig: Procedure) -> Work:
+    plan, snapshots = rig.plan, rig.snapshots
+    files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
+    steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
+    states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
+    differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
+    answer = ask_in_background(plan).get() if "running" in states.values() else None
+    reasons = _reasons(plan, snapshots, steps, states, differences, answer)
+    for reason in reasons:
+        logger.info(f"    {reason}")
+    if not reasons:
+        if answer is not None and answer.ok:
+            logger.info(f"    serving as the recipe says; a real answer: {answer.detail}")
+        # A step without a restart (a unit that was disabled) opens a change, which must be ended.
+        needs_proof = any(steps.values()) or not (answer and answer.ok)
+        return Work(steps, files, needs_proof=needs_proof)
+    return Work(steps, files, stop=rig.up, start=rig.nodes, needs_proof=True)
+
+
+def _steps(
+    plan: Plan,
+    name: str,
+    snapshots: Mapping[str, NodeSnapshot],
+    files: Mapping[str, Mapping[str, FileState]],
+) -> Steps:
+    node = plan.rig.node(name)
+    changes = engine.folder_steps(plan.specs[name], files[name], node.ssh_user)
+    changes += engine.file_steps(plan.documents[name], files[name])
+    changed_files = any(step["op"] == "file" for step in changes)
+    changes += engine.unit_steps(engine_unit(snapshots[name]), changed_files)
+    if len(plan.rig.nodes) == 1:
+        return changes
+    written = [str(step["path"]) for step in changes if step["op"] == "file"]
+    return changes + engine.timer_steps(
+        PAIR_TIMER, engine_unit(snapshots[name], PAIR_TIMER), written
+    )
+
+
+def _reasons(
+    plan: Plan,
+    snapshots: Mapping[str, NodeSnapshot],
+    steps: Mapping[str, Steps],
+    states: Mapping[str, str],
+    differences: Mapping[str, list[Difference]],
+    answer: Answer | None,
+) -> tuple[str, ...]:
+    """Why the pair has to be (re)started, one line each; empty when it serves as it should."""
+    reasons = []
+    for node in plan.rig.nodes:
+        name = node.name
+        if any(step.get("path") in _RESTARTS for step in steps[name]):
+            reasons.append(f"{name}: its files change")
+        if states[name] in ("absent", "stopped", "failed"):
+            reasons.append(f"{name}: the engine is {states[name]}")
+        reasons += [f"{name}: {d}" for d in differences[name] if d.kind not in _BY_CONFIGURE]
+    if not reasons and answer is not None and not answer.ok and _too_late(plan, snapshots, answer):
+        reasons.append(f"running, but no real answer: {answer.detail}")
+    return tuple(reasons)
+
+
+def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer) -> bool:
+    """Whether a running engine without an answer is past its start budget (or says so itself)."""
+    if answer.alive:
+        return False
+    if answer.final:
+        return True
+    if answer.late and (made := _made_meanwhile(plan)):
+        logger.warning(
+            f"    no answer in {ASK_S:.0f} s, but {made:.0f} tokens for others meanwhile: the "
+            "engine is busy and is not restarted"
+        )
+        return False
+    head = snapshots[plan.rig.head.name]
+    unit = engine_unit(head)
+    if unit is None or unit.since_unix_s is None:
+        return True
+    return head.identity.clock_unix_s - unit.since_unix_s > plan.recipe.expect.start_budget_s
+
+
+def _made_meanwhile(plan: Plan) -> float | None:
+    """Tokens that the engine makes for others while it is watched; None when it does not say."""
+    # Here, not above: it takes 0.1 s, and a run that finds an answer has no use for it.
+    from facts.endpoint.probe import probe
+
+    return probe(endpoint(plan), BUSY_S).generated
+
+
+class Installed:
+    """deploys/common/runtime.py's Runtime for containers and venvs."""
+
+    def ask_in_background(self, plan: Plan, deploy: str) -> object:
+        """Asks while the hosts are looked at; DeployError as `endpoint_with_key`."""
+        where = endpoint_with_key(plan)
+        return ask_in_background(plan) if deploy == "serve" else where
+
+    def findings(self, plan: Plan) -> Sequence[Violation]:
+        """None: the snapshots hold everything."""
+        return ()
+
+    def plan(self, rig: Procedure) -> Work:
+        """See plan_serve."""
+        return plan_serve(rig)
+
+    def prove(self, plan: Plan, work: Work | None, patient: bool) -> str:
+        """A real answer within the start budget."""
+        where, nodes = endpoint_with_key(plan), [node.name for node in plan.rig.nodes]
+        answer = wait_for_answer(
+            state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s, patient
+        )
+        return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
+
+    def verify(self, plan: Plan) -> Sequence[str]:
+        """A real answer and its metrics."""
+        return answers_and_metrics(endpoint(plan))
+
+    def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
+        """All hosts and the endpoint at the same time.
+
+        Only an engine that lists its model and fails at a chat is looked at twice: it may be dying.
+        """
+        patches = InForce(real(state), plan)
+        asked = gevent.spawn(probe_endpoint, plan)
+        before = look()
+        answer = asked.get()
+        after = None
+        if answer.models == 200 and answer.failure in ("status", "disconnected"):
+            gevent.sleep(DYING_S)
+            after = observe(real(state), plan, fresh=True)
+        versions = installed_versions(plan, before, answer.failure is None)
+        return Examined(before, answer, after, [*patches.findings(before), *versions])
+
+    def healthy(self, plan: Plan, seen: Examined) -> Sequence[str]:
+        """A line a node, and one about the endpoint."""
+        there = [(node, seen.observed[node.name]) for node in plan.rig.nodes]
+        names = ", ".join(node.name for node in plan.rig.nodes)
+        said = seen.probe.detail if seen.probe else ""
+        return [
+            *(at_work(plan, node, s) for node, s in there if isinstance(s, NodeSnapshot)),
+            f"{names}: {plan.recipe.name} ({plan.profile}) serves; nothing blocks; {said}",
+        ]
+
+
+def probe_endpoint(plan: Plan) -> Probe:
+    """The doctor's short look at the endpoint, which ends in seconds also where it hangs."""
+    # Here, not above: it takes 0.1 s, which a run that waits for hosts has to spare.
+    from facts.endpoint.probe import probe
+
+    return probe(endpoint(plan), PROBE_S)
+
+
+def answers_and_metrics(where: Endpoint) -> Sequence[str]:
+    """Lines about what answered; DeployError names what did not, and what to do."""
+    import httpx
+
+    answer = ask(where)
+    if not answer.ok:
+        raise DeployError(
+            f"{where.model} does not answer: {answer.detail}; "
+            f"find out why with: pyinfra {inventory_name()} deploys/doctor.py -y"
+        )
+    try:
+        names = metric_names(where)
+    except httpx.HTTPError as error:
+        raise DeployError(
+            f"{where.model} answers, but {where.base_url}/metrics does not: {error}"
+        ) from None
+    if not names:
+        raise DeployError(f"{where.base_url}/metrics has no vllm: metric; is that a vLLM?")
+    return [
+        f"{where.model} answers at {where.base_url}: {answer.detail}",
+        f"{len(names)} vllm: metrics at {where.base_url}/metrics",
+    ]

@@ -1,0 +1,42 @@
+"""By which way something moves between the nodes of a rig, and what its snapshots must try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deploys.common.load_and_gate import once
+from deploys.common.procedure import Procedure
+from gates.transfer.route import TransferRequest, route_of, with_route_probe
+from operations.transfer.transfer import Route
+from schema.desired.plan import Plan
+from schema.inputs.runbook_data import TransferData
+
+
+@dataclass(frozen=True)
+class Want:
+    """A transfer as it is asked for; `plan` has its port tried by every snapshot."""
+
+    plan: Plan
+    asked: TransferRequest
+
+
+def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
+    """What is asked for, once a run: the observation is remembered by its plan.
+
+    `ask` gives the transfer, from the plan that is to be observed.
+    """
+
+    def make() -> Want:
+        data = rig.data(TransferData)
+        plan = with_route_probe(rig.plan, data.port, data.waive)
+        return Want(plan, ask(plan))
+
+    return once("want", make)
+
+
+def planned_route(rig: Procedure) -> Route:
+    """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
+    addresses, device = route_of(rig.plan, [code for code, _ in rig.waivers])
+    data = rig.data(TransferData)
+    return Route(addresses, device, data.port)

@@ -1,0 +1,1 @@
+"""The pods of a Deployment: how they are doing while they start, and their restart."""
