@@ -107,7 +107,7 @@ def test_a_hung_driver_is_ended_and_told(host: Host, monkeypatch: pytest.MonkeyP
     started = time.monotonic()
     seen = take()
     assert isinstance(seen.gpus, Unreadable) and "driver hang" in seen.gpus.unreadable
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     for pid in (host.root / "pids").read_text().split():
         assert not Path(f"/proc/{pid}").exists(), "the hung nvidia-smi was left running"
 
