@@ -18,7 +18,8 @@ from gates.core.violation import Violation
 from operations.engine.engine import Steps
 from schema.desired.plan import Plan
 from schema.observed.kube import KubeLook, ModelFiles
-from schema.observed.snapshot import Gpus, NodeSnapshot
+from schema.observed.machine import Gpus
+from schema.observed.snapshot import NodeSnapshot
 
 DEVICES = 8
 LIMITS = (memory_limit.VARIABLE, *(memory_limit.variable(n) for n in range(DEVICES)))

@@ -33,7 +33,7 @@ from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.observed.pip_report import VenvWheels, parse
-from schema.observed.snapshot import FileState
+from schema.observed.files import FileState
 from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
 
 MIB = 1 << 20
