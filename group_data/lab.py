@@ -1,6 +1,6 @@
 """What is different on the rehearsal rig. Merged after group_data/spark.py, so it wins."""
 
-from lab.settings import FABRIC_DEVICE, FABRIC_MTU, SSH_USER, load
+from lab.core.settings import FABRIC_DEVICE, FABRIC_MTU, SSH_USER, load
 
 ssh_user = SSH_USER
 ssh_key = str(load().ssh_key)

@@ -1,6 +1,6 @@
 """What is different on the rehearsal host. Merged after group_data/olares.py, so it wins."""
 
-from lab.settings import SSH_USER, load
+from lab.core.settings import SSH_USER, load
 
 ssh_user = SSH_USER
 ssh_key = str(load().ssh_key)

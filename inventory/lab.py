@@ -1,7 +1,7 @@
 """The rehearsal rig: the hosts that `make lab-up` made, in the shape of two DGX Spark."""
 
 from deploys.common.cli_guards import own_folder
-from lab.settings import load
+from lab.core.settings import load
 
 own_folder()
 

@@ -1,6 +1,6 @@
 """The rehearsal rig in the shape of an Olares One: the lab's first host, and the lab's cluster."""
 
-from lab.settings import load
+from lab.core.settings import load
 
 olares = [
     (

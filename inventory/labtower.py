@@ -1,6 +1,6 @@
 """The rehearsal tower: the host that `python -m lab up --tower` made, in the shape of a tower."""
 
-from lab.settings import load
+from lab.core.settings import load
 
 # Before there is a lab its address is known all the same.
 tower = [

@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 
-from lab import cache, console, status
+from lab import status
+from lab.core import cache, console
+from lab.core.settings import DEFAULT_HOSTS, PLACES, LabError, LabSettings, load
 from lab.engine import image, venv
 from lab.hosts import lifecycle, network, state
 from lab.hosts import ssh as hosts_ssh
-from lab.settings import DEFAULT_HOSTS, PLACES, LabError, LabSettings, load
 
 
 def parser() -> argparse.ArgumentParser:

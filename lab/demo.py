@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from facts.endpoint.completion import Endpoint, ask
-from lab import settings
+from lab.core import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ("inventory/lab.py", "deploys/serve.py", "-y")

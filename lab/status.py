@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lab import cache, console
+from lab.core import cache, console
+from lab.core.settings import FABRIC_DEVICE, LabSettings
 from lab.hosts import network
 from lab.hosts import state as hosts_state
-from lab.settings import FABRIC_DEVICE, LabSettings
 
 
 def show(settings: LabSettings) -> None:

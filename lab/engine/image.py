@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lab import cache, console
-from lab.engine import docker_archive, wheels
-from lab.hosts import debian_root, ssh, state
-from lab.parallel import in_parallel
-from lab.settings import (
+from lab.core import cache, console
+from lab.core.parallel import in_parallel
+from lab.core.settings import (
     CACHE_IN_HOST,
     ENGINE_IMAGE,
     ENGINE_VERSION,
@@ -19,6 +17,8 @@ from lab.settings import (
     LabHost,
     LabSettings,
 )
+from lab.engine import docker_archive, wheels
+from lab.hosts import debian_root, ssh, state
 
 MODEL_SCRIPT = Path(__file__).parents[1] / "files" / "make_tiny_model.py"
 VENV = "/opt/vllm"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab import cache, console
+from lab.core import cache, console
+from lab.core.settings import CACHE_IN_HOST, ENGINE_VERSION, MODEL_PATH, LabSettings
 from lab.engine import image, venv_wheels, wheels
 from lab.hosts import debian_root
-from lab.settings import CACHE_IN_HOST, ENGINE_VERSION, MODEL_PATH, LabSettings
 
 HOME = "/opt/engine"
 VENV = f"{HOME}/venvs/{ENGINE_VERSION}"

@@ -19,9 +19,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from lab import cache, console
+from lab.core import cache, console
+from lab.core.settings import ENGINE_VERSION, LabError, LabSettings
 from lab.engine import wheels
-from lab.settings import ENGINE_VERSION, LabError, LabSettings
 
 REQUIREMENTS = wheels.REQUIREMENTS.with_name("tower.txt")
 OTHER_VERSION = "0.31.0"

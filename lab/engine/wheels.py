@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab import cache, console
-from lab.settings import LabError, LabSettings
+from lab.core import cache, console
+from lab.core.settings import LabError, LabSettings
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements" / "engine.txt"
 # the image is Debian 12: glibc 2.36, Python 3.11

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab import cache, console
-from lab.settings import LabError, LabSettings
+from lab.core import cache, console
+from lab.core.settings import LabError, LabSettings
 
 SUITE = "bookworm"
 # the next release: its docker has the containerd image store

@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lab import cache, console
-from lab.hosts import debian_root, network, prepare, processes, ssh
-from lab.hosts import state as hosts_state
-from lab.parallel import in_parallel
-from lab.settings import (
+from lab.core import cache, console
+from lab.core.parallel import in_parallel
+from lab.core.settings import (
     CONTAINERD_HOST,
     DEFAULT_HOSTS,
     FABRIC_DEVICE,
@@ -25,6 +23,8 @@ from lab.settings import (
     LabHost,
     LabSettings,
 )
+from lab.hosts import debian_root, network, prepare, processes, ssh
+from lab.hosts import state as hosts_state
 
 POWEROFF = signal.SIGRTMIN + 4
 REBOOT = signal.SIGRTMIN + 5

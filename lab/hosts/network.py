@@ -5,15 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from lab import cache, console
+from lab.core import cache, console
+from lab.core.settings import FABRIC_DEVICE, FABRIC_MTU, LAN_PREFIX, LabSettings, Place
 from lab.hosts import state
-from lab.settings import (
-    FABRIC_DEVICE,
-    FABRIC_MTU,
-    LAN_PREFIX,
-    LabSettings,
-    Place,
-)
 
 
 def devices(net_dev: str) -> set[str]:

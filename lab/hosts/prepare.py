@@ -7,8 +7,8 @@ import json
 import os
 from pathlib import Path
 
-from lab import console
-from lab.settings import (
+from lab.core import console
+from lab.core.settings import (
     FABRIC_DEVICE,
     FABRIC_MTU,
     FABRIC_PREFIX,

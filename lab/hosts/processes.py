@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.settings import LabError
+from lab.core.settings import LabError
 
 
 @dataclass(frozen=True)

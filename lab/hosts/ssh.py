@@ -6,9 +6,9 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from lab import console
+from lab.core import console
+from lab.core.settings import SSH_USER, LabError, LabHost, LabSettings
 from lab.hosts import state as hosts_state
-from lab.settings import SSH_USER, LabError, LabHost, LabSettings
 
 READY_SECONDS = 120
 

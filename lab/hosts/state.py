@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.core.settings import LabError, LabHost, LabSettings
 from lab.hosts import processes
 from lab.hosts.processes import Process
-from lab.settings import LabError, LabHost, LabSettings
 
 
 @dataclass(frozen=True)

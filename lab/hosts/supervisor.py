@@ -14,11 +14,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from lab.core.settings import CACHE_IN_HOST, FABRIC_DEVICE, LabError, LabHost, LabSettings, load
 from lab.hosts import network, prepare, processes
 from lab.hosts import state as hosts_state
 from lab.hosts.processes import Process
 from lab.hosts.state import HostState
-from lab.settings import CACHE_IN_HOST, FABRIC_DEVICE, LabError, LabHost, LabSettings, load
 
 REBOOT = 133
 POLL_SECONDS = 0.3

@@ -15,9 +15,9 @@ import os
 import shutil
 from pathlib import Path
 
-from lab import cache, console
+from lab.core import cache, console
+from lab.core.settings import LabError, LabSettings
 from lab.hosts import debian_root
-from lab.settings import LabError, LabSettings
 
 SOURCE = "kubernetes"
 PACKAGES = ("golang-1.19-go", "golang-1.19-src", "etcd-server", "kubernetes-client", "rsync",

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab import console
+from lab.core import console
+from lab.core.settings import LabError, LabHost, LabSettings, load
 from lab.hosts import ssh, state
 from lab.kubernetes import build
-from lab.settings import LabError, LabHost, LabSettings, load
 
 SERVER = "https://127.0.0.1:6443"
 # on the host; group_data/lab_olares.py names it

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab import cache, console
-from lab.settings import LabError, LabSettings, load
+from lab.core import cache, console
+from lab.core.settings import LabError, LabSettings, load
 from lab.vm import root
 
 SIZE_MB = 3072

@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab import console
-from lab.settings import LabError
+from lab.core import console
+from lab.core.settings import LabError
 
 BOOT_S = 1800.0
 USER = "rig"

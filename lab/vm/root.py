@@ -15,9 +15,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import cache, console
+from lab.core import cache, console
+from lab.core.settings import LabError, LabSettings
 from lab.hosts import debian_root
-from lab.settings import LabError, LabSettings
 
 META = "linux-image-cloud-amd64"
 MODULE = "gpustand"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import settings
+from lab.core import settings
 from lab.engine import venv
 from tests.bench.page import Part, machine, today
 from tests.bench.report import Row, table

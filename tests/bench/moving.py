@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.settings import ENGINE_IMAGE, MODEL_PATH
+from lab.core.settings import ENGINE_IMAGE, MODEL_PATH
 from tests.bench.measure import timed
 from tests.bench.page import Part, machine, today
 from tests.bench.report import Row, table

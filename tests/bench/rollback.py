@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lab.settings import load
+from lab.core.settings import load
 from tests.bench.page import Part, machine, today
 from tests.bench.report import Row, table
 from tests.system.rehearsal import Done

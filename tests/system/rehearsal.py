@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab import settings
+from lab.core import settings
 from lab.hosts import state
 from lab.hosts.ssh import ssh_argv
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from lab import settings
+from lab.core import settings
 from lab.hosts import state
 from tests.system.rehearsal import Lab
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from facts.rignode import pack
-from lab import settings
+from lab.core import settings
 from lab.vm import disk as vm_disk
 from lab.vm import machine as vm_machine
 from lab.vm import root

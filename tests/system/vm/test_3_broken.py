@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gates.transfer import fabric
-from lab import console
+from lab.core import console
 from lab.vm.root import MODULE
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.kernel_files import GRUB_PATH, pin_documents

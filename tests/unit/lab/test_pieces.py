@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from lab import __main__ as command
-from lab import cache, console
+from lab.core import cache, console
+from lab.core.settings import USERS, LabError, LabSettings
 from lab.engine import wheels
 from lab.hosts import debian_root, lifecycle, network, prepare, supervisor
 from lab.hosts import state as hosts_state
 from lab.hosts.processes import Process
 from lab.hosts.state import HostState
-from lab.settings import USERS, LabError, LabSettings
 
 DEB822 = """Types: deb
 URIs: mirror:/one

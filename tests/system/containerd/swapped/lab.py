@@ -1,6 +1,6 @@
 """The rehearsal rig with its roles swapped: the host on the containerd store is the head."""
 
-from lab.settings import load
+from lab.core.settings import load
 
 spark = [
     (

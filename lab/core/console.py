@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab.settings import LabError
+from lab.core.settings import LabError
 
 
 def say(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from lab.settings import LabHost
+from lab.core.settings import LabHost
 
 
 def in_parallel(hosts: Sequence[LabHost], work: Callable[[LabHost], object]) -> None:
