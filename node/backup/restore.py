@@ -16,7 +16,7 @@ from node.change.tree_step import TreeKind
 from node.change.work_folder_step import WorkFolderKind
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import UNDONE
+from node.core.step_state import UNDONE
 from node.engine import held_stopped
 
 
@@ -62,9 +62,9 @@ def restore(request: Json) -> Json:
                 return _nothing(steps, manifest, place)
             if unpacks:
                 _room(manifest, place)
-            engine = held_stopped.stopped_engine()
-            with held_stopped.held(steps, engine):
-                cleared = held_stopped.clear(engine) if engine else []
+            engine = held_stopped.engine_if_stopped()
+            with held_stopped.unit_held(steps, engine):
+                cleared = held_stopped.end_leftovers(engine) if engine else []
                 answer = _restore(steps, manifest, place, waived, unpacks)
             return {**answer, "cleared": cleared}
 
