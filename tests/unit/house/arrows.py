@@ -29,7 +29,6 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     },
     "facts": {
         "facts": {"facts.rignode"},
-        "facts.rignode": {"facts"},
     },
     "gates": {
         "gates": {
