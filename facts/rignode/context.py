@@ -10,7 +10,9 @@ from pyinfra.context import ContextObject, ctx_config, ctx_host, ctx_state
 
 def real(state: State) -> State:
     """The State behind pyinfra's `state` proxy, which is empty in other greenlets."""
-    found: State = ctx_state.get() if isinstance(state, ContextObject) else state
+    found: State = state
+    if isinstance(state, ContextObject):
+        found = ctx_state.get()
     return found
 
 

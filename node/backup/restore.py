@@ -49,9 +49,9 @@ def restore(request: Json) -> Json:
     wanted = _parse_request(request)
     compress.programs()
     with store.Held(shared=True):
-        manifest = compatibility.pick(wanted["backup"], wanted["tree"])
+        manifest = compatibility.select(wanted["backup"], wanted["tree"])
         place = _place(manifest, wanted["tree"])
-        waived = compatibility.refuse(manifest, place["tree"], wanted["allow"])
+        waived = compatibility.require_compatible(manifest, place["tree"], wanted["allow"])
         if wanted["dry"]:
             return _plan(manifest, place, waived)
         with transaction.opened(wanted["change"], "tree restore") as steps:

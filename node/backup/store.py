@@ -188,7 +188,7 @@ def mark(backup: str, manifest: Json, problem: str) -> None:
     atomic.save_private(of(backup, VERIFIED), json.dumps(note).encode("utf-8") + b"\n")
 
 
-def look(backup: str) -> Backup:
+def inspect(backup: str) -> Backup:
     """Gives one backup; its payload's size is compared, its bytes are not read."""
     try:
         manifest = load(backup)
@@ -211,7 +211,7 @@ def all_backups() -> list[Backup]:
         names = sorted(os.listdir(folder()))
     except FileNotFoundError:
         return []
-    rows = [look(name) for name in names if ID.match(name)]
+    rows = [inspect(name) for name in names if ID.match(name)]
     # the id has whole seconds
     rows.sort(key=lambda row: (row.id[:16], (row.manifest or {}).get("created_unix_s", 0.0)))
     return rows

@@ -22,11 +22,11 @@ READING: dict[str, str] = {
     "kernel": "node.kernel.report:collect",
     "hardware": "node.machine.report:collect",
     "wake": "node.machine.wake_packet:wake",
-    "library look": "node.vgpu.inspect:look",
+    "library look": "node.vgpu.inspect:inspect_library",
     "library check": "node.vgpu.candidate:candidate",
     "kube look": "node.kube.inspect:inspect_deployment",
     "kube answer": "node.kube.answer:ask_pod",
-    "models look": "node.weights.model_header:look",
+    "models look": "node.weights.model_header:inspect_models",
     "answer look": "node.engine.answerlook:ask_engine",
 }
 # JSON in and out; they may change the host, so signals are caught and undone steps are told

@@ -10,7 +10,7 @@ from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import TimedOut, run
 from node.core.systemctl import BOOTED, inspect_unit
 from node.docker import api
-from node.reap.find import Candidate, look
+from node.reap.find import Candidate, inspect_processes
 from node.reap.ownership import own_ancestors
 from node.reap.proof import measure
 from node.snapshot import memory
@@ -35,7 +35,7 @@ def _met(seen: Json, available: float | None, free: float | None) -> bool:
 
 def _engines() -> list[Candidate]:
     """Gives the engine processes that live on this host, loading or serving."""
-    view = look((), "", None)
+    view = inspect_processes((), "", None)
     ours = own_ancestors(view.stats)
     return [
         one for pid, one in sorted(view.candidates.items()) if one.is_proven and pid not in ours

@@ -9,8 +9,8 @@ from node.change import transaction
 from node.core.errors import Json, NodeError
 from node.reap import proof, terminate
 from node.reap.find import Candidate
-from node.reap.ownership import Judged
-from node.reap.request import Job, Seen, checked, look
+from node.reap.ownership import Verdicted
+from node.reap.request import JudgedView, ReapRequest, inspect_host, parse_request
 from node.reap.verdict import Verdict, prove
 from node.systemd import hold as systemd_hold
 
@@ -21,7 +21,7 @@ KILL_S = 5.0  # a killed process is gone at once, or it waits in the kernel
 class _Reaping:
     """One reap under way: its journal, its step, and what became of each process."""
 
-    def __init__(self, job: Job, log: transaction.Transaction) -> None:
+    def __init__(self, job: ReapRequest, log: transaction.Transaction) -> None:
         self.job = job
         self.log = log
         left = [row for row in log.rows if row["op"] == "reap" and row["state"] == "intent"]
@@ -31,14 +31,14 @@ class _Reaping:
         self.known: list[Candidate] = []
         self.unit: Json | None = None
 
-    def announce(self, orphans: list[Judged]) -> None:
+    def announce(self, orphans: list[Verdicted]) -> None:
         """Write who is about to be signalled, before any signal."""
         before = self.entry["identities"] if self.entry else []
         new = [row.as_json() for row in orphans if row.as_json() not in before]
         if new or self.entry is None:
             self.entry = self.log.begin("reap", identities=before + new, verdict=None)
 
-    def end(self, orphans: list[Judged]) -> None:
+    def end(self, orphans: list[Verdicted]) -> None:
         """End these, and note how."""
         reasons = {row.candidate.stat.pid: row.why for row in orphans}
         found = [row.candidate for row in orphans]
@@ -71,7 +71,7 @@ def reap(request: Json) -> Json:
     change, or a unit that does not stop.
     """
     started = time.monotonic()
-    job = checked(request)
+    job = parse_request(request)
     before = proof.measure()
     proof.check_possible(job.wanted, before)
     if job.dry:
@@ -93,7 +93,7 @@ def reap(request: Json) -> Json:
     return {**answer, "took_s": round(time.monotonic() - started, 3)}
 
 
-def _answer(job: Job, seen: Seen, before: Json, verdict: str, evidence: str) -> Json:
+def _answer(job: ReapRequest, seen: JudgedView, before: Json, verdict: str, evidence: str) -> Json:
     """Gives the answer without what was done."""
     return {
         "verdict": verdict,
@@ -108,9 +108,9 @@ def _answer(job: Job, seen: Seen, before: Json, verdict: str, evidence: str) -> 
     }
 
 
-def _dry(job: Job, before: Json) -> Json:
+def _dry(job: ReapRequest, before: Json) -> Json:
     """Gives what a reap would do; nothing is written or signalled."""
-    seen = look(job)
+    seen = inspect_host(job)
     foreign = seen.foreign(job.ports)
     verdict = "refused" if foreign else "orphans" if seen.orphans else "nothing"
     answer = _answer(job, seen, before, verdict, "; ".join(foreign))
@@ -121,7 +121,7 @@ def _dry(job: Job, before: Json) -> Json:
 def _reap(run: _Reaping) -> Verdict:
     """Look, hold, end, and prove."""
     job = run.job
-    seen = look(job)
+    seen = inspect_host(job)
     foreign = seen.foreign(job.ports)
     if foreign:
         return Verdict(seen, "refused", "; ".join(foreign))
@@ -129,7 +129,7 @@ def _reap(run: _Reaping) -> Verdict:
         run.announce(seen.orphans)
         if job.hold:
             run.unit = systemd_hold.stop_and_hold(job.unit, run.log)
-            seen = look(job)  # what the stop left
+            seen = inspect_host(job)  # what the stop left
             foreign = seen.foreign(job.ports)
             if foreign:
                 return Verdict(seen, "refused", "; ".join(foreign))
@@ -138,7 +138,7 @@ def _reap(run: _Reaping) -> Verdict:
             break
         run.announce(seen.orphans)
         run.end(seen.orphans)
-        seen = look(job)
+        seen = inspect_host(job)
     verdict = prove(job, seen, run.known)
     if verdict.name == "clean" and run.entry is None:
         return verdict._replace(name="nothing")

@@ -80,11 +80,11 @@ def _in_tree(tree: filesystem.Tree, words: Sequence[str]) -> Iterable[tuple[str,
     """Gives (path, what is wrong) of a command line that runs inside a container or an image."""
     if not words:
         return
-    wrong = filesystem.program(tree, words[0])
+    wrong = filesystem.program_problem(tree, words[0])
     if wrong:
         yield words[0], wrong
     script = exec_lines.script(words)
-    if script and filesystem.mode(tree, script) is None:
+    if script and filesystem.stat_mode(tree, script) is None:
         yield script, f"which is not in {tree.what}"
 
 

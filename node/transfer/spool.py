@@ -38,7 +38,7 @@ def ensure() -> str:
     return path
 
 
-class Busy(flock.FileLock):
+class TransferLock(flock.FileLock):
     """The lock of one kind of transfer (`image`, `weights`) on this host, a context manager.
 
     Raises NodeError (`transfer_runs`) while another one runs; it ends with its process.
@@ -68,7 +68,7 @@ class Busy(flock.FileLock):
         return f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
 
-def keep_only(suffixes: list[str], names: list[str]) -> None:
+def remove_others(suffixes: list[str], names: list[str]) -> None:
     """Removes files of these suffixes that belong to no transfer any more."""
     for name in os.listdir(ensure()):
         if name.endswith(tuple(suffixes)) and name not in names:
@@ -111,7 +111,7 @@ def _filesystem(path: str) -> tuple[str, int]:
     return path, os.stat(path).st_dev
 
 
-def line(row: Json) -> str:
+def progress_line(row: Json) -> str:
     """Gives a line about a transfer: bytes, share, rate, estimate; or what docker does with it."""
     total, done, rate = row["total"], row["done"], row["rate"]
     if row["phase"] not in ("wire", "sha256"):
@@ -165,7 +165,7 @@ class Progress:
                 "rate": round((self.done - self.kept) / took),
                 "took_s": round(took, 1),
             }
-            row["line"] = line(row)
+            row["line"] = progress_line(row)
             temp = self._path + ".new"
             with open(temp, "w", encoding="ascii") as file:
                 json.dump(row, file)
@@ -186,17 +186,17 @@ def progress(what: str) -> str | None:
         return None
 
 
-def holder(what: str) -> str | None:
+def active_transfer(what: str) -> str | None:
     """Gives who moves such a thing now, or None; writes nothing."""
     said = flock.held_by(os.path.join(folder(), f"{what}.lock"))
     return None if said is None else said or "an unknown process"
 
 
-def lines() -> list[str]:
+def progress_lines() -> list[str]:
     """Gives how far each transfer of this host is, a line each."""
     found = []
     for what in KINDS:
-        who, raw = holder(what), progress(what)
+        who, raw = active_transfer(what), progress(what)
         try:
             said = str(json.loads(raw)["line"]) if raw else "nothing came yet"
         except (ValueError, KeyError, TypeError):

@@ -11,16 +11,16 @@ import json
 import os
 import shutil
 import time
-from typing import Any, Dict, List
+from typing import Any
 
-from node.files import atomic, state_dir
+from node.backup.create import check_room
 from node.core import flock, validate
+from node.core.errors import Json, NodeError, io_reason
+from node.core.run import run
+from node.core.run_as_owner import Owner
+from node.files import atomic, state_dir
 from node.venv import pip_plan, writers
 from node.venv import versions as place
-from node.core.errors import Json, NodeError, io_reason
-from node.core.run_as_owner import Owner
-from node.core.run import run
-from node.backup.create import check_room
 
 DEFAULT_TIMEOUT_S = 1800
 SYNC_TIMEOUT_S = 300.0
@@ -104,9 +104,9 @@ def install(request: Json) -> Json:
         return answer(folder, True, real, began)
 
 
-def sweep(path: str) -> List[str]:
+def sweep(path: str) -> list[str]:
     """Remove what killed installations left; gives the folders. Call it under the lock."""
-    removed: List[str] = []
+    removed: list[str] = []
     for folder in place.partials(path):
         if os.path.realpath(path) == os.path.realpath(folder):
             raise NodeError(
@@ -157,14 +157,14 @@ def _fill(folder: str, wanted: Json, python: str, owner: Owner) -> None:
     verify_version(folder, wanted["package"], wanted["version"])
 
 
-def pip(folder: str, wanted: Json) -> List[str]:
+def pip(folder: str, wanted: Json) -> list[str]:
     """Gives the command with which a venv's own pip installs the wanted version."""
     target = f"{wanted['package']}=={wanted['version']}"
     python = os.path.join(folder, "bin", "python")
     return [python, "-m", "pip", "install", "--quiet", *wanted["pip_args"], target]
 
 
-def run_as(owner: Owner, argv: List[str], deadline: float) -> None:
+def run_as(owner: Owner, argv: list[str], deadline: float) -> None:
     """Run an installer's command until a time of the monotonic clock. Raises NodeError."""
     # the unit's own caches and settings are not the installer's
     done = owner.run(argv, max(1.0, deadline - time.monotonic()), _ENV)
@@ -212,7 +212,7 @@ def _remove(folder: str) -> None:
     state_dir.sync_folder(os.path.dirname(folder))
 
 
-def installed_names(venv: str) -> Dict[str, Any]:
+def installed_names(venv: str) -> dict[str, Any]:
     """Gives what is installed in a venv, by canonical name."""
     return {pip_plan.canonical(row["name"]): row for row in pip_plan.installed(venv, None)}
 

@@ -10,18 +10,18 @@ import os
 import re
 import time
 
-from node.files import atomic
+from node.backup import store, unpack
 from node.change import journal, kinds, transaction
 from node.core import validate
-from node.venv import pip_plan
-from node.venv.in_place_step import InPlaceKind
-from node.backup import store, unpack
-from node.venv import install as installing
-from node.venv import versions as place
 from node.core.errors import Json, NodeError
+from node.core.run_as_owner import Owner
 from node.core.step_kind import Steps
 from node.core.step_state import FAILED
-from node.core.run_as_owner import Owner
+from node.files import atomic
+from node.venv import install as installing
+from node.venv import pip_plan
+from node.venv import versions as place
+from node.venv.in_place_step import InPlaceKind
 
 
 def _parse_request(request: Json) -> Json:
@@ -89,7 +89,7 @@ def _announced(kind: InPlaceKind, steps: Steps, wanted: Json, real: str) -> Json
 
 def _refuse(backup: str, real: str) -> None:
     """Raise NodeError unless the backup is a verified one of exactly what lies there."""
-    row = store.look(backup)
+    row = store.inspect(backup)
     if row.manifest is None:
         raise store.damaged(backup, row.problem)
     why = ""

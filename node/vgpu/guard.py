@@ -126,7 +126,7 @@ def operator_at_work() -> bool:
     return held or any(row["status"] == "OPEN" for row in journal.read_all()[0])
 
 
-def look(known: State) -> None:
+def inspect_target(known: State) -> None:
     """One look: tells and mends; the memory is written before and after what is told."""
     found = digest(known.target)
     if found != known.ours:
@@ -163,4 +163,4 @@ def run() -> None:
     """The verb: one look at the library that was swapped; nothing where none was."""
     known = vgpu_state.read()
     if known is not None and known.guard:
-        look(known)
+        inspect_target(known)

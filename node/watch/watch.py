@@ -114,7 +114,7 @@ def save_state(after: Json) -> None:
     state_file.save(file_path(), after)
 
 
-def look(watch: Watch) -> Json:
+def inspect_endpoint(watch: Watch) -> Json:
     """One look: asks, keeps the state, tells the journal and the webhook; gives the state."""
     before = load_state(time.time())
     reply = ask(watch.endpoint, ANSWER_S)
@@ -142,4 +142,4 @@ def look(watch: Watch) -> Json:
 
 def run() -> None:
     """The verb: one look at what the configuration names."""
-    look(config.load())
+    inspect_endpoint(config.load())

@@ -85,7 +85,7 @@ def _folder(value: Any) -> manifests.Folder:
 
 def offer_weights(request: Json) -> Json:
     """`weights offer`: give a weights folder to the peers, then be gone."""
-    wanted = server.checked(request, ["path"])
+    wanted = server.parse_request(request, ["path"])
     folder = _folder(request["path"])
     source = Files(folder)
     listing = source.listing()
@@ -110,8 +110,8 @@ def hashed(request: Json) -> Json:
     body = validate.keys(request, "request", ("path", "again"), ("path",))
     again = validate.boolean(body.get("again", False), "again")
     folder = _folder(body["path"])
-    alive = server.Alive()
-    with spool.Busy("weights"):
+    alive = server.ParentWatch()
+    with spool.TransferLock("weights"):
         rows = folder.list()
         todo = [row for row in rows if again or row["sha256"] is None]
         progress = spool.Progress("weights", sum(row["size"] for row in todo))

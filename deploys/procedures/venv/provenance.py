@@ -19,9 +19,9 @@ from gates.artifact.image import image_name
 from gates.artifact.provenance import Ancestry, Answer, decide, findings
 from gates.core.violation import Violation
 from gates.core.waiver import blocking
-from schema.observed.artifact import ArtifactAnswer
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import ProvenanceData
+from schema.observed.artifact import ArtifactAnswer
 
 
 def report(rig: Procedure) -> None:

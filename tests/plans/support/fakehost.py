@@ -186,14 +186,14 @@ class FakeNode:
     def _transfer(self, verb: str, request: Json) -> Json:
         """As node's transfer verbs: checks the request, and has what the giver has."""
         if verb.endswith("offer"):
-            server.checked(request, ["want" if verb.startswith("image") else "path"])
+            server.parse_request(request, ["want" if verb.startswith("image") else "path"])
             return {"peers": {address: {"done": True} for address in request["peers"]}}
         if verb == "weights hash":
             files = self.now["weights"][0]["files"]
             sums = [{**f, "sha256": hashlib.sha256(f["name"].encode()).hexdigest()} for f in files]
             return {"files": sums, "hashed": len(sums), "changed": []}
         header = journal.parse_change(request["change"])
-        server.place(request["from"])
+        server.parse_address(request["from"])
         validate.key(request["key"], "key")
         self.changes[header["id"]] = {"id": header["id"], "steps": []}
         part = "docker" if verb.startswith("image") else "weights"

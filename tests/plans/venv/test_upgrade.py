@@ -1,6 +1,7 @@
 """upgrade, and rollback of a venv's engine: what is sent, in which order, what a failure leads to.
 
-The host, its pip and its engine are stand-ins; the real ones are in tests/system/venv and tests/unit/node.
+The host, its pip and its engine are stand-ins; the real ones are in
+tests/system/venv and tests/unit/node.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import pytest
 from schema.desired.plan import Plan
 from tests.plans.support.engine_double import Reply, completion
 from tests.plans.support.scenario import Ran, Runs, Scenario, Snapshots
-from tests.plans.venv.test_venv_rig import NAME, half_done, hosts, serves
 from tests.plans.support.tree_double import row
+from tests.plans.venv.test_venv_rig import NAME, half_done, hosts, serves
 from tests.unit.builders import tower_rig as t
 from tests.unit.builders.snapshots import put
 

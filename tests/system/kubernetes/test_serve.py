@@ -74,7 +74,7 @@ def test_serve_starts_the_deployment_and_waits_for_a_real_completion(host: Olare
         assert f"qwen answers at http://{ADDRESS}:8000: qwen answered in" in done.text
         assert replicas(host) == 1
         again = host.run("serve", *SERVICE)
-        assert again.counts("Start the Deployment") == ("1", "-", "-", "1"), again.text
+        assert again.counts("Start the head") == ("1", "-", "-", "1"), again.text
         assert again.counts("A real chat completion") == ("1", "-", "-", "1")
         assert host.run("verify", *SERVICE).rc == 0
     back = host.rollback(f"change={change_of(done)}")

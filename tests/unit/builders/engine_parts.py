@@ -10,10 +10,12 @@ from schema.desired.plan import CONTAINER, Document, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container, Image, ImageFile, ImageFileMatch, Mount
 from schema.observed.files import FileState, Weights, WeightsFile
+from schema.recipe.recipe import ContainerSpec
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 from tests.unit.builders.host_parts import OURS
+from tests.unit.builders.recorded import recorded
 
-FOREIGN = "badbad" + "1" * 58
+FOREIGN = str(recorded("foreign_container")["id"])
 IMAGE_ID = "sha256:" + "a" * 64
 # A safetensors file: a header of 108,208 bytes, then its JSON.
 SAFETENSORS = ((108_208).to_bytes(8, "little") + b'{"__meta').hex()
@@ -21,9 +23,15 @@ GGUF = (b"GGUF" + (3).to_bytes(4, "little") + bytes(8)).hex()
 LFS_POINTER = b"version https://".hex()
 
 
+def _box(plan: Plan) -> ContainerSpec:
+    """The recipe's container."""
+    assert plan.recipe.container is not None
+    return plan.recipe.container
+
+
 def container(plan: Plan, node: Node) -> Container:
     """The container that our unit runs for the plan."""
-    spec, box = plan.specs[node.name], plan.recipe.container
+    spec, box = plan.specs[node.name], _box(plan)
     mounts = [*spec.volumes, (SCRIPT_PATH, SCRIPT_IN_CONTAINER, True)]
     return Container(
         id=OURS,
@@ -48,34 +56,15 @@ def container(plan: Plan, node: Node) -> Container:
 
 def foreign_container(**changes: Any) -> Container:
     """A container of somebody else."""
-    values: dict[str, Any] = {
-        "id": FOREIGN,
-        "name": "vllm_ds4",
-        "image": "busybox",
-        "image_id": "sha256:" + "b" * 64,
-        "state": "running",
-        "exit_code": 0,
-        "pid": 40,
-        "argv": ("sleep", "infinity"),
-        "environ": {},
-        "restart_policy": "unless-stopped",
-        "network_mode": "host",
-        "ipc_mode": "host",
-        "privileged": True,
-        "init": False,
-        "mounts": (),
-        "restarts": 0,
-        "labels": {},
-    }
-    return Container(**{**values, **changes})
+    return Container(**recorded("foreign_container", **changes))
 
 
 def image(plan: Plan) -> Image:
     """The recipe's image."""
-    repository = plan.recipe.container.image.rsplit(":", 1)[0]
+    repository = _box(plan).image.rsplit(":", 1)[0]
     return Image(
         id=IMAGE_ID,
-        tags=(plan.recipe.container.image,),
+        tags=(_box(plan).image,),
         digests=(f"{repository}@sha256:" + "d" * 64,),
         layers=("sha256:" + "1" * 64, "sha256:" + "2" * 64),
         config_sha256="e" * 64,
@@ -88,7 +77,7 @@ def patched_files(plan: Plan) -> tuple[ImageFile, ...]:
     """The answers of an image that carries every patch of the recipe as often as it should."""
     return tuple(
         ImageFile(
-            image=plan.recipe.container.image,
+            image=_box(plan).image,
             path=patch.path,
             contains=patch.contains,
             matches=(
@@ -117,16 +106,8 @@ def weights(plan: Plan, node: Node) -> Weights:
 
 def absent_file(path: str) -> FileState:
     """A file that is not there."""
-    return FileState(
-        path=path,
-        kind="absent",
-        sha256=None,
-        size=None,
-        mode=None,
-        uid=None,
-        gid=None,
-        content=None,
-    )
+    nothing = dict.fromkeys(("sha256", "size", "mode", "uid", "gid", "content"))
+    return FileState(path=path, kind="absent", **nothing)
 
 
 def written_file(document: Document) -> FileState:

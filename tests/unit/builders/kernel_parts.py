@@ -17,6 +17,7 @@ from schema.observed.kernel import (
     KernelSnapshot,
 )
 from schema.observed.snapshot import NodeSnapshot, Unreadable
+from tests.unit.builders.recorded import recorded
 
 NEW, OLD = "6.17.0-23-generic", "6.17.0-22-generic"
 DRIVER = "580.126.09"
@@ -91,11 +92,7 @@ def grub(**changes: Any) -> Grub:
 
 def place(**changes: Any) -> BootPlace:
     """A plain /boot with room."""
-    values = {
-        "mount": "/", "source": "/dev/sda2", "filesystem": "ext4", "kind": "plain",
-        "sticky": False, "total": 10 << 30, "free": 5 << 30, "read_only": False, **changes,
-    }  # fmt: skip
-    return BootPlace(**values)
+    return BootPlace(**recorded("boot_place", **changes))
 
 
 def apt(**changes: Any) -> Apt:
@@ -111,25 +108,9 @@ def apt(**changes: Any) -> Apt:
 
 def facts(**changes: Any) -> KernelFacts:
     """The whole host."""
-    values = {
-        "format": 1,
-        "arch": "x86_64",
-        "running": OLD,
-        "boot_id": "b",
-        "loader": "grub",
-        "loader_evidence": "/boot/grub/grub.cfg",
-        "module": "nvidia",
-        "kernels": (installed(OLD, module(OLD)), installed(NEW, None)),
-        "user_driver": (DRIVER,),
-        "loaded": DRIVER,
-        "grub": grub(),
-        "boot": place(),
-        "apt": apt(),
-        "secure_boot": None,
-        "took_s": 0.1,
-        **changes,
-    }
-    return KernelFacts(**values)
+    kernels = (installed(OLD, module(OLD)), installed(NEW, None))
+    own = {"kernels": kernels, "grub": grub(), "boot": place(), "apt": apt()}
+    return KernelFacts(**recorded("kernel", **{**own, **changes}))
 
 
 def with_kernel(snapshot: NodeSnapshot, kernel: KernelFacts | Unreadable) -> KernelSnapshot:

@@ -70,7 +70,7 @@ def look(**changes: object) -> LibraryLook:
                               owner_kind="ReplicaSet", owner="lucebox-7d")},
         "state": None,
     }  # fmt: skip
-    return LibraryLook(**{**values, **changes})  # type: ignore[arg-type]
+    return LibraryLook(**{**values, **changes})
 
 
 def candidate(**changes: object) -> Candidate:

@@ -11,7 +11,7 @@ import yaml
 from gates.core.check import GIB
 from schema.observed.files import WeightsFile
 from schema.observed.kernel import GrubDefault
-from schema.observed.machine import ComputeProcess, Disk, EngineProcess, ShmSegment
+from schema.observed.machine import ComputeProcess, EngineProcess, ShmSegment
 from schema.observed.snapshot import Unreadable
 from schema.observed.units import GhostFile, Override
 from tests.unit.builders import engine_parts as e
@@ -24,12 +24,6 @@ def _process(argv: list[str], pid: int = 77, **changes: Any) -> EngineProcess:
     return h.process(pid, *argv, **changes)
 
 
-def _disk(path: str, free: int = 2000 * GIB) -> Disk:
-    return Disk(
-        path=path, mount="/", total=4000 * GIB, free=free, inodes_free=10**8, read_only=False
-    )
-
-
 def _segment(name: str, **changes: Any) -> ShmSegment:
     values = {"size": 2**28, "uid": 0, "inode": 7, "mtime": h.NOW - 900, "mappers": (), **changes}
     return ShmSegment(name=name, **values)
@@ -37,27 +31,27 @@ def _segment(name: str, **changes: Any) -> ShmSegment:
 
 MADE: dict[str, Callable[..., Any]] = {
     "change": h.change,
-    "compute": ComputeProcess,
+    "compute": lambda **values: ComputeProcess(**values),
     "connection": h.connection,
     "container": e.foreign_container,
-    "disk": _disk,
-    "ghost": GhostFile,
+    "disk": h.disk,
+    "ghost": lambda **values: GhostFile(**values),
     "gpu": h.discrete_gpu,
     "grub": k.grub,
-    "grub_default": GrubDefault,
+    "grub_default": lambda **values: GrubDefault(**values),
     "kernel_entry": k.entry,
     "boot_place": k.place,
     "boot_target": k.target,
     "installed_kernel": k.installed,
     "link": h.link,
     "module": k.module,
-    "override": Override,
+    "override": lambda **values: Override(**values),
     "port": h.port,
     "process": _process,
     "shm": _segment,
     "unit": h.unit,
     "venv": t.venv,
-    "weights_file": WeightsFile,
+    "weights_file": lambda **values: WeightsFile(**values),
 }
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "GiB": lambda text: int(float(text) * GIB),

@@ -13,8 +13,7 @@ from gates.gate_sets import check
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Docker
-from schema.observed.files import Journal
-from schema.observed.machine import Disk, Gpus, Identity, Memory
+from schema.observed.machine import Gpus
 from schema.observed.network import Network, PeerProbe, Reach
 from schema.observed.snapshot import NodeSnapshot
 from tests.unit.builders.engine_parts import (
@@ -26,11 +25,11 @@ from tests.unit.builders.engine_parts import (
     written_file,
 )
 from tests.unit.builders.host_parts import (
-    BOOT,
     NOW,
     OURS,
     SLAVES,
     absent_unit,
+    disk,
     gb10,
     joined,
     link,
@@ -39,6 +38,7 @@ from tests.unit.builders.host_parts import (
     process,
     unit,
 )
+from tests.unit.builders.recorded import recorded
 from tests.unit.builders.spark_rig import spark_plan
 
 
@@ -80,66 +80,48 @@ def serving(plan: Plan) -> dict[str, NodeSnapshot]:
 
 def _node(plan: Plan, node: Node) -> NodeSnapshot:
     peers = [other for other in plan.rig.nodes if other.name != node.name]
-    return NodeSnapshot(
-        format=1,
-        took_s=0.3,
-        identity=Identity(
-            hostname=node.name,
-            machine_id=hashlib.md5(node.name.encode()).hexdigest(),
-            boot_id=BOOT,
-            arch="aarch64",
-            os_id="ubuntu",
-            os_version="24.04",
-            kernel="6.14.0-1013-nvidia",
-            uptime_s=3600.0,
-            clock_unix_s=NOW + node.rank * 0.2,
-            effective_uid=0,
-            python="3.12.3",
-        ),
+    identity = {
+        "hostname": node.name,
+        "machine_id": hashlib.md5(node.name.encode()).hexdigest(),
+        "clock_unix_s": NOW + node.rank * 0.2,
+    }
+    links = (
+        link("bond0", kind="bond", addresses=(f"{node.fabric_address}/24",), slaves=SLAVES),
+        *(link(name, master="bond0") for name in SLAVES),
+        link("eth0", mtu=1500, addresses=(f"{node.lan_address}/24",)),
+    )
+    probes = [
+        PeerProbe(
+            address=str(peer.fabric_address),
+            route_device="bond0",
+            route_source=str(node.fabric_address),
+            full_size_ping=True,
+            detail="8972 bytes unfragmented through bond0",
+        )
+        for peer in peers
+    ]
+    reach = [
+        Reach(
+            address=str(address),
+            port=29680,
+            device=device,
+            state="refused",
+            detail="nobody listens there",
+        )
+        for peer in peers
+        for address, device in ((peer.fabric_address, "bond0"), (peer.lan_address, None))
+    ]
+    values = recorded(
+        "spark",
+        identity={**recorded("spark")["identity"], **identity},
         gpus=Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
-        memory=Memory(
-            total=int(119.67 * GIB),
-            free=int(112 * GIB),
-            available=int(114 * GIB),
-            shmem=1024**2,
-            page_cache=3 * GIB,
-            dirty=0,
-            swap_total=0,
-            swap_free=0,
-        ),
-        shm=(),
-        engine_processes=(),
         network=Network(
-            links=(
-                link("bond0", kind="bond", addresses=(f"{node.fabric_address}/24",), slaves=SLAVES),
-                *(link(name, master="bond0") for name in SLAVES),
-                link("eth0", mtu=1500, addresses=(f"{node.lan_address}/24",)),
-            ),
+            links=links,
             rdma_devices=("rocep1s0f0", "roceP2p1s0f0"),
-            peers=tuple(
-                PeerProbe(
-                    address=str(peer.fabric_address),
-                    route_device="bond0",
-                    route_source=str(node.fabric_address),
-                    full_size_ping=True,
-                    detail="8972 bytes unfragmented through bond0",
-                )
-                for peer in peers
-            ),
-            reach=tuple(
-                Reach(
-                    address=str(address),
-                    port=29680,
-                    device=device,
-                    state="refused",
-                    detail="nobody listens there",
-                )
-                for peer in peers
-                for address, device in ((peer.fabric_address, "bond0"), (peer.lan_address, None))
-            ),
+            peers=tuple(probes),
+            reach=tuple(reach),
         ),
         ports=(port(22),),
-        connections=(),
         docker=Docker(
             version="28.3.3",
             storage_driver="overlay2",
@@ -151,21 +133,9 @@ def _node(plan: Plan, node: Node) -> NodeSnapshot:
         files=tuple(absent_file(document.path) for document in plan.documents[node.name]),
         weights=(weights(plan, node),),
         image_files=patched_files(plan),
-        disks=tuple(
-            Disk(
-                path=path,
-                mount="/",
-                total=4000 * GIB,
-                free=2000 * GIB,
-                inodes_free=10**8,
-                read_only=False,
-            )
-            for path in plan.requests[node.name].disks
-        ),
-        sysctls={"vm.swappiness": "60"},
-        journal=Journal(lock_held=False, lock_holder=None, changes=(), broken=()),
-        node_version=None,
+        disks=tuple(disk(path) for path in plan.requests[node.name].disks),
     )
+    return NodeSnapshot(**values)
 
 
 def _running(plan: Plan, node: Node) -> NodeSnapshot:
@@ -181,14 +151,16 @@ def _running(plan: Plan, node: Node) -> NodeSnapshot:
     ports = [port(22)]
     if node.role == "head":
         ports += [port(8000, **held), port(29501, **held)]
-    seen = _node(plan, node)
+    seen: Any = _node(plan, node)
     seen = put(seen, "engine_processes", processes)
     seen = put(seen, "ports", tuple(ports))
     seen = put(seen, "connections", joined(plan, node))
     seen = put(seen, "docker.containers", (container(plan, node),))
     seen = put(seen, "units", (unit(), pair_timer()))
     seen = put(seen, "files", tuple(written_file(d) for d in plan.documents[node.name]))
-    return put(seen, "memory.available", 9 * GIB)
+    seen = put(seen, "memory.available", 9 * GIB)
+    assert isinstance(seen, NodeSnapshot)
+    return seen
 
 
 def beyond_usual(plan: Plan, seen: Any, usual: Any = None) -> list[Violation]:

@@ -13,11 +13,11 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.unit.builders import snapshots as f
 from tests.unit.builders.engine_parts import absent_file, weights, written_file
 from tests.unit.builders.host_parts import discrete_gpu, port, process, unit
+from tests.unit.builders.recorded import recorded
 from tests.unit.builders.spark_rig import ROOT, spark_plan
 
 TOWER = "tower1"
-VENV = "/opt/engine/venv"
-TARGET = "/opt/engine/venvs/0.32.0"
+VENV, TARGET = recorded("venv")["path"], recorded("venv")["target"]
 # A process of our unit, in no container.
 OWN: dict[str, Any] = {"container_id": None, "unit": UNIT, "cgroup": f"/system.slice/{UNIT}"}
 
@@ -43,22 +43,7 @@ def tower_plan(root: Path = ROOT, name: str = TOWER, **changes: object) -> Plan:
 
 def venv(**changes: Any) -> Venv:
     """A venv with every piece in place."""
-    values: dict[str, Any] = {
-        "path": VENV,
-        "user": "milo",
-        "target": TARGET,
-        "python": "/usr/bin/python3.11",
-        "base": "/usr/bin",
-        "python_version": "3.11.2",
-        "entry_kind": "file",
-        "entry_executable": True,
-        "entry_shebang": f"{TARGET}/bin/python",
-        "entry_shebang_exists": True,
-        "versions": {"torch": ("2.13.0+cpu",), "vllm": ("0.32.0+cpu",)},
-        "user_exists": True,
-        "shm_goes": False,
-    }
-    return Venv(**{**values, **changes})
+    return Venv(**recorded("venv", **changes))
 
 
 def healthy(plan: Plan) -> dict[str, NodeSnapshot]:

@@ -53,7 +53,8 @@ def literal_codes() -> set[str]:
     for source in REPORTING:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "violation":
-                found |= {n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant)}
+                parts = ast.walk(node.args[0])
+                found |= {str(n.value) for n in parts if isinstance(n, ast.Constant)}
     return found
 
 

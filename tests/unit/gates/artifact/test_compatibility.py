@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def rig(tensor_parallel: int = 2) -> Plan:
     return plan
 
 
-def seen(plan: Plan, cap: str | None = "12.0") -> dict[str, object]:
+def seen(plan: Plan, cap: str | None = "12.0") -> dict[str, Any]:
     """Healthy nodes whose GPUs have this compute capability."""
     return {name: put(shot, "gpus.gpus.0.compute_cap", cap) for name, shot in healthy(plan).items()}
 

@@ -14,6 +14,7 @@ def test_an_image_that_no_node_has_is_built_where_the_recipe_says_how() -> None:
     """A pull of a name that is ours alone asks a registry that does not know it."""
     plan = spark_plan()
     build = ImageBuild(template="vllm-spark", base="scratch")
+    assert plan.recipe.container is not None
     container = plan.recipe.container.model_copy(update={"build": build})
     recipe = plan.recipe.model_copy(update={"container": container})
     built = dataclasses.replace(plan, recipe=recipe)

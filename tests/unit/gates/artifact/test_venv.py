@@ -64,7 +64,7 @@ def down(plan: Plan, **unit: Any) -> Any:
 def test_the_state_follows_unit_and_processes(
     plan: Plan, unit: dict[str, Any], processes: bool, state: str
 ) -> None:
-    seen = t.serving(plan)[TOWER]
+    seen: Any = t.serving(plan)[TOWER]
     seen = f.put(seen, "units", (h.unit(**unit),))
     if not processes:
         seen = f.put(f.put(seen, "engine_processes", ()), "ports", ())
@@ -82,7 +82,7 @@ def texts(plan: Plan, seen: Any) -> list[str]:
 
 
 def test_drift_of_the_live_engine(plan: Plan) -> None:
-    seen = t.serving(plan)[TOWER]
+    seen: Any = t.serving(plan)[TOWER]
     assert texts(plan, seen) == []
     argv = [*seen.engine_processes[0].argv, "--max-num-seqs", "9"]
     moved = f.put(seen, "engine_processes.0.argv", tuple(argv))
@@ -96,7 +96,7 @@ def test_drift_of_the_live_engine(plan: Plan) -> None:
 
 def test_an_engine_of_the_former_venv_has_drifted(plan: Plan) -> None:
     """The link was moved on; what serves is the old version."""
-    seen = t.serving(plan)[TOWER]
+    seen: Any = t.serving(plan)[TOWER]
     moved = f.put(seen, "venvs.0.target", "/opt/engine/venvs/0.33.0")
     (found,) = texts(plan, moved)
     assert "/opt/engine/venvs/0.33.0" in found and "/opt/engine/venvs/0.32.0/bin/python" in found

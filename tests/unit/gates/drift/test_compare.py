@@ -31,7 +31,8 @@ def texts(*changes: tuple[str, Any], node: Any = HEAD) -> list[str]:
 
 def argv(*swaps: tuple[str, str], node: Any = HEAD) -> tuple[str, ...]:
     """The node's live command line with texts replaced; an empty one is left out."""
-    tokens = f.serving(PLAN)[node.name].engine_processes[0].argv
+    processes: Any = f.serving(PLAN)[node.name].engine_processes
+    tokens = processes[0].argv
     swap = dict(swaps)
     return tuple(swap.get(token, token) for token in tokens if swap.get(token, token))
 

@@ -10,6 +10,7 @@ from deploys.procedures.host.firmware import steps_of
 from deploys.procedures.host.firmware_report import Machine, can_be_set_by_us
 from gates.core.violation import Violation
 from gates.firmware import checklist as g
+from gates.firmware.probes import PROBES
 from gates.gate_sets import check
 from schema.desired.plan import Plan
 from schema.machine.checklist import checklist_for, checklists
@@ -119,7 +120,7 @@ SEEN: dict[str, tuple[dict[str, Any], bool | None]] = {
 @pytest.mark.parametrize("name", SEEN)
 def test_what_counts_as_something_for_post_to_show(name: str) -> None:
     changes, answer = SEEN[name]
-    assert g.PROBES["display"](m.facts(**changes), ())[0] is answer
+    assert PROBES["display"](m.facts(**changes), ())[0] is answer
 
 
 def test_a_machine_that_is_no_board_has_no_hands(plan: Plan) -> None:

@@ -76,6 +76,7 @@ def _cpu(plan: Plan) -> dict[str, NodeSnapshot]:
     ],
 )
 def test_image_latest(plan: Plan, image: str, warned: bool) -> None:
+    assert plan.recipe.container is not None
     box = plan.recipe.container.model_copy(update={"image": image, "privileged": False})
     named = replace(plan, recipe=plan.recipe.model_copy(update={"container": box}))
     codes = {v.code for v in check(named, f.healthy(named))}

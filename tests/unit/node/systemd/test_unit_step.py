@@ -83,7 +83,7 @@ def test_a_start_that_fails_is_said_at_once(
         begin(monkeypatch, verb, *states)
     assert said in str(caught.value) and caught.value.code == "unit_failed"
     assert f"journalctl -u {NAME}" in caught.value.remedy
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15
 
 
 def test_a_stop_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from node.venv import check as venv_check, install as venv_install, versions
 from node.core.errors import NodeError
+from node.venv import check as venv_check
+from node.venv import install as venv_install
+from node.venv import versions
 from tests.unit.node.support import trees
 from tests.unit.node.support.host import Host
 

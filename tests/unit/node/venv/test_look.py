@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from node.snapshot.collect import collect
 from node.snapshot import venv
+from node.snapshot.collect import collect
 from schema.observed.files import Venv
 
 USER = getpass.getuser()

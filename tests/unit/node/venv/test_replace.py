@@ -163,8 +163,8 @@ def test_no_room_for_the_way_back_refuses_before_pip(
     rig: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk must hold the whole tree a second time, or there is no way back."""
-    from node.venv import replace as venv_replace
     from node.core.errors import NodeError
+    from node.venv import replace as venv_replace
 
     backup = rig.verified()
     before = trees.picture(rig.tree)
