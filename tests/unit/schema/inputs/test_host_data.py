@@ -8,8 +8,9 @@ from pyinfra.connectors import fake, ssh
 from schema.core.errors import SpecError
 from schema.core.types import PYINFRA_KEYS
 from schema.inputs.check import host_data
+from schema.inputs.host_data import HostData
 from schema.inputs.load import plan, profile_name, recipe
-from schema.inputs.runbook_data import DoctorData, HostData, RollbackData, WatchData
+from schema.inputs.runbook_data import DoctorData, RollbackData, WatchData
 from tests.unit.builders.spark_rig import ROOT, host, spark_plan
 
 SOURCES = {

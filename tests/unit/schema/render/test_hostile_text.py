@@ -18,7 +18,7 @@ from schema.inputs.check import kind_of
 from schema.inputs.load import plan
 from schema.render.engine_files import docker_run
 from tests.unit.builders.engine_files import argv_of_script, exec_start, unit_lines
-from tests.unit.builders.spark_rig import changed, host, project, spark_plan, tiny
+from tests.unit.builders.spark_rig import ROOT, changed, host, project, spark_plan, tiny
 
 # Each would leave a file CANARY in the working directory, or break out of its line.
 HOSTILE = [
@@ -129,7 +129,7 @@ def test_recipe_key(tmp_path: Path, where: str, value: str) -> None:
 def test_host_data(tmp_path: Path, key: str, value: str) -> None:
     beside = {"waive": {"reason": "known"}, "reason": {"waive": "CODE"}}.get(key, {})
     changes: dict[str, object] = {"recipe": "tiny", **beside, key: value}
-    harmless_or_refused(lambda: spark_plan(**changes), tmp_path)
+    harmless_or_refused(lambda: spark_plan(ROOT, **changes), tmp_path)
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -137,4 +137,4 @@ def test_host_name_and_unknown_key(tmp_path: Path, value: str) -> None:
     with pytest.raises(SpecError):
         plan({value: host(1), "spark2": host(2)}, None, tmp_path)
     with pytest.raises(SpecError, match="unknown key"):
-        spark_plan(**{value: "x"})
+        spark_plan(ROOT, **{value: "x"})
