@@ -11,12 +11,11 @@ from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.output import format_text
 
+from deploys.common.boot_needs import driver_module, load_lists
 from deploys.common.load_and_gate import remedy
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined
 from deploys.procedures.engine.runtimes import runtime_of
-from deploys.procedures.host.firmware import load_lists
-from deploys.procedures.host.kernel import driver_module
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from facts.rignode.context import real

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.cli_guards import ROOT
+from deploys.common.boot_needs import load_lists
 from deploys.common.load_and_gate import dry_run, once
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
@@ -29,7 +29,7 @@ from schema.core.errors import SpecError, unknown
 from schema.desired.plan import Document, Plan
 from schema.inputs.runbook_data import FirmwareData
 from schema.machine import attestation
-from schema.machine.checklist import Checklist, Item, checklist_for, checklists
+from schema.machine.checklist import Checklist, Item, checklist_for
 from schema.observed.files import FileState
 from schema.observed.hardware import AttestationFile, HardwareFacts, MachineSnapshot, Wol
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -59,14 +59,6 @@ class FirmwareWork:
     steps: Mapping[str, Steps]
     before: Mapping[str, Mapping[str, str | None]]
     members: frozenset[str]
-
-
-def load_lists() -> Lists:
-    """The checklists of the catalog; DeployError says what is wrong in them."""
-    try:
-        return checklists(ROOT)
-    except SpecError as error:
-        raise DeployError(str(error)) from None
 
 
 revert = undo_only("cards, sleep and attestations are as they were", UNDO_TIMEOUT_S)

@@ -10,10 +10,10 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.boot_needs import driver_module, load_lists
 from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, wider
-from deploys.procedures.host.firmware import load_lists
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from gates.core.check import Gate
@@ -23,7 +23,6 @@ from gates.kernel.pin import bootable_once, own_entries, pinnable
 from operations.change.apply import Steps, texts_of
 from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
-from schema.inputs.host_data import HostData
 from schema.inputs.runbook_data import KernelData
 from schema.observed.files import FileState
 from schema.observed.kernel import Apt, Grub, KernelFacts, KernelSnapshot
@@ -68,14 +67,6 @@ class KernelWork:
         """Why nothing is to do on a node."""
         words = () if self.members else self.words[node]
         return words[0] if words else "nothing to do here in this step"
-
-
-def driver_module(plan: Plan, data: HostData) -> str | None:
-    """The kernel module that a boot must have: group data's, else NVIDIA's where the recipe needs
-    it, else none."""
-    if data.driver_module is not None:
-        return data.driver_module
-    return "nvidia" if plan.recipe.expect.needs_nvidia else None
 
 
 def parse_request(rig: Procedure) -> Want:

@@ -7,10 +7,9 @@ import time
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.boot_needs import driver_module, load_lists
 from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
-from deploys.procedures.host.firmware import load_lists
-from deploys.procedures.host.kernel import driver_module
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from gates.core.check import Gate, Observed
