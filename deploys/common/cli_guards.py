@@ -75,6 +75,7 @@ def install(state: State, arguments: Sequence[str]) -> None:
         if initial_limit is not None and not initial_limit:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 
+    # pyinfra gives no hook there: the method is replaced.
     state.init = init  # type: ignore[method-assign]
 
 
