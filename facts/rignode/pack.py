@@ -183,7 +183,8 @@ def _imports(module: str) -> frozenset[str]:
 @functools.cache
 def needs(verb: str) -> tuple[str, ...]:
     """Gives the modules that a verb needs, sorted: the host compiles no others."""
-    wanted = {"node", "node.__main__", verb_table.module_of(verb)}
+    module = verb_table.module_of(verb)
+    wanted = {"node", "node.__main__", module, module.rpartition(".")[0]}
     found: set[str] = set()
     while wanted:
         name = wanted.pop()

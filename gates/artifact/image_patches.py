@@ -11,7 +11,8 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
-from schema.observed.snapshot import ImageFileMatch, NodeSnapshot, Unreadable
+from schema.observed.docker import ImageFileMatch
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.recipe.recipe import Patch
 
 

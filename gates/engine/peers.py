@@ -17,7 +17,8 @@ from gates.engine.state import (
 )
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
-from schema.observed.snapshot import Connection, NodeSnapshot
+from schema.observed.network import Connection
+from schema.observed.snapshot import NodeSnapshot
 
 RANK_TITLES = ("VLLM::Worker", "VLLM::EngineCore")
 

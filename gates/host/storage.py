@@ -10,7 +10,9 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
-from schema.observed.snapshot import ChangeSummary, Disk, NodeSnapshot
+from schema.observed.files import ChangeSummary
+from schema.observed.machine import Disk
+from schema.observed.snapshot import NodeSnapshot
 
 STATE_DIR = "/var/lib/rigbook"
 STATE_ROOM = 100 * MIB

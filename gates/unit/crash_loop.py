@@ -13,7 +13,9 @@ from gates.engine.state import engine_state, own_container, own_unit
 from gates.unit.supervision import watched
 from schema.desired.plan import UNIT, Plan
 from schema.desired.rig import Node
-from schema.observed.snapshot import Container, NodeSnapshot, Unit
+from schema.observed.docker import Container
+from schema.observed.snapshot import NodeSnapshot
+from schema.observed.units import Unit
 
 # A restart is of the present trouble when it is younger than this, in seconds.
 RECENT_S = 3600.0

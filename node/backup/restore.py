@@ -16,11 +16,11 @@ from node.change.tree_step import TreeKind
 from node.change.work_folder_step import WorkFolderKind
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import UNDONE
+from node.core.step_state import UNDONE
 from node.engine import held_stopped
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives the request with every value checked; at the console a change is made up."""
     allowed = ("change", "backup", "tree", "allow", "force", "dry")
     body = validate.keys(request, "request", allowed)
@@ -46,7 +46,7 @@ def restore(request: Json) -> Json:
     Nothing changes when the tree is as the backup already (by path, size, mode, owner and time;
     `force` unpacks it all the same). On any error the tree is as it was.
     """
-    wanted = _checked(request)
+    wanted = _parse_request(request)
     compress.programs()
     with store.Held(shared=True):
         manifest = compatibility.pick(wanted["backup"], wanted["tree"])
@@ -62,9 +62,9 @@ def restore(request: Json) -> Json:
                 return _nothing(steps, manifest, place)
             if unpacks:
                 _room(manifest, place)
-            engine = held_stopped.stopped_engine()
-            with held_stopped.held(steps, engine):
-                cleared = held_stopped.clear(engine) if engine else []
+            engine = held_stopped.engine_if_stopped()
+            with held_stopped.unit_held(steps, engine):
+                cleared = held_stopped.end_leftovers(engine) if engine else []
                 answer = _restore(steps, manifest, place, waived, unpacks)
             return {**answer, "cleared": cleared}
 

@@ -38,7 +38,7 @@ def _plan_ahead(wanted: list[Json]) -> list[tuple[bool, str] | None]:
     seen = Seen()
     plans = [kinds.of(step).plan(step, seen) if kinds.of(step).plans_ahead else None
              for step in wanted]  # fmt: skip
-    dropin_check.refuse([step for step, plan in zip(wanted, plans, strict=True)
+    dropin_check.require_sound([step for step, plan in zip(wanted, plans, strict=True)
                          if plan and plan[0]])  # fmt: skip
     return plans
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from node.change import journal, kinds
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import DONE, FAILED, INTENT, UNDONE, UNKNOWN, subject
+from node.core.step_state import DONE, FAILED, INTENT, UNDONE, UNKNOWN, subject
 from node.files.host_lock import Lock
 
 

@@ -8,7 +8,7 @@ import time
 
 from node.core import proc, validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import INTENT, UNKNOWN, subject
+from node.core.step_state import INTENT, UNKNOWN, subject
 from node.files import atomic, host_lock, state_dir
 
 FORMAT = 1
@@ -113,7 +113,7 @@ def save(change: Json) -> None:
     atomic.save_private(path_of(change["id"]), raw)
 
 
-def drop(change_id: str) -> None:
+def discard(change_id: str) -> None:
     """Remove a change in which nothing was changed."""
     with atomic.Folder(path_of(change_id)) as folder:
         folder.unlink(folder.name)
@@ -154,7 +154,7 @@ def describe(step: Json) -> str:
     return f"{what} ({how})"
 
 
-def view() -> Json:
+def summary_section() -> Json:
     """Gives the journal and lock section of the snapshot: at most 20 changes, newest first.
 
     Changes that are not settled are always among them.
@@ -171,7 +171,7 @@ def view() -> Json:
     }
 
 
-def look(request: Json) -> Json:
+def unsettled(request: Json) -> Json:
     """`journal look`: the change of an id, else those that are not settled, each whole; reads only.
 
     For a rollback, which asks before it knows which one it will undo.

@@ -8,7 +8,8 @@ import importlib
 from node.change import journal
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError, io_reason
-from node.core.step_kind import INTENT, PHASES, UNKNOWN, Kind
+from node.core.step_kind import PHASES, Kind
+from node.core.step_state import INTENT, UNKNOWN
 
 _FILE = "node.change.file_step:FileKind"
 _PASSED = "node.change.irreversible:Irreversible"

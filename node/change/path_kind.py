@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from node.core.errors import Json
-from node.core.step_kind import DONE, PATH, UNDONE, UNKNOWN, Kind, Seen, differing
+from node.core.step_kind import PATH, Kind, Seen, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 
 
 class PathKind(Kind):

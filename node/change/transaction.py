@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from node.change import journal, kinds
 from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import INTENT, Steps
+from node.core.step_kind import Steps
+from node.core.step_state import INTENT
 from node.files.host_lock import Lock
 
 
@@ -49,7 +50,7 @@ class Transaction(Steps):
         if self.rows:
             self.write()
         elif journal.find(self.change["id"]):
-            journal.drop(self.change["id"])
+            journal.discard(self.change["id"])
 
     def take_back(self, error: Exception) -> NodeError:
         """Take back this call's steps where that is safe; gives the error to raise.
@@ -79,7 +80,7 @@ class Transaction(Steps):
         return NodeError(f"{reason}; nothing was changed", code, remedy)
 
 
-def _take_up(wanted: Json) -> Json:
+def _open_or_resume(wanted: Json) -> Json:
     """Gives the change to append to, new or found OPEN. Raises NodeError when it must not be."""
     changes, broken = journal.read_all()
     if broken:
@@ -114,4 +115,4 @@ def opened(header: Json | None, verb: str) -> Iterator[Transaction]:
         return
     with Lock(f"{verb} {header['deploy']} by {header['operator']}"):
         journal.sweep()
-        yield Transaction(_take_up(header))
+        yield Transaction(_open_or_resume(header))

@@ -16,7 +16,8 @@ from typing import Any
 from node.change.path_kind import PathKind
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import DONE, UNDONE, UNKNOWN, Steps
+from node.core.step_kind import Steps
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.files import atomic
 
 _NOREPLACE, _EXCHANGE = 1, 2

@@ -9,7 +9,8 @@ from typing import Any
 from node.change import journal, kinds
 from node.core import systemctl, validate
 from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import UNDONE, UNIT, UNKNOWN, Seen, Steps
+from node.core.step_kind import UNIT, Seen, Steps
+from node.core.step_state import UNDONE, UNKNOWN
 from node.files.host_lock import Lock
 
 SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")

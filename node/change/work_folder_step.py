@@ -8,7 +8,8 @@ import shutil
 from node.change.path_kind import PathKind
 from node.change.tree_step import inspect_tree
 from node.core.errors import Json
-from node.core.step_kind import DONE, UNDONE, Steps
+from node.core.step_kind import Steps
+from node.core.step_state import DONE, UNDONE
 from node.files import atomic, state_dir
 
 NEW, OLD = "new", "old"

@@ -11,23 +11,23 @@ from node.core.errors import Json
 # read-only, JSON in and out
 READING: dict[str, str] = {
     "snapshot": "node.snapshot.collect:collect",
-    "dropin": "node.systemd.dropin_check:look",
-    "wheels": "node.venv.pip_plan:look",
-    "artifact": "node.venv.artifact:look",
-    "patch look": "node.patch.inspect:look",
-    "journal look": "node.change.journal:look",
+    "dropin": "node.systemd.dropin_check:check_drop_in",
+    "wheels": "node.venv.pip_plan:inspect_wheels",
+    "artifact": "node.venv.artifact:inspect_artifact",
+    "patch look": "node.patch.inspect:inspect_patches",
+    "journal look": "node.change.journal:unsettled",
     "tree list": "node.backup.listing:list_all",
-    "venv look": "node.venv.versions:look",
-    "venv check": "node.venv.check:look",
+    "venv look": "node.venv.versions:inspect_versions",
+    "venv check": "node.venv.check:check_venv",
     "kernel": "node.kernel.report:collect",
     "hardware": "node.machine.report:collect",
     "wake": "node.machine.wake_packet:wake",
     "library look": "node.vgpu.inspect:look",
     "library check": "node.vgpu.candidate:candidate",
-    "kube look": "node.kube.inspect:look",
-    "kube answer": "node.kube.answer:look",
+    "kube look": "node.kube.inspect:inspect_deployment",
+    "kube answer": "node.kube.answer:ask_pod",
     "models look": "node.weights.model_header:look",
-    "answer look": "node.engine.answerlook:look",
+    "answer look": "node.engine.answerlook:ask_engine",
 }
 # JSON in and out; they may change the host, so signals are caught and undone steps are told
 CHANGING: dict[str, str] = {

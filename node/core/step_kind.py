@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from node.core.errors import Json, NodeError
+from node.core.step_state import DONE, INTENT, UNKNOWN, subject
 
 # the order in which an undo takes them: unit is stopped before the others and started after them
 UNIT, TAG, PATH, SPECIAL = "unit", "tag", "path", "special"
 PHASES = (TAG, PATH, SPECIAL)
-# an announced step ends in one of these; "unknown": what became of it could not be found out
-DONE, UNDONE, FAILED, UNKNOWN, INTENT = "done", "undone", "failed", "unknown", "intent"
 
 
 class Steps:
@@ -48,12 +47,6 @@ class Seen:
         self.moved: list[str] = []
         self.overwrite = overwrite or []
         self.changed_before = False
-
-
-def subject(entry: Json) -> str:
-    """Gives what a step is about: its path, its unit, else its own name."""
-    about = (entry.get(key) for key in ("path", "unit", "image", "tool", "op"))
-    return str(next((value for value in about if value), "step"))
 
 
 def differing(about: str, now: object, wanted: object) -> list[str]:

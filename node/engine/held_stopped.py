@@ -18,7 +18,7 @@ MEMORY_S = 30.0
 POLL_S = 0.2
 
 
-def stopped_engine() -> Engine | None:
+def engine_if_stopped() -> Engine | None:
     """Gives this host's engine when it is known and its unit is stopped, else None."""
     try:
         engine = config.load()
@@ -28,7 +28,7 @@ def stopped_engine() -> Engine | None:
 
 
 @contextlib.contextmanager
-def held(steps: Steps, engine: Engine | None) -> Iterator[None]:
+def unit_held(steps: Steps, engine: Engine | None) -> Iterator[None]:
     """Holds an engine's unit for as long as something is done; None: nothing is held."""
     try:
         if engine is not None:
@@ -41,7 +41,7 @@ def held(steps: Steps, engine: Engine | None) -> Iterator[None]:
             systemctl.systemctl("daemon-reload")
 
 
-def clear(engine: Engine) -> list[str]:
+def end_leftovers(engine: Engine) -> list[str]:
     """Ends what the stopped engine left behind; gives a line for each thing done or in the way."""
     try:
         return before_start.orphans(engine)
@@ -84,14 +84,14 @@ class EngineHold(undo.Around):
 
     def hold(self, steps: Steps, units: list[str]) -> None:
         """Hold the stopped engine's unit when it is one of these."""
-        found = stopped_engine()
+        found = engine_if_stopped()
         if found is not None and found.unit in units:
             self.engine = found
             hold.hold(found.unit, steps)
 
     def clear(self) -> list[Json]:
         """End what the engine left behind."""
-        return self._rows(clear(self.engine)) if self.engine else []
+        return self._rows(end_leftovers(self.engine)) if self.engine else []
 
     def lift(self, steps: Steps) -> None:
         """Let starts pass again."""
@@ -102,4 +102,4 @@ class EngineHold(undo.Around):
         if self.engine is None:
             return []
         # as it is now: the files of the former engine are back
-        return self._rows(await_memory(stopped_engine() or self.engine))
+        return self._rows(await_memory(engine_if_stopped() or self.engine))

@@ -18,9 +18,10 @@ from urllib.parse import quote
 from node.core.errors import Json, NodeError, io_reason
 from node.docker import api, containers
 from node.docker.http import connect
-from node.transfer import protocol, spool
+from node.transfer import spool
+from node.transfer.block import BLOCK
 
-_CHUNK = protocol.BLOCK
+_CHUNK = BLOCK
 # The label of the nameless images that keep the layers of an image of which more has to come.
 PART = "rigbook.part"
 PART_TIMEOUT_S = 60.0

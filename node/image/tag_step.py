@@ -5,7 +5,8 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from node.core.errors import Json, NodeError
-from node.core.step_kind import DONE, TAG, UNDONE, UNKNOWN, Kind, Steps, differing
+from node.core.step_kind import TAG, Kind, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.docker import containers
 from node.image.load import inspect
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
-from node.core.step_kind import DONE, UNDONE, UNKNOWN, Kind, Seen, Steps, differing
+from node.core.step_kind import Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.kernel import apt
 
 TIMEOUT_S = 60.0

@@ -14,7 +14,8 @@ import shutil
 from node.core import proc, validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
-from node.core.step_kind import DONE, UNDONE, UNKNOWN, Kind, Seen, Steps, differing
+from node.core.step_kind import Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.files import atomic
 from node.kernel import boot_flush, bootloader, grubcfg, grubenv
 from node.kernel import installed as kernel_installed

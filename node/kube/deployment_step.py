@@ -11,7 +11,8 @@ from typing import Any
 
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import DONE, PATH, UNDONE, UNKNOWN, Kind, Seen, Steps, differing
+from node.core.step_kind import PATH, Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.kube import deployment as kube_deployment
 from node.kube import hami_cache, inspect, kubectl
 from node.kube import patch as kube_patch

@@ -10,7 +10,8 @@ import re
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import TimedOut, run
-from node.core.step_kind import DONE, UNDONE, UNKNOWN, Kind, Seen, Steps, differing
+from node.core.step_kind import Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.machine import nic
 
 TIMEOUT_S = 20.0

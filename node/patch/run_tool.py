@@ -9,7 +9,7 @@ from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.run import Done
 from node.core.run_as_owner import Owner
-from node.core.step_kind import DONE, FAILED
+from node.core.step_state import DONE, FAILED
 from node.patch import inspect
 from node.patch.tool_step import ToolKind, file_rows
 from node.venv.pip_plan import masked
@@ -43,9 +43,9 @@ def run_tool(request: Json) -> Json:
     """
     body = validate.keys(request, "request", ("change", "tool"), ("change", "tool"))
     header = journal.parse_change(body["change"])
-    tool = inspect.checked_tool(body["tool"], "tool")
+    tool = inspect.parse_tool(body["tool"], "tool")
     with transaction.opened(header, f"patch tool {tool['id']}") as steps:
-        if inspect.is_done(tool):
+        if inspect.tool_already_applied(tool):
             return _answer(steps, tool, None, [])
         entry, kept = ToolKind("tool").begin(tool, steps)
         failure: NodeError | None = None
@@ -60,7 +60,7 @@ def run_tool(request: Json) -> Json:
         steps.finish(entry, FAILED if failure else DONE, before={}, said=said)
         if failure is not None:
             raise steps.take_back(failure)
-        inspect.save_done(tool)
+        inspect.save_tool_marker(tool)
         if not rows:
             steps.forget([entry])
         return _answer(steps, tool, said, rows)

@@ -12,7 +12,8 @@ import io
 import tarfile
 
 from node.core.errors import Json, NodeError
-from node.core.step_kind import DONE, FAILED, Kind, Steps
+from node.core.step_kind import Kind, Steps
+from node.core.step_state import DONE, FAILED
 from node.files import atomic
 from node.patch import inspect
 

@@ -114,7 +114,7 @@ def _in_docker(words: Sequence[str]) -> Iterable[tuple[str, str]]:
         filesystem.container(started)
 
 
-def wrong(commands: Sequence[exec_lines.Command]) -> list[str]:
+def missing_programs(commands: Sequence[exec_lines.Command]) -> list[str]:
     """Gives a line for each file that these commands start and that is not there, or not known.
 
     What cannot be told (docker is silent) counts as wrong: unknown is not fine.

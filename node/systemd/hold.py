@@ -13,7 +13,8 @@ import os
 
 from node.core import systemctl
 from node.core.errors import Json
-from node.core.step_kind import DONE, UNDONE, Steps
+from node.core.step_kind import Steps
+from node.core.step_state import DONE, UNDONE
 from node.systemd.unit_step import UnitKind
 
 FILE = "99-rigbook-hold.conf"

@@ -19,10 +19,10 @@ import zlib
 from typing import Any
 
 from node.core.errors import Json
+from node.transfer.block import BLOCK
 
 GREETING = b"RIGBOOK2"
 NONCE = 32
-BLOCK = 1 << 20
 MAX_JSON = 32 << 20
 # A peer that says nothing for this long is gone: the receiver asks again from where it is.
 SILENCE_S = 15.0

@@ -7,12 +7,12 @@ nothing that anybody uses, so the host's lock stays free meanwhile.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
 import time
 
+from node.core import flock
 from node.core.errors import Json, NodeError
 from node.files import state_dir
 
@@ -38,44 +38,34 @@ def ensure() -> str:
     return path
 
 
-class Busy:
+class Busy(flock.FileLock):
     """The lock of one kind of transfer (`image`, `weights`) on this host, a context manager.
 
     Raises NodeError (`transfer_runs`) while another one runs; it ends with its process.
     """
 
+    tells = True
+
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._fd = -1
-
-    def __enter__(self) -> Busy:
-        path = os.path.join(ensure(), f"{self._what}.lock")
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         # a look at the progress has it for an instant
-        if not any(self._taken(wait_s) for wait_s in (0.0, 0.05, 0.1)):
-            holder = os.read(self._fd, 200).decode("utf-8", "replace") or "an unknown process"
-            os.close(self._fd)
-            raise NodeError(
-                f"another transfer of {self._what} runs on this host: {holder}",
-                "transfer_runs",
-                "wait for it; how far it is: sudo rignode progress",
-            )
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"pid {os.getpid()}, since {since}".encode(), 0)
-        return self
+        super().__init__(wait_s=0.15)
+        self._what = what
 
-    def _taken(self, wait_s: float) -> bool:
-        time.sleep(wait_s)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    def path(self) -> str:
+        """Gives the lock's file."""
+        return os.path.join(ensure(), f"{self._what}.lock")
 
-    def __exit__(self, *_: object) -> None:
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
+    def refused(self, said: str) -> NodeError:
+        """Gives the error that names the transfer under way."""
+        return NodeError(
+            f"another transfer of {self._what} runs on this host: {said or 'an unknown process'}",
+            "transfer_runs",
+            "wait for it; how far it is: sudo rignode progress",
+        )
+
+    def text(self) -> str:
+        """Gives who transfers, and since when."""
+        return f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
 
 def keep_only(suffixes: list[str], names: list[str]) -> None:
@@ -197,22 +187,9 @@ def progress(what: str) -> str | None:
 
 
 def holder(what: str) -> str | None:
-    """Gives who moves such a thing now, or None; writes nothing.
-
-    It tries a shared flock for an instant; Busy tries again for longer.
-    """
-    try:
-        path = os.path.join(folder(), f"{what}.lock")
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(fd, 200).decode("utf-8", "replace") or "an unknown process"
-    finally:
-        os.close(fd)
-    return None
+    """Gives who moves such a thing now, or None; writes nothing."""
+    said = flock.held_by(os.path.join(folder(), f"{what}.lock"))
+    return None if said is None else said or "an unknown process"
 
 
 def lines() -> list[str]:

@@ -17,7 +17,7 @@ MAX_FILES = 50
 Found = Tuple[str, str]
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives a request with every value checked: one of `image` and `root`, and the probes."""
     body = validate.keys(request, "request", ("image", "root", "probes"), ("probes",))
     if (body.get("image") is None) == (body.get("root") is None):
@@ -75,9 +75,9 @@ def _file(found: Found, probe: Json) -> Json:
     }
 
 
-def look(request: Json) -> Json:
+def inspect_artifact(request: Json) -> Json:
     """Gives what each probe finds. Raises NodeError when the image or folder cannot be read."""
-    body = _checked(request)
+    body = _parse_request(request)
     layers: List[str] = []
     if body["image"]:
         try:

@@ -22,7 +22,7 @@ DEFAULT_TIMEOUT_S = 180
 _ENV = {"PYTHONDONTWRITEBYTECODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def look(request: Json) -> Json:
+def check_venv(request: Json) -> Json:
     """`venv check`: what the program says of itself. Raises NodeError (`venv_broken`).
 
     `venv` is a folder or a link to one; `imports` False leaves the import out. `quick`: the program

@@ -40,7 +40,7 @@ def masked(text: str) -> str:
     return _LOGIN.sub(r"\1***@", text)
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives a request with every value checked."""
     allowed = ("venv", "package", "wanted", "packages", "pip_args", "timeout_s", "fresh")
     body = validate.keys(request, "request", allowed, ("venv", "package", "wanted"))
@@ -53,13 +53,13 @@ def _checked(request: Json) -> Json:
             _word(row, f"packages[{n}]", PACKAGE)
             for n, row in enumerate(validate.array(body.get("packages", []), "packages", 100))
         ],
-        "pip_args": checked_args(body.get("pip_args", [])),
+        "pip_args": parse_pip_args(body.get("pip_args", [])),
         "timeout_s": validate.number(timeout, "timeout_s", 1, 3600),
         "fresh": validate.boolean(body.get("fresh", False), "fresh"),
     }
 
 
-def checked_args(value: object) -> List[str]:
+def parse_pip_args(value: object) -> List[str]:
     """Gives pip's arguments that say where wheels come from. Raises NodeError for any other."""
     rows = validate.array(value, "pip_args", 50)
     return [_word(row, f"pip_args[{n}]", _ARG) for n, row in enumerate(rows)]
@@ -190,13 +190,13 @@ def _torch_cuda(venv: str) -> Optional[str]:
     return None
 
 
-def look(request: Json) -> Json:
+def inspect_wheels(request: Json) -> Json:
     """Gives what is installed, and pip's reports on the wanted and on the installed version.
 
     The installed one is asked for without dependencies, as if nothing were there: can it be had?
     `fresh`: the wanted one is to go into a new venv beside.
     """
-    body = _checked(request)
+    body = _parse_request(request)
     pip = _Pip(body["venv"], body["timeout_s"])
     version = pip.run(["--version"])
     found = re.match(r"pip (\S+)", version.out)

@@ -35,7 +35,7 @@ def prune(request: Json) -> Json:
     path, name = validate.path(body["venv"], "venv"), place.package(body["package"])
     if validate.boolean(body.get("dry", False), "dry"):
         return _prune(path, name, True)  # reads only
-    with atomic.Folder(path), installing.Held(), Lock("venv prune"):
+    with atomic.Folder(path), installing.InstallLock(), Lock("venv prune"):
         installing.sweep(path)
         return _prune(path, name, False)
 

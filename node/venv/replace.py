@@ -19,11 +19,12 @@ from node.backup import store, unpack
 from node.venv import install as installing
 from node.venv import versions as place
 from node.core.errors import Json, NodeError
-from node.core.step_kind import FAILED, Steps
+from node.core.step_kind import Steps
+from node.core.step_state import FAILED
 from node.core.run_as_owner import Owner
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives the request with every value checked."""
     allowed = ("change", "venv", "package", "version", "pip_args", "backup", "timeout_s")
     needed = ("change", "venv", "package", "version", "backup")
@@ -34,7 +35,7 @@ def _checked(request: Json) -> Json:
         "venv": validate.path(body["venv"], "venv"),
         "package": place.package(body["package"]),
         "version": place.version_text(body["version"]),
-        "pip_args": pip_plan.checked_args(body.get("pip_args", [])),
+        "pip_args": pip_plan.parse_pip_args(body.get("pip_args", [])),
         "backup": store.checked_id(body["backup"]),
         "timeout_s": validate.number(limit, "timeout_s", 1, 7200),
     }
@@ -46,17 +47,17 @@ def replace(request: Json) -> Json:
     Refused before anything is touched: a backup that is not verified, not of this folder, or not
     of what lies there now. An error of pip's leaves the change OPEN: undo restores the backup.
     """
-    wanted = _checked(request)
+    wanted = _parse_request(request)
     path, real = wanted["venv"], os.path.realpath(wanted["venv"])
     if not os.path.isdir(real):
         raise NodeError(f"{path} is not there, or no folder", "no_venv", "name the venv's folder")
     began = time.time()
-    with atomic.Folder(real), installing.Held(), store.Held(shared=True), \
+    with atomic.Folder(real), installing.InstallLock(), store.Held(shared=True), \
             transaction.opened(wanted["change"], "venv replace") as steps:  # fmt: skip
         if place.installed(real, wanted["package"]) == (wanted["version"],):
             return installing.answer(real, False, real, began)
         _refuse(wanted["backup"], real)
-        before = installing.names(real)
+        before = installing.installed_names(real)
         kind = InPlaceKind("install")
         step = _announced(kind, steps, wanted, real)
         try:
@@ -64,7 +65,7 @@ def replace(request: Json) -> Json:
             kind.announce(step, steps)
             deadline = time.monotonic() + wanted["timeout_s"]
             installing.run_as(Owner(real), installing.pip(real, wanted), deadline)
-            installing.look_at(real, wanted["package"], wanted["version"])
+            installing.verify_version(real, wanted["package"], wanted["version"])
             installing.flush(real)
         except (NodeError, OSError) as error:
             # what pip began is undone by whoever undoes the change
@@ -74,7 +75,7 @@ def replace(request: Json) -> Json:
                     error.remedy = "rignode undo"
             raise steps.take_back(error) from error
         steps.finish(step)
-        gone = sorted(set(before) - set(installing.names(real)))
+        gone = sorted(set(before) - set(installing.installed_names(real)))
         return {**installing.answer(real, True, real, began), "left_behind": gone[:50]}
 
 

@@ -96,7 +96,7 @@ def free_name(path: str, name: str, version: str) -> str:
     )
 
 
-def look(request: Json) -> Json:
+def inspect_versions(request: Json) -> Json:
     """`venv look`: where a version would lie, whether it is there, and how much room there is."""
     keys = ("venv", "package", "version")
     body = validate.keys(request, "request", keys, keys)

@@ -14,7 +14,7 @@ WAIT_S = 60.0
 Test = Callable[[List[str], str], bool]
 
 
-def is_maker(words: List[str], folder: str) -> bool:
+def is_venv_creator(words: List[str], folder: str) -> bool:
     """Gives True for a command that runs the folder's Python, or makes the venv there."""
     return words[0].startswith(folder + "/") or folder in words
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.transfer import protocol, server, spool
+from node.transfer import server, spool
+from node.transfer.block import BLOCK
 from node.weights import manifest as manifests
 
 
@@ -35,7 +36,7 @@ class Files(server.Source):
     def blocks(self, item: int, offset: int) -> Iterator[memoryview]:
         """Gives a file's bytes. Raises NodeError where somebody writes to it meanwhile."""
         row = self._files[item]
-        buffer = bytearray(protocol.BLOCK)
+        buffer = bytearray(BLOCK)
         with self._folder.opened(row["name"]) as file:
             _unchanged(row, file.fileno())
             file.seek(offset)

@@ -17,7 +17,7 @@ from operations.change.run import Run
 from operations.transfer import image_ssh
 from operations.transfer.docker_archive import Archive, BadArchive
 from operations.transfer.transfer import DEADLINE_S, Transfer
-from schema.observed.snapshot import Image
+from schema.observed.docker import Image
 from schema.render.image_build import SCRATCH, Context
 
 PULL_TIMEOUT_S = 4 * 3600

@@ -16,7 +16,9 @@ from schema.desired.plan import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, Engi
 from schema.desired.rig import Node, Rig
 from schema.inputs.check import host_data, kind_of
 from schema.inputs.host_data import HostData
-from schema.observed.snapshot import ImageFileProbe, SnapshotRequest, VenvProbe
+from schema.observed.docker import ImageFileProbe
+from schema.observed.files import VenvProbe
+from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
 from schema.render.engine_files import documents
 from schema.render.engine_spec import engine_spec

@@ -22,13 +22,20 @@ TIMER_PATH = f"{UNITS_DIR}/{WATCH_TIMER}"
 class Watching(Protocol):
     """What watch is asked for: schema.inputs.runbook_data.WatchData."""
 
-    url: str | None
-    model: str | None
-    misses: int
-    repeat_s: int
-    webhook: str | None
-    webhook_file: str | None
-    interval: int
+    @property
+    def url(self) -> str | None: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def misses(self) -> int: ...
+    @property
+    def repeat_s(self) -> int: ...
+    @property
+    def webhook(self) -> str | None: ...
+    @property
+    def webhook_file(self) -> str | None: ...
+    @property
+    def interval(self) -> int: ...
 
 
 def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ...]:

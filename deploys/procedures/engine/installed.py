@@ -26,7 +26,8 @@ from operations.engine.engine import Steps
 from operations.engine.wait_ready import wait_for_answer
 from schema.desired.plan import PAIR_TIMER, Plan
 from schema.observed.endpoint_probe import Probe
-from schema.observed.snapshot import FileState, NodeSnapshot
+from schema.observed.files import FileState
+from schema.observed.snapshot import NodeSnapshot
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 
 # How long an engine may take for a short answer that nobody waits for yet.

@@ -25,7 +25,8 @@ from operations.host.drop_in import Target, remove_steps, write_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UnitData
-from schema.observed.snapshot import NodeSnapshot, Unit
+from schema.observed.snapshot import NodeSnapshot
+from schema.observed.units import Unit
 from schema.render.drop_in import drop_in_path, ordered
 
 # Serve writes these units whole; a drop-in would outlive what it writes.

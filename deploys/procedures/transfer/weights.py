@@ -22,7 +22,7 @@ from operations.transfer.transfer import Transfer
 from operations.transfer.weights import differences
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import WeightsData
-from schema.observed.snapshot import Weights
+from schema.observed.files import Weights
 
 
 @dataclass(frozen=True)

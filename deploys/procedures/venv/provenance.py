@@ -10,7 +10,8 @@ from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_artifacts, venv_of
-from deploys.common.load_and_gate import once, say
+from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
 from facts.local.git_clone import CloneError, clone_at
 from gates.artifact.build_metadata import Evidence, read
@@ -49,7 +50,7 @@ def _report(plan: Plan, data: ProvenanceData) -> None:
         for node, found in evidence.items():
             _say(plan, node, found, seen[node], commits[node])
         for violation in wrong:
-            say(violation)
+            report_finding(violation)
         _conclude(commits)
     stops = blocking(wrong)
     if stops:

@@ -12,7 +12,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_pip, known_versions, pip_args, venv_of, wheels_spec
-from deploys.common.load_and_gate import endpoint, once, stand
+from deploys.common.load_and_gate import endpoint, once, gate_here
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_unit, files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
@@ -33,7 +33,7 @@ from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.observed.pip_report import VenvWheels, parse
-from schema.observed.snapshot import FileState
+from schema.observed.files import FileState
 from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
 
 MIB = 1 << 20
@@ -120,7 +120,7 @@ def _plan(rig: Procedure) -> UpgradeWork:
     pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not data.inplace)
     # This run makes a verified backup before it changes anything.
     found += wheels(plan, spec, wanted, pip, {node: True})
-    rig.run.waivers = (*rig.waivers, *stand(found))
+    rig.run.waivers = (*rig.waivers, *gate_here(found))
     exact = would_install(spec, pip[node]) or wanted
     place = inspect_place(state, node, venv, spec.package, exact)
     if data.inplace:

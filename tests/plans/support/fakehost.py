@@ -239,9 +239,9 @@ class FakeNode:
     def _tool(self, request: Json) -> Json:
         validate.keys(request, "request", ("change", "tool"), ("change", "tool"))
         header = journal.parse_change(request["change"])
-        tool = inspect.checked_tool(request["tool"], "tool")
+        tool = inspect.parse_tool(request["tool"], "tool")
         self.changes.setdefault(header["id"], {"id": header["id"], "steps": []})
-        inspect.save_done(tool)
+        inspect.save_tool_marker(tool)
         said = {"applied": 23, "skipped": 36, "failed": 0}
         return {"change": header["id"], "changed": True, "said": said, "files": ["/a.py"]}
 

@@ -12,7 +12,7 @@ import pytest
 from operations.transfer import docker_archive
 from schema.desired.plan import Plan
 from schema.inputs.load import plan
-from schema.observed.snapshot import Network
+from schema.observed.network import Network
 from tests.plans.support.rigs import broken, change_open, docker_silent, image_missing, locked
 from tests.plans.support.scenario import HEAD, ROOT, WORKER, Runs, Scenario, Snapshots, host
 from tests.unit.builders import engine_parts

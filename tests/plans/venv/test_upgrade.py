@@ -252,7 +252,7 @@ def test_a_backup_is_restored_executed_started_and_proven(ran: Runs) -> None:
     assert run.status == 0, run.output
     assert steps(run) == ["apply stop", "tree restore", "apply start", "close COMMITTED"]
     restore = next(c for c in run.changing if c.verb == "tree restore").request
-    assert restore["backup"] == KEPT and restore["change"]["deploy"] == "rollback"
+    assert restore["backup"] == KEPT and restore["change"]["deploy"] == "restore"
     assert "venv check" in run.of(NAME)
     line = "write /etc/systemd/system/rigbook-engine.service, as recorded"
     assert line in run.stderr and line in ran["restore dry"].stderr

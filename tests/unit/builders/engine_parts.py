@@ -8,7 +8,8 @@ from typing import Any
 from gates.core.check import GIB
 from schema.desired.plan import CONTAINER, Document, Plan
 from schema.desired.rig import Node
-from schema.observed import snapshot as s
+from schema.observed.docker import Container, Image, ImageFile, ImageFileMatch, Mount
+from schema.observed.files import FileState, Weights, WeightsFile
 from schema.recipe.recipe import ContainerSpec
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 from tests.unit.builders.host_parts import OURS
@@ -28,11 +29,11 @@ def _box(plan: Plan) -> ContainerSpec:
     return plan.recipe.container
 
 
-def container(plan: Plan, node: Node) -> s.Container:
+def container(plan: Plan, node: Node) -> Container:
     """The container that our unit runs for the plan."""
     spec, box = plan.specs[node.name], _box(plan)
     mounts = [*spec.volumes, (SCRIPT_PATH, SCRIPT_IN_CONTAINER, True)]
-    return s.Container(
+    return Container(
         id=OURS,
         name=CONTAINER,
         image=box.image,
@@ -47,21 +48,21 @@ def container(plan: Plan, node: Node) -> s.Container:
         ipc_mode=box.ipc,
         privileged=box.privileged,
         init=True,
-        mounts=tuple(s.Mount(source=a, target=b, read_only=c) for a, b, c in mounts),
+        mounts=tuple(Mount(source=a, target=b, read_only=c) for a, b, c in mounts),
         restarts=0,
         labels={},
     )
 
 
-def foreign_container(**changes: Any) -> s.Container:
+def foreign_container(**changes: Any) -> Container:
     """A container of somebody else."""
-    return s.Container(**recorded("foreign_container", **changes))
+    return Container(**recorded("foreign_container", **changes))
 
 
-def image(plan: Plan) -> s.Image:
+def image(plan: Plan) -> Image:
     """The recipe's image."""
     repository = _box(plan).image.rsplit(":", 1)[0]
-    return s.Image(
+    return Image(
         id=IMAGE_ID,
         tags=(_box(plan).image,),
         digests=(f"{repository}@sha256:" + "d" * 64,),
@@ -72,15 +73,15 @@ def image(plan: Plan) -> s.Image:
     )
 
 
-def patched_files(plan: Plan) -> tuple[s.ImageFile, ...]:
+def patched_files(plan: Plan) -> tuple[ImageFile, ...]:
     """The answers of an image that carries every patch of the recipe as often as it should."""
     return tuple(
-        s.ImageFile(
+        ImageFile(
             image=_box(plan).image,
             path=patch.path,
             contains=patch.contains,
             matches=(
-                s.ImageFileMatch(
+                ImageFileMatch(
                     path=patch.path.replace("*", ".12"), sha256="c" * 64, count=patch.count
                 ),
             ),
@@ -89,13 +90,13 @@ def patched_files(plan: Plan) -> tuple[s.ImageFile, ...]:
     )
 
 
-def weights(plan: Plan, node: Node) -> s.Weights:
+def weights(plan: Plan, node: Node) -> Weights:
     """All shards, with what stands beside them."""
     count = plan.recipe.weights.shards or 1
     names = [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
-    files = [s.WeightsFile(name=n, size=3 * GIB, magic=SAFETENSORS, sha256=None) for n in names]
-    config = s.WeightsFile(name="config.json", size=2000, magic="7b0a" * 8, sha256=None)
-    return s.Weights(
+    files = [WeightsFile(name=n, size=3 * GIB, magic=SAFETENSORS, sha256=None) for n in names]
+    config = WeightsFile(name="config.json", size=2000, magic="7b0a" * 8, sha256=None)
+    return Weights(
         path=plan.specs[node.name].weights,
         exists=True,
         files=(config, *files),
@@ -103,16 +104,16 @@ def weights(plan: Plan, node: Node) -> s.Weights:
     )
 
 
-def absent_file(path: str) -> s.FileState:
+def absent_file(path: str) -> FileState:
     """A file that is not there."""
     nothing = dict.fromkeys(("sha256", "size", "mode", "uid", "gid", "content"))
-    return s.FileState(path=path, kind="absent", **nothing)
+    return FileState(path=path, kind="absent", **nothing)
 
 
-def written_file(document: Document) -> s.FileState:
+def written_file(document: Document) -> FileState:
     """A file as serve writes it; the host keeps the content of a private one."""
     raw = document.content.encode()
-    return s.FileState(
+    return FileState(
         path=document.path,
         kind="file",
         sha256=hashlib.sha256(raw).hexdigest(),

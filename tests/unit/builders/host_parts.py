@@ -7,7 +7,10 @@ from typing import Any
 from gates.core.check import GIB
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
-from schema.observed import snapshot as s
+from schema.observed.files import ChangeSummary
+from schema.observed.machine import Disk, EngineProcess, Gpu
+from schema.observed.network import Connection, Link, Port
+from schema.observed.units import Unit
 from tests.unit.builders.recorded import recorded
 
 NOW = 1_780_000_000.0
@@ -16,23 +19,23 @@ OURS = str(recorded("process")["container_id"])
 SLAVES = ("enP2p1s0f0np0", "enp1s0f0np0")
 
 
-def link(name: str, **changes: Any) -> s.Link:
+def link(name: str, **changes: Any) -> Link:
     """A link that is up at MTU 9000."""
-    return s.Link(name=name, **recorded("link", **changes))
+    return Link(name=name, **recorded("link", **changes))
 
 
-def process(pid: int, *argv: str, **changes: Any) -> s.EngineProcess:
+def process(pid: int, *argv: str, **changes: Any) -> EngineProcess:
     """An engine process of our container."""
     own = {"pid": pid, "start_ticks": 1000 + pid, "comm": argv[0][:15], "argv": argv}
-    return s.EngineProcess(**recorded("process", **{**own, **changes}))
+    return EngineProcess(**recorded("process", **{**own, **changes}))
 
 
-def port(number: int, **changes: Any) -> s.Port:
+def port(number: int, **changes: Any) -> Port:
     """A listening port, held by sshd unless told otherwise."""
-    return s.Port(port=number, **recorded("port", **changes))
+    return Port(port=number, **recorded("port", **changes))
 
 
-def joined(plan: Plan, node: Node) -> tuple[s.Connection, ...]:
+def joined(plan: Plan, node: Node) -> tuple[Connection, ...]:
     """The connections of a node's rank with the others: the rendezvous, and one for data."""
     master = plan.recipe.multi_node.master_port if plan.recipe.multi_node else 0
     others = [other for other in plan.rig.nodes if node.role != other.role]
@@ -48,9 +51,9 @@ def joined(plan: Plan, node: Node) -> tuple[s.Connection, ...]:
     )
 
 
-def connection(local: str, port: int, peer: str, peer_port: int, **changes: Any) -> s.Connection:
+def connection(local: str, port: int, peer: str, peer_port: int, **changes: Any) -> Connection:
     """An established connection of our container's."""
-    return s.Connection(
+    return Connection(
         local_address=local,
         local_port=port,
         peer_address=peer,
@@ -59,40 +62,40 @@ def connection(local: str, port: int, peer: str, peer_port: int, **changes: Any)
     )
 
 
-def unit(**changes: Any) -> s.Unit:
+def unit(**changes: Any) -> Unit:
     """Our unit, installed, enabled and active."""
-    return s.Unit(**recorded("unit", **changes))
+    return Unit(**recorded("unit", **changes))
 
 
-def pair_timer(**changes: Any) -> s.Unit:
+def pair_timer(**changes: Any) -> Unit:
     """The timer of the pair check, enabled and waiting."""
     return unit(**recorded("pair_timer", **changes))
 
 
-def absent_unit() -> s.Unit:
+def absent_unit() -> Unit:
     """Our unit where it was never installed."""
     return unit(**recorded("absent_unit"))
 
 
-def change(status: str, **changes: Any) -> s.ChangeSummary:
+def change(status: str, **changes: Any) -> ChangeSummary:
     """A change of the journal."""
-    return s.ChangeSummary(status=status, **recorded("change", **changes))
+    return ChangeSummary(status=status, **recorded("change", **changes))
 
 
-def gb10(node: Node) -> s.Gpu:
+def gb10(node: Node) -> Gpu:
     """The GPU of a DGX Spark: it does not report its memory."""
-    return s.Gpu(**recorded("gb10", uuid=f"GPU-{node.name}"))
+    return Gpu(**recorded("gb10", uuid=f"GPU-{node.name}"))
 
 
-def discrete_gpu(index: int, free: int | None, total: int | None = 16311) -> s.Gpu:
+def discrete_gpu(index: int, free: int | None, total: int | None = 16311) -> Gpu:
     """A card with memory of its own."""
     used = None if free is None or total is None else total - free
     memory = {"memory_total_mib": total, "memory_used_mib": used, "memory_free_mib": free}
-    return s.Gpu(**recorded("discrete_gpu", index=index, uuid=f"GPU-{index}", **memory))
+    return Gpu(**recorded("discrete_gpu", index=index, uuid=f"GPU-{index}", **memory))
 
 
-def disk(path: str, free: int = 2000 * GIB) -> s.Disk:
+def disk(path: str, free: int = 2000 * GIB) -> Disk:
     """A disk with room."""
-    return s.Disk(
+    return Disk(
         path=path, mount="/", total=4000 * GIB, free=free, inodes_free=10**8, read_only=False
     )

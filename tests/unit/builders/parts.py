@@ -9,30 +9,33 @@ from typing import Any
 import yaml
 
 from gates.core.check import GIB
-from schema.observed import snapshot as s
+from schema.observed.files import WeightsFile
 from schema.observed.kernel import GrubDefault
+from schema.observed.machine import ComputeProcess, EngineProcess, ShmSegment
+from schema.observed.snapshot import Unreadable
+from schema.observed.units import GhostFile, Override
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import kernel_parts as k
 from tests.unit.builders import tower_rig as t
 
 
-def _process(argv: list[str], pid: int = 77, **changes: Any) -> s.EngineProcess:
+def _process(argv: list[str], pid: int = 77, **changes: Any) -> EngineProcess:
     return h.process(pid, *argv, **changes)
 
 
-def _segment(name: str, **changes: Any) -> s.ShmSegment:
+def _segment(name: str, **changes: Any) -> ShmSegment:
     values = {"size": 2**28, "uid": 0, "inode": 7, "mtime": h.NOW - 900, "mappers": (), **changes}
-    return s.ShmSegment(name=name, **values)
+    return ShmSegment(name=name, **values)
 
 
 MADE: dict[str, Callable[..., Any]] = {
     "change": h.change,
-    "compute": lambda **values: s.ComputeProcess(**values),
+    "compute": lambda **values: ComputeProcess(**values),
     "connection": h.connection,
     "container": e.foreign_container,
     "disk": h.disk,
-    "ghost": lambda **values: s.GhostFile(**values),
+    "ghost": lambda **values: GhostFile(**values),
     "gpu": h.discrete_gpu,
     "grub": k.grub,
     "grub_default": lambda **values: GrubDefault(**values),
@@ -42,18 +45,18 @@ MADE: dict[str, Callable[..., Any]] = {
     "installed_kernel": k.installed,
     "link": h.link,
     "module": k.module,
-    "override": lambda **values: s.Override(**values),
+    "override": lambda **values: Override(**values),
     "port": h.port,
     "process": _process,
     "shm": _segment,
     "unit": h.unit,
     "venv": t.venv,
-    "weights_file": lambda **values: s.WeightsFile(**values),
+    "weights_file": lambda **values: WeightsFile(**values),
 }
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "GiB": lambda text: int(float(text) * GIB),
     "now": lambda text: h.NOW + float(text or 0),
-    "unreadable": lambda text: s.Unreadable(unreadable=text),
+    "unreadable": lambda text: Unreadable(unreadable=text),
 }
 
 

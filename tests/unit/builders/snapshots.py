@@ -12,7 +12,10 @@ from gates.core.violation import Violation
 from gates.gate_sets import check
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
-from schema.observed import snapshot as s
+from schema.observed.docker import Docker
+from schema.observed.machine import Gpus
+from schema.observed.network import Network, PeerProbe, Reach
+from schema.observed.snapshot import NodeSnapshot
 from tests.unit.builders.engine_parts import (
     absent_file,
     container,
@@ -65,17 +68,17 @@ def put(value: Any, path: str, new: Any) -> Any:
     return tuple(items)
 
 
-def healthy(plan: Plan) -> dict[str, s.NodeSnapshot]:
+def healthy(plan: Plan) -> dict[str, NodeSnapshot]:
     """Both nodes ready to serve: the image and the weights there, no engine yet."""
     return {node.name: _node(plan, node) for node in plan.rig.nodes}
 
 
-def serving(plan: Plan) -> dict[str, s.NodeSnapshot]:
+def serving(plan: Plan) -> dict[str, NodeSnapshot]:
     """Both nodes with the plan's engine running under our unit."""
     return {node.name: _running(plan, node) for node in plan.rig.nodes}
 
 
-def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
+def _node(plan: Plan, node: Node) -> NodeSnapshot:
     peers = [other for other in plan.rig.nodes if other.name != node.name]
     identity = {
         "hostname": node.name,
@@ -88,7 +91,7 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
         link("eth0", mtu=1500, addresses=(f"{node.lan_address}/24",)),
     )
     probes = [
-        s.PeerProbe(
+        PeerProbe(
             address=str(peer.fabric_address),
             route_device="bond0",
             route_source=str(node.fabric_address),
@@ -98,7 +101,7 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
         for peer in peers
     ]
     reach = [
-        s.Reach(
+        Reach(
             address=str(address),
             port=29680,
             device=device,
@@ -111,15 +114,15 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
     values = recorded(
         "spark",
         identity={**recorded("spark")["identity"], **identity},
-        gpus=s.Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
-        network=s.Network(
+        gpus=Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
+        network=Network(
             links=links,
             rdma_devices=("rocep1s0f0", "roceP2p1s0f0"),
             peers=tuple(probes),
             reach=tuple(reach),
         ),
         ports=(port(22),),
-        docker=s.Docker(
+        docker=Docker(
             version="28.3.3",
             storage_driver="overlay2",
             root="/var/lib/docker",
@@ -132,10 +135,10 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
         image_files=patched_files(plan),
         disks=tuple(disk(path) for path in plan.requests[node.name].disks),
     )
-    return s.NodeSnapshot(**values)
+    return NodeSnapshot(**values)
 
 
-def _running(plan: Plan, node: Node) -> s.NodeSnapshot:
+def _running(plan: Plan, node: Node) -> NodeSnapshot:
     spec = plan.specs[node.name]
     live = {name: value for name, value in spec.environ.items() if name.startswith("VLLM_")}
     argv = ("/usr/bin/python3", "/usr/local/bin/vllm", *spec.argv[1:])
@@ -156,7 +159,7 @@ def _running(plan: Plan, node: Node) -> s.NodeSnapshot:
     seen = put(seen, "units", (unit(), pair_timer()))
     seen = put(seen, "files", tuple(written_file(d) for d in plan.documents[node.name]))
     seen = put(seen, "memory.available", 9 * GIB)
-    assert isinstance(seen, s.NodeSnapshot)
+    assert isinstance(seen, NodeSnapshot)
     return seen
 
 

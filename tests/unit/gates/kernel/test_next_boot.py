@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from deploys.procedures.host.kernel import Want, candidate_steps, pin_steps, pin_words
+from schema.observed.files import FileState
 from schema.observed.kernel import GrubDefault
-from schema.observed.snapshot import FileState
 from schema.render.kernel_files import pin_documents
 from tests.unit.builders import kernel_parts as k
 from tests.unit.builders.kernel_parts import NEW, OLD

@@ -73,7 +73,7 @@ def test_the_journal_tells_a_step_without_its_kind(
     """The snapshot does not send the kinds; rows of older versions fall back to op and subject."""
     apply.apply(request(toy, 2))
     monkeypatch.delitem(kinds.KINDS, "toy")
-    (row,) = journal.view()["changes"]
+    (row,) = journal.summary_section()["changes"]
     assert row["steps"] == ["set the toy to 2 (done)"]
     old = {"op": "unit", "unit": "engine.service", "active": "restart", "state": "done"}
     assert journal.describe(old) == "unit engine.service (done)"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from node.core import validate
 from node.core.errors import Json
-from node.core.step_kind import DONE, UNDONE, UNKNOWN, Kind, Seen, Steps, differing
+from node.core.step_kind import Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 
 
 class ToyKind(Kind):

@@ -115,6 +115,8 @@ def test_only_the_modules_that_a_verb_needs_are_sent() -> None:
 def test_no_import_is_overlooked(verb: str) -> None:
     """What every sent module imports of the program, by the syntax tree, is sent too."""
     sent = pack.needs(verb)
+    packages = {name.rpartition(".")[0] for name in sent} - {""}
+    assert packages <= set(sent), "a module without its package is not found on the host"
     files = {n[:-3].replace("/", ".").removesuffix(".__init__"): n for n in pack.whole()}
     for module in sent:
         for node in ast.walk(ast.parse(pack.whole()[files[module]])):

@@ -20,7 +20,8 @@ from node.core import proc
 from node.core.errors import CannotRead, NodeError
 from node.snapshot import collect as snapshot_collect
 from node.snapshot import gpus, network, ports, shm, weights
-from schema.observed.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
+from schema.observed.machine import Gpus
+from schema.observed.snapshot import NodeSnapshot, SnapshotRequest, Unreadable
 from tests.unit.node.support.host import Host
 from tests.unit.node.weights.test_model_header import gguf
 

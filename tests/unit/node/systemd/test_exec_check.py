@@ -128,8 +128,8 @@ def test_files_of_an_image_are_found_as_its_own_root_has_them(tmp_path: Path) ->
 
 def wrong(line: str) -> list[str]:
     """What is wrong with a unit whose ExecStart is this."""
-    return exec_check.wrong(unit_files.commands([Part("/u", f"[Service]\nExecStart={line}\n")],
-                                          "ExecStart"))  # fmt: skip
+    part = Part("/u", f"[Service]\nExecStart={line}\n")
+    return exec_check.missing_programs(unit_files.commands([part], "ExecStart"))
 
 
 def test_a_script_behind_docker_run_is_looked_for_in_mounts_and_layers(

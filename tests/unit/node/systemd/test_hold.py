@@ -131,7 +131,7 @@ def test_a_restore_holds_the_unit_and_lifts_it_on_an_error(
     opened = {"id": "change-2", "steps": []}
     saved: list[bool] = []
     steps = Steps(opened, lambda: saved.append("held" in opened))
-    with pytest.raises(OSError), held_stopped.held(steps, held_stopped.stopped_engine()):
+    with pytest.raises(OSError), held_stopped.unit_held(steps, held_stopped.engine_if_stopped()):
         assert found.file.exists() and "AssertPathExists=!" in found.file.read_text()
         raise OSError("full")
     assert saved == [True] and not found.file.exists() and "held" not in opened

@@ -12,7 +12,7 @@ import pytest
 
 from node.snapshot.collect import collect
 from node.snapshot import venv
-from schema.observed.snapshot import Venv
+from schema.observed.files import Venv
 
 USER = getpass.getuser()
 

@@ -9,7 +9,8 @@ import pytest
 from node.change import kinds
 from operations.engine.engine import file_steps, folder_steps, timer_steps, unit_steps
 from schema.desired.plan import ENGINE_DIR, PAIR_TIMER, Document
-from schema.observed.snapshot import FileState, Unit
+from schema.observed.files import FileState
+from schema.observed.units import Unit
 from schema.render.engine_files import PAIR_TIMER_PATH
 from tests.plans.support.scenario import HEAD, tiny_plan
 from tests.unit.builders.engine_parts import absent_file, written_file
