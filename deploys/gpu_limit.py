@@ -12,7 +12,9 @@ from operations.change.apply import apply
 from operations.engine import engine
 
 # Load, Gate: the server rehearses the patch: it may change these values and nothing else.
-rig = gated("gpu_limit", CHANGING, revert=ask.revert, more=gpu_limit.models, runtimes=DEPLOYMENT)
+rig = gated(
+    "gpu_limit", CHANGING, revert=ask.revert, more=gpu_limit.model_findings, runtimes=DEPLOYMENT
+)
 work = gpu_limit.plan(rig)
 
 # Act: a strategic patch of one container, refused when somebody else wrote meanwhile.

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import Any, ClassVar
 
-from pyinfra.api import FactBase
-from pyinfra.api.exceptions import FactProcessError
-
-from facts.rignode import pack
-from facts.snapshot import SNAPSHOT_TIMEOUT_S, bounded
+from facts.rignode.fact import NodeFact
 
 
-class Orphans(FactBase[dict[str, Any]]):
-    """node's `reap` with `dry`: lists `ended` and `spared`, each with pid, argv0 and why."""
+class Orphans(NodeFact[dict[str, Any]]):
+    """Lists `ended` and `spared`, each with pid, argv0 and why; of a reap request."""
 
-    def command(self, request: str) -> str:
-        """The one command; `request` is the reap request as JSON text."""
-        wanted = {**json.loads(request), "dry": True, "change": None}
-        return bounded(pack.inline_command("reap", wanted), SNAPSHOT_TIMEOUT_S)
-
-    def process(self, output: list[str]) -> dict[str, Any]:
-        """The answer; FactProcessError when the host gave none."""
-        try:
-            answer = json.loads(output[-1])
-        except (IndexError, ValueError):
-            said = " ".join(output)[:300]
-            raise FactProcessError(f"the host answered no list but: {said!r}") from None
-        if not answer.get("ok"):
-            raise FactProcessError(f"node reap: {answer.get('error')}")
-        return dict(answer)
+    verb = "reap"
+    kind = dict
+    always: ClassVar = {"dry": True, "change": None}

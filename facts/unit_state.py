@@ -69,7 +69,7 @@ class Unit(FactBase[UnitState]):
             raise FactProcessError(f"systemctl show answered: {' '.join(output)[:200]!r}") from None
 
 
-class Log(FactBase[list]):
+class Log(FactBase[list[str]]):
     """The last `lines` lines of one start of a unit (its invocation), or of the unit at all."""
 
     def command(self, unit: str, lines: int = 40, invocation: str = "") -> str:

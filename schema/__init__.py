@@ -1,10 +1,10 @@
 """Types: what a rig is to be, and what a host says it is. Frozen, nothing unknown allowed.
 
-core/       base types, errors in one line, quoting, YAML                  (bottom)
+core/       base types, errors in one line, quoting, YAML; types of single values     (bottom)
+observed/   what a host reports: the snapshot, its sections and the other documents
 recipe/     recipes, compatibility, patches, placeholders
-observed/   what a host reports: the snapshot and the other documents
+desired/    a rig, and the plan of a run on it
 machine/    records about a board: attestations, checklists, wake-up
-inputs/     inventory, group data and --data; the one loader
-desired/    the plan of a run
 render/     the files that land on a node
+inputs/     inventory, group data and --data, a type a runbook; the one loader        (top)
 """

@@ -18,8 +18,8 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.cli_guards import ROOT
 from deploys.common.load_and_gate import operator_data
 from facts.local.git_apply import apply
-from facts.observe import real
 from facts.rignode.call import AskFailed, ask_node
+from facts.rignode.context import real
 from gates.artifact.compatibility import compatibility
 from gates.artifact.file_patch_state import PatchState, judge
 from gates.core.check import Observed

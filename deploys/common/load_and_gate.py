@@ -127,11 +127,15 @@ def load(runtimes: Collection[Runtime] = INSTALLED) -> Plan:
                 runbook_data(),
             )
         except SpecError as error:
-            # What --data says is the same for every host: one line for all of them.
-            lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
-            raise DeployError("\n".join(dict.fromkeys(lines))) from None
+            raise _refused(error) from None
 
     return once("plan", make)
+
+
+def _refused(error: SpecError) -> DeployError:
+    """What --data says is the same for every host: one line for all of them."""
+    lines = (_OF_ALL_HOSTS.sub("--data: ", problem) for problem in error.problems)
+    return DeployError("\n".join(dict.fromkeys(lines)))
 
 
 def runbook_data() -> type[HostData]:
@@ -150,7 +154,7 @@ def operator_data(kind: type[HostData] = HostData) -> HostData:
     try:
         found = host_data(host.name, merged, sources, runbook_data())
     except SpecError as error:
-        raise DeployError(str(error)) from None
+        raise _refused(error) from None
     assert isinstance(found, kind), f"{type(found).__name__} is no {kind.__name__}"
     return found
 
@@ -173,33 +177,31 @@ def gate(
         snapshots = {n: s for n, s in observed.items() if isinstance(s, NodeSnapshot)}
         if more and len(snapshots) == len(observed):
             found = sorted([*found, *more()], key=lambda v: (v.layer, v.severity, v.code))
-        return snapshots, stand(found)
+        return snapshots, gate_here(found)
 
     return once("gate", make)
 
 
-def stand(found: Sequence[Violation]) -> Waivers:
-    """`judged` with the waivers of the host in context."""
+def gate_here(found: Sequence[Violation]) -> Waivers:
+    """Tells the findings; the waivers used (code, reason), or DeployError when one blocks.
+
+    What may be waived is asked of the host in context.
+    """
     data = operator_data()
-    return judged(found, data.waive, data.reason)
-
-
-def judged(found: Sequence[Violation], waive: tuple[str, ...], reason: str | None) -> Waivers:
-    """Tells the findings; the waivers used (code, reason), or DeployError when one blocks."""
     try:
-        remaining, waived = apply_waivers(found, waive, reason)
+        remaining, waived = apply_waivers(found, data.waive, data.reason)
     except SpecError as error:
         raise DeployError(str(error)) from None
     for violation in remaining:
-        say(violation)
+        report(violation)
     if blocking(remaining):
-        raise DeployError(refusal(remaining))
+        raise DeployError(refusal_line(remaining))
     for violation in waived:
-        logger.info(f"waived {violation.code}: {violation.summary} (reason: {reason})")
-    return tuple((code, reason or "") for code in dict.fromkeys(v.code for v in waived))
+        logger.info(f"waived {violation.code}: {violation.summary} (reason: {data.reason})")
+    return tuple((code, data.reason or "") for code in dict.fromkeys(v.code for v in waived))
 
 
-def refusal(violations: Sequence[Violation]) -> str:
+def refusal_line(violations: Sequence[Violation]) -> str:
     """The line that pyinfra prints last: how many findings block, and the lowest one."""
     stops = blocking(violations)
     first = stops[0]
@@ -219,7 +221,7 @@ def remedy(violation: Violation) -> str:
     return full.replace("INVENTORY", inventory_name())
 
 
-def say(violation: Violation) -> None:
+def report(violation: Violation) -> None:
     """One finding for a person: code, place, summary, evidence, command."""
     colour = "red" if violation.severity == "block" else "yellow"
     where = f" [{violation.node}]" if violation.node else ""

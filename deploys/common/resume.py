@@ -8,7 +8,8 @@ from pyinfra.api.exceptions import DeployError
 
 from gates.host.storage import quiet_s
 from operations.change.run import operator
-from schema.observed.snapshot import ChangeSummary, Journal, NodeSnapshot
+from schema.observed.files import ChangeSummary, Journal
+from schema.observed.snapshot import NodeSnapshot
 
 
 def unfinished(snapshots: Mapping[str, NodeSnapshot], deploy: str) -> str | None:

@@ -17,8 +17,8 @@ from operations.change.apply import Steps
 from operations.engine.engine import AS_RENDERED, Start
 from schema.desired.plan import Plan
 from schema.observed.endpoint_probe import Probe
+from schema.observed.files import FileState
 from schema.observed.library import PodName
-from schema.observed.snapshot import FileState
 
 
 @dataclass(frozen=True)

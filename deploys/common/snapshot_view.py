@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterable
 from pyinfra.api.exceptions import DeployError
 
 from schema.desired.plan import UNIT, Plan
-from schema.observed.snapshot import FileState, NodeSnapshot, Unit, Unreadable
+from schema.observed.files import FileState
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.units import Unit
 
 
 def files_in(snapshot: NodeSnapshot) -> dict[str, FileState]:

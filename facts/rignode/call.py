@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 from pyinfra.api import Host, State, StringCommand
 
-from facts.observe import in_host, real
 from facts.rignode import pack
-from facts.snapshot import bounded
+from facts.rignode.context import in_host, real
 
 
 class AskFailed(Exception):
@@ -18,6 +18,11 @@ class AskFailed(Exception):
     def __init__(self, line: str, code: str = "") -> None:
         super().__init__(line)
         self.code = code
+
+
+def bounded(command: str, seconds: int) -> str:
+    """The sh command, ended on the HOST after `seconds` (a local timeout leaves it running)."""
+    return f"timeout -k 5 {seconds} sh -c {shlex.quote(command)}"
 
 
 def document_of(host: str, verb: str, output: Any, timeout_s: int) -> dict[str, Any]:

@@ -5,9 +5,7 @@ Runs on the operator's machine; it is not part of what is sent.
 
 from __future__ import annotations
 
-import ast
 import base64
-import bz2
 import functools
 import hashlib
 import io
@@ -15,7 +13,6 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +39,7 @@ sys.exit(main(sys.argv[1:]))
 # -S: no site-packages, whose .pth files every start of Python would read.
 _PYTHON = "python3 -I -S -B -c"
 # Reads two words from stdin, base64 of zlib of JSON: the arguments and the modules. What it imports
-# is all there before it or is cheap: importlib.abc, base64 and bz2 cost every snapshot 15 ms.
+# is all there before it or is cheap: importlib.abc and base64 cost every snapshot 15 ms.
 _RUN = """\
 import sys,binascii,zlib,json
 from importlib.machinery import ModuleSpec as S
@@ -98,41 +95,6 @@ os.execv(sys.executable,[sys.executable,"-I","-B",P]+A)
 """
 
 
-def lean(raw: bytes) -> bytes:
-    """Gives a module without its comment lines, blank lines and docstrings: a fifth less to send.
-
-    They are for readers of the project. What stands inside a string of several lines stays.
-    """
-    text = raw.decode()
-    lines = text.splitlines(keepends=True)
-    tree = ast.parse(text)
-    kept: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Constant, ast.JoinedStr)):
-            kept.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    for first, last, column in _docstrings(tree):
-        lines[first - 1] = " " * column + '""\n'
-        for number in range(first, last):
-            lines[number] = ""
-        kept.difference_update(range(first, last + 1))
-    for number, line in enumerate(lines, 1):
-        if number not in kept and (not line.strip() or line.lstrip().startswith("#")):
-            lines[number - 1] = ""
-    return "".join(lines).encode()
-
-
-def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int, int]]:
-    """Gives each docstring's first line, last line and column."""
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            continue
-        first = node.body[0] if node.body else None
-        if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
-            continue
-        if isinstance(first.value.value, str):
-            yield first.lineno, first.end_lineno or first.lineno, first.col_offset
-
-
 @functools.cache
 def paths() -> dict[str, Path]:
     """Gives the program's files, `node/...` to where each stands, sorted; not this one."""
@@ -145,15 +107,8 @@ def _raw(name: str) -> bytes:
     return paths()[name].read_bytes()
 
 
-@functools.cache
-def sources() -> dict[str, bytes]:
-    """Gives all files of the program, lean, `node/...` to bytes, sorted."""
-    return {name: lean(_raw(name)) for name in paths()}
-
-
 def whole() -> dict[str, bytes]:
-    """Gives all files of the program as they stand: making them lean takes half a second, and a
-    rollback waits for that."""
+    """Gives all files of the program, `node/...` to bytes, sorted."""
     return {name: _raw(name) for name in paths()}
 
 
@@ -183,10 +138,10 @@ def zipapp_bytes() -> bytes:
     return _SHEBANG + buffer.getvalue()
 
 
-def _word(value: object, tight: bool = False) -> str:
-    """Gives a JSON value as one base64 word: letters, digits, '+', '/', '='; `tight` for bz2."""
+def _word(value: object) -> str:
+    """Gives a JSON value as one base64 word: letters, digits, '+', '/', '='."""
     raw = json.dumps(value, separators=(",", ":")).encode()
-    return base64.b64encode(bz2.compress(raw) if tight else zlib.compress(raw, 6)).decode("ascii")
+    return base64.b64encode(zlib.compress(raw, 6)).decode("ascii")
 
 
 def _words(verb: str) -> list[str]:
@@ -228,7 +183,8 @@ def _imports(module: str) -> frozenset[str]:
 @functools.cache
 def needs(verb: str) -> tuple[str, ...]:
     """Gives the modules that a verb needs, sorted: the host compiles no others."""
-    wanted = {"node", "node.__main__", verb_table.module_of(verb)}
+    module = verb_table.module_of(verb)
+    wanted = {"node", "node.__main__", module, module.rpartition(".")[0]}
     found: set[str] = set()
     while wanted:
         name = wanted.pop()
@@ -237,24 +193,19 @@ def needs(verb: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _sent(verb: str, short: bool = False) -> dict[str, tuple[bool, str]]:
-    """Gives each module that a verb needs: whether it is a package, and its source."""
-    files = {name: _files()[name] for name in needs(verb)}
-    read = sources().__getitem__ if short else _raw
-    return {
-        name: (file.endswith("/__init__.py"), read(file).decode()) for name, file in files.items()
-    }
-
-
 @functools.cache
-def _program(verb: str, short: bool = False, tight: bool = False) -> str:
-    """Gives the modules that a verb needs as a word: packed once, however many hosts there are."""
-    return _word(_sent(verb, short), tight)
+def _program(verb: str) -> str:
+    """Gives the modules that a verb needs as a word, each whether it is a package and its source:
+    packed once, however many hosts there are.
+    """
+    files = {name: _files()[name] for name in needs(verb)}
+    return _word({name: (file.endswith("/__init__.py"), _raw(file).decode())
+                  for name, file in files.items()})  # fmt: skip
 
 
-def _asked(verb: str, request: dict[str, object], tight: bool = False) -> str:
+def _asked(verb: str, request: dict[str, object]) -> str:
     """Gives a verb's arguments as a word."""
-    return _word([*_words(verb), json.dumps(request)], tight)
+    return _word([*_words(verb), json.dumps(request)])
 
 
 def inline_command(verb: str, request: dict[str, object]) -> str:
@@ -264,16 +215,11 @@ def inline_command(verb: str, request: dict[str, object]) -> str:
     builtin of dash and bash, so no argument limit and no temp file (bash keeps large
     here-documents in a file under /tmp). No single quote is in it: callers wrap it in two sh -c.
     """
-    line = ""
-    # Lean sources are shorter and take a quarter of a second to make, bz2 is a quarter shorter and
-    # costs the host some 30 ms: only where they are needed.
-    for short, tight in ((False, False), (True, False), (True, True)):
-        packed = f"{_asked(verb, request, tight)}.{_program(verb, short, tight)}"
-        run = _RUN.replace("zlib", "bz2") if tight else _RUN
-        line = f"printf %s {packed} | {_PYTHON} {_quoted(run)}"
-        if len(line) <= MAX_COMMAND:
-            return line
-    raise ValueError(f"the command is {len(line)} bytes long, {MAX_COMMAND} are allowed")
+    packed = f"{_asked(verb, request)}.{_program(verb)}"
+    line = f"printf %s {packed} | {_PYTHON} {_quoted(_RUN)}"
+    if len(line) > MAX_COMMAND:
+        raise ValueError(f"the command is {len(line)} bytes long, {MAX_COMMAND} are allowed")
+    return line
 
 
 class Call(NamedTuple):

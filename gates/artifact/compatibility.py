@@ -14,7 +14,7 @@ from gates.core.check import Observed, reached
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.recipe.compatibility import TABLE, CompatibilityTable, Entry, Verdict, version, within
 

@@ -8,8 +8,9 @@ from gates.core.check import Observed, gather, known, per_node, pyinfra, reached
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Docker, Image, NodeSnapshot, Unreadable
+from schema.desired.rig import Node
+from schema.observed.docker import Docker, Image
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 # Names that Go (docker) and the kernel (uname -m) give to one architecture.
 KERNEL_ARCH = {"amd64": "x86_64", "arm64": "aarch64", "386": "i686", "riscv64": "riscv64"}

@@ -10,8 +10,9 @@ from gates.core.check import known, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import ImageFileMatch, NodeSnapshot, Unreadable
+from schema.desired.rig import Node
+from schema.observed.docker import ImageFileMatch
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.recipe.recipe import Patch
 
 

@@ -12,7 +12,7 @@ from gates.core.check import Observed, pyinfra, reached
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from schema.recipe.compatibility import TABLE, CompatibilityTable, Entry
 

@@ -9,8 +9,9 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import is_up
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import NodeSnapshot, Venv
+from schema.desired.rig import Node
+from schema.observed.files import Venv
+from schema.observed.snapshot import NodeSnapshot
 
 ENTRY = "bin/vllm"
 

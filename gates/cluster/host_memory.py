@@ -8,7 +8,7 @@ from gates.core.check import MIB, gib, known, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 
 # kubelet evicts below 100 MiB available (its default memory.available); a pod's start takes more.

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gates.core.codes import section_unreadable
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 Observed = Mapping[str, NodeSnapshot | Unreadable]

@@ -4,11 +4,24 @@ it).
 
 from __future__ import annotations
 
-from gates.doctor.artifact_causes import ARTIFACT_CAUSES
-from gates.doctor.cause import DOWN, GHOSTS, SILENT, UNSERVED, Cause
-from gates.doctor.clustercauses import CLUSTER
-from gates.doctor.explaining_boot import BOOT_CAUSES
-from gates.doctor.venvcauses import VENV_CAUSES
+from dataclasses import dataclass
+
+# What the operator sees when the engine does not serve.
+SILENT = ("answer-slow", "cannot-answer", "no-answer")
+DOWN = ("crash-loop", "engine-down")
+UNSERVED = ("wedged-pair", *SILENT)
+GHOSTS = ("unit-ghost", "script-ghost", "drop-in-no-reset", "docker-unreadable")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A code's likely cause in a line, and the codes that it explains."""
+
+    text: str
+    here: tuple[str, ...] = ()
+    anywhere: tuple[str, ...] = ()
+    until: tuple[str, ...] = ()
+
 
 _UNKNOWN = "the host could not be asked; unknown is not healthy"
 _STOPS = {"here": DOWN, "anywhere": UNSERVED}
@@ -32,7 +45,23 @@ CAUSES: dict[str, Cause] = {
         here=("change-open", "change-inconsistent"),
     ),
     "sysctl-differs": Cause("set by hand on one node only"),
-    **BOOT_CAUSES,
+    "hardware-unreadable": Cause("the host did not say what its board and its cards are"),
+    "hands-needed": Cause("nobody has said that this board comes back by itself"),
+    "wol-card": Cause("the LAN address moved, or the card was named wrongly"),
+    "wol-unarmed": Cause("the driver's default, or an update, left Wake-on-LAN off"),
+    "boot-unknown": Cause("a boot loader or a menu that rigbook cannot read"),
+    "boot-no-kernel": Cause("a kernel package that was removed, or cut off by a full /boot"),
+    "boot-no-driver": Cause(
+        "apt staged a newer kernel, and no driver module was built for it (B4)",
+        here=("pin-gone",),
+    ),
+    "boot-room": Cause("old kernels that nobody removed"),
+    "boot-sticky": Cause("GRUB writes on plain partitions only"),
+    "grubenv-bad": Cause("a power cut while grub-editenv wrote it, or never made"),
+    "not-pinned": Cause("never pinned, or the default was changed since"),
+    "pin-entry": Cause("another name than the installed kernel's, or a menu that was edited"),
+    "pin-gone": Cause("the pinned kernel's package was removed, or its title was translated"),
+    "pin-no-driver": Cause("no module was built for it, or the driver was updated alone"),
     "driver-missing": Cause(
         "a new kernel without its NVIDIA module, or a driver that hangs (B4)",
         here=("memory-short", *DOWN),
@@ -132,7 +161,28 @@ CAUSES: dict[str, Cause] = {
         here=("foreign-engine",),
         anywhere=("wedged-pair",),
     ),
-    **VENV_CAUSES,
+    "venvs-unreadable": Cause(_UNKNOWN),
+    "venv-missing": Cause(
+        "the folder was moved or removed, or the link to it was not put back",
+        here=("script-ghost", "patch-unknown", *DOWN),
+        anywhere=UNSERVED,
+    ),
+    "venv-python-missing": Cause(
+        "the Python of the system was upgraded or removed, and the venv's links lead nowhere",
+        here=("venv-entry-missing", "script-ghost", *DOWN),
+        anywhere=UNSERVED,
+    ),
+    "venv-entry-missing": Cause(
+        "pip uninstall took it, and what was restored brought the package alone (B3)",
+        here=("script-ghost", *DOWN),
+        anywhere=UNSERVED,
+    ),
+    "venv-version": Cause("an upgrade or a downgrade by hand", **_STOPS),
+    "venv-user": Cause("the recipe names a user of another machine", **_STOPS),
+    "remove-ipc": Cause(
+        "the default of systemd-logind, and an engine that is not root's",
+        **_STOPS,
+    ),
     "units-unreadable": Cause(_UNKNOWN, here=("engine-down",)),
     "unit-ghost": Cause(
         "the file lived only in a container's layer, or was moved or deleted (C13)", **_STOPS
@@ -170,8 +220,53 @@ CAUSES: dict[str, Cause] = {
     "weights-cut": Cause("a download or a copy that broke off", **_LOADS),
     "weights-magic": Cause("another format, a git-lfs pointer, or a download cut off", **_LOADS),
     "weights-shards-missing": Cause("a download that was cut off", **_LOADS),
-    **ARTIFACT_CAUSES,
-    **CLUSTER,
+    "version-broken": Cause(
+        "the version was never made to work on this hardware (B1)",
+        **_LOADS,
+    ),
+    "version-unknown": Cause("nobody has reported this version on such a rig"),
+    "torch-cpu": Cause(
+        "torch was resolved from an index without CUDA wheels (C1)",
+        **_LOADS,
+    ),
+    "torch-variant": Cause(
+        "torch was resolved from another index than the last time",
+        **_LOADS,
+    ),
+    "wheel-missing": Cause("the index or the wheel folder has no such wheel for this Python"),
+    "pip-report-unreadable": Cause(_UNKNOWN),
+    "old-wheel-missing": Cause("nightlies are rotated out of their server (B5)"),
+    "backup-required": Cause("no backup of what serves now was made, or it was not verified"),
+    "patch-drifted": Cause(
+        "edited by hand, or another version of the engine",
+        **_LOADS,
+    ),
+    "patch-unknown": Cause("the file moved with another version, or the path is wrong"),
+    "module-missing": Cause(
+        "the build left it out, or cloned without its submodules (C2)",
+        **_LOADS,
+    ),
+    "cluster-unreadable": Cause("kubectl is not there, may not read, or the API is down"),
+    "pod-stuck": Cause("the container's own last lines say why"),
+    "model-file": Cause(
+        "the other loader's format, or a download that was cut off (A2)", here=("pod-stuck",)
+    ),
+    "gpu-limit": Cause(
+        "the platform's `no limit` is 0m, which HAMi-core reads as 0 bytes (A3)",
+        here=("pod-stuck", "gpu-limit-short"),
+    ),
+    "gpu-limit-short": Cause("the limit was guessed, not computed (A5)", here=("pod-stuck",)),
+    "libvgpu-unreadable": Cause(_UNKNOWN),
+    "libvgpu-target": Cause("several versions lie there, and nothing says which one is mounted"),
+    "libvgpu-preload": Cause("edited by hand, or left by a former setup"),
+    "libvgpu-other": Cause("the plugin was updated and brings another library (A6)"),
+    "libvgpu-candidate": Cause("built for another machine, or a copy that was cut off"),
+    "libvgpu-symbols": Cause("built with fewer options than the plugin's own (A1)"),
+    "libvgpu-drift": Cause(
+        "the plugin's pod was restarted or updated and copied its own back (A6)",
+        here=("libvgpu-old-mapped", "pod-stuck"),
+    ),
+    "libvgpu-old-mapped": Cause("started before the swap; a mapped library stays what it was"),
     "forbidden-env": Cause("set by hand at a relaunch (C14)", **_LOADS),
     "hca-two-ports": Cause("the recipe names two ports instead of the twins of one"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),

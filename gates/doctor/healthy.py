@@ -6,7 +6,7 @@ from gates.artifact.venv import own_venv
 from gates.core.check import gib
 from gates.engine.state import is_own, own_container, own_unit
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from gates.core.violation import Violation
-from gates.doctor.cause import DOWN, UNSERVED
-from gates.doctor.causes import CAUSES
+from gates.doctor.causes import CAUSES, DOWN, UNSERVED
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,12 @@ from gates.drift.launch_files import written_argv, written_environ
 from gates.engine.state import EngineState, engine_state, own_container, own_unit, same_container
 from gates.engine.vllm_flags import NOT_SET, compare, serves
 from schema.desired.plan import ENGINE_DIR, UNIT, Document, Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import (
-    Container,
-    Docker,
-    EngineProcess,
-    FileState,
-    NodeSnapshot,
-    Unit,
-    Unreadable,
-)
+from schema.desired.rig import Node
+from schema.observed.docker import Container, Docker
+from schema.observed.files import FileState
+from schema.observed.machine import EngineProcess
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.units import Unit
 from schema.recipe.recipe import ContainerSpec
 
 __all__ = ["WATCHED", "Difference", "EngineState", "drift", "engine_state"]

@@ -11,8 +11,9 @@ from gates.engine.state import is_own
 from gates.engine.vllm_flags import MASK, NOT_SET, compare, serves
 from gates.recipe.choices import forbidden
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import EngineProcess, NodeSnapshot, Unreadable
+from schema.desired.rig import Node
+from schema.observed.machine import EngineProcess
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 # The variables that the host reports (node/core/masking.py; a test holds the two equal).
 WATCHED = (

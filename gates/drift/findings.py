@@ -12,7 +12,7 @@ from gates.drift.difference import Difference
 from gates.engine.state import engine_state, own_unit
 from gates.engine.vllm_flags import LOST_QUOTES
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 LIVE = "the live process, its container and its files against what the recipe renders"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-
 from schema.core.quoting import environment_text
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH
+from schema.render.installed import argv_in
 
 
 def content(snapshot: NodeSnapshot, path: str) -> str | None:
@@ -18,16 +17,7 @@ def content(snapshot: NodeSnapshot, path: str) -> str | None:
 
 def written_argv(snapshot: NodeSnapshot) -> tuple[str, ...]:
     """The command line that the launch script runs, in the words of bash; () when not known."""
-    text = content(snapshot, SCRIPT_PATH)
-    if text is None:
-        return ()
-    lines = text.replace("\\\n", " ").splitlines()
-    last = next((line for line in reversed(lines) if "serve" in line.split()), "")
-    try:
-        words = shlex.split(last, comments=True)
-    except ValueError:
-        return ()
-    return tuple(words[1:] if words[:1] == ["exec"] else words)
+    return argv_in(content(snapshot, SCRIPT_PATH) or "")
 
 
 def written_environ(snapshot: NodeSnapshot, quoted: bool = False) -> dict[str, str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from schema.observed.snapshot import Unit
+from schema.observed.units import Unit
 
 # Lowest layer first, as the doctor prints: the first that fits is the cause.
 WORDS: tuple[tuple[str, str], ...] = (

@@ -16,8 +16,9 @@ from gates.engine.state import (
     same_container,
 )
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Connection, NodeSnapshot
+from schema.desired.rig import Node
+from schema.observed.network import Connection
+from schema.observed.snapshot import NodeSnapshot
 
 RANK_TITLES = ("VLLM::Worker", "VLLM::EngineCore")
 

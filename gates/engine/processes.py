@@ -10,8 +10,12 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import head_port, is_own, same_container
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Container, EngineProcess, NodeSnapshot, Port, Unit, Unreadable
+from schema.desired.rig import Node
+from schema.observed.docker import Container
+from schema.observed.machine import EngineProcess
+from schema.observed.network import Port
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.units import Unit
 
 # Units that hold a login's processes: they supervise nothing, whatever they outlive is an orphan.
 LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*)\.service\Z")

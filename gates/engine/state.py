@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from schema.desired.plan import CONTAINER, UNIT, Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Container, EngineProcess, NodeSnapshot, Port, Unit, Unreadable
+from schema.desired.rig import Node
+from schema.observed.docker import Container
+from schema.observed.machine import EngineProcess
+from schema.observed.network import Port
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.units import Unit
 
 EngineState = Literal["absent", "stopped", "starting", "running", "failed"]
 

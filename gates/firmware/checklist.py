@@ -12,7 +12,7 @@ from gates.core.violation import Violation
 from gates.firmware.probes import PROBES, Answer, connected
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.machine.attestation import recorded, standing
 from schema.machine.checklist import Checklist, Item, checklist_for
 from schema.observed.hardware import Board, HardwareFacts, MachineSnapshot, Nic, Wol, lan_cards

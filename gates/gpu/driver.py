@@ -9,8 +9,9 @@ from gates.core.check import Observed, gather, known, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Gpus, NodeSnapshot
+from schema.desired.rig import Node
+from schema.observed.machine import Gpus
+from schema.observed.snapshot import NodeSnapshot
 
 
 def gpus_needed(plan: Plan, node: Node) -> int:

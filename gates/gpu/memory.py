@@ -12,8 +12,9 @@ from gates.engine.state import is_up
 from gates.gpu.driver import gpus_needed
 from node.rules.memory_need import is_assigned, share_of
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Gpu, Memory, NodeSnapshot
+from schema.desired.rig import Node
+from schema.observed.machine import Gpu, Memory
+from schema.observed.snapshot import NodeSnapshot
 from schema.render.start_budget import devices
 
 # vLLM's own defaults, for recipes that leave the value out.

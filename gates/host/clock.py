@@ -9,7 +9,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.host.reachable import CLOCK_SKEW_S
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 
 

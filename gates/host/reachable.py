@@ -8,7 +8,7 @@ from gates.core.check import Observed, gather, per_node
 from gates.core.codes import section_unreadable, violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 # Not image_files: gates.artifact.image_patches asks for it, where the recipe has patches and the

@@ -9,8 +9,10 @@ from gates.core.check import MIB, Gate, gib, known, per_node, pyinfra
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import ChangeSummary, Disk, NodeSnapshot
+from schema.desired.rig import Node
+from schema.observed.files import ChangeSummary
+from schema.observed.machine import Disk
+from schema.observed.snapshot import NodeSnapshot
 
 STATE_DIR = "/var/lib/rigbook"
 STATE_ROOM = 100 * MIB

@@ -10,7 +10,7 @@ from gates.core.violation import Violation
 from gates.kernel import next_boot
 from gates.kernel.next_boot import driver_problem, kernel_facts, kernel_of
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.kernel import Grub, KernelFacts
 from schema.observed.snapshot import NodeSnapshot
 

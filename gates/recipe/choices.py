@@ -11,7 +11,7 @@ from gates.core.check import Observed, known, per_node, pyinfra
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from schema.recipe.recipe import ForbiddenEnv
 

@@ -8,8 +8,9 @@ from gates.core.check import known, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Fabric, Node
-from schema.observed.snapshot import Link, Network, NodeSnapshot, PeerProbe
+from schema.desired.rig import Fabric, Node
+from schema.observed.network import Link, Network, PeerProbe
+from schema.observed.snapshot import NodeSnapshot
 
 # IPv4 and ICMP headers, which `ping -s` does not count.
 PING_OVERHEAD = 28

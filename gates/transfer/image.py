@@ -13,8 +13,9 @@ from gates.host import reachable, storage
 from gates.transfer import fabric, route
 from gates.transfer.route import TransferRequest, gates_for
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Image, NodeSnapshot, Unreadable
+from schema.desired.rig import Node
+from schema.observed.docker import Image
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 PRUNE = "sudo docker image prune"
 DOCKER_ROOT = "/var/lib/docker"

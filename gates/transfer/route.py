@@ -11,7 +11,8 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.transfer import fabric
 from schema.desired.plan import Plan
-from schema.observed.snapshot import ReachAsk, Unreadable
+from schema.observed.network import ReachAsk
+from schema.observed.snapshot import Unreadable
 
 # Findings of the fabric that a waiver turns into "then over the LAN".
 OFF_FABRIC = frozenset({"fabric-down", "fabric-address", "fabric-route"})

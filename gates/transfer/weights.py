@@ -12,7 +12,7 @@ from gates.transfer import fabric, route
 from gates.transfer.route import TransferRequest, gates_for
 from gates.weights import weights
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 UNNEEDED = "remove from that filesystem what is not needed"

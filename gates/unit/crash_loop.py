@@ -12,8 +12,10 @@ from gates.engine.failure_signatures import cause_of, last_exit
 from gates.engine.state import engine_state, own_container, own_unit
 from gates.unit.supervision import watched
 from schema.desired.plan import UNIT, Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Container, NodeSnapshot, Unit
+from schema.desired.rig import Node
+from schema.observed.docker import Container
+from schema.observed.snapshot import NodeSnapshot
+from schema.observed.units import Unit
 
 # A restart is of the present trouble when it is younger than this, in seconds.
 RECENT_S = 3600.0

@@ -10,8 +10,9 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.unit.supervision import OWN_UNITS, repoint, watched
 from schema.desired.plan import UNIT, Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import NodeSnapshot, Unit
+from schema.desired.rig import Node
+from schema.observed.snapshot import NodeSnapshot
+from schema.observed.units import Unit
 from schema.render.drop_in import drop_in_path
 
 # A drop-in's name that can be typed as it is.

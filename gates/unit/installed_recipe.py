@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from gates.core.check import known, per_node, pyinfra
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from schema.render.engine_files import NODE_PATH
+from schema.render.installed import endpoint_in
 from schema.render.node_json import endpoint
 
 
@@ -24,20 +24,17 @@ def as_installed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
     if node.role != "head":
         return
     texts = {file.path: file.content for file in known(snapshot.files, "files")}
-    try:
-        there = json.loads(texts.get(NODE_PATH) or "")["endpoint"]
-        installed = (str(there["url"]), str(there["model"]))
-    except (ValueError, KeyError, TypeError):
-        return  # nothing of ours is installed: other gates say so
+    installed = endpoint_in(texts.get(NODE_PATH) or "")
     wanted = endpoint(plan.rig, plan.recipe)
-    if installed == (wanted["url"], wanted["model"]):
+    # Where nothing of ours is installed, other gates say so.
+    if installed is None or (installed.url, installed.model) == (wanted["url"], wanted["model"]):
         return
     yield violation(
         "other-recipe",
         node.name,
-        f"{node.name} is set up to serve {installed[1]}, not {wanted['model']} "
+        f"{node.name} is set up to serve {installed.model}, not {wanted['model']} "
         f"(recipe {plan.recipe.name})",
-        evidence=f"{NODE_PATH}: {installed[1]} at {installed[0]}; this run would ask "
+        evidence=f"{NODE_PATH}: {installed.model} at {installed.url}; this run would ask "
         f"{wanted['model']} at {wanted['url']}",
         remedy=f"name what was served: --data recipe=NAME; or {pyinfra(plan, 'serve')}",
     )

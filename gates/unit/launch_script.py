@@ -13,8 +13,11 @@ from gates.engine.failure_signatures import from_log, last_exit
 from gates.engine.state import own_container, own_unit
 from gates.unit.supervision import repoint, watched
 from schema.desired.plan import UNIT, Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Container, FileState, NodeSnapshot, Unit, Unreadable
+from schema.desired.rig import Node
+from schema.observed.docker import Container
+from schema.observed.files import FileState
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.units import Unit
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 
 # The shell's and docker's exit statuses for what cannot be run, or is not there.

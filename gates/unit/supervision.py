@@ -9,8 +9,10 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import own_unit, same_container
 from schema.desired.plan import CONTAINER, UNIT, Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Container, NodeSnapshot, Unit, Unreadable
+from schema.desired.rig import Node
+from schema.observed.docker import Container
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.units import Unit
 
 # The engine's unit and its helpers (the pair check, the watch).
 OWN_UNITS = "rigbook-"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from gates.core.check import Observed, known, pyinfra, reached
 from node.rules import magic
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import NodeSnapshot, Unreadable, Weights, WeightsFile
+from schema.desired.rig import Node
+from schema.observed.files import Weights, WeightsFile
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 # what lies beside weights for people; no engine opens it

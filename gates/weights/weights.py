@@ -11,8 +11,9 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.weights.files import copy, cut, fetch, format_of, pointers, sound, tensors, weights_of
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed.snapshot import NodeSnapshot, Weights, WeightsFile
+from schema.desired.rig import Node
+from schema.observed.files import Weights, WeightsFile
+from schema.observed.snapshot import NodeSnapshot
 
 __all__ = ["GATES", "copy", "cut", "fetch", "format_of", "sound", "tensors", "weights_of"]
 

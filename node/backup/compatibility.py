@@ -12,10 +12,10 @@ from node.core.errors import Json, NodeError
 WAIVABLE = ("host", "path", "python", "arch", "older")
 
 
-def pick(wanted: str | None, tree: str | None) -> Json:
+def select(wanted: str | None, tree: str | None) -> Json:
     """Gives the manifest to restore: the one named, else the tree's newest verified one."""
     if wanted is not None:
-        row = store.look(wanted)
+        row = store.inspect(wanted)
         if row.manifest is None:
             store.load(wanted)  # says it in its own words
             raise store.damaged(wanted, row.problem)
@@ -61,7 +61,7 @@ def _interpreter(manifest: Json, here: str) -> str | None:
     return None
 
 
-def misfits(manifest: Json, tree: str) -> list[tuple[str, str]]:
+def incompatibilities(manifest: Json, tree: str) -> list[tuple[str, str]]:
     """Gives what does not fit, as (what to waive, in words). Raises NodeError for what nobody may
     waive."""
     found: list[tuple[str, str]] = []
@@ -88,9 +88,9 @@ def misfits(manifest: Json, tree: str) -> list[tuple[str, str]]:
     return found
 
 
-def refuse(manifest: Json, tree: str, allow: list[str]) -> list[str]:
+def require_compatible(manifest: Json, tree: str, allow: list[str]) -> list[str]:
     """Raise NodeError for the misfits that are not allowed; gives those that are, in words."""
-    found = misfits(manifest, tree)
+    found = incompatibilities(manifest, tree)
     bad = [(what, text) for what, text in found if what not in allow]
     if bad:
         raise NodeError(

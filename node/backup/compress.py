@@ -81,13 +81,13 @@ def start(argv: list[str], **files: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(argv, env=environment(), start_new_session=True, **files)
 
 
-def widen(file: Any) -> None:
+def enlarge_pipe(file: Any) -> None:
     """Let a pipe hold 1 MiB, where the kernel lets us: fewer switches between the programs."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(file.fileno(), _F_SETPIPE_SZ, CHUNK)
 
 
-def end(children: list[subprocess.Popen[bytes]]) -> None:
+def reap_children(children: list[subprocess.Popen[bytes]]) -> None:
     """Kill what is left of the children, and collect them.
 
     Killed before their pipes are closed: a thread that is blocked in a write holds the pipe.
@@ -104,7 +104,7 @@ def end(children: list[subprocess.Popen[bytes]]) -> None:
                     pipe.close()
 
 
-class Complaints:
+class StderrTail:
     """The last words of the children, from one pipe that a thread reads."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def pack(
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(target, flags, 0o600)
     threads = min(os.cpu_count() or 1, MAX_THREADS)
-    said = Complaints()
+    said = StderrTail()
     children: list[subprocess.Popen[bytes]] = []
     last = ""
     try:
@@ -158,13 +158,13 @@ def pack(
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said.write_fd,
         )  # fmt: skip
         children.append(tar)
-        widen(tar.stdout)
+        enlarge_pipe(tar.stdout)
         zstd = start(["zstd", f"-{level}", f"-T{threads}", "--no-progress", "-q", "-c"],
                      stdin=tar.stdout, stdout=subprocess.PIPE, stderr=said.write_fd)  # fmt: skip
         children.append(zstd)
         assert tar.stdin and tar.stdout and zstd.stdout
         tar.stdout.close()
-        widen(zstd.stdout)
+        enlarge_pipe(zstd.stdout)
         feeder = threading.Thread(target=_feed, args=(tar.stdin, paths), daemon=True)
         feeder.start()
         digest, size = hashlib.sha256(), 0
@@ -184,7 +184,7 @@ def pack(
         codes = [child.wait() for child in children]
         os.fsync(fd)
     finally:
-        end(children)
+        reap_children(children)
         last = said.last()
         os.close(fd)
     for name, code in zip(("tar", "zstd"), codes, strict=False):
@@ -274,7 +274,7 @@ class _Flusher:
             raise self.error
 
 
-class Source:
+class PayloadReader:
     """The uncompressed stream of a payload: a thread reads, hashes and hands it to zstd.
 
     `read` gives the next piece; `finish` gives the sha256 of all bytes of the payload.
@@ -286,12 +286,12 @@ class Source:
         self._digest = hashlib.sha256()
         self._error = ""
         self._over = False
-        self.said = Complaints()
+        self.said = StderrTail()
         self.zstd = start(["zstd", "-d", "-q", "-c", "--no-progress"], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=self.said.write_fd)  # fmt: skip
         assert self.zstd.stdin and self.zstd.stdout
-        widen(self.zstd.stdin)
-        widen(self.zstd.stdout)
+        enlarge_pipe(self.zstd.stdin)
+        enlarge_pipe(self.zstd.stdout)
         self._stream = self.zstd.stdout
         self._thread = threading.Thread(target=self._hand, daemon=True)
         self._thread.start()
@@ -335,7 +335,7 @@ class Source:
     def close(self) -> str:
         """End everything; gives the last words of zstd."""
         self._over = True
-        end([self.zstd])
+        reap_children([self.zstd])
         self._thread.join()
         os.close(self._fd)
         return self.said.last()

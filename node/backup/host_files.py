@@ -7,11 +7,10 @@ not start. Each is a journalled step, so undo gives back what lay there.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
 
-from node.change import file_step, undo
+from node.change import kinds, undo
 from node.core.errors import Json
+from node.core.step_kind import Seen, Steps
 from node.core.systemctl import systemctl
 from node.systemd.hold import FILE as HOLD
 from node.systemd.unit_files import FOLDER_SUFFIX
@@ -85,11 +84,13 @@ def words(rows: list[Json]) -> list[str]:
     return [f"{verbs[row['op']]} {row['path']}" for row in rows if row["op"] in verbs]
 
 
-def bring_back(rows: list[Json], records: list[Any], record: Callable[[], None]) -> None:
+def bring_back(rows: list[Json], steps: Steps) -> None:
     """Do the steps, journalled; systemd is told of them. Raises NodeError, OSError."""
-    wanted = [file_step.checked(row, f"files[{n}]") for n, row in enumerate(rows)]
-    file_step.plan(wanted)
+    wanted = [kinds.parse(row, f"files[{n}]") for n, row in enumerate(rows)]
+    seen = Seen()
     for step in wanted:
-        file_step.do(step, records, record)
+        kinds.of(step).plan(step, seen)
+    for step in wanted:
+        kinds.of(step).do(step, steps)
     if any(row["path"].startswith(undo.SYSTEMD) for row in rows):
         systemctl("daemon-reload")

@@ -19,7 +19,7 @@ def list_all(request: Json) -> Json:
     """Gives the backups, newest first, what is partial, how far work on them is, and what
     restores displaced."""
     validate.keys(request, "request", ())
-    backups = [about(row) for row in reversed(store.all_backups())]
+    backups = [describe(row) for row in reversed(store.all_backups())]
     partial: list[str] = []
     working: list[str] = []
     if os.path.isdir(store.folder()):
@@ -31,7 +31,7 @@ def list_all(request: Json) -> Json:
     return {"backups": backups, "partial": partial, "working": working, "displaced": displaced()}
 
 
-def about(row: store.Backup) -> Json:
+def describe(row: store.Backup) -> Json:
     """Gives one backup as the list shows it."""
     manifest = row.manifest
     found: Json = {"id": row.id, "usable": manifest is not None and not row.problem,
@@ -65,7 +65,7 @@ def displaced() -> list[Json]:
         for entry in one["steps"]:
             # an installation in place is undone by a restore, which has a folder of its own
             path = entry.get({"work": "path", "install": "work"}.get(entry.get("op"), ""))
-            if path and tree_step.look(path)["kind"] == "directory":
+            if path and tree_step.inspect_tree(path)["kind"] == "directory":
                 rows.append({"path": path, "change": one["id"],
                              "status": one["status"]})  # fmt: skip
     return rows
@@ -95,7 +95,7 @@ def _prune(tree: object, keep: int, with_displaced: bool, dry: bool) -> Json:
     removed: list[Json] = []
     kept: list[Json] = []
     for rows in _by_tree(tree).values():
-        _sort(rows, keep, removed, kept)
+        _partition(rows, keep, removed, kept)
     if not dry:
         for n, row in enumerate(removed):
             if signals.interrupted():
@@ -120,7 +120,7 @@ def _by_tree(tree: object) -> dict[str, list[store.Backup]]:
     return found
 
 
-def _sort(rows: list[store.Backup], keep: int, removed: list[Json], kept: list[Json]) -> None:
+def _partition(rows: list[store.Backup], keep: int, removed: list[Json], kept: list[Json]) -> None:
     """Sort one tree's backups into those that go and those that stay, each with the reason."""
     whole = [row for row in rows if row.manifest is not None and not row.problem]
     newest = {row.id for row in whole[:keep]}

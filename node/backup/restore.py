@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import time
-from typing import Any
 
 from node.backup import compatibility, compress, contents, create, host_files, store
 from node.backup import request as backup_request
 from node.backup import unpack as backup_unpack
-from node.change import apply, journal, link_step, tree_step, undo, work_folder_step
+from node.change import journal, link_step, transaction, work_folder_step
+from node.change.transaction import Transaction
+from node.change.tree_step import TreeKind
+from node.change.work_folder_step import WorkFolderKind
 from node.core import validate
-from node.core.errors import Json, NodeError, io_reason
+from node.core.errors import Json, NodeError
+from node.core.step_state import UNDONE
 from node.engine import held_stopped
-from node.files.host_lock import Lock
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives the request with every value checked; at the console a change is made up."""
     allowed = ("change", "backup", "tree", "allow", "force", "dry")
     body = validate.keys(request, "request", allowed)
@@ -29,7 +30,7 @@ def _checked(request: Json) -> Json:
            "operator": "console"}  # fmt: skip
     backup, tree = body.get("backup"), body.get("tree")
     return {
-        "change": journal.checked_change(body.get("change") or own),
+        "change": journal.parse_change(body.get("change") or own),
         "backup": None if backup is None else store.checked_id(backup),
         "tree": None if tree is None else backup_request.tree(tree),
         "allow": [validate.choice(row, "allow", compatibility.WAIVABLE) for row in rows],
@@ -45,28 +46,26 @@ def restore(request: Json) -> Json:
     Nothing changes when the tree is as the backup already (by path, size, mode, owner and time;
     `force` unpacks it all the same). On any error the tree is as it was.
     """
-    wanted = _checked(request)
+    wanted = _parse_request(request)
     compress.programs()
     with store.Held(shared=True):
-        manifest = compatibility.pick(wanted["backup"], wanted["tree"])
+        manifest = compatibility.select(wanted["backup"], wanted["tree"])
         place = _place(manifest, wanted["tree"])
-        waived = compatibility.refuse(manifest, place["tree"], wanted["allow"])
+        waived = compatibility.require_compatible(manifest, place["tree"], wanted["allow"])
         if wanted["dry"]:
             return _plan(manifest, place, waived)
-        with Lock(f"tree restore by {wanted['change']['operator']}"):
-            journal.sweep()
-            opened = apply.opened(wanted["change"])
-            _clear(opened)
+        with transaction.opened(wanted["change"], "tree restore") as steps:
+            _clear(steps)
             place["files"] = _files(manifest, place)
             unpacks = wanted["force"] or bool(_different(manifest, place))
             if not unpacks and not place["files"]:
-                return _nothing(opened, manifest, place)
+                return _nothing(steps, manifest, place)
             if unpacks:
                 _room(manifest, place)
-            engine = held_stopped.stopped_engine()
-            with held_stopped.held(opened, engine):
-                cleared = held_stopped.clear(engine) if engine else []
-                answer = _restore(opened, manifest, place, waived, unpacks)
+            engine = held_stopped.engine_if_stopped()
+            with held_stopped.unit_held(steps, engine):
+                cleared = held_stopped.end_leftovers(engine) if engine else []
+                answer = _restore(steps, manifest, place, waived, unpacks)
             return {**answer, "cleared": cleared}
 
 
@@ -80,7 +79,7 @@ def _place(manifest: Json, tree: str | None) -> Json:
         raise NodeError(f"{os.path.dirname(place['real'])} is not there", "no_folder",
                         "make the folder first")  # fmt: skip
     if place["link"] is not None:
-        link_step.look(place["tree"])  # a folder where the link was is refused
+        link_step.inspect_link(place["tree"])  # a folder where the link was is refused
     elif os.path.islink(place["real"]):
         raise NodeError(f"{place['real']} is a link now; it was a folder", "not_a_link",
                         f"look at it with: ls -ld {place['real']}")  # fmt: skip
@@ -95,7 +94,8 @@ def _room(manifest: Json, place: Json) -> None:
 
 def _different(manifest: Json, place: Json) -> str:
     """Gives in what the tree is not as the backup, "" when it is."""
-    if place["link"] is not None and link_step.look(place["tree"]).get("target") != place["link"]:
+    link = place["link"]
+    if link is not None and link_step.inspect_link(place["tree"]).get("target") != link:
         return f"{place['tree']} does not point to {place['link']}"
     if not os.path.isdir(place["real"]):
         return f"{place['real']} is not there"
@@ -126,62 +126,57 @@ def _about(manifest: Json, place: Json) -> Json:
             "versions": manifest["facts"]["versions"]}  # fmt: skip
 
 
-def _nothing(opened: Json, manifest: Json, place: Json) -> Json:
+def _nothing(steps: Transaction, manifest: Json, place: Json) -> Json:
     """Gives the answer when the tree is as the backup."""
-    is_open = bool(opened["steps"])
-    return {**_about(manifest, place), "change": opened["id"] if is_open else None,
-            "status": "OPEN" if is_open else None, "changed": False, "displaced": [],
+    return {**_about(manifest, place), **steps.answer(), "changed": False, "displaced": [],
             "files": [], "detail": "the tree is as the backup"}  # fmt: skip
 
 
-def _clear(opened: Json) -> None:
+def _clear(steps: Transaction) -> None:
     """Remove what a killed restore of this change had unpacked and never used."""
-    for entry in opened["steps"]:
-        if entry["op"] == "work" and not entry["used"] and entry["state"] != "undone":
-            work_folder_step.revert(entry, False)
-            entry["state"] = "undone"
-            journal.save(opened)
+    for entry in steps.rows:
+        if entry["op"] == "work" and not entry["used"] and entry["state"] != UNDONE:
+            WorkFolderKind("work").revert(entry, overwrite=False)
+            steps.finish(entry, UNDONE)
 
 
-def _restore(opened: Json, manifest: Json, place: Json, waived: list[str], unpacks: bool) -> Json:
+def _restore(
+    steps: Transaction, manifest: Json, place: Json, waived: list[str], unpacks: bool
+) -> Json:
     """Do it, step by step; on an error before the first trade nothing is left of it."""
-    began, before = time.time(), len(opened["steps"])
-
-    def record() -> None:
-        journal.save(opened)
-
+    began = time.time()
     setuid: list[str] = []
     kept: list[str] = []
     unpacked_s = 0.0
     try:
         if unpacks:
-            work = work_folder_step.make(_folder(opened, place), opened["steps"], record)
+            work = work_folder_step.make(_folder(steps, place), steps)
             new = os.path.join(work["path"], work_folder_step.NEW)
             setuid = backup_unpack.unpack(manifest["id"], manifest, new)
             unpacked_s = time.time() - began
-            kept = _trade(opened, manifest, place, work, record)
+            kept = _trade(steps, manifest, place, work)
             if place["link"] is not None:
                 wanted = {"op": "link", "path": place["tree"], "target": place["link"],
                           "expect": None}  # fmt: skip
-                link_step.do(wanted, opened["steps"], record)
-        host_files.bring_back(place["files"], opened["steps"], record)
+                link_step.LinkKind("link").do(wanted, steps)
+        host_files.bring_back(place["files"], steps)
     except (NodeError, OSError) as error:
-        raise _taken_back(opened, before, error) from error
-    return {**_about(manifest, place), "change": opened["id"], "status": "OPEN", "changed": True,
+        raise steps.take_back(error) from error
+    return {**_about(manifest, place), **steps.answer(), "changed": True,
             "displaced": kept, "detail": "restored",
             "files": host_files.words(place["files"]), "setuid": setuid[:100], "waived": waived,
             "unpacked_s": round(unpacked_s, 2),
             "took_s": round(time.time() - began, 2)}  # fmt: skip
 
 
-def _folder(opened: Json, place: Json) -> str:
+def _folder(steps: Transaction, place: Json) -> str:
     """Gives a free name beside the tree for the folder in which the restore works."""
     name = re.sub(r"[^0-9A-Za-z._-]", "_", os.path.basename(place["real"]))[:60]
-    folder = f"{os.path.dirname(place['real'])}/.rigbook-{name}-{opened['id']}"
+    folder = f"{os.path.dirname(place['real'])}/.rigbook-{name}-{steps.change['id']}"
     return folder + "-" + secrets.token_hex(2) if os.path.lexists(folder) else folder
 
 
-def _trade(opened: Json, manifest: Json, place: Json, work: Json, record: Any) -> list[str]:
+def _trade(steps: Transaction, manifest: Json, place: Json, work: Json) -> list[str]:
     """Trade the unpacked for what lies there; gives what was displaced."""
     new, old = (
         os.path.join(work["path"], name) for name in (work_folder_step.NEW, work_folder_step.OLD)
@@ -202,11 +197,11 @@ def _trade(opened: Json, manifest: Json, place: Json, work: Json, record: Any) -
                                 "restore a backup of the whole tree")  # fmt: skip
     work["used"] = True
     work["backup"] = manifest["id"]
-    record()
+    steps.write()
     for path, source in pairs.items():
         step = {"op": "tree", "path": path, "source": source, "displaced": kept[path],
                 "expect": None}  # fmt: skip
-        tree_step.do(step, opened["steps"], record, backup=manifest["id"])
+        TreeKind("tree").do(step, steps, backup=manifest["id"])
     return [kept[path] for path in pairs if os.path.lexists(kept[path])]
 
 
@@ -224,32 +219,3 @@ def _other_versions(pairs: dict[str, str | None]) -> list[str]:
             if other.endswith(".dist-info") and same and its not in pairs:
                 found.append(its)
     return found
-
-
-def _taken_back(opened: Json, before: int, error: Exception) -> NodeError:
-    """Take this call's steps back; gives the error to raise."""
-    done = opened["steps"][before:]
-    reason = io_reason(error) if isinstance(error, OSError) else str(error)
-    code, remedy = ("io", "")
-    if isinstance(error, NodeError):
-        code, remedy = error.code, error.remedy
-    try:
-        for entry in reversed(done):
-            undo.revert(entry, overwrite=False)
-        for entry in done:
-            if entry["op"] == "tree" and tree_step.look(entry["path"]) != entry["pre"]:
-                raise NodeError(f"{entry['path']} is not what it was", "undo_incomplete")
-        for entry in done:
-            # nothing in it was in use for long: what a failed trade displaced is back
-            if entry["op"] == "work" and os.path.isdir(entry["path"]):
-                shutil.rmtree(entry["path"])
-        del opened["steps"][before:]
-        if opened["steps"]:
-            journal.save(opened)
-        elif journal.find(opened["id"]):
-            journal.drop(opened["id"])
-    except (NodeError, OSError) as second:
-        text = io_reason(second) if isinstance(second, OSError) else str(second)
-        return NodeError(f"{reason}; taking back failed too: {text}; the change stays OPEN",
-                         code, "rignode undo")  # fmt: skip
-    return NodeError(f"{reason}; nothing was changed", code, remedy)

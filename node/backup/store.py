@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ import time
 from typing import Any, NamedTuple
 
 from node.change import journal
-from node.core import proc, validate
+from node.core import flock, proc, validate
 from node.core.errors import Json, NodeError
 from node.files import atomic, state_dir
 
@@ -59,7 +58,7 @@ def checked_id(value: Any, where: str = "backup") -> str:
     return text
 
 
-class Held:
+class Held(flock.FileLock):
     """The backups' own lock, as a context manager: exclusive, or shared for readers.
 
     It is flock on the folder, so it ends with its process: under the exclusive one, whatever is
@@ -67,45 +66,23 @@ class Held:
     """
 
     def __init__(self, shared: bool = False, wait_s: float = 2.0) -> None:
-        self.mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        self.wait_s = wait_s
-        self.fd = -1
+        super().__init__(wait_s, shared)
 
-    def __enter__(self) -> Held:
+    def path(self) -> str:
+        """Gives the folder of the backups."""
         state_dir.ensure()
         private_folder(folder())
-        self.fd = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        deadline = time.monotonic() + self.wait_s
-        while True:
-            try:
-                fcntl.flock(self.fd, self.mode | fcntl.LOCK_NB)
-                return self
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    os.close(self.fd)
-                    raise NodeError(
-                        "another process works on the backups of this host", "locked",
-                        "wait for it; see: rignode tree list",
-                    ) from None  # fmt: skip
-                time.sleep(0.05)
+        return folder()
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
+    def refused(self, said: str) -> NodeError:
+        """Gives the error of another process that works on them."""
+        return NodeError("another process works on the backups of this host", "locked",
+                         "wait for it; see: rignode tree list")  # fmt: skip
 
 
 def busy() -> bool:
     """Gives whether somebody works on the backups now; writes nothing."""
-    try:
-        fd = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return flock.held_by(folder(), shared=False) is not None
 
 
 def private_folder(path: str) -> None:
@@ -211,7 +188,7 @@ def mark(backup: str, manifest: Json, problem: str) -> None:
     atomic.save_private(of(backup, VERIFIED), json.dumps(note).encode("utf-8") + b"\n")
 
 
-def look(backup: str) -> Backup:
+def inspect(backup: str) -> Backup:
     """Gives one backup; its payload's size is compared, its bytes are not read."""
     try:
         manifest = load(backup)
@@ -234,7 +211,7 @@ def all_backups() -> list[Backup]:
         names = sorted(os.listdir(folder()))
     except FileNotFoundError:
         return []
-    rows = [look(name) for name in names if ID.match(name)]
+    rows = [inspect(name) for name in names if ID.match(name)]
     # the id has whole seconds
     rows.sort(key=lambda row: (row.id[:16], (row.manifest or {}).get("created_unix_s", 0.0)))
     return rows

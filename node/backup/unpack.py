@@ -24,7 +24,7 @@ def unpack(backup: str, manifest: Json, target: str) -> list[str]:
     Each member is looked at before tar gets it; nothing is run of what is unpacked. It is on the
     disk on return. Raises NodeError when the payload or what came of it is not as recorded.
     """
-    said = compress.Complaints()
+    said = compress.StderrTail()
     tar = compress.start(
         ["tar", "--extract", "--file=-", f"--directory={target}", "--same-permissions",
          "--same-owner", "--numeric-owner", "--xattrs", "--xattrs-include=*",
@@ -32,7 +32,7 @@ def unpack(backup: str, manifest: Json, target: str) -> list[str]:
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said.write_fd,
     )  # fmt: skip
     assert tar.stdin
-    compress.widen(tar.stdin)
+    compress.enlarge_pipe(tar.stdin)
     fd = tar.stdin.fileno()
 
     def sink(piece: bytes) -> None:
@@ -50,7 +50,7 @@ def unpack(backup: str, manifest: Json, target: str) -> list[str]:
         tar.stdin.close()
         code = tar.wait()
     finally:
-        compress.end([tar])
+        compress.reap_children([tar])
         last = said.last()
     if code != 0 or broken:
         raise NodeError(f"tar ended with {code}: {last or 'no word'}", "tree_failed",

@@ -45,7 +45,7 @@ def read_back(
     progress = compress.Progress(what, payload["bytes"], note)
     with open(_members(backup, manifest), "rb") as lines:
         reader = Reader(iter(lines), safety)
-        source = compress.Source(store.of(backup, store.PAYLOAD), progress)
+        source = compress.PayloadReader(store.of(backup, store.PAYLOAD), progress)
         try:
             while True:
                 piece = source.read()
@@ -81,7 +81,7 @@ def verify(request: Json) -> Json:
         backup = newest() if body.get("backup") is None else store.checked_id(body["backup"])
         manifest = store.load(backup)
         try:
-            size = store.look(backup)
+            size = store.inspect(backup)
             if size.manifest is None:
                 raise store.damaged(backup, size.problem)
             setuid = read_back(backup, manifest, f"verify {backup}")

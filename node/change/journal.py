@@ -6,14 +6,12 @@ import json
 import os
 import time
 
-from node.change import kinds
 from node.core import proc, validate
 from node.core.errors import Json, NodeError
+from node.core.step_state import INTENT, UNKNOWN, subject
 from node.files import atomic, host_lock, state_dir
 
-# steps that cannot be undone: what they ended or removed is told, and stays so; a patch tool's
-# own step is among them, because the files that it changed are steps of their own
-LASTING = ("reap", "shm", "caches", "tool", "weights", "restart")
+FORMAT = 1
 STATUSES = ("OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT")
 _KEYS = ("id", "deploy", "operator", "status", "opened_unix_s", "closed_unix_s", "boot_id",
          "reason", "steps")  # fmt: skip
@@ -93,7 +91,7 @@ def broken_error(paths: list[str]) -> NodeError:
 def open_change(request: Json) -> Json:
     """Gives a new change, not yet written, of a checked request."""
     return {
-        "format": 1,
+        "format": FORMAT,
         "id": request["id"],
         "deploy": request["deploy"],
         "operator": request["operator"],
@@ -115,7 +113,7 @@ def save(change: Json) -> None:
     atomic.save_private(path_of(change["id"]), raw)
 
 
-def drop(change_id: str) -> None:
+def discard(change_id: str) -> None:
     """Remove a change in which nothing was changed."""
     with atomic.Folder(path_of(change_id)) as folder:
         folder.unlink(folder.name)
@@ -144,32 +142,19 @@ def summary(change: Json) -> Json:
     }
 
 
-def subject(step: Json) -> str:
-    """Gives what a step is about: its path, its unit, else its own name."""
-    about = (step.get(key) for key in ("path", "unit", "image", "tool", "op"))
-    return str(next(value for value in about if value))
-
-
 def describe(step: Json) -> str:
-    """Gives a step in words: what, where, and how far it came."""
-    op = step.get("op")
-    what = str(op) if subject(step) == op else f"{op} {subject(step)}"
-    if op in kinds.OPS:
-        what = kinds.describe(step)
-    if step.get("op") == "unit":
-        enabled = step.get("enabled")
-        wants = [
-            step.get("active"),
-            None if enabled is None else "enable" if enabled else "disable",
-        ]
-        what += " " + "+".join(str(want) for want in wants if want)
-    if op == "install":
-        what = f"install {step['what']} in {step['path']}, undone by backup {step['backup']}"
-    how = "announced, not known to be done" if step["state"] == "intent" else step["state"]
+    """Gives a step in words: what, where, and how far it came.
+
+    The words are in the row where its kind wrote some: the snapshot tells the journal without them.
+    """
+    op, about = str(step.get("op", "step")), subject(step)
+    what = step.get("words") or (op if about == op else f"{op} {about}")
+    how = {INTENT: "announced, not known to be done",
+           UNKNOWN: "what became of it is not known"}.get(step["state"], step["state"])  # fmt: skip
     return f"{what} ({how})"
 
 
-def view() -> Json:
+def summary_section() -> Json:
     """Gives the journal and lock section of the snapshot: at most 20 changes, newest first.
 
     Changes that are not settled are always among them.
@@ -186,7 +171,7 @@ def view() -> Json:
     }
 
 
-def look(request: Json) -> Json:
+def unsettled(request: Json) -> Json:
     """`journal look`: the change of an id, else those that are not settled, each whole; reads only.
 
     For a rollback, which asks before it knows which one it will undo.
@@ -198,7 +183,7 @@ def look(request: Json) -> Json:
     return {"changes": [row for row in read_all()[0] if row["status"] in ("OPEN", "INCONSISTENT")]}
 
 
-def checked_change(value: object) -> Json:
+def parse_change(value: object) -> Json:
     """Gives the `change` of a request, every value checked, absent ones filled in."""
     allowed = ("id", "deploy", "operator", "waivers", "blob")
     change = validate.keys(value, "change", allowed, ("id", "deploy", "operator"))

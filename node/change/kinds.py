@@ -1,69 +1,121 @@
-"""Steps of a change about no single path and no unit: GRUB's default, apt's holds, Wake-on-LAN.
-
-Each kind is a module with checked, plan, do, settle, undo and KEYS. `undo` takes them
-back after the paths: grub.cfg may have to be made anew from files that go back first.
-"""
+"""The kinds of journalled steps: each a class (node/core/step_kind.py), loaded when it is met."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable
-from typing import Any
 
-from node.core.errors import Json
+from node.change import journal
+from node.core import validate
+from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.core.step_kind import PHASES, Kind
+from node.core.step_state import INTENT, UNKNOWN
 
-_MODULES = {
-    "grub": "node.kernel.grub_step",
-    "hold": "node.kernel.apt_hold_step",
-    "wol": "node.machine.wol_step",
+_FILE = "node.change.file_step:FileKind"
+_PASSED = "node.change.irreversible:Irreversible"
+# a new kind is one row here and one file
+KINDS: dict[str, str] = {
+    "file": _FILE,
+    "absent": _FILE,
+    "directory": _FILE,
+    "unit": "node.systemd.unit_step:UnitKind",
+    "link": "node.change.link_step:LinkKind",
+    "tree": "node.change.tree_step:TreeKind",
+    "kube": "node.kube.deployment_step:DeploymentKind",
+    "grub": "node.kernel.grub_step:GrubKind",
+    "hold": "node.kernel.apt_hold_step:AptHoldKind",
+    "wol": "node.machine.wol_step:WolKind",
+    # these are written by other verbs than apply
+    "work": "node.change.work_folder_step:WorkFolderKind",
+    "install": "node.venv.in_place_step:InPlaceKind",
+    "tag": "node.image.tag_step:TagKind",
+    "tool": "node.patch.tool_step:ToolKind",
+    "reap": _PASSED,
+    "shm": _PASSED,
+    "caches": _PASSED,
+    "weights": _PASSED,
+    "restart": _PASSED,
 }
-OPS = tuple(_MODULES)
 
 
-def _of(op: str) -> Any:
-    return importlib.import_module(_MODULES[op])
+@functools.cache
+def _load(op: str, where: str) -> Kind:
+    module, _, name = where.partition(":")
+    kind: Kind = getattr(importlib.import_module(module), name)(op)
+    return kind
 
 
-def keys(op: str) -> tuple[str, ...]:
-    """Gives the keys that a step of this kind takes."""
-    found: tuple[str, ...] = _of(op).KEYS
-    return found
+def get(op: str) -> Kind:
+    """Gives the kind of that name, which must be one."""
+    return _load(op, KINDS[op])
 
 
-def checked(step: Json, where: str) -> Json:
-    """Gives a step with every value checked."""
-    out: Json = _of(step["op"]).checked(step, where)
-    return out
+def of(entry: Json) -> Kind:
+    """Gives the kind of a recorded or parsed step."""
+    return get(entry["op"])
 
 
-def plan(step: Json) -> bool:
-    """Gives whether a step would change something."""
-    return bool(_of(step["op"]).plan(step))
+def parse(value: object, where: str) -> Json:
+    """Gives a step of a request with every value checked. Raises NodeError (`bad_request`)."""
+    if not isinstance(value, dict):
+        raise validate.bad(f"{where} is not an object")
+    kind = get(validate.choice(value.get("op"), f"{where}.op", KINDS))
+    if not kind.keys:
+        raise validate.bad(f"{where}.op: {kind.op!r} is not asked for in a request")
+    step = validate.keys(value, where, ("op", *kind.keys), ("op", *kind.required))
+    return kind.parse(step, where)
 
 
-def do(step: Json, records: list[Json], record: Callable[[], None]) -> tuple[bool, str]:
-    """Do a step; gives whether it changed something, and what in words."""
-    changed, detail = _of(step["op"]).do(step, records, record)
-    return bool(changed), str(detail)
+def require_known(change: Json) -> None:
+    """Raise NodeError for a change that another version wrote and this one cannot judge."""
+    identifier, form = change["id"], change.get("format", journal.FORMAT)
+    remedy = "use the rignode that wrote it: ls -t /usr/local/lib/rigbook"
+    if form != journal.FORMAT:
+        raise NodeError(
+            f"change {identifier} has format {form!r}, unknown to this rignode; it is left",
+            "unknown_format",
+            remedy,
+        )
+    for entry in change["steps"]:
+        if entry.get("op") not in KINDS:
+            raise NodeError(
+                f"change {identifier} has a step of the kind {entry.get('op')!r}, unknown to"
+                " this rignode; it is left",
+                "unknown_kind",
+                remedy,
+            )
 
 
-def settle(entry: Json) -> str | None:
-    """Gives what became of an announced step: done, undone, or None."""
-    found: str | None = _of(entry["op"]).settle(entry)
-    return found
+def reason(error: Exception) -> str:
+    """Gives an error of a step as one line."""
+    return io_reason(error) if isinstance(error, OSError) else str(error)
 
 
-def undo(entry: Json) -> str:
-    """Take a step back; gives what was done in words."""
-    return str(_of(entry["op"]).undo(entry))
+def recover(rows: list[Json]) -> bool:
+    """Find out what became of the steps that a kill left announced; gives whether any state is new.
+
+    Never raises: what cannot be found out is "unknown", with the reason, and is asked again by
+    the next one who comes.
+    """
+    changed = False
+    for entry in list(rows):
+        if entry["state"] not in (INTENT, UNKNOWN):
+            continue
+        why = "what lies there is neither what it found nor what it was to leave"
+        try:
+            state = of(entry).recover(entry, rows)
+        except (NodeError, CannotRead, OSError, ValueError) as error:
+            state, why = UNKNOWN, reason(error)
+        if state == UNKNOWN:
+            entry["why"] = why
+        else:
+            entry.pop("why", None)
+        changed = changed or state != entry["state"]
+        entry["state"] = state
+    return changed
 
 
-def describe(entry: Json) -> str:
-    """Gives a step in words; here, because the snapshot tells the journal without the modules."""
-    if entry["op"] == "hold":
-        return f"{'hold' if entry['held'] else 'unhold'} {' '.join(entry['packages'])}"
-    if entry["op"] == "wol":
-        return f"wol {entry['letters']} on {entry['nic']}"
-    if entry.get("next"):
-        return f"grub next boot {entry['next']}"
-    return f"grub default {entry['saved']}" if entry.get("saved") else "grub.cfg"
+def in_undo_order(rows: list[Json]) -> list[Json]:
+    """Gives the steps in the order of an undo, without units and what cannot be undone."""
+    kept = [row for row in reversed(rows) if not of(row).irreversible]
+    return [row for phase in PHASES for row in kept if of(row).phase == phase]

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from typing import Any
 
+from node.change.path_kind import PathKind
 from node.core import validate
 from node.core.errors import Json, NodeError
+from node.core.step_kind import Steps
 from node.files import atomic
-
-ALLOWED = ("path", "target", "expect")
-REQUIRED = ("path", "target")
-
-
-def checked(step: Json, where: str) -> Json:
-    """Gives the step with every value checked; `expect` None, "absent" or the target seen."""
-    target = _target(step["target"], f"{where}.target")
-    expect = step.get("expect")
-    if expect not in (None, "absent"):
-        expect = _target(expect, f"{where}.expect")
-    path = validate.path(step["path"], f"{where}.path")
-    return {"op": "link", "path": path, "target": target, "expect": expect}
 
 
 def _target(value: Any, where: str) -> str:
@@ -45,7 +33,7 @@ def _entry(folder: atomic.Folder) -> Json:
     return {"kind": "link", "target": target, "uid": info.st_uid, "gid": info.st_gid}
 
 
-def look(path: str) -> Json:
+def inspect_link(path: str) -> Json:
     """Gives what lies at the path; a path whose folder is gone is absent."""
     try:
         with atomic.Folder(path) as folder:
@@ -54,37 +42,6 @@ def look(path: str) -> Json:
         if error.code == "no_folder":
             return dict(atomic.ABSENT)
         raise
-
-
-def target(step: Json) -> Json:
-    """Gives the description of the path when the step is done."""
-    return {"kind": "link", "target": step["target"], "uid": os.geteuid(), "gid": os.getegid()}
-
-
-def plan(step: Json, current: Json) -> bool:
-    """Gives whether the step would change something. Raises NodeError when it must not be done."""
-    seen = current.get("target", "absent")
-    if step["expect"] is not None and step["expect"] != seen:
-        raise NodeError(f"{step['path']} is not what the caller saw: it is {seen}",
-                        "changed_meanwhile", "look at the link, then run again")  # fmt: skip
-    return bool(seen != step["target"])
-
-
-def do(step: Json, records: list[Json], record: Callable[[], None]) -> bool:
-    """Do the step, journalled before and after; gives whether it changed something."""
-    with atomic.Folder(step["path"]) as folder:
-        current = _entry(folder)
-        if not plan(step, current):
-            return False
-        temp = atomic.temp_name(folder.name)
-        entry = {"op": "link", "path": step["path"], "state": "intent", "pre": current,
-                 "post": target(step), "temp": temp}  # fmt: skip
-        records.append(entry)
-        record()
-        _replace(folder, entry["post"], temp)
-        entry["state"] = "done"
-        record()
-        return True
 
 
 def _replace(folder: atomic.Folder, wanted: Json, temp: str) -> None:
@@ -99,44 +56,72 @@ def _replace(folder: atomic.Folder, wanted: Json, temp: str) -> None:
     os.fsync(folder.fd)
 
 
-def same(entry: Json, current: Json) -> bool:
-    """Gives True when the path is as the step found it or left it."""
-    return current in (entry["pre"], entry["post"])
+class LinkKind(PathKind):
+    """A symbolic link with its target and owner; anything else at the path is refused."""
 
+    keys = ("path", "target", "expect")
+    required = ("path", "target")
+    moves = True
 
-def ready(entry: Json) -> None:
-    """A link can always be put back: its target is in the journal."""
+    def parse(self, step: Json, where: str) -> Json:
+        """Gives the step checked; `expect` is None, "absent" or the target that was seen."""
+        target = _target(step["target"], f"{where}.target")
+        expect = step.get("expect")
+        if expect not in (None, "absent"):
+            expect = _target(expect, f"{where}.expect")
+        path = validate.path(step["path"], f"{where}.path")
+        return {"op": "link", "path": path, "target": target, "expect": expect}
 
+    def inspect(self, path: str) -> Json:
+        """Gives the link that lies at the path now, or absent."""
+        return inspect_link(path)
 
-def revert(entry: Json, overwrite: bool) -> str:
-    """Put the link back to what the step found; gives what was done in words."""
-    current = look(entry["path"])
-    if not os.path.isdir(os.path.dirname(entry["path"])):
-        return "was as before: its folder is gone"
-    with atomic.Folder(entry["path"]) as folder:
-        folder.unlink(entry["temp"])
-        if current == entry["pre"]:
-            return "was as before"
-        if not same(entry, current):
-            if not overwrite:
-                raise NodeError(f"{entry['path']} was edited after the change", "later_edit")
-            entry["overwrote"] = current.get("target", "absent")
-        if entry["pre"]["kind"] == "absent":
-            folder.unlink(folder.name)
-            return "removed"
-        _replace(folder, entry["pre"], entry["temp"])
-    return f"points to {entry['pre']['target']} again"
+    def target(self, step: Json) -> Json:
+        """Gives the description of the path when the step is done."""
+        owner = {"uid": os.geteuid(), "gid": os.getegid()}
+        return {"kind": "link", "target": step["target"], **owner}
 
+    def changes(self, step: Json, current: Json) -> bool:
+        """Gives whether the step changes the link. Raises NodeError when it must not be done."""
+        seen = current.get("target", "absent")
+        if step["expect"] is not None and step["expect"] != seen:
+            raise NodeError(f"{step['path']} is not what the caller saw: it is {seen}",
+                            "changed_meanwhile", "look at the link, then run again")  # fmt: skip
+        return bool(seen != step["target"])
 
-def settle(entry: Json) -> bool:
-    """Find out what became of an announced step; gives whether that is settled."""
-    try:
+    def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
+        """Point the link elsewhere, in one step for every reader."""
+        with atomic.Folder(step["path"]) as folder:
+            current = _entry(folder)
+            if not self.changes(step, current):
+                return False, "as wanted"
+            temp, post = atomic.temp_name(folder.name), self.target(step)
+            entry = self.record(steps, path=step["path"], pre=current, post=post, temp=temp)
+            _replace(folder, post, temp)
+            steps.finish(entry)
+            return True, "changed"
+
+    def recover(self, entry: Json, rows: list[Json]) -> str:
+        """A link is old or new in whole. The temp is removed."""
         with atomic.Folder(entry["path"]) as folder:
             folder.unlink(entry["temp"])
-            current = _entry(folder)
-    except NodeError:
-        return False
-    if not same(entry, current):
-        return False
-    entry["state"] = "done" if current == entry["post"] else "undone"
-    return True
+            return self.state_of(entry, _entry(folder))
+
+    def revert(self, entry: Json, overwrite: bool) -> str:
+        """Put the link back to what the step found."""
+        current = inspect_link(entry["path"])
+        if not os.path.isdir(os.path.dirname(entry["path"])):
+            return "was as before: its folder is gone"
+        with atomic.Folder(entry["path"]) as folder:
+            folder.unlink(entry["temp"])
+            if current == entry["pre"]:
+                return "was as before"
+            if not self.is_ours(entry, current):
+                if not overwrite:
+                    raise NodeError(f"{entry['path']} was edited after the change", "later_edit")
+                entry["overwrote"] = current.get("target", "absent")
+            if entry["pre"]["kind"] == "absent":
+                folder.unlink(folder.name)
+                return "removed"
+            _replace(folder, entry["pre"], entry["temp"])
+        return f"points to {entry['pre']['target']} again"

@@ -11,40 +11,21 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable
 from typing import Any
 
+from node.change.path_kind import PathKind
 from node.core import validate
 from node.core.errors import Json, NodeError
+from node.core.step_kind import Steps
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.files import atomic
 
-ALLOWED = ("path", "source", "displaced", "expect")
-REQUIRED = ("path", "displaced")
 _NOREPLACE, _EXCHANGE = 1, 2
 # what kernels and file systems say that do not know renameat2 or its flags
 _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 
-def checked(step: Json, where: str) -> Json:
-    """Gives the step with every value checked.
-
-    `source` None moves the path away and puts nothing there. `expect`: None, "absent", "present".
-    """
-    names = [validate.path(step[key], f"{where}.{key}") for key in ("path", "displaced")]
-    source = step.get("source")
-    if source is not None:
-        names.append(validate.path(source, f"{where}.source"))
-    if len(set(names)) != len(names):
-        raise validate.bad(f"{where}: path, source and displaced are not different")
-    for one in names:
-        if any(other.startswith(one + "/") for other in names):
-            raise validate.bad(f"{where}: {one} holds another one of its paths")
-    expect = validate.choice(step.get("expect"), f"{where}.expect", (None, "absent", "present"))
-    return {"op": "tree", "path": names[0], "displaced": names[1], "source": source,
-            "expect": expect}  # fmt: skip
-
-
-def look(path: str) -> Json:
+def inspect_tree(path: str) -> Json:
     """Gives what lies at a path, a link not followed: its kind and inode, or absent."""
     try:
         info = os.lstat(path)
@@ -52,51 +33,6 @@ def look(path: str) -> Json:
         return dict(atomic.ABSENT)
     kinds = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
     return {"kind": kinds.get(stat.S_IFMT(info.st_mode), "other"), "ino": info.st_ino}
-
-
-def target(step: Json) -> Json:
-    """Gives the description of the path when the step is done."""
-    return look(step["source"]) if step["source"] else dict(atomic.ABSENT)
-
-
-def plan(step: Json, current: Json) -> bool:
-    """Gives whether the step would change something. Raises NodeError when it must not be done."""
-    seen = "absent" if current["kind"] == "absent" else "present"
-    if current["kind"] == "other":
-        raise NodeError(f"{step['path']} is a device, a pipe or a socket", "not_a_file")
-    if step["expect"] is not None and step["expect"] != seen:
-        raise NodeError(f"{step['path']} is {seen}, which is not what the caller saw",
-                        "changed_meanwhile", "look at it, then run again")  # fmt: skip
-    return current["kind"] != "absent" or step["source"] is not None
-
-
-def do(step: Json, records: list[Json], record: Callable[[], None], **more: Any) -> bool:
-    """Do the step, journalled before and after; gives whether it changed something.
-
-    `more` is kept in the journal beside it.
-    """
-    path, source, displaced = step["path"], step["source"], step["displaced"]
-    pre, post = look(path), target(step)
-    if source and post["kind"] == "absent":
-        if any(_done_before(step, row, pre) for row in records):
-            return False
-        raise NodeError(f"{source} is not there", "no_source", "unpack or install it first")
-    if not plan(step, pre):
-        return False
-    if pre["kind"] != "absent" and os.path.lexists(displaced):
-        raise NodeError(f"{displaced} is there already: it would be lost", "not_free",
-                        "remove it, or name another place")  # fmt: skip
-    for place in filter(None, (path, source, displaced)):
-        with atomic.Folder(place):
-            pass  # before anything is announced: each folder must be there and safe
-    entry: Json = {"op": "tree", "path": path, "source": source, "displaced": displaced,
-                   "state": "intent", "pre": pre, "post": post, **more}  # fmt: skip
-    records.append(entry)
-    record()
-    forward(entry)
-    entry["state"] = "done"
-    record()
-    return True
 
 
 def _done_before(step: Json, row: Json, now: Json) -> bool:
@@ -170,14 +106,14 @@ def _where(entry: Json, wanted: Json) -> str | None:
     if wanted["kind"] == "absent":
         return None
     places = (entry["path"], entry["displaced"], entry["source"])
-    return next((place for place in places if place and look(place) == wanted), None)
+    return next((place for place in places if place and inspect_tree(place) == wanted), None)
 
 
 def _backward(entry: Json) -> None:
     """Put the old one back, from wherever a kill or a person left the two."""
     path, source, displaced = entry["path"], entry["source"], entry["displaced"]
     old = _where(entry, entry["pre"])
-    now = look(path)
+    now = inspect_tree(path)
     if entry["pre"]["kind"] == "absent":
         if now["kind"] != "absent":
             move(path, source or displaced)
@@ -190,7 +126,8 @@ def _backward(entry: Json) -> None:
         # of the two spare names one is free: each holds at most the one that was displaced
         free = source if old == displaced and source else displaced
         _trade(path, old, free if free != old else old + ".swap")
-    if source and look(source)["kind"] == "absent" and look(displaced)["kind"] != "absent":
+    spare = source and inspect_tree(source)["kind"] == "absent"
+    if spare and inspect_tree(displaced)["kind"] != "absent":
         move(displaced, source)
 
 
@@ -200,46 +137,109 @@ def _gone(entry: Json) -> NodeError:
                      "tree_gone", "restore a backup: rignode tree list")  # fmt: skip
 
 
-def ready(entry: Json) -> None:
-    """Raise NodeError when the old one is nowhere, before an undo touches anything."""
-    if entry["pre"]["kind"] != "absent" and _where(entry, entry["pre"]) is None:
-        raise _gone(entry)
+class TreeKind(PathKind):
+    """A folder and the one that takes its place."""
 
+    keys = ("path", "source", "displaced", "expect")
+    required = ("path", "displaced")
+    moves = True
 
-def same(entry: Json, current: Json) -> bool:
-    """Gives True when the path holds the old one, the new one, or (cut short) nothing."""
-    return current in (entry["pre"], entry["post"]) or current["kind"] == "absent"
+    def parse(self, step: Json, where: str) -> Json:
+        """Gives the step with every value checked.
 
+        `source` None moves the path away and puts nothing there. `expect`: None, "absent",
+        "present".
+        """
+        names = [validate.path(step[key], f"{where}.{key}") for key in ("path", "displaced")]
+        source = step.get("source")
+        if source is not None:
+            names.append(validate.path(source, f"{where}.source"))
+        if len(set(names)) != len(names):
+            raise validate.bad(f"{where}: path, source and displaced are not different")
+        for one in names:
+            if any(other.startswith(one + "/") for other in names):
+                raise validate.bad(f"{where}: {one} holds another one of its paths")
+        expect = validate.choice(step.get("expect"), f"{where}.expect", (None, "absent", "present"))
+        return {"op": "tree", "path": names[0], "displaced": names[1], "source": source,
+                "expect": expect}  # fmt: skip
 
-def revert(entry: Json, overwrite: bool) -> str:
-    """Trade back; gives what was done in words. What lies there now is kept."""
-    current = look(entry["path"])
-    if not same(entry, current) and not overwrite:
-        raise NodeError(f"{entry['path']} was replaced after the change", "later_edit")
-    if current == entry["pre"]:
-        # an undo that was killed has still to give the new one its name
-        with contextlib.suppress(NodeError):
-            _backward(entry)
-        return "was as before"
-    _backward(entry)
-    kept = entry["source"] or entry["displaced"]
-    return f"put back; what lay there is kept in {kept}" if os.path.lexists(kept) else "put back"
+    def inspect(self, path: str) -> Json:
+        """Gives the kind and inode of what lies at the path now."""
+        return inspect_tree(path)
 
+    def target(self, step: Json) -> Json:
+        """Gives the description of the path when the step is done."""
+        return inspect_tree(step["source"]) if step["source"] else dict(atomic.ABSENT)
 
-def settle(entry: Json) -> bool:
-    """Find out what became of an announced step, and finish or take back what was cut short."""
-    now = look(entry["path"])
-    if now == entry["post"] and now != entry["pre"]:
-        source = entry["source"]
-        if source and entry["pre"]["kind"] != "absent" and look(source) == entry["pre"]:
-            move(source, entry["displaced"])
-        entry["state"] = "done"
-        return True
-    if now["kind"] != "absent" and now != entry["pre"]:
-        return False
-    if now != entry["pre"]:
-        if _where(entry, entry["pre"]) is None:
-            return False
+    def changes(self, step: Json, current: Json) -> bool:
+        """Gives whether the step changes something. Raises NodeError when it must not be done."""
+        seen = "absent" if current["kind"] == "absent" else "present"
+        if current["kind"] == "other":
+            raise NodeError(f"{step['path']} is a device, a pipe or a socket", "not_a_file")
+        if step["expect"] is not None and step["expect"] != seen:
+            raise NodeError(f"{step['path']} is {seen}, which is not what the caller saw",
+                            "changed_meanwhile", "look at it, then run again")  # fmt: skip
+        return current["kind"] != "absent" or step["source"] is not None
+
+    def do(self, step: Json, steps: Steps, **more: Any) -> tuple[bool, str]:
+        """Trade the two. `more` is kept in the journal beside it."""
+        path, source, displaced = step["path"], step["source"], step["displaced"]
+        pre, post = inspect_tree(path), self.target(step)
+        if source and post["kind"] == "absent":
+            if any(_done_before(step, row, pre) for row in steps.rows):
+                return False, "as wanted"
+            raise NodeError(f"{source} is not there", "no_source", "unpack or install it first")
+        if not self.changes(step, pre):
+            return False, "as wanted"
+        if pre["kind"] != "absent" and os.path.lexists(displaced):
+            raise NodeError(f"{displaced} is there already: it would be lost", "not_free",
+                            "remove it, or name another place")  # fmt: skip
+        for place in filter(None, (path, source, displaced)):
+            with atomic.Folder(place):
+                pass  # before anything is announced: each folder must be there and safe
+        entry = self.record(steps, path=path, source=source, displaced=displaced,
+                            pre=pre, post=post, **more)  # fmt: skip
+        forward(entry)
+        steps.finish(entry)
+        return True, "changed"
+
+    def check_revertible(self, entry: Json) -> None:
+        """Raise NodeError when the old one is nowhere."""
+        if entry["pre"]["kind"] != "absent" and _where(entry, entry["pre"]) is None:
+            raise _gone(entry)
+
+    def is_ours(self, entry: Json, current: Json) -> bool:
+        """Gives True when the path holds the old one, the new one, or (cut short) nothing."""
+        return super().is_ours(entry, current) or current["kind"] == "absent"
+
+    def revert(self, entry: Json, overwrite: bool) -> str:
+        """Trade back; what lies there now is kept."""
+        current = inspect_tree(entry["path"])
+        if not self.is_ours(entry, current) and not overwrite:
+            raise NodeError(f"{entry['path']} was replaced after the change", "later_edit")
+        if current == entry["pre"]:
+            # an undo that was killed has still to give the new one its name
+            with contextlib.suppress(NodeError):
+                _backward(entry)
+            return "was as before"
         _backward(entry)
-    entry["state"] = "undone"
-    return True
+        if self.verify(entry, "pre"):
+            raise NodeError(f"{entry['path']} is not what it was", "undo_incomplete")
+        kept = entry["source"] or entry["displaced"]
+        there = os.path.lexists(kept)
+        return f"put back; what lay there is kept in {kept}" if there else "put back"
+
+    def recover(self, entry: Json, rows: list[Json]) -> str:
+        """Find out by inode, and finish or take back what was cut short."""
+        now, pre = inspect_tree(entry["path"]), entry["pre"]
+        if now == entry["post"] and now != pre:
+            source = entry["source"]
+            if source and pre["kind"] != "absent" and inspect_tree(source) == pre:
+                move(source, entry["displaced"])
+            return DONE
+        if now == pre:
+            return UNDONE
+        if now["kind"] != "absent" or _where(entry, pre) is None:
+            return UNKNOWN
+        _backward(entry)
+        return UNDONE

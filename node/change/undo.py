@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from node.change import file_step, journal, kinds, stepkinds
+from node.change import journal, kinds
 from node.core import systemctl, validate
-from node.core.errors import CannotRead, Json, NodeError, io_reason
-from node.files import atomic
+from node.core.errors import CannotRead, Json, NodeError
+from node.core.step_kind import UNIT, Seen, Steps
+from node.core.step_state import UNDONE, UNKNOWN
 from node.files.host_lock import Lock
-from node.image import tag_step
-from node.kube import deployment_step
-from node.systemd import unit_step
 
 SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")
+
+
+class Around:
+    """What the verb does around the files of a stopped unit; this one does nothing."""
+
+    def hold(self, steps: Steps, units: list[str]) -> None:
+        """Refuse a start of these stopped units while files go back. Raises NodeError, OSError."""
+
+    def clear(self) -> list[Json]:
+        """End what the unit left behind; gives rows for the answer."""
+        return []
+
+    def lift(self, steps: Steps) -> None:
+        """Let starts pass again, also after an undo that was killed. Raises OSError."""
+
+    def await_start(self) -> list[Json]:
+        """Wait for what the next start needs; gives rows for the answer."""
+        return []
 
 
 def _pick(changes: list[Json]) -> Json | None:
@@ -28,95 +42,18 @@ def _pick(changes: list[Json]) -> Json | None:
     return None
 
 
-def _current(path: str, keep: Callable[[bytes], None] | None = None) -> Json:
-    """Gives what lies at a path now; a path whose folder is gone is absent."""
-    try:
-        with atomic.Folder(path) as folder:
-            return atomic.read_entry(folder, keep)
-    except NodeError as error:
-        if error.code == "no_folder":
-            return dict(atomic.ABSENT)
-        raise
-
-
-def _same(entry: Json, current: Json) -> bool:
-    """Gives True when the path is as the step found it or left it."""
-    if entry["op"] in stepkinds.KINDS:
-        return bool(stepkinds.KINDS[entry["op"]].same(entry, current))
-    if current in (entry["pre"], entry["post"]):
-        return True
-    # a kill between chown and chmod leaves a folder that is neither
-    return bool(entry["op"] == "directory" and current["kind"] == "directory")
-
-
 def conflicts(pending: list[Json], overwrite: list[str]) -> list[str]:
     """Gives the paths that were edited after the change; reads only.
 
     Takes the steps newest first: what an older step finds is what the newer one's undo leaves.
     """
-    now: dict[str, Json] = {}
+    seen = Seen(overwrite)
     edited: list[str] = []
-    trees: list[str] = []
     for entry in pending:
-        if "path" not in entry:
-            continue
-        path = entry["path"]
-        if entry["op"] == "kube":
-            if path not in overwrite and path not in edited and deployment_step.edited(entry):
-                edited.append(path)
-            continue
-        if any(path.startswith(moved + "/") for moved in trees):
-            continue  # it lies in the other tree now; looked at when that one is back
-        kind = stepkinds.KINDS.get(entry["op"])
-        if kind:
-            kind.ready(entry)
-            trees.append(path)
-        if path not in now:
-            now[path] = kind.look(path) if kind else _current(path)
-        if not _same(entry, now[path]) and path not in overwrite and path not in edited:
-            edited.append(path)
-        now[path] = entry["pre"]
+        found = kinds.of(entry).conflicts(entry, seen)
+        if found and entry["path"] not in (*overwrite, *edited):
+            edited.append(entry["path"])
     return edited
-
-
-def revert(entry: Json, overwrite: bool) -> str:
-    """Put one path back to what the step found; gives what was done in words.
-
-    A later edit that is overwritten on request is kept as a blob, named in the step.
-    """
-    if entry["op"] in stepkinds.KINDS:
-        return str(stepkinds.KINDS[entry["op"]].revert(entry, overwrite))
-    kept: list[bytes] = []
-    current = _current(entry["path"], kept.append)
-    if os.path.isdir(os.path.dirname(entry["path"])):
-        with atomic.Folder(entry["path"]) as folder:
-            folder.unlink(entry["temp"])  # of an undo that was killed
-    if current == entry["pre"]:
-        return "was as before"
-    if not _same(entry, current):
-        if not overwrite:
-            raise NodeError(f"{entry['path']} was edited after the change", "later_edit")
-        if kept:
-            entry["overwrote"] = atomic.save_blob(kept[0])
-    pre = entry["pre"]
-    with atomic.Folder(entry["path"]) as folder:
-        if pre["kind"] == "absent" and current["kind"] == "directory":
-            try:
-                os.rmdir(folder.name, dir_fd=folder.fd)
-            except OSError:
-                return "kept: the folder is not empty"
-            os.fsync(folder.fd)
-            return "removed"
-        if pre["kind"] == "absent":
-            folder.unlink(folder.name)
-            return "removed"
-        owner = atomic.Owner(int(pre["mode"], 8), pre["uid"], pre["gid"])
-        if pre["kind"] == "directory":
-            file_step.set_directory(folder, owner, current["kind"] == "absent")
-        else:
-            raw = atomic.load_blob(pre["sha256"])
-            atomic.replace(folder, raw, owner, entry["temp"])
-    return "restored"
 
 
 def _pending(change: Json) -> list[Json]:
@@ -124,23 +61,22 @@ def _pending(change: Json) -> list[Json]:
     return [
         row
         for row in reversed(change["steps"])
-        if row["state"] != "undone" and row["op"] not in journal.LASTING
+        if row["state"] != UNDONE and not kinds.of(row).irreversible
     ]
 
 
 class _Undo:
     """One undo under way: the change, what was done, and what failed."""
 
-    def __init__(self, change: Json, overwrite: list[str], start_units: bool) -> None:
+    def __init__(self, change: Json, start_units: bool, around: Around) -> None:
         self.change = change
-        self.overwrite = overwrite
+        self.steps = Steps(change, partial(journal.save, change))
         self.start_units = start_units
+        self.around = around
         self.answers: list[Json] = []
         self.problems: list[str] = []
         self.to_start: list[str] = []
-        self.pending = _pending(change)
-        # known before its file goes back; None: no engine here, or one that goes on running
-        self.engine: Any = None
+        self.pending: list[Json] = []
 
     def _try(self, what: str, action: Callable[[], Any]) -> Any:
         """Gives the action's answer; a failure is noted and the undo goes on."""
@@ -149,114 +85,76 @@ class _Undo:
         except (NodeError, CannotRead) as error:
             self.problems.append(str(error))
         except OSError as error:
-            self.problems.append(f"{what}: {io_reason(error)}")
+            self.problems.append(f"{what}: {kinds.reason(error)}")
         return None
 
-    def _units(self) -> list[tuple[str, Json, bool]]:
-        """Gives each unit of the change, last touched first: its oldest pre-state, if replaced."""
-        found: dict[str, tuple[Json, bool]] = {}
+    def _units(self) -> dict[str, list[Json]]:
+        """Gives the steps of each unit, newest first, the last touched unit first."""
+        found: dict[str, list[Json]] = {}
         for row in self.pending:
-            if row["op"] == "unit":
-                replaced = found.get(row["unit"], ({}, False))[1]
-                found[row["unit"]] = (row["pre"], replaced or unit_step.replaced(row))
-        return [(name, pre, replaced) for name, (pre, replaced) in found.items()]
+            if kinds.of(row).phase == UNIT:
+                found.setdefault(row["unit"], []).append(row)
+        return found
 
-    def paths(self) -> bool:
-        """Put the paths back, newest step first; gives whether systemd has to reload."""
+    def _pass_over(self) -> None:
+        """Tell of the steps that cannot be undone; one whose traces are not known is a problem."""
+        for row in self.change["steps"]:
+            kind = kinds.of(row)
+            if kind.irreversible:
+                self.answers.append({"op": row["op"], "detail": kind.passed_over(row)})
+                if row["state"] == UNKNOWN:
+                    self.problems.append(f"{kind.describe(row)}: {row.get('why')}")
+
+    def _put_back(self, overwrite: list[str]) -> bool:
+        """Revert the steps that are no unit's; gives whether systemd has to reload."""
         reload = False
-        for row in self.pending:
-            if "path" not in row:
+        for row in kinds.in_undo_order(self.change["steps"]):
+            if row not in self.pending:
                 continue
-            path = row["path"]
-            back = deployment_step.revert if row["op"] == "kube" else revert
-            detail = self._try(path, partial(back, row, path in self.overwrite))
+            about: Json = {key: row[key] for key in ("path", "image") if key in row}
+            what = next(iter(about.values()), row["op"])
+            over = row.get("path") in overwrite
+            detail = self._try(what, partial(kinds.of(row).revert, row, over))
             if detail is not None:
-                row["state"] = "undone"
-                self._try("journal", partial(journal.save, self.change))
-                reload = reload or path.startswith(SYSTEMD)
-                self.answers.append({"op": row["op"], "path": path, "detail": detail})
+                row["state"] = UNDONE
+                self._try("journal", self.steps.write)
+                reload = reload or about.get("path", "").startswith(SYSTEMD)
+                self.answers.append({"op": row["op"], **about, "detail": detail})
         return reload
 
-    def tags(self) -> None:
-        """Put the tags of images back, newest step first."""
-        for row in self.pending:
-            if row["op"] != "tag":
-                continue
-            detail = self._try(row["image"], partial(tag_step.revert, row))
-            if detail is not None:
-                row["state"] = "undone"
-                self._try("journal", partial(journal.save, self.change))
-                self.answers.append({"op": "tag", "image": row["image"], "detail": detail})
-
-    def specials(self) -> None:
-        """Take back what is no path and no unit, newest first, once the files are back."""
-        for row in self.pending:
-            if row["op"] in kinds.OPS:
-                detail = self._try(row["op"], partial(kinds.undo, row))
-                if detail is not None:
-                    row["state"] = "undone"
-                    self._try("journal", partial(journal.save, self.change))
-                    self.answers.append({"op": row["op"], "detail": detail})
-
-    def _tell(self, name: str, lines: list[str]) -> None:
-        self.answers += [{"op": "clear", "unit": name, "detail": line} for line in lines]
-
-    def hold(self, names: list[str]) -> None:
-        """Hold the stopped engine's unit, and end what it left behind."""
-        # imported here: they import what imports this
-        holding = importlib.import_module("node.engine.held_stopped")
-        found = holding.stopped_engine()
-        if found is not None and found.unit in names:
-            self.engine = found
-            self._try("the hold", partial(holding.hold, self.change, found.unit))
-            self._tell(found.unit, holding.clear(found))
-
-    def lift(self) -> None:
-        """Lift the hold, also one of an undo that was killed, and wait for the start's memory."""
-        holding = importlib.import_module("node.engine.held_stopped")
-        self._try("the hold", partial(holding.lift, self.change))
-        if self.engine is not None and self.start_units:
-            # as it is now: the files of the former engine are back
-            self._tell(self.engine.unit, holding.await_memory(holding.stopped_engine()
-                                                              or self.engine))  # fmt: skip
-
-    def run(self) -> None:
-        """Stop what is new, put the paths back, then bring back what was enabled and running."""
-        for row in self.change["steps"]:
-            if row["op"] in journal.LASTING:
-                detail = f"cannot be undone and is passed over ({row['state']})"
-                if row["op"] == "tool":
-                    detail = "the files that it changed are put back one by one"
-                self.answers.append({"op": row["op"], "detail": detail})
+    def run(self, overwrite: list[str]) -> None:
+        """Stop what is new, put the rest back, then bring back what was enabled and running."""
+        self._pass_over()
         units = self._units()
-        ran: dict[str, list[str]] = {name: [] for name, _, _ in units}
+        ran: dict[str, list[str]] = {}
         failed = set()
-        for name, pre, replaced in units:
-            done = self._try(name, partial(unit_step.quiesce, name, pre, replaced))
+        for name, rows in units.items():
+            done = self._try(name, partial(kinds.of(rows[0]).quiesce, rows))
             failed.update([name] if done is None else [])
-            ran[name] += done or []
-        self.hold([name for name, _, _ in units])
-        self.tags()
-        reload = self.paths()
-        self.specials()
+            ran[name] = done or []
+        self._try("the hold", partial(self.around.hold, self.steps, list(units)))
+        self.answers += self.around.clear()
+        reload = self._put_back(overwrite)
         held = bool(self.change.get("held"))
-        self.lift()
+        self._try("the hold", partial(self.around.lift, self.steps))
+        if self.start_units:
+            self.answers += self.around.await_start()
         if reload or units or held:
             self._try("systemd", partial(systemctl.systemctl, "daemon-reload"))
-        for name, pre, _ in reversed(units):
-            done = self._try(name, partial(unit_step.resume, name, pre, self.start_units))
+        for name, rows in reversed(units.items()):
+            resume = partial(kinds.of(rows[0]).resume, rows, self.start_units)
+            done, to_start = self._try(name, resume) or (None, False)
             failed.update([name] if done is None else [])
             ran[name] += done or []
-            if not self.start_units and systemctl.is_running(pre):
-                self.to_start.append(name)
+            self.to_start += [name] if to_start else []
             detail = ", ".join(ran[name]) or "was as before"
-            self.answers.append({"op": "unit", "unit": name, "detail": detail})
-        for row in self.pending:
-            if row["op"] == "unit" and row["unit"] not in failed:
-                row["state"] = "undone"
+            self.answers.append({"op": rows[0]["op"], "unit": name, "detail": detail})
+            if name not in failed:
+                for row in rows:
+                    row["state"] = UNDONE
 
 
-def undo(request: Json) -> Json:
+def undo(request: Json, around: Around | None = None) -> Json:
     """Undo a change, or the last one that is not blessed; a second time changes nothing.
 
     Raises NodeError (`later_edit`) before anything is touched, and (`undo_incomplete`) when a
@@ -281,7 +179,8 @@ def undo(request: Json) -> Json:
             return _nothing(None, "nothing to undo")
         if change["status"] == "ROLLED_BACK":
             return _nothing(change, "undone already")
-        return _undo(_Undo(change, overwrite, start_units), reason)
+        kinds.require_known(change)
+        return _undo(_Undo(change, start_units, around or Around()), overwrite, reason)
 
 
 def _nothing(change: Json | None, detail: str) -> Json:
@@ -296,16 +195,15 @@ def _nothing(change: Json | None, detail: str) -> Json:
     }
 
 
-def _undo(job: _Undo, told: str = "undone") -> Json:
+def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
     """Do the undo of a picked change, under the lock."""
     change = job.change
-    if file_step.settle(change["steps"]):
+    if kinds.recover(change["steps"]):
         journal.save(change)
-        job.pending = _pending(change)  # a tool that was killed has left steps of its own
-    job.pending = [row for row in job.pending if row["state"] != "undone"]
+    job.pending = _pending(change)
     if not job.pending and change["status"] == "INCONSISTENT":
         return _nothing(change, "its steps are undone already; close it once the rig serves")
-    edited = conflicts(job.pending, job.overwrite)
+    edited = conflicts(job.pending, overwrite)
     if edited:
         raise NodeError(
             f"edited after the change: {', '.join(edited)}; nothing was undone",
@@ -313,7 +211,7 @@ def _undo(job: _Undo, told: str = "undone") -> Json:
             "look at them; to overwrite them: rignode undo "
             + " ".join(f"--overwrite {path}" for path in edited),
         )
-    job.run()
+    job.run(overwrite)
     if job.problems:
         reason = "undo: " + "; ".join(job.problems)
         journal.close(change, "INCONSISTENT", reason)

@@ -4,52 +4,67 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 
-from node.change.tree_step import look
+from node.change.path_kind import PathKind
+from node.change.tree_step import inspect_tree
 from node.core.errors import Json
+from node.core.step_kind import Steps
+from node.core.step_state import DONE, UNDONE
 from node.files import atomic, state_dir
 
 NEW, OLD = "new", "old"
 
 
-def make(path: str, records: list[Json], record: Callable[[], None]) -> Json:
-    """Make the folder, 0700, journalled before; gives its entry of the journal."""
-    with atomic.Folder(path):
-        pass
-    entry: Json = {"op": "work", "path": path, "state": "intent", "pre": dict(atomic.ABSENT),
-                   "used": False}  # fmt: skip
-    records.append(entry)
-    record()
-    for folder in (path, os.path.join(path, NEW), os.path.join(path, OLD)):
-        os.mkdir(folder, 0o700)
-    state_dir.sync_folder(os.path.dirname(path))
-    entry["state"] = "done"
-    record()
-    return entry
+class WorkFolderKind(PathKind):
+    """A folder of our own, 0700; `used` once a tree of it took the place of another."""
+
+    moves = True
+
+    def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
+        """Make the folder and its two parts."""
+        path = step["path"]
+        with atomic.Folder(path):
+            pass
+        entry = self.record(steps, path=path, pre=dict(atomic.ABSENT), used=False)
+        for folder in (path, os.path.join(path, NEW), os.path.join(path, OLD)):
+            os.mkdir(folder, 0o700)
+        state_dir.sync_folder(os.path.dirname(path))
+        steps.finish(entry)
+        return True, "made"
+
+    def inspect(self, path: str) -> Json:
+        """Gives the kind and inode of what lies at the path now."""
+        return inspect_tree(path)
+
+    def is_ours(self, entry: Json, current: Json) -> bool:
+        """It is ours, whatever is in it."""
+        return True
+
+    def revert(self, entry: Json, overwrite: bool) -> str:
+        """Remove the folder; once a tree of it was in use it is kept for the post-mortem."""
+        path = entry["path"]
+        if inspect_tree(path)["kind"] != "directory":
+            return "was as before"
+        if entry["used"]:
+            return "kept for the post-mortem, until: rignode tree prune '{\"displaced\": true}'"
+        shutil.rmtree(path)
+        return "removed"
+
+    def discard(self, entry: Json) -> None:
+        """Remove it also when it was used: what a trade displaced is back, nothing ran from it."""
+        if os.path.isdir(entry["path"]):
+            shutil.rmtree(entry["path"])
+
+    def recover(self, entry: Json, rows: list[Json]) -> str:
+        """Find out whether a kill came before the folder was made."""
+        return DONE if os.path.isdir(entry["path"]) else UNDONE
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Whether it is there or not hurts nobody: nothing runs from it."""
+        return []
 
 
-def same(entry: Json, current: Json) -> bool:
-    """It is ours, whatever is in it."""
-    return True
-
-
-def ready(entry: Json) -> None:
-    """It can always be left or removed."""
-
-
-def revert(entry: Json, overwrite: bool) -> str:
-    """Remove the folder; once a tree of it was in use it is kept for the post-mortem."""
-    path = entry["path"]
-    if look(path)["kind"] != "directory":
-        return "was as before"
-    if entry["used"]:
-        return "kept for the post-mortem, until: rignode tree prune '{\"displaced\": true}'"
-    shutil.rmtree(path)
-    return "removed"
-
-
-def settle(entry: Json) -> bool:
-    """Find out whether a kill came before the folder was made."""
-    entry["state"] = "done" if os.path.isdir(entry["path"]) else "undone"
-    return True
+def make(path: str, steps: Steps) -> Json:
+    """Make the folder as a step; gives its entry of the journal."""
+    WorkFolderKind("work").do({"path": path}, steps)
+    return steps.rows[-1]

@@ -11,6 +11,7 @@ from node.cli import status as statuses
 from node.cli.request import read, usage
 from node.core import signals, validate
 from node.core.errors import Json, NodeError
+from node.engine.held_stopped import EngineHold
 from node.files import host_lock as locks
 
 
@@ -48,9 +49,9 @@ def undo(args: list[str]) -> Json | None:
         request, as_text = read(args, console=True), False
     as_text = as_text or sys.stdout.isatty()
     if not as_text:
-        return undoing.undo(request)
+        return undoing.undo(request, EngineHold())
     try:
-        print("\n".join(statuses.undo_lines(undoing.undo(request))))
+        print("\n".join(statuses.undo_lines(undoing.undo(request, EngineHold()))))
     except NodeError as error:
         error.spoken = True
         raise

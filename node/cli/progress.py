@@ -11,5 +11,5 @@ def console(args: list[str]) -> Json | None:
     """Prints a line for each transfer of this host."""
     if args:
         raise usage(f"unknown argument {args[0][:60]!r}")
-    print("\n".join(spool.lines()))
+    print("\n".join(spool.progress_lines()))
     return None

@@ -17,10 +17,10 @@ def _date(unix_s: float) -> str:
 
 def collect() -> Json:
     """Gives the journal's view and the state of the units that its last changes touched."""
-    seen: Json = journal.view()
+    seen: Json = journal.summary_section()
     names: set[str] = set()
     for change in journal.read_all()[0][:20]:
-        names.update(row["unit"] for row in change["steps"] if row.get("op") == "unit")
+        names.update(row["unit"] for row in change["steps"] if "unit" in row)
     units: list[Json] = []
     for name in sorted(names):
         try:

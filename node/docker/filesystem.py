@@ -156,7 +156,7 @@ def _entry(tree: Tree, path: str) -> tuple[os.stat_result | None, str]:
     return info, path
 
 
-def mode(tree: Tree, path: str) -> int | None:
+def stat_mode(tree: Tree, path: str) -> int | None:
     """Gives the st_mode of what a path leads to inside the tree, or None when nothing is there.
 
     Raises CannotRead for links without end.
@@ -185,7 +185,7 @@ def mode(tree: Tree, path: str) -> int | None:
     return found
 
 
-def program(tree: Tree, name: str) -> str | None:
+def program_problem(tree: Tree, name: str) -> str | None:
     """Gives what is wrong with a program that is to run inside the tree, or None.
 
     A bare name is looked for on the tree's PATH. Raises CannotRead.
@@ -194,7 +194,7 @@ def program(tree: Tree, name: str) -> str | None:
         paths = [posixpath.join(tree.workdir, name)]
     else:
         paths = [f"{folder}/{name}" for folder in tree.path.split(":") if folder]
-    found = [info for info in (mode(tree, path) for path in paths) if info is not None]
+    found = [info for info in (stat_mode(tree, path) for path in paths) if info is not None]
     if not found:
         return f"which is not in {tree.what}"
     if not any(stat.S_ISREG(info) and info & 0o111 for info in found):

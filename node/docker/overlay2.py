@@ -20,7 +20,7 @@ from typing import Any
 
 from node.core.errors import NodeError
 from node.rules.patterns import DIGEST
-from node.transfer.protocol import BLOCK
+from node.transfer.block import BLOCK
 
 _CACHE = re.compile(r"^[0-9a-z-]{16,80}$")
 DRIVER = "overlay2"

@@ -12,7 +12,7 @@ from node.engine.config import endpoint
 _KEYS = ("endpoint", "timeout_s")
 
 
-def look(request: Any) -> Json:
+def ask_engine(request: Any) -> Json:
     """Gives whether a completion came back with content, in words, and whether to ask again."""
     body = validate.keys(request, "request", _KEYS, _KEYS)
     where = endpoint(body["endpoint"], "endpoint")

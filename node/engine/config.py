@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, NamedTuple
 
 from node.core import validate
-from node.core.errors import Json, NodeError, io_reason
+from node.core.errors import Json
+from node.files import state_file
 from node.rules.urls import is_http_url
 
 PATH = "/etc/rigbook/engine/node.json"
@@ -96,25 +96,13 @@ def path() -> str:
 
 def load() -> Engine:
     """Gives this host's engine. Raises NodeError (`engine_file`): one line with file and key."""
-    where = path()
-    try:
-        with open(where, "rb") as file:
-            return checked(json.loads(file.read(1 << 20).decode("utf-8")))
-    except OSError as error:
-        raise NodeError(io_reason(error), "engine_file", _REMEDY) from None
-    except ValueError as error:
-        raise NodeError(f"{where} is not JSON: {error}", "engine_file", _REMEDY) from None
-    except NodeError as error:
-        raise NodeError(f"{where}: {error}", "engine_file", _REMEDY) from None
+    return state_file.read_settings(path(), parse, "engine_file", _REMEDY)
 
 
-def checked(value: Any) -> Engine:
+def parse(value: Any) -> Engine:
     """Gives the engine of the file's content, every value checked. Raises NodeError."""
     body = validate.keys(value, "the file", (*_KEYS, "venv"), _KEYS)
-    if body["format"] != FORMAT:
-        raise validate.bad(
-            f"format {str(body['format'])[:20]} is not the {FORMAT} that is known here"
-        )
+    state_file.format_is(body, FORMAT)
     venv = _venv(body.get("venv"))
     if (venv is None) == (body["container"] is None):
         raise validate.bad("container and venv: one of them runs the engine")

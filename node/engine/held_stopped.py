@@ -1,36 +1,24 @@
-"""The engine's unit while its files go back: held stopped, its orphans ended, its memory awaited.
-
-A drop-in under /run holds it: starts are refused, enabled and masked state stay as they are, and a
-reboot lifts it. The change says that it holds before the file is there: whoever undoes it lifts it.
-"""
+"""The engine's unit while its files go back: held, its orphans ended, its memory awaited."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 
-from node.change import journal
+from node.change import journal, undo
 from node.core import systemctl
 from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.core.step_kind import Steps
 from node.engine import before_start, config, memory_need
 from node.engine.config import Engine
+from node.systemd import hold
 
-RUNTIME = "/run/systemd/system"
-FILE = "98-rigbook-undo.conf"
 MEMORY_S = 30.0
 POLL_S = 0.2
-_CONTENT = """\
-# Made by rigbook: it holds this unit while its files go back. `rignode undo` and a reboot lift it.
-[Unit]
-AssertPathExists=!{path}
-[Service]
-Restart=no
-"""
 
 
-def stopped_engine() -> Engine | None:
+def engine_if_stopped() -> Engine | None:
     """Gives this host's engine when it is known and its unit is stopped, else None."""
     try:
         engine = config.load()
@@ -39,52 +27,21 @@ def stopped_engine() -> Engine | None:
         return None
 
 
-def hold(change: Json, name: str) -> None:
-    """Hold a stopped unit, told in the change first. Raises NodeError, OSError."""
-    if not os.path.isdir(RUNTIME):
-        return
-    folder = os.path.join(RUNTIME, f"{name}.d")
-    path = os.path.join(folder, FILE)
-    change["held"] = path
-    journal.save(change)
-    os.makedirs(folder, mode=0o755, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o644), "w", encoding="ascii") as file:
-        file.write(_CONTENT.format(path=path))
-    systemctl.systemctl("daemon-reload")
-
-
-def lift(change: Json) -> bool:
-    """Take a change's hold away, also that of a run that was killed; gives whether there was one.
-
-    The caller reloads systemd; starts pass from here on, since the assertion names the file.
-    """
-    path = change.get("held")
-    if path is None:
-        return False
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    del change["held"]
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(path))  # others may have drop-ins there
-    return True
-
-
 @contextlib.contextmanager
-def held(change: Json, engine: Engine | None) -> Iterator[None]:
+def unit_held(steps: Steps, engine: Engine | None) -> Iterator[None]:
     """Holds an engine's unit for as long as something is done; None: nothing is held."""
     try:
         if engine is not None:
-            hold(change, engine.unit)
+            hold.hold(engine.unit, steps)
         yield
     finally:
-        if lift(change):
-            if journal.find(change["id"]):  # it is dropped where nothing was changed
-                journal.save(change)
+        if hold.lift(steps):
+            if journal.find(steps.change["id"]):  # it is dropped where nothing was changed
+                steps.write()
             systemctl.systemctl("daemon-reload")
 
 
-def clear(engine: Engine) -> list[str]:
+def end_leftovers(engine: Engine) -> list[str]:
     """Ends what the stopped engine left behind; gives a line for each thing done or in the way."""
     try:
         return before_start.orphans(engine)
@@ -112,3 +69,37 @@ def await_memory(engine: Engine) -> list[str]:
         if took >= MEMORY_S:
             return [f"memory, after {took:.0f} s: {lacks}"]
         time.sleep(POLL_S)
+
+
+class EngineHold(undo.Around):
+    """What an undo does around the files of a stopped engine; nothing where none is stopped."""
+
+    def __init__(self) -> None:
+        # known before its file goes back; None: no engine here, or one that goes on running
+        self.engine: Engine | None = None
+
+    def _rows(self, lines: list[str]) -> list[Json]:
+        unit = self.engine.unit if self.engine else ""
+        return [{"op": "clear", "unit": unit, "detail": line} for line in lines]
+
+    def hold(self, steps: Steps, units: list[str]) -> None:
+        """Hold the stopped engine's unit when it is one of these."""
+        found = engine_if_stopped()
+        if found is not None and found.unit in units:
+            self.engine = found
+            hold.hold(found.unit, steps)
+
+    def clear(self) -> list[Json]:
+        """End what the engine left behind."""
+        return self._rows(end_leftovers(self.engine)) if self.engine else []
+
+    def lift(self, steps: Steps) -> None:
+        """Let starts pass again."""
+        hold.lift(steps)
+
+    def await_start(self) -> list[Json]:
+        """Wait for the start's memory."""
+        if self.engine is None:
+            return []
+        # as it is now: the files of the former engine are back
+        return self._rows(await_memory(engine_if_stopped() or self.engine))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from node.change import irreversible, journal
+from node.change import journal, transaction
 from node.core import proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import TimedOut, run
 from node.core.systemctl import BOOTED, inspect_unit
 from node.docker import api
-from node.reap.find import Candidate, look
+from node.reap.find import Candidate, inspect_processes
 from node.reap.ownership import own_ancestors
 from node.reap.proof import measure
 from node.snapshot import memory
@@ -35,7 +35,7 @@ def _met(seen: Json, available: float | None, free: float | None) -> bool:
 
 def _engines() -> list[Candidate]:
     """Gives the engine processes that live on this host, loading or serving."""
-    view = look((), "", None)
+    view = inspect_processes((), "", None)
     ours = own_ancestors(view.stats)
     return [
         one for pid, one in sorted(view.candidates.items()) if one.is_proven and pid not in ours
@@ -74,18 +74,18 @@ def caches(request: Json) -> Json:
     keys = ("change", "need_available_bytes", "need_free_bytes", "unless_running", "dry")
     body = validate.keys(request, "request", keys)
     header = body.get("change")
-    checked = None if header is None else journal.checked_change(header)
+    checked = None if header is None else journal.parse_change(header)
     needs: list[float | None] = [
         None if body.get(key) is None else validate.number(body[key], key, 0, 1 << 50)
         for key in ("need_available_bytes", "need_free_bytes")
     ]
     name = validate.image(body.get("unless_running", "rigbook-engine"), "unless_running")
     dry = validate.boolean(body.get("dry", False), "dry")
-    with irreversible.opened(None if dry else checked, "caches") as log:
+    with transaction.opened(None if dry else checked, "caches") as log:
         return _caches(needs, name, dry, log)
 
 
-def _caches(needs: list[float | None], name: str, dry: bool, log: irreversible.Log) -> Json:
+def _caches(needs: list[float | None], name: str, dry: bool, log: transaction.Transaction) -> Json:
     """Do it, with the request checked."""
     before = _measure()
     if needs == [None, None] or _met(before, *needs):
@@ -105,7 +105,7 @@ def _caches(needs: list[float | None], name: str, dry: bool, log: irreversible.L
         os.close(fd)
     after = _measure()
     entry.update(state="done", after=after)
-    log.record()
+    log.write()
     gained = after["free"] - before["free"]
     return _answer("dropped", f"MemFree rose by {gained} bytes", before, after, needs, log)
 
@@ -116,7 +116,7 @@ def _answer(
     before: Json,
     after: Json,
     needs: list[float | None],
-    log: irreversible.Log,
+    log: transaction.Transaction,
 ) -> Json:
     """Gives the answer."""
     return {"verdict": verdict, "met": _met(after, *needs), "why": why, "before": before,

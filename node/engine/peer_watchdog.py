@@ -6,7 +6,6 @@ stale worker hangs at the rendezvous. Each node restarts its own half, so the pa
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from node.core.errors import Json
 from node.core.systemctl import systemctl
 from node.engine import config, fabric_link, peer_connections
 from node.engine.config import Engine
-from node.files import atomic, host_lock
+from node.files import host_lock, state_file
 
 MISSES = 3
 # three checks, 15 s apart
@@ -113,23 +112,13 @@ def folder() -> str:
     return os.path.join(root, "run") if root else "/run/rigbook"
 
 
-def load_state() -> Json:
-    """Gives the state of the last look; an unknown one when there is none or it is damaged."""
-    try:
-        with open(os.path.join(folder(), "pair.json"), "rb") as file:
-            state = json.loads(file.read())
-        if isinstance(state, dict) and state.keys() == fresh("").keys():
-            return state
-    except (OSError, ValueError):
-        pass
-    return fresh("")
+def _state_path() -> str:
+    return os.path.join(folder(), "pair.json")
 
 
 def save_state(state: Json) -> None:
     """Write the state for the next look."""
-    os.makedirs(folder(), mode=0o755, exist_ok=True)
-    raw = json.dumps(state, sort_keys=True).encode("utf-8") + b"\n"
-    atomic.save_private(os.path.join(folder(), "pair.json"), raw)
+    state_file.save(_state_path(), state, 0o755)
 
 
 def look(engine: Engine) -> Seen:
@@ -172,7 +161,7 @@ def check(
     a start has lasted: it sets that count back, so that deaths hours apart are no crash loop.
     """
     seen = look(engine)
-    state = load_state()
+    state = state_file.load(_state_path(), fresh(""))
     if not seen.runs():
         text = f"{engine.unit} has failed; systemctl status {engine.unit} says why"
         _tell(state, text if seen.active == "failed" else "")

@@ -73,6 +73,8 @@ class Folder:
     def unlink(self, name: str) -> None:
         """Remove an entry of the folder when it is there, and flush the folder."""
         try:
+            # a read-only file system refuses to unlink even what is not there
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             return

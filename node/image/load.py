@@ -18,15 +18,16 @@ from urllib.parse import quote
 from node.core.errors import Json, NodeError, io_reason
 from node.docker import api, containers
 from node.docker.http import connect
-from node.transfer import protocol, spool
+from node.transfer import spool
+from node.transfer.block import BLOCK
 
-_CHUNK = protocol.BLOCK
+_CHUNK = BLOCK
 # The label of the nameless images that keep the layers of an image of which more has to come.
 PART = "rigbook.part"
 PART_TIMEOUT_S = 60.0
 
 
-class Growing:
+class GrowingLayers:
     """Layers that another thread brings into files, for one that reads them as they grow."""
 
     def __init__(self, look: Callable[[], None] = lambda: None) -> None:
@@ -230,7 +231,7 @@ def part_config(config: bytes, diff_ids: list[str]) -> bytes:
     return json.dumps(part, sort_keys=True).encode()
 
 
-def drop_parts() -> None:
+def remove_partial_images() -> None:
     """Removes the nameless images that only kept layers; what another image has stays."""
     wanted = quote(json.dumps({"label": [f"{PART}=1"], "dangling": ["true"]}))
     for row in api.get(f"/images/json?filters={wanted}"):
@@ -244,7 +245,7 @@ def inspect(reference: str) -> Json | None:
     return None if row is None else dict(row)
 
 
-def whole(want: Json) -> bool:
+def is_complete(want: Json) -> bool:
     """Gives whether docker has the image with just this config and these layers."""
     found = inspect(want["id"])
     if found is None:

@@ -29,7 +29,7 @@ ATTEMPTS = 3
 GROUP = 256 << 20
 
 
-def groups(sizes: dict[int, int], from_nothing: bool) -> list[list[int]]:
+def load_groups(sizes: dict[int, int], from_nothing: bool) -> list[list[int]]:
     """Gives the layers that docker gets together, in order; the lowest one of all by itself."""
     found: list[list[int]] = []
     room = 0
@@ -47,27 +47,27 @@ def groups(sizes: dict[int, int], from_nothing: bool) -> list[list[int]]:
 
 def room_needed(sizes: dict[int, int], from_nothing: bool) -> int:
     """Gives the bytes that docker's store needs at most: all layers, and one unpacked archive."""
-    loaded = [sum(sizes[item] for item in group) for group in groups(sizes, from_nothing)
+    loaded = [sum(sizes[item] for item in group) for group in load_groups(sizes, from_nothing)
               if not (from_nothing and group == [0])]  # fmt: skip
     return sum(sizes.values()) + max(loaded, default=0)
 
 
-def sweep() -> None:
+def remove_leftovers() -> None:
     """Removes what transfers left: layers in the spool, and the images that kept registered ones.
 
     For who holds the transfers' lock and has its image whole. Raises CannotRead, OSError.
     """
-    spooling.keep_only([SUFFIX], [])
-    image_load.drop_parts()
+    spooling.remove_others([SUFFIX], [])
+    image_load.remove_partial_images()
 
 
-class Bringing:
+class ImageReceiver:
     """One image: brought, registered, looked at; never tagged."""
 
     def __init__(self, body: Json, peer: client.Peer) -> None:
         self._want, self._deadline_s, self._peer = body["want"], body["deadline_s"], peer
         self._progress: spooling.Progress | None = None
-        self._growing = image_load.Growing(peer.stop_if_gone)
+        self._growing = image_load.GrowingLayers(peer.stop_if_gone)
         self._sizes: dict[int, int] = {}
         self._paths: dict[int, str] = {}
         # An image may have a layer twice (the empty one, often): it comes once, as the first
@@ -88,7 +88,7 @@ class Bringing:
         have = overlay2.present(root, diff_ids)
         self._sizes = {n: int(self._peer.ask({"size": n})["size"])
                        for n in range(have, len(diff_ids))}  # fmt: skip
-        spooling.keep_only([SUFFIX], [diff_ids[n][7:] + SUFFIX for n in self._sizes])
+        spooling.remove_others([SUFFIX], [diff_ids[n][7:] + SUFFIX for n in self._sizes])
         self._place(spooling.folder())
         coming = sorted(set(self._first.values()))
         total = sum(self._sizes[n] for n in coming)
@@ -114,13 +114,13 @@ class Bringing:
 
         thread = threading.Thread(target=fetch_all, daemon=True)
         thread.start()
-        for group in groups(self._sizes, have == 0):
+        for group in load_groups(self._sizes, have == 0):
             self._register(config, group)
         thread.join()
-        if not image_load.whole(self._want):
+        if not image_load.is_complete(self._want):
             # Every layer is there; what lacks is the image itself, which has no bytes.
             self._register(config, [])
-        if not image_load.whole(self._want):
+        if not image_load.is_complete(self._want):
             raise NodeError("docker load ended well and the image is not what it was to be",
                             "image_load", "docker images --no-trunc; run it again")  # fmt: skip
         self.figures.update(wire_s=round(wire_s[0], 2) if wire_s else 0.0,
@@ -158,7 +158,7 @@ class Bringing:
 
         if size[0]:
             self._growing.grew(item, size[0])
-        client.fetch_unhashed(self._peer, item, path, grown)
+        client.fetch_without_digest(self._peer, item, path, grown)
         self._growing.grew(item, size[0])
 
     def _register(self, config: bytes, group: list[int]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from urllib.parse import quote
 
 from node.core.errors import Json, NodeError
+from node.core.step_kind import TAG, Kind, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.docker import containers
 from node.image.load import inspect
 
@@ -22,7 +23,7 @@ def split(reference: str) -> tuple[str, str]:
     return (head, tag) if colon and "/" not in tag else (reference, "latest")
 
 
-def current(reference: str) -> str | None:
+def tagged(reference: str) -> str | None:
     """Gives the id of the image that has this tag, or None."""
     found = inspect(reference)
     return None if found is None else str(found["Id"])
@@ -48,66 +49,62 @@ def kept_name(image_id: str) -> str:
     return f"{KEPT}:{image_id[7:19]}"
 
 
-def do(reference: str, image_id: str, records: list[Json], record: Callable[[], None]) -> bool:
-    """Tag an image; gives whether that changed something. Announced before, marked done after."""
-    before = current(reference)
-    if before == image_id:
-        return False
-    step = {
-        "op": "tag",
-        "image": reference,
-        "state": "intent",
-        "pre": before,
-        "post": image_id,
-        "kept": None if before is None else kept_name(before),
-    }
-    records.append(step)
-    record()
-    if before is not None:
-        _set(before, kept_name(before))
-    _set(image_id, reference)
-    if current(reference) != image_id:
-        raise NodeError(f"docker set {reference} and shows another image under it", "image_tag")
-    step["state"] = "done"
-    record()
-    return True
+class TagKind(Kind):
+    """What a tag names: `pre` and `post` are image ids, `kept` the name of a displaced image."""
 
+    phase = TAG
 
-def revert(step: Json) -> str:
-    """Put a tag back to what the step found; gives what was done in words.
+    def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
+        """Have the tag `image` name the image of the id `id`."""
+        reference, image_id = step["image"], step["id"]
+        before = tagged(reference)
+        if before == image_id:
+            return False, "as wanted"
+        kept = None if before is None else kept_name(before)
+        entry = self.record(steps, image=reference, pre=before, post=image_id, kept=kept)
+        if before is not None:
+            _set(before, kept_name(before))
+        _set(image_id, reference)
+        if tagged(reference) != image_id:
+            raise NodeError(f"docker set {reference} and shows another image under it", "image_tag")
+        steps.finish(entry)
+        return True, "changed"
 
-    A tag that somebody moved later is left alone.
-    """
-    now = current(step["image"])
-    if now == step["pre"]:
-        done = "was as before"
-    elif now != step["post"]:
-        return "left alone: somebody has moved the tag since"
-    elif step["pre"] is None:
-        # Its only name may be this one: without another, docker would remove image and layers.
-        _set(step["post"], kept_name(step["post"]))
-        _drop(step["image"])
-        return f"removed; the image stays as {kept_name(step['post'])}"
-    elif inspect(step["pre"]) is None:
-        former = f"the former image {step['pre'][:19]} of {step['image']}"
-        raise NodeError(f"{former} is gone", "image_tag", "bring it back, then: rignode undo")
-    else:
-        _set(step["pre"], step["image"])
-        done = "restored"
-    if step["kept"] and current(step["kept"]) == step["pre"]:
-        _drop(step["kept"])
-    return done
+    def revert(self, entry: Json, overwrite: bool) -> str:
+        """Put a tag back to what the step found.
 
+        A tag that somebody moved later is left alone.
+        """
+        now = tagged(entry["image"])
+        if now == entry["pre"]:
+            done = "was as before"
+        elif now != entry["post"]:
+            return "left alone: somebody has moved the tag since"
+        elif entry["pre"] is None:
+            # Its only name may be this one: without another, docker would remove image and layers.
+            _set(entry["post"], kept_name(entry["post"]))
+            _drop(entry["image"])
+            return f"removed; the image stays as {kept_name(entry['post'])}"
+        elif inspect(entry["pre"]) is None:
+            former = f"the former image {entry['pre'][:19]} of {entry['image']}"
+            raise NodeError(f"{former} is gone", "image_tag", "bring it back, then: rignode undo")
+        else:
+            _set(entry["pre"], entry["image"])
+            done = "restored"
+        if entry["kept"] and tagged(entry["kept"]) == entry["pre"]:
+            _drop(entry["kept"])
+        return done
 
-def settle(step: Json) -> bool:
-    """Find out whether a tag was set that a kill left announced; gives whether that could be told.
+    def recover(self, entry: Json, rows: list[Json]) -> str:
+        """Docker sets a tag or does not; a third image under it was set by somebody else."""
+        now = tagged(entry["image"])
+        if now == entry["post"]:
+            return DONE
+        if now != entry["pre"]:
+            return UNKNOWN
+        self.revert(entry, overwrite=False)
+        return UNDONE
 
-    Docker sets a tag or does not; a third image under it was set by somebody else.
-    """
-    now = current(step["image"])
-    if now == step["post"]:
-        step["state"] = "done"
-    elif now == step["pre"]:
-        revert(step)
-        step["state"] = "undone"
-    return bool(step["state"] != "intent")
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives what the tag names, where it is not what was recorded."""
+        return differing(entry["image"], tagged(entry["image"]), entry[side])

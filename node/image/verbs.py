@@ -13,11 +13,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from node.change import apply, journal
+from node.change import journal, transaction
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.docker import api, overlay2
-from node.files.host_lock import Lock
 from node.image import load, tag_step
 from node.image import receive as image_receive
 from node.transfer import client, server
@@ -81,20 +80,20 @@ class Stored(server.Source):
 
 def offer_image(request: Json) -> Json:
     """`image offer`: give an image to the peers, then be gone."""
-    wanted = server.checked(request, ["want"])
+    wanted = server.parse_request(request, ["want"])
     return server.serve(Stored(_wanted(request["want"])), wanted)
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     keys = ("change", "image", "want", "from", "key", "deadline_s")
     body = validate.keys(request, "request", keys, keys[:5])
     reference = validate.image(body["image"], "image")
     tag_step.split(reference)
     return {
-        "change": journal.checked_change(body["change"]),
+        "change": journal.parse_change(body["change"]),
         "image": reference,
         "want": _wanted(body["want"]),
-        "from": server.place(body["from"]),
+        "from": server.parse_address(body["from"]),
         "key": validate.key(body["key"], "key"),
         "deadline_s": validate.number(body.get("deadline_s", 3600), "deadline_s", 1, 86400),
     }
@@ -105,13 +104,13 @@ def receive(request: Json) -> Json:
 
     Raises NodeError. What had come stays in the spool for the next run; no tag was touched.
     """
-    body = _checked(request)
-    alive = server.Alive()
+    body = _parse_request(request)
+    alive = server.ParentWatch()
     started = time.monotonic()
     peer = client.Peer(body["from"], body["key"], alive.gone)
     with contextlib.ExitStack() as stack:
         _alone(stack, peer)
-        job = image_receive.Bringing(body, peer)
+        job = image_receive.ImageReceiver(body, peer)
         _bring(job, peer, body)
         why = alive.gone()
         if why:
@@ -124,20 +123,20 @@ def receive(request: Json) -> Json:
 def _alone(stack: contextlib.ExitStack, peer: client.Peer) -> None:
     """Takes the lock of image transfers; a giver that waits is told when another one has it."""
     try:
-        stack.enter_context(spooling.Busy("image"))
+        stack.enter_context(spooling.TransferLock("image"))
     except NodeError as refused:
         peer.bye(str(refused))
         raise
 
 
-def _bring(job: image_receive.Bringing, peer: client.Peer, body: Json) -> None:
+def _bring(job: image_receive.ImageReceiver, peer: client.Peer, body: Json) -> None:
     """Brings the image whole, without a tag, and tells the giver how it ended."""
     error: str | None = "it failed"
     try:
         root = store()
-        if not load.whole(body["want"]):
+        if not load.is_complete(body["want"]):
             job.bring(root)
-        image_receive.sweep()
+        image_receive.remove_leftovers()
         error = None
     except (NodeError, OSError) as failure:
         error = str(failure)
@@ -155,24 +154,20 @@ def tag(request: Json) -> Json:
     body = validate.keys(request, "request", _TAG_KEYS, _TAG_KEYS)
     reference = validate.image(body["image"], "image")
     tag_step.split(reference)
-    header = journal.checked_change(body["change"])
+    header = journal.parse_change(body["change"])
     changed = _tag({"change": header, "image": reference, "want": _wanted(body["want"])})
     # The image came by another way: what a transfer that was given up left is of no use.
-    with contextlib.suppress(NodeError, CannotRead, OSError), spooling.Busy("image"):
-        image_receive.sweep()
+    with contextlib.suppress(NodeError, CannotRead, OSError), spooling.TransferLock("image"):
+        image_receive.remove_leftovers()
     return {"changed": changed}
 
 
 def _tag(body: Json) -> bool:
     """Sets the tag under the host's lock; gives whether it was another one."""
-    header = body["change"]
-    with Lock(f"image receive {header['deploy']} by {header['operator']}"):
-        journal.sweep()
-        found = apply.opened(header)
-        if not load.whole(body["want"]):
+    with transaction.opened(body["change"], "image receive") as steps:
+        if not load.is_complete(body["want"]):
             raise NodeError(
                 "the image went away before it was tagged", "image_load", "run it again"
             )
-        return tag_step.do(
-            body["image"], body["want"]["id"], found["steps"], lambda: journal.save(found)
-        )
+        wanted = {"image": body["image"], "id": body["want"]["id"]}
+        return tag_step.TagKind("tag").do(wanted, steps)[0]

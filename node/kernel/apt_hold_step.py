@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
+from node.core.step_kind import Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.kernel import apt
 
-KEYS = ("packages", "held")
 TIMEOUT_S = 60.0
-_WANT = {True: "hold", False: "install"}
-
-
-def checked(step: Json, where: str) -> Json:
-    """Gives a step with every value checked."""
-    names = validate.array(step.get("packages"), f"{where}.packages", 100)
-    for n, name in enumerate(names):
-        if not apt.PACKAGE.match(validate.text(name, f"{where}.packages[{n}]", 121)):
-            raise validate.bad(f"{where}.packages[{n}]: {name[:60]!r} is not a package's name")
-    held = validate.boolean(step.get("held", True), f"{where}.held")
-    return {"op": "hold", "packages": sorted(set(names)), "held": held}
 
 
 def _selections(names: list[str]) -> dict[str, str]:
@@ -60,40 +48,62 @@ def _to_change(step: Json) -> list[str]:
     return [name for name in now if (now[name] == "hold") != step["held"]]
 
 
-def plan(step: Json) -> bool:
-    """Gives whether the step would change something; reads only."""
-    return bool(_to_change(step))
+def _words(held: bool, names: list[str]) -> str:
+    return f"{'hold' if held else 'unhold'} {' '.join(names)}"
 
 
-def do(step: Json, records: list[Json], record: Callable[[], None]) -> tuple[bool, str]:
-    """Do the step; gives whether it changed something, and what."""
-    names = _to_change(step)
-    verb = "hold" if step["held"] else "unhold"
-    if not names:
-        return False, "as wanted"
-    entry: Json = {"op": "hold", "state": "intent", "packages": names, "held": step["held"]}
-    records.append(entry)
-    record()
-    _mark(names, step["held"])
-    entry["state"] = "done"
-    record()
-    return True, f"{verb} {' '.join(names)}"
+class AptHoldKind(Kind):
+    """Packages that apt is to leave alone, or no longer."""
 
+    keys = ("packages", "held")
 
-def settle(entry: Json) -> str | None:
-    """Gives what became of a step that a kill left announced: done, undone, or None (mixed)."""
-    now = _selections(entry["packages"])
-    states = {(state == "hold") == entry["held"] for state in now.values()}
-    if states == {True}:
-        return "done"
-    return "undone" if states in ({False}, set()) else None
+    def parse(self, step: Json, where: str) -> Json:
+        """Gives a step with every value checked."""
+        names = validate.array(step.get("packages"), f"{where}.packages", 100)
+        for n, name in enumerate(names):
+            if not apt.PACKAGE.match(validate.text(name, f"{where}.packages[{n}]", 121)):
+                raise validate.bad(f"{where}.packages[{n}]: {name[:60]!r} is not a package's name")
+        held = validate.boolean(step.get("held", True), f"{where}.held")
+        return {"op": self.op, "packages": sorted(set(names)), "held": held}
 
+    def describe(self, entry: Json) -> str:
+        """Names the packages."""
+        return _words(entry["held"], entry["packages"])
 
-def undo(entry: Json) -> str:
-    """Put the holds back to what the step found; gives what was done in words."""
-    now = _selections(entry["packages"])
-    names = [name for name in now if (now[name] == "hold") == entry["held"]]
-    if not names:
-        return "was as before"
-    _mark(names, not entry["held"])
-    return f"{'unhold' if entry['held'] else 'hold'} {' '.join(names)}"
+    def plan(self, step: Json, seen: Seen) -> tuple[bool, str]:
+        """Gives whether the step would change something; reads only."""
+        return bool(_to_change(step)), "would change"
+
+    def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
+        """Hold or unhold the packages that are not so yet."""
+        names = _to_change(step)
+        if not names:
+            return False, "as wanted"
+        entry = self.record(steps, packages=names, held=step["held"])
+        _mark(names, step["held"])
+        steps.finish(entry)
+        return True, _words(step["held"], names)
+
+    def recover(self, entry: Json, rows: list[Json]) -> str:
+        """All of them are held, none is, or (unknown) some are."""
+        now = _selections(entry["packages"])
+        states = {(state == "hold") == entry["held"] for state in now.values()}
+        if states == {True}:
+            return DONE
+        return UNDONE if states in ({False}, set()) else UNKNOWN
+
+    def revert(self, entry: Json, overwrite: bool) -> str:
+        """Put the holds back to what the step found."""
+        now = _selections(entry["packages"])
+        names = [name for name in now if (now[name] == "hold") == entry["held"]]
+        if not names:
+            return "was as before"
+        _mark(names, not entry["held"])
+        return _words(not entry["held"], names)
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives the packages whose hold is not as recorded; a removed one has none."""
+        wanted = entry["held"] == (side == "post")
+        now = _selections(entry["packages"])
+        return [line for name in now
+                for line in differing(f"{name} held", now[name] == "hold", wanted)]  # fmt: skip

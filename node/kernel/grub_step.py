@@ -10,34 +10,20 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 
 from node.core import proc, validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
+from node.core.step_kind import Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.files import atomic
 from node.kernel import boot_flush, bootloader, grubcfg, grubenv
 from node.kernel import installed as kernel_installed
 
 MKCONFIG_S = 300.0
-KEYS = ("saved", "next", "regenerate", "sticky_ok")
 _ENV_KEYS = ("saved_entry", "next_entry", "prev_saved_entry")
 # what the environment block, an extra blank and the other temp files need beside grub.cfg
 _ROOM = 64 << 10
-Record = Callable[[], None]
-
-
-def checked(step: Json, where: str) -> Json:
-    """Gives a step with every value checked."""
-    out: Json = {"op": "grub"}
-    for key in ("saved", "next"):
-        value = step.get(key)
-        out[key] = None if value is None else validate.release(value, f"{where}.{key}")
-    for key in ("regenerate", "sticky_ok"):
-        out[key] = validate.boolean(step.get(key, False), f"{where}.{key}")
-    if out["saved"] is None and out["next"] is None and not out["regenerate"]:
-        raise validate.bad(f"{where}: names neither saved nor next and regenerates nothing")
-    return out
 
 
 def _folder() -> str:
@@ -170,13 +156,6 @@ def _proven(step: Json, raw: bytes, env: dict[str, str], folder: str) -> None:
             )
 
 
-def plan(step: Json) -> bool:
-    """Gives whether the step would change something; makes grub.cfg beside and removes it."""
-    folder = _folder()
-    now, wanted, new_env, raw_env = _wanted(step, folder)
-    return now != wanted or new_env != raw_env
-
-
 def _put(folder: str, name: str, raw: bytes, mode: int) -> None:
     """Replace a file of GRUB's folder; its owner and mode stay where it is there."""
     with atomic.Folder(f"{folder}/{name}") as parent:
@@ -185,40 +164,6 @@ def _put(folder: str, name: str, raw: bytes, mode: int) -> None:
         if info is not None:
             owner = atomic.Owner(info.st_mode & 0o7777, info.st_uid, info.st_gid)
         atomic.replace(parent, raw, owner, atomic.temp_name(name))
-
-
-def do(step: Json, records: list[Json], record: Record) -> tuple[bool, str]:
-    """Do the step; gives whether it changed something, and what GRUB boots now."""
-    folder = _folder()
-    _sweep(folder)
-    now, wanted, new_env, raw_env = _wanted(step, folder)
-    words = f"next {step['next']}" if step["next"] else f"default {step['saved']}"
-    if now == wanted and new_env == raw_env:
-        return False, f"{words}, as wanted"
-    entry: Json = {
-        "op": "grub",
-        "state": "intent",
-        "folder": folder,
-        "saved": step["saved"],
-        "next": step["next"],
-        "pre": {"cfg": atomic.save_blob(now), "env": _digest(raw_env), "values": _values(raw_env)},
-        "post": {"cfg": _digest(wanted), "env": _digest(new_env)},
-    }
-    if raw_env is not None:
-        atomic.save_blob(raw_env)
-    records.append(entry)
-    record()
-    # the block first: it is inert until grub.cfg asks for it
-    if new_env != raw_env:
-        _put(folder, "grubenv", new_env, 0o644)
-    if now != wanted:
-        _put(folder, "grub.cfg", wanted, 0o444)
-    boot_flush.flush(folder)
-    _proven(step, proc.read_bytes(f"{folder}/grub.cfg") or b"",
-            bootloader.environment(folder)[1] or {}, folder)  # fmt: skip
-    entry["state"] = "done"
-    record()
-    return True, words
 
 
 def _values(raw: bytes | None) -> Json:
@@ -257,47 +202,109 @@ def _sweep(folder: str) -> None:
             os.unlink(os.path.join(folder, name))
 
 
-def settle(entry: Json) -> str | None:
-    """Gives what became of a step that a kill left announced: done, undone, or None (mixed)."""
-    folder = entry["folder"]
-    now = {key: _digest(proc.read_bytes(f"{folder}/{name}"))
-           for key, name in (("cfg", "grub.cfg"), ("env", "grubenv"))}  # fmt: skip
-    if now == entry["post"]:
-        return "done"
-    return "undone" if now == {key: entry["pre"][key] for key in now} else None
+def _now(folder: str) -> dict[str, str | None]:
+    """Gives the digests of the two files as they are now."""
+    return {"cfg": _digest(proc.read_bytes(f"{folder}/grub.cfg")),
+            "env": _digest(proc.read_bytes(f"{folder}/grubenv"))}  # fmt: skip
 
 
-def undo(entry: Json) -> str:
-    """Put back what the step found; gives what was done in words.
+class GrubKind(Kind):
+    """The kernel of the next boot or of every boot, and a menu made anew."""
 
-    Byte for byte where nobody wrote since. Else the step's own part: GRUB itself clears
-    next_entry, and apt writes grub.cfg anew for each kernel.
-    """
-    folder, pre, post = entry["folder"], entry["pre"], entry["post"]
-    _sweep(folder)
-    said = []
-    cfg = _digest(proc.read_bytes(f"{folder}/grub.cfg"))
-    if cfg == post["cfg"] and cfg != pre["cfg"]:
-        _put(folder, "grub.cfg", atomic.load_blob(pre["cfg"]), 0o444)
-        said.append("grub.cfg restored")
-    elif cfg != pre["cfg"]:
-        _put(folder, "grub.cfg", _generated(folder), 0o444)
-        said.append("grub.cfg made anew: it was written after the change")
-    raw = proc.read_bytes(f"{folder}/grubenv")
-    if _digest(raw) == post["env"] and pre["env"] != post["env"]:
-        if pre["env"] is None:
-            with atomic.Folder(f"{folder}/grubenv") as parent:
-                parent.unlink("grubenv")
-        else:
-            _put(folder, "grubenv", atomic.load_blob(pre["env"]), 0o644)
-        said.append("grubenv restored")
-    elif _digest(raw) != pre["env"]:
-        _, values = bootloader.environment(folder)
-        kept = {k: v for k, v in (values or {}).items() if k not in _ENV_KEYS}
-        wanted = grubenv.render({**kept, **pre["values"]})
-        if wanted != raw:
-            _put(folder, "grubenv", wanted, 0o644)
-            said.append("saved and next entry restored")
-    if said:
+    keys = ("saved", "next", "regenerate", "sticky_ok")
+
+    def parse(self, step: Json, where: str) -> Json:
+        """Gives a step with every value checked."""
+        out: Json = {"op": self.op}
+        for key in ("saved", "next"):
+            value = step.get(key)
+            out[key] = None if value is None else validate.release(value, f"{where}.{key}")
+        for key in ("regenerate", "sticky_ok"):
+            out[key] = validate.boolean(step.get(key, False), f"{where}.{key}")
+        if out["saved"] is None and out["next"] is None and not out["regenerate"]:
+            raise validate.bad(f"{where}: names neither saved nor next and regenerates nothing")
+        return out
+
+    def describe(self, entry: Json) -> str:
+        """Names the kernel that is to boot."""
+        if entry.get("next"):
+            return f"grub next boot {entry['next']}"
+        return f"grub default {entry['saved']}" if entry.get("saved") else "grub.cfg"
+
+    def plan(self, step: Json, seen: Seen) -> tuple[bool, str]:
+        """Gives whether the step would change something; makes grub.cfg beside and removes it."""
+        now, wanted, new_env, raw_env = _wanted(step, _folder())
+        return now != wanted or new_env != raw_env, "would change"
+
+    def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
+        """Do the step; says what GRUB boots now."""
+        folder = _folder()
+        _sweep(folder)
+        now, wanted, new_env, raw_env = _wanted(step, folder)
+        words = f"next {step['next']}" if step["next"] else f"default {step['saved']}"
+        if now == wanted and new_env == raw_env:
+            return False, f"{words}, as wanted"
+        pre = {"cfg": atomic.save_blob(now), "env": _digest(raw_env), "values": _values(raw_env)}
+        post = {"cfg": _digest(wanted), "env": _digest(new_env)}
+        if raw_env is not None:
+            atomic.save_blob(raw_env)
+        entry = self.record(steps, folder=folder, saved=step["saved"], next=step["next"],
+                            pre=pre, post=post)  # fmt: skip
+        # the block first: it is inert until grub.cfg asks for it
+        if new_env != raw_env:
+            _put(folder, "grubenv", new_env, 0o644)
+        if now != wanted:
+            _put(folder, "grub.cfg", wanted, 0o444)
         boot_flush.flush(folder)
-    return ", ".join(said) or "was as before"
+        _proven(step, proc.read_bytes(f"{folder}/grub.cfg") or b"",
+                bootloader.environment(folder)[1] or {}, folder)  # fmt: skip
+        steps.finish(entry)
+        return True, words
+
+    def recover(self, entry: Json, rows: list[Json]) -> str:
+        """Both files are old, both are new, or (unknown) a kill came between the two."""
+        now = _now(entry["folder"])
+        if now == entry["post"]:
+            return DONE
+        return UNDONE if now == {key: entry["pre"][key] for key in now} else UNKNOWN
+
+    def revert(self, entry: Json, overwrite: bool) -> str:
+        """Put back what the step found.
+
+        Byte for byte where nobody wrote since. Else the step's own part: GRUB itself clears
+        next_entry, and apt writes grub.cfg anew for each kernel.
+        """
+        folder, pre, post = entry["folder"], entry["pre"], entry["post"]
+        _sweep(folder)
+        said = []
+        cfg = _digest(proc.read_bytes(f"{folder}/grub.cfg"))
+        if cfg == post["cfg"] and cfg != pre["cfg"]:
+            _put(folder, "grub.cfg", atomic.load_blob(pre["cfg"]), 0o444)
+            said.append("grub.cfg restored")
+        elif cfg != pre["cfg"]:
+            _put(folder, "grub.cfg", _generated(folder), 0o444)
+            said.append("grub.cfg made anew: it was written after the change")
+        raw = proc.read_bytes(f"{folder}/grubenv")
+        if _digest(raw) == post["env"] and pre["env"] != post["env"]:
+            if pre["env"] is None:
+                with atomic.Folder(f"{folder}/grubenv") as parent:
+                    parent.unlink("grubenv")
+            else:
+                _put(folder, "grubenv", atomic.load_blob(pre["env"]), 0o644)
+            said.append("grubenv restored")
+        elif _digest(raw) != pre["env"]:
+            _, values = bootloader.environment(folder)
+            kept = {k: v for k, v in (values or {}).items() if k not in _ENV_KEYS}
+            wanted = grubenv.render({**kept, **pre["values"]})
+            if wanted != raw:
+                _put(folder, "grubenv", wanted, 0o644)
+                said.append("saved and next entry restored")
+        if said:
+            boot_flush.flush(folder)
+        return ", ".join(said) or "was as before"
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives which of the two files is not as recorded, by digest."""
+        now = _now(entry["folder"])
+        return [line for key, name in (("cfg", "grub.cfg"), ("env", "grubenv"))
+                for line in differing(name, now[key], entry[side][key])]  # fmt: skip

@@ -37,7 +37,7 @@ print(b.decode("utf-8","replace"))
 """
 
 
-def look(request: Any) -> Json:
+def ask_pod(request: Any) -> Json:
     """Gives whether a completion came back with content, from where, in words, and whether to ask
     again. `service` (with `port` where it has several): through it; else `port` inside a pod.
     """

@@ -56,7 +56,7 @@ def values_of(value: Any, where: str) -> dict[str, str | None]:
     }
 
 
-def look(request: Any) -> Json:
+def inspect_deployment(request: Any) -> Json:
     """Gives the Deployment, its rollout, pods, newest event, log lines, and variables' values.
 
     `variables`: whose places are told, in the template and in the running processes. `set`: what a

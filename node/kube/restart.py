@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from node.change import irreversible, journal
+from node.change import journal, transaction
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.kube import deployment as kube_deployment
@@ -20,12 +20,12 @@ def restart(request: Any) -> Json:
     A pod that is gone, or belongs to another Deployment, is left: `restarted` is false.
     """
     body = validate.keys(request, "request", _KEYS, ("change", *_KEYS[1:2], *_KEYS[3:]))
-    header = journal.checked_change(body["change"])
+    header = journal.parse_change(body["change"])
     space = inspect.name(body["namespace"], "namespace")
     name = inspect.name(body["deployment"], "deployment")
     pod = validate.text(body["pod"], "pod", 100)
     client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
-    with irreversible.opened(header, "kube restart") as log:
+    with transaction.opened(header, "kube restart") as log:
         deployment = inspect.get(client, space, name)
         before = int(deployment["metadata"]["generation"])
         box = kube_deployment.container_of(deployment, None, first=True)["name"]
@@ -41,9 +41,9 @@ def restart(request: Any) -> Json:
         except CannotRead as error:
             raise NodeError(str(error), "no_cluster", "see: kubectl cluster-info") from None
         if done.rc != 0:
-            log.steps.remove(entry)
-            log.record()
+            log.rows.remove(entry)
+            log.write()
             raise NodeError(f"kubectl rollout restart: {done.last_line()[:300]}", "not_patched")
         entry["state"] = "done"
-        log.record()
+        log.write()
     return {"restarted": True, **told, "change": header["id"]}

@@ -6,28 +6,16 @@ What a card does at the next boot stands in files; this is for the machine that 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import TimedOut, run
+from node.core.step_kind import Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.machine import nic
 
-KEYS = ("nic", "letters")
 TIMEOUT_S = 20.0
 _LETTERS = re.compile(r"^(?:d|[pumbagsf]{1,8})$")
-
-
-def checked(step: Json, where: str) -> Json:
-    """Gives a step with every value checked."""
-    letters = validate.text(step.get("letters"), f"{where}.letters", 8)
-    if not _LETTERS.match(letters):
-        raise validate.bad(f"{where}.letters: {letters!r} is not ethtool's wol, such as 'g' or 'd'")
-    return {
-        "op": "wol",
-        "nic": validate.device(step.get("nic"), f"{where}.nic"),
-        "letters": letters,
-    }
 
 
 def _now(name: str) -> str | None:
@@ -52,42 +40,64 @@ def _set(name: str, letters: str) -> None:
                         f"sudo ethtool {name}")  # fmt: skip
 
 
-def plan(step: Json) -> bool:
-    """Gives whether the step would change something; reads only."""
-    return _now(step["nic"]) != "".join(sorted(step["letters"]))
+def _sorted(letters: str) -> str:
+    return "".join(sorted(letters))
 
 
-def do(step: Json, records: list[Json], record: Callable[[], None]) -> tuple[bool, str]:
-    """Do the step; gives whether it changed something, and what."""
-    before = _now(step["nic"])
-    if before is None:
-        raise NodeError(f"{step['nic']} has no Wake-on-LAN: ethtool names none", "wol_failed")
-    if before == "".join(sorted(step["letters"])):
-        return False, "as wanted"
-    entry: Json = {"op": "wol", "state": "intent", "nic": step["nic"], "pre": before,
-                   "letters": step["letters"]}  # fmt: skip
-    records.append(entry)
-    record()
-    _set(step["nic"], step["letters"])
-    entry["state"] = "done"
-    record()
-    return True, f"wol {before} -> {step['letters']}"
+class WolKind(Kind):
+    """The letters of one card, as ethtool takes them."""
 
+    keys = ("nic", "letters")
 
-def settle(entry: Json) -> str | None:
-    """Gives what became of a step that a kill left announced: done, undone, or None."""
-    try:
+    def parse(self, step: Json, where: str) -> Json:
+        """Gives a step with every value checked."""
+        letters = validate.text(step.get("letters"), f"{where}.letters", 8)
+        if not _LETTERS.match(letters):
+            raise validate.bad(
+                f"{where}.letters: {letters!r} is not ethtool's wol, such as 'g' or 'd'"
+            )
+        return {
+            "op": self.op,
+            "nic": validate.device(step.get("nic"), f"{where}.nic"),
+            "letters": letters,
+        }
+
+    def describe(self, entry: Json) -> str:
+        """Names the letters and the card."""
+        return f"wol {entry['letters']} on {entry['nic']}"
+
+    def plan(self, step: Json, seen: Seen) -> tuple[bool, str]:
+        """Gives whether the step would change something; reads only."""
+        return _now(step["nic"]) != _sorted(step["letters"]), "would change"
+
+    def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
+        """Set the letters and read them again."""
+        before = _now(step["nic"])
+        if before is None:
+            raise NodeError(f"{step['nic']} has no Wake-on-LAN: ethtool names none", "wol_failed")
+        if before == _sorted(step["letters"]):
+            return False, "as wanted"
+        entry = self.record(steps, nic=step["nic"], pre=before, letters=step["letters"])
+        _set(step["nic"], step["letters"])
+        steps.finish(entry)
+        return True, f"wol {before} -> {step['letters']}"
+
+    def recover(self, entry: Json, rows: list[Json]) -> str:
+        """Find out by what the card says now."""
         now = _now(entry["nic"])
-    except NodeError:
-        return None
-    wanted = "".join(sorted(entry["letters"]))
-    return "done" if now == wanted else "undone" if now == entry["pre"] else None
+        if now == _sorted(entry["letters"]):
+            return DONE
+        return UNDONE if now == entry["pre"] else UNKNOWN
 
+    def revert(self, entry: Json, overwrite: bool) -> str:
+        """Set the letters that the step found; a later edit, or a reboot, is left as it is."""
+        now = _now(entry["nic"])
+        if now != _sorted(entry["letters"]):
+            return f"left as it is now ({now or 'no Wake-on-LAN'})"
+        _set(entry["nic"], entry["pre"])
+        return f"wol {entry['pre']} again"
 
-def undo(entry: Json) -> str:
-    """Set the letters that the step found; a later edit, or a reboot, is left as it is."""
-    now = _now(entry["nic"])
-    if now != "".join(sorted(entry["letters"])):
-        return f"left as it is now ({now or 'no Wake-on-LAN'})"
-    _set(entry["nic"], entry["pre"])
-    return f"wol {entry['pre']} again"
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives the letters that are set, where they are not as recorded."""
+        wanted = entry["pre"] if side == "pre" else _sorted(entry["letters"])
+        return differing(f"wol of {entry['nic']}", _now(entry["nic"]), wanted)

@@ -113,15 +113,15 @@ def fingerprint(tree: dict[str, Json], tool: Json) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def done_path(tool_id: str) -> str:
+def tool_marker(tool_id: str) -> str:
     """Gives the file that says which tree a tool has left behind."""
     return os.path.join(state_dir.root(), f"patch-tool-{tool_id}")
 
 
-def is_done(tool: Json) -> bool:
+def tool_already_applied(tool: Json) -> bool:
     """Gives True when the tree is as the tool's last good run left it."""
     try:
-        with open(done_path(tool["id"]), encoding="utf-8") as file:
+        with open(tool_marker(tool["id"]), encoding="utf-8") as file:
             kept = file.read().strip()
     except FileNotFoundError:
         return False
@@ -136,7 +136,7 @@ def _word(value: object, where: str, pattern: Any) -> str:
     return found
 
 
-def checked_tool(value: object, where: str) -> Json:
+def parse_tool(value: object, where: str) -> Json:
     """Gives a tool with every value checked, its tree as a folder of this host."""
     allowed = ("id", "argv", "tree", "env", "timeout_s", "venv")
     row = validate.keys(value, where, allowed, ("id", "argv", "tree"))
@@ -158,7 +158,7 @@ def checked_tool(value: object, where: str) -> Json:
     }
 
 
-def look(request: Json) -> Json:
+def inspect_patches(request: Json) -> Json:
     """Gives for each path the files that it matches, and for each tool whether it has been done."""
     body = validate.keys(request, "request", ("venv", "paths", "tools", "package"), ("paths",))
     venv = None if body.get("venv") is None else validate.path(body["venv"], "venv")
@@ -171,8 +171,8 @@ def look(request: Json) -> Json:
         answers.append({"path": row, "matches": paths[:20], "file": files[0] if files else None})
     tools = []
     for n, row in enumerate(validate.array(body.get("tools", []), "tools", 20)):
-        tool = checked_tool(row, f"tools[{n}]")
-        tools.append({"id": tool["id"], "done": is_done(tool)})
+        tool = parse_tool(row, f"tools[{n}]")
+        tools.append({"id": tool["id"], "done": tool_already_applied(tool)})
     version = None
     if venv is not None and body.get("package") is not None:
         found = pip_plan.installed(venv, [_word(body["package"], "package", _ID)])
@@ -193,7 +193,7 @@ def read_tree(paths: list[str]) -> dict[str, bytes]:
     return kept
 
 
-def save_done(tool: Json) -> None:
+def save_tool_marker(tool: Json) -> None:
     """Keep that the tree is now as the tool leaves it."""
     text = fingerprint(scan(tool["tree"]), tool) + "\n"
-    atomic.save_private(done_path(tool["id"]), text.encode())
+    atomic.save_private(tool_marker(tool["id"]), text.encode())

@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
         }
 
 
-class View(NamedTuple):
+class ProcessView(NamedTuple):
     """One look at the host: all processes, those with a sign, and the holders of the ports.
 
     A port that is held by nobody is not in `holders`; an empty list is a holder not to be seen.
@@ -192,7 +192,9 @@ def _candidate(
     )  # fmt: skip
 
 
-def look(wanted_ports: Iterable[int], unit: str, container_id: str | None) -> View:
+def inspect_processes(
+    wanted_ports: Iterable[int], unit: str, container_id: str | None
+) -> ProcessView:
     """Gives one look at the host. `unit` and `container_id` are ours; reads only."""
     boot = proc.boot_id()
     compute = compute_rows()
@@ -206,4 +208,4 @@ def look(wanted_ports: Iterable[int], unit: str, container_id: str | None) -> Vi
         found = _candidate(stat, boot, gpu, held, ours)
         if found:
             candidates[stat.pid] = found
-    return View(stats, candidates, holders, compute)
+    return ProcessView(stats, candidates, holders, compute)

@@ -11,7 +11,7 @@ from node.core import proc
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.systemctl import BOOTED, inspect_unit
 from node.docker import api
-from node.reap.find import Candidate, View, namespace
+from node.reap.find import Candidate, ProcessView, namespace
 
 _LIVE = ("active", "activating", "reloading", "deactivating", "maintenance")
 # what a person starts over these outlives the login; the unit does not answer for it
@@ -24,7 +24,7 @@ _USER_MANAGER = re.compile(r"/(user@\d+\.service)(?:/|$)")
 _HELPER = re.compile(r"^from multiprocessing\.(?:forkserver|spawn|resource_tracker) import")
 
 
-class Judged(NamedTuple):
+class Verdicted(NamedTuple):
     """A candidate with the judgement: orphan or not, ours and live, and why in words."""
 
     candidate: Candidate
@@ -92,7 +92,7 @@ def _allowed_uids() -> set[int]:
     return found | ({int(sudo)} if sudo.isdigit() and os.geteuid() == 0 else set())
 
 
-def judge_all(view: View, owners: Owners) -> list[Judged]:
+def judge_all(view: ProcessView, owners: Owners) -> list[Verdicted]:
     """Gives every candidate with its judgement, ascending by pid."""
     ancestors = own_ancestors(view.stats)
     return [
@@ -101,11 +101,11 @@ def judge_all(view: View, owners: Owners) -> list[Judged]:
     ]
 
 
-def _judge(one: Candidate, view: View, owners: Owners, ancestors: set[int]) -> Judged:
+def _judge(one: Candidate, view: ProcessView, owners: Owners, ancestors: set[int]) -> Verdicted:
     """Gives the judgement of one candidate."""
 
-    def spared(why: str, own: bool = False) -> Judged:
-        return Judged(one, False, own, f"{why} ({signs})")
+    def spared(why: str, own: bool = False) -> Verdicted:
+        return Verdicted(one, False, own, f"{why} ({signs})")
 
     signs = "; ".join(one.signs)
     if one.stat.pid in ancestors or one.stat.pid == 1:
@@ -124,7 +124,7 @@ def _judge(one: Candidate, view: View, owners: Owners, ancestors: set[int]) -> J
         return spared(why, own)
     if not one.is_proven:
         return spared("not proven to be an engine")
-    return Judged(one, True, False, f"{why} ({signs})")
+    return Verdicted(one, True, False, f"{why} ({signs})")
 
 
 def _in_container(one: Candidate, identifier: str | None, owners: Owners) -> Any:
@@ -152,7 +152,7 @@ def _in_container(one: Candidate, identifier: str | None, owners: Owners) -> Any
     return True, False, f"the container {name} runs, but {owners.our_unit} is {now}"
 
 
-def _in_unit(one: Candidate, view: View, owners: Owners) -> Any:
+def _in_unit(one: Candidate, view: ProcessView, owners: Owners) -> Any:
     """Gives (orphan, own, why) of a process of this pid namespace, by its unit or its parents."""
     services = _SERVICE.findall(one.cgroup)
     if services and not _LOGIN.match(services[0]):
@@ -169,7 +169,7 @@ def _in_unit(one: Candidate, view: View, owners: Owners) -> Any:
     return _by_parents(one, view)
 
 
-def _by_parents(one: Candidate, view: View) -> Any:
+def _by_parents(one: Candidate, view: ProcessView) -> Any:
     """Gives (orphan, own, why) by who is above the engine's uppermost process."""
     top = one.stat
     while True:

@@ -8,7 +8,7 @@ from node.core import proc
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import which
 from node.reap import find
-from node.reap.find import Candidate, View
+from node.reap.find import Candidate, ProcessView
 from node.rules.shm_names import is_engines
 from node.snapshot import gpus, memory, shm
 
@@ -109,7 +109,7 @@ def survivors(ended: list[Candidate]) -> list[str]:
     return lines
 
 
-def holder_words(view: View, port: int) -> str:
+def holder_words(view: ProcessView, port: int) -> str:
     """Gives who holds a port: pid, name, unit and container of each."""
     words: list[str] = []
     for pid in view.holders.get(port, []):
@@ -121,7 +121,7 @@ def holder_words(view: View, port: int) -> str:
     return ", ".join(words) or "a process that cannot be seen from here"
 
 
-def port_rows(view: View, ports: list[int]) -> list[Json]:
+def port_rows(view: ProcessView, ports: list[int]) -> list[Json]:
     """Gives each port with the pids that hold it, and who that is; null for a free one."""
     return [
         {

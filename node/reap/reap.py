@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 
-from node.change import irreversible
+from node.change import transaction
 from node.core.errors import Json, NodeError
 from node.reap import proof, terminate
 from node.reap.find import Candidate
-from node.reap.ownership import Judged
-from node.reap.request import Job, Seen, checked, look
+from node.reap.ownership import Verdicted
+from node.reap.request import JudgedView, ReapRequest, inspect_host, parse_request
 from node.reap.verdict import Verdict, prove
 from node.systemd import hold as systemd_hold
 
@@ -21,24 +21,24 @@ KILL_S = 5.0  # a killed process is gone at once, or it waits in the kernel
 class _Reaping:
     """One reap under way: its journal, its step, and what became of each process."""
 
-    def __init__(self, job: Job, log: irreversible.Log) -> None:
+    def __init__(self, job: ReapRequest, log: transaction.Transaction) -> None:
         self.job = job
         self.log = log
-        left = [row for row in log.steps if row["op"] == "reap" and row["state"] == "intent"]
+        left = [row for row in log.rows if row["op"] == "reap" and row["state"] == "intent"]
         # of a run that was killed: this one finishes it
         self.entry: Json | None = left[0] if left else None
         self.ended: list[Json] = []
         self.known: list[Candidate] = []
         self.unit: Json | None = None
 
-    def announce(self, orphans: list[Judged]) -> None:
+    def announce(self, orphans: list[Verdicted]) -> None:
         """Write who is about to be signalled, before any signal."""
         before = self.entry["identities"] if self.entry else []
         new = [row.as_json() for row in orphans if row.as_json() not in before]
         if new or self.entry is None:
             self.entry = self.log.begin("reap", identities=before + new, verdict=None)
 
-    def end(self, orphans: list[Judged]) -> None:
+    def end(self, orphans: list[Verdicted]) -> None:
         """End these, and note how."""
         reasons = {row.candidate.stat.pid: row.why for row in orphans}
         found = [row.candidate for row in orphans]
@@ -49,9 +49,7 @@ class _Reaping:
 
     def release(self, verdict: str) -> None:
         """Give the unit back; after "needs_reboot" it stays stopped, since it could not start."""
-        said = systemd_hold.release(
-            self.job.unit, self.log.steps, self.log.record, start=verdict != "needs_reboot"
-        )
+        said = systemd_hold.release(self.job.unit, self.log, verdict != "needs_reboot")
         if said and self.unit is None:
             self.unit = {"unit": self.job.unit, "held": False, "before": None,
                          "why": "a run that was killed had held it"}  # fmt: skip
@@ -62,7 +60,7 @@ class _Reaping:
         """Write the verdict: with it the step is done."""
         if self.entry is not None:
             self.entry.update(state="done", verdict=verdict.name, evidence=verdict.evidence)
-            self.log.record()
+            self.log.write()
 
 
 def reap(request: Json) -> Json:
@@ -73,13 +71,13 @@ def reap(request: Json) -> Json:
     change, or a unit that does not stop.
     """
     started = time.monotonic()
-    job = checked(request)
+    job = parse_request(request)
     before = proof.measure()
     proof.check_possible(job.wanted, before)
     if job.dry:
         answer = _dry(job, before)
     else:
-        with irreversible.opened(job.change, "reap") as log:
+        with transaction.opened(job.change, "reap") as log:
             run = _Reaping(job, log)
             try:
                 verdict = _reap(run)
@@ -95,7 +93,7 @@ def reap(request: Json) -> Json:
     return {**answer, "took_s": round(time.monotonic() - started, 3)}
 
 
-def _answer(job: Job, seen: Seen, before: Json, verdict: str, evidence: str) -> Json:
+def _answer(job: ReapRequest, seen: JudgedView, before: Json, verdict: str, evidence: str) -> Json:
     """Gives the answer without what was done."""
     return {
         "verdict": verdict,
@@ -110,9 +108,9 @@ def _answer(job: Job, seen: Seen, before: Json, verdict: str, evidence: str) -> 
     }
 
 
-def _dry(job: Job, before: Json) -> Json:
+def _dry(job: ReapRequest, before: Json) -> Json:
     """Gives what a reap would do; nothing is written or signalled."""
-    seen = look(job)
+    seen = inspect_host(job)
     foreign = seen.foreign(job.ports)
     verdict = "refused" if foreign else "orphans" if seen.orphans else "nothing"
     answer = _answer(job, seen, before, verdict, "; ".join(foreign))
@@ -123,15 +121,15 @@ def _dry(job: Job, before: Json) -> Json:
 def _reap(run: _Reaping) -> Verdict:
     """Look, hold, end, and prove."""
     job = run.job
-    seen = look(job)
+    seen = inspect_host(job)
     foreign = seen.foreign(job.ports)
     if foreign:
         return Verdict(seen, "refused", "; ".join(foreign))
     if seen.orphans:
         run.announce(seen.orphans)
         if job.hold:
-            run.unit = systemd_hold.hold(job.unit, run.log.steps, run.log.record)
-            seen = look(job)  # what the stop left
+            run.unit = systemd_hold.stop_and_hold(job.unit, run.log)
+            seen = inspect_host(job)  # what the stop left
             foreign = seen.foreign(job.ports)
             if foreign:
                 return Verdict(seen, "refused", "; ".join(foreign))
@@ -140,7 +138,7 @@ def _reap(run: _Reaping) -> Verdict:
             break
         run.announce(seen.orphans)
         run.end(seen.orphans)
-        seen = look(job)
+        seen = inspect_host(job)
     verdict = prove(job, seen, run.known)
     if verdict.name == "clean" and run.entry is None:
         return verdict._replace(name="nothing")

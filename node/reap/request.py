@@ -8,15 +8,15 @@ from node.change import journal
 from node.core import validate
 from node.core.errors import Json
 from node.reap import find, proof
-from node.reap.find import View
-from node.reap.ownership import Judged, Owners, judge_all
+from node.reap.find import ProcessView
+from node.reap.ownership import Owners, Verdicted, judge_all
 from node.reap.proof import Wanted
 
 _KEYS = ("change", "unit", "container", "ports", "hold", "term_s", "settle_s", "vram_free_mib",
          "memory_available_bytes", "dry")  # fmt: skip
 
 
-class Job(NamedTuple):
+class ReapRequest(NamedTuple):
     """A checked request."""
 
     change: Json | None
@@ -30,12 +30,12 @@ class Job(NamedTuple):
     dry: bool
 
 
-class Seen(NamedTuple):
+class JudgedView(NamedTuple):
     """One look, judged."""
 
-    view: View
-    orphans: list[Judged]
-    spared: list[Judged]
+    view: ProcessView
+    orphans: list[Verdicted]
+    spared: list[Verdicted]
 
     def foreign(self, ports: list[int]) -> list[str]:
         """Gives the wanted ports that stay held by somebody else than our own live engine."""
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
         return found
 
 
-def checked(request: Json) -> Job:
+def parse_request(request: Json) -> ReapRequest:
     """Gives the request with every value checked and absent ones filled in."""
     body = validate.keys(request, "request", _KEYS)
     header = body.get("change")
@@ -64,8 +64,8 @@ def checked(request: Json) -> Job:
     limits: dict[str, float | None] = {}
     for key, most in (("vram_free_mib", 1 << 24), ("memory_available_bytes", 1 << 50)):
         limits[key] = None if body.get(key) is None else validate.number(body[key], key, 0, most)
-    job = Job(
-        None if header is None else journal.checked_change(header),
+    job = ReapRequest(
+        None if header is None else journal.parse_change(header),
         validate.unit(body.get("unit", "rigbook-engine.service"), "unit"),
         validate.image(body.get("container", "rigbook-engine"), "container"),
         sorted(set(ports)),
@@ -80,11 +80,11 @@ def checked(request: Json) -> Job:
     return job
 
 
-def look(job: Job) -> Seen:
+def inspect_host(job: ReapRequest) -> JudgedView:
     """Gives one look at the host with a judgement of each candidate; reads only."""
     owners = Owners(job.unit, job.container)
-    view = find.look(job.ports, job.unit, owners.our_container_id())
+    view = find.inspect_processes(job.ports, job.unit, owners.our_container_id())
     judged = judge_all(view, owners)
-    return Seen(
+    return JudgedView(
         view, [row for row in judged if row.is_orphan], [row for row in judged if not row.is_orphan]
     )

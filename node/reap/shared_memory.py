@@ -7,7 +7,7 @@ import stat
 import time
 from typing import NamedTuple
 
-from node.change import irreversible, journal
+from node.change import journal, transaction
 from node.core import proc, validate
 from node.core.errors import Json
 from node.rules.shm_names import is_engines
@@ -107,10 +107,10 @@ def shm(request: Json) -> Json:
     """
     body = validate.keys(request, "request", ("change", "min_age_s", "dry"))
     header = body.get("change")
-    checked = None if header is None else journal.checked_change(header)
+    checked = None if header is None else journal.parse_change(header)
     min_age_s = validate.number(body.get("min_age_s", 5), "min_age_s", 0, 86400)
     dry = validate.boolean(body.get("dry", False), "dry")
-    with irreversible.opened(None if dry else checked, "shm") as log:
+    with transaction.opened(None if dry else checked, "shm") as log:
         fd = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return _clean(fd, min_age_s, dry, log)
@@ -118,7 +118,7 @@ def shm(request: Json) -> Json:
             os.close(fd)
 
 
-def _clean(fd: int, min_age_s: float, dry: bool, log: irreversible.Log) -> Json:
+def _clean(fd: int, min_age_s: float, dry: bool, log: transaction.Transaction) -> Json:
     """Do it in the opened folder."""
     found = segments(fd)
     used = users(fd, {one.inode for one in found})
@@ -133,7 +133,7 @@ def _clean(fd: int, min_age_s: float, dry: bool, log: irreversible.Log) -> Json:
             kept[one.name] = _why_kept(one, used, 0) or _unlink(fd, one)
             removed += [] if kept[one.name] else [one]
         entry.update(state="done", removed=[one.name for one in removed])
-        log.record()
+        log.write()
     return {
         "removed": [_row(one) for one in removed],
         "kept": [{**_row(one), "why": kept[one.name]} for one in found if kept[one.name]],

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from node.core.errors import Json
 from node.reap import proof
 from node.reap.find import Candidate
-from node.reap.request import Job, Seen, look
+from node.reap.request import JudgedView, ReapRequest, inspect_host
 
 POLL_S = 0.25
 
@@ -16,7 +16,7 @@ POLL_S = 0.25
 class Verdict(NamedTuple):
     """The last look, the verdict (docs/reference/node.md) and the evidence in words."""
 
-    seen: Seen
+    seen: JudgedView
     name: str
     evidence: str
 
@@ -30,12 +30,12 @@ class _Now(NamedTuple):
     listed: list[int]
     memory: Json
 
-    def is_settled(self, seen: Seen) -> bool:
+    def is_settled(self, seen: JudgedView) -> bool:
         """Gives True when nothing is left to wait for."""
         return not (self.alive or self.held or self.lacks or self.listed or seen.orphans)
 
 
-def prove(job: Job, seen: Seen, known: list[Candidate]) -> Verdict:
+def prove(job: ReapRequest, seen: JudgedView, known: list[Candidate]) -> Verdict:
     """Gives the verdict, at the latest after settle_s. `known` are those that were signalled."""
     deadline = time.monotonic() + job.settle_s
     pids = {one.stat.pid for one in known}
@@ -53,10 +53,10 @@ def prove(job: Job, seen: Seen, known: list[Candidate]) -> Verdict:
         if time.monotonic() >= deadline:
             return _unsettled(job, seen, now)
         time.sleep(POLL_S)
-        seen = look(job)
+        seen = inspect_host(job)
 
 
-def _unsettled(job: Job, seen: Seen, now: _Now) -> Verdict:
+def _unsettled(job: ReapRequest, seen: JudgedView, now: _Now) -> Verdict:
     """Gives the verdict on a host that did not settle."""
     listed = now.memory["processes"] or []
     ports = [] if now.held else [p for p in job.ports if p in seen.view.holders]

@@ -30,7 +30,7 @@ Section = Callable[[], Any]
 DEEP_TIMEOUT_S = 3600.0
 
 
-def checked(request: Any) -> Json:
+def parse_request(request: Any) -> Json:
     """Gives a SnapshotRequest with every value checked and absent ones filled in."""
     lists: dict[str, Callable[[Any, str], str]] = {
         "files": validate.path,
@@ -148,7 +148,7 @@ def collect(request: Any) -> Json:
     only computes (/proc) runs meanwhile in this one.
     """
     started = time.monotonic()
-    wanted = checked(request)
+    wanted = parse_request(request)
     answers: Json = {}
     jobs: list[tuple[str, float, threading.Thread]] = []
     for name, limit, section in _sections(wanted):
@@ -168,7 +168,7 @@ def collect(request: Any) -> Json:
         "ports": guarded(lambda: ports.read(open_files)),
         "connections": guarded(lambda: ports.connections(open_files, wanted["connections"])),
         "sysctls": guarded(lambda: memory.sysctls(wanted["sysctls"])),
-        "journal": guarded(journal.view),
+        "journal": guarded(journal.summary_section),
     }
     for name, limit, thread in jobs:
         thread.join(max(0.0, started + limit - time.monotonic()))

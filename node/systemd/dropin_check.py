@@ -32,7 +32,7 @@ _NOT_EXECUTABLE = re.compile(r"Command (.+) is not executable: ")
 Proposed = dict[str, bytes | None]
 
 
-class Known(NamedTuple):
+class UnitInfo(NamedTuple):
     """What systemd knows of a unit: load state, unit file, and where units are read from."""
 
     name: str
@@ -41,7 +41,7 @@ class Known(NamedTuple):
     search: list[str]
 
 
-def _known(name: str) -> Known:
+def _known(name: str) -> UnitInfo:
     """Gives the unit as systemd knows it. Raises NodeError for one that cannot be extended."""
     out = systemctl("show", "-p", "Id,LoadState,FragmentPath", "--", name)
     seen = {key: value for key, _, value in (line.partition("=") for line in out.splitlines())}
@@ -58,7 +58,7 @@ def _known(name: str) -> Known:
         raise NodeError(f"this host has no unit {name}", "not_valid", "systemctl list-unit-files")
     if seen.get("Id", name) != name:
         raise NodeError(f"{name} is another name of {seen['Id']}: name that one", "not_valid")
-    return Known(name, load, Part(fragment, proc.read_text(fragment)), search)
+    return UnitInfo(name, load, Part(fragment, proc.read_text(fragment)), search)
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def _folder() -> Iterator[str]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _verified(known: Known, parts: Sequence[Part], gone: Sequence[str]) -> list[str]:
+def _verified(known: UnitInfo, parts: Sequence[Part], gone: Sequence[str]) -> list[str]:
     """Gives what `systemd-analyze verify` says of the unit with these drop-ins, a line each.
 
     Lines about other units (what this one wants or needs) are left out. Raises NodeError when it
@@ -118,14 +118,14 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-class Found(NamedTuple):
+class UnitProblems(NamedTuple):
     """What would be wrong with a unit: `broken` as systemd reads it, `ghosts` that it starts."""
 
     broken: list[str]
     ghosts: list[str]
 
 
-def problems(name: str, proposed: Proposed) -> Found:
+def unit_problems(name: str, proposed: Proposed) -> UnitProblems:
     """Gives what would be wrong with the unit if these of its drop-ins were so, a line each.
 
     What was wrong before and is not made worse is left out, but for an ExecStart= that starts
@@ -141,14 +141,14 @@ def problems(name: str, proposed: Proposed) -> Found:
         wrong += [line for line in said if line not in before or _names(line, proposed)]
     ghosts: list[str] = []
     for step in STEPS:
-        after = exec_check.wrong(unit_files.commands([known.fragment, *then], step))
+        after = exec_check.missing_programs(unit_files.commands([known.fragment, *then], step))
         if after and (step != "ExecStart" or all(raw is None for raw in proposed.values())):
-            before = exec_check.wrong(unit_files.commands([known.fragment, *now], step))
+            before = exec_check.missing_programs(unit_files.commands([known.fragment, *now], step))
             after = [line for line in after if line not in before]
         ghosts += after
     # systemd names a missing program, too
     broken = [line for line in wrong if not _same_ghost(line, ghosts)]
-    return Found(list(dict.fromkeys(broken)), list(dict.fromkeys(ghosts)))
+    return UnitProblems(list(dict.fromkeys(broken)), list(dict.fromkeys(ghosts)))
 
 
 def _same_ghost(line: str, others: Sequence[str]) -> bool:
@@ -160,7 +160,7 @@ def _names(line: str, proposed: Proposed) -> bool:
     return any(path in line for path, raw in proposed.items() if raw is not None)
 
 
-def _overridden(known: Known, then: Sequence[Part], proposed: Proposed) -> list[str]:
+def _overridden(known: UnitInfo, then: Sequence[Part], proposed: Proposed) -> list[str]:
     """Gives a line where a proposed ExecStart= would not be what the unit starts."""
     effective = {line.path for line in unit_files.exec_lines([known.fragment, *then], "ExecStart")}
     lines = []
@@ -174,14 +174,14 @@ def _overridden(known: Known, then: Sequence[Part], proposed: Proposed) -> list[
     return lines
 
 
-def refuse(steps: Sequence[Json]) -> None:
+def require_sound(steps: Sequence[Json]) -> None:
     """Raise NodeError (`not_valid`) when the drop-ins of an apply would leave a unit broken."""
     for name in dict.fromkeys(step["for_unit"] for step in steps if step.get("for_unit")):
         proposed: Proposed = {
             step["path"]: step.get("raw") for step in steps if step.get("for_unit") == name
         }
         _in_place(name, proposed)
-        found = problems(name, proposed)
+        found = unit_problems(name, proposed)
         accepted = all(step.get("accept_ghosts") for step in steps if step.get("for_unit") == name)
         wrong = found.broken + ([] if accepted else found.ghosts)
         if wrong:
@@ -200,7 +200,7 @@ def _in_place(name: str, proposed: Proposed) -> None:
             raise validate.bad(f"{path} is no drop-in of {name}: systemd would not read it")
 
 
-def look(request: Any) -> Json:
+def check_drop_in(request: Any) -> Json:
     """`dropin`: would the unit be sound with this drop-in (`content` null: without it)?
 
     Gives `problems`, a line each (one for a unit that cannot be extended), `ghosts`, a line for
@@ -221,7 +221,7 @@ def look(request: Any) -> Json:
         known = _known(name)
         parts = [known.fragment, *unit_files.drop_ins(name, known.search, proposed)]
         found = unit_files.commands(parts, "ExecStart")
-        wrong = problems(name, proposed)
+        wrong = unit_problems(name, proposed)
     except NodeError as error:
         remedy = f" ({error.remedy})" if error.remedy else ""
         return {"unit": name, "problems": [f"{error}{remedy}"], "ghosts": [], "exec_start": []}

@@ -80,11 +80,11 @@ def _in_tree(tree: filesystem.Tree, words: Sequence[str]) -> Iterable[tuple[str,
     """Gives (path, what is wrong) of a command line that runs inside a container or an image."""
     if not words:
         return
-    wrong = filesystem.program(tree, words[0])
+    wrong = filesystem.program_problem(tree, words[0])
     if wrong:
         yield words[0], wrong
     script = exec_lines.script(words)
-    if script and filesystem.mode(tree, script) is None:
+    if script and filesystem.stat_mode(tree, script) is None:
         yield script, f"which is not in {tree.what}"
 
 
@@ -114,7 +114,7 @@ def _in_docker(words: Sequence[str]) -> Iterable[tuple[str, str]]:
         filesystem.container(started)
 
 
-def wrong(commands: Sequence[exec_lines.Command]) -> list[str]:
+def missing_programs(commands: Sequence[exec_lines.Command]) -> list[str]:
     """Gives a line for each file that these commands start and that is not there, or not known.
 
     What cannot be told (docker is silent) counts as wrong: unknown is not fine.

@@ -95,6 +95,6 @@ def ghosts(found: Sequence[Command]) -> list[Json]:
 def _inside(name: str, path: str) -> bool | None:
     """Gives whether a container has the file; None when that cannot be told."""
     try:
-        return filesystem.mode(filesystem.container(name), path) is not None
+        return filesystem.stat_mode(filesystem.container(name), path) is not None
     except (CannotRead, NodeError, OSError):
         return None

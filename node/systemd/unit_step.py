@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from node.core import systemctl, validate
 from node.core.errors import Json, NodeError
-from node.core.systemctl import (
-    DOWN,
-    RUNNING,
-    begin,
-    inspect_unit,
-    is_running,
-    systemctl,
-)
+from node.core.step_kind import UNIT, Kind, Seen, Steps, differing
 
 _ON = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
+_ENABLED = ("enabled", "enabled-runtime")
 
 
 def actions(step: Json, seen: Json, changed_before: bool) -> list[list[str]]:
@@ -26,86 +19,122 @@ def actions(step: Json, seen: Json, changed_before: bool) -> list[list[str]]:
     # again when its file has changed: a new [Install] may ask for further links
     if step["enabled"] is True and (changed_before or seen["enabled"] not in _ON):
         todo.append(["enable", step["unit"]])
-    if step["enabled"] is False and seen["enabled"] in ("enabled", "enabled-runtime"):
+    if step["enabled"] is False and seen["enabled"] in _ENABLED:
         todo.append(["disable", step["unit"]])
     wanted = step["active"]
-    if wanted == "restart" or (wanted == "start" and seen["active"] not in RUNNING):
+    if wanted == "restart" or (wanted == "start" and seen["active"] not in systemctl.RUNNING):
         todo.append([wanted, step["unit"]])
-    if wanted == "stop" and seen["active"] not in DOWN:
+    if wanted == "stop" and seen["active"] not in systemctl.DOWN:
         todo.append(["stop", step["unit"]])
     if step["daemon_reload"] and (todo or changed_before or seen["needs_reload"]):
         todo.insert(0, ["daemon-reload"])
     return todo
 
 
-def do(
-    step: Json, changed_before: bool, records: list[Json], record: Callable[[], None]
-) -> list[str]:
-    """Do one unit step; gives the systemctl commands it ran.
-
-    What systemd said before is appended to `records` and written by `record` before the first.
-    """
-    seen = inspect_unit(step["unit"])
-    todo = actions(step, seen, changed_before)
-    if not todo:
-        return []
-    entry = {
-        "op": "unit",
-        "unit": step["unit"],
-        "state": "intent",
-        "enabled": step["enabled"],
-        "active": step["active"],
-        "pre": seen,
-    }
-    records.append(entry)
-    record()
-    try:
-        for words in todo:
-            if words[0] in ("start", "restart"):
-                begin(words[0], step["unit"])
-            else:
-                systemctl(*words)
-    except NodeError as error:
-        entry.update(state="failed", error=str(error))
-        record()
-        raise
-    entry["state"] = "done"
-    record()
-    return [" ".join(words) for words in todo]
-
-
-def replaced(step: Json) -> bool:
+def _replaced(entry: Json) -> bool:
     """Gives True when a recorded step made the unit run something else than before."""
-    return bool(
-        step["active"] == "restart" or (step["active"] == "start" and not is_running(step["pre"]))
-    )
+    started = entry["active"] == "start" and not systemctl.is_running(entry["pre"])
+    return bool(entry["active"] == "restart" or started)
 
 
-def quiesce(name: str, pre: Json, was_replaced: bool) -> list[str]:
-    """Stop and disable what did not run or was not enabled before; gives the commands run.
+class UnitKind(Kind):
+    """A unit enabled, disabled, started, restarted or stopped."""
 
-    It comes before the files are restored: a unit whose file is gone cannot be disabled.
-    """
-    ran: list[str] = []
-    now = inspect_unit(name)
-    if now["active"] not in DOWN and (was_replaced or not is_running(pre)):
-        ran.append(f"stop {name}")
-        systemctl("stop", name)
-    if now["enabled"] in ("enabled", "enabled-runtime") and pre["enabled"] not in _ON:
-        ran.append(f"disable {name}")
-        systemctl("disable", name)
-    return ran
+    keys = ("unit", "enabled", "active", "daemon_reload")
+    required = ("unit",)
+    phase = UNIT
+    # it was started or stopped: the caller looks, and undoes the change as a whole
+    taken_back = False
 
+    def parse(self, step: Json, where: str) -> Json:
+        """Gives the step with every value checked."""
+        enabled, active = step.get("enabled"), step.get("active")
+        wants = ("start", "restart", "stop", None)
+        reload = step.get("daemon_reload", False)
+        return {
+            "op": self.op,
+            "unit": validate.unit(step["unit"], f"{where}.unit"),
+            "enabled": validate.choice(enabled, f"{where}.enabled", (True, False, None)),
+            "active": validate.choice(active, f"{where}.active", wants),
+            "daemon_reload": validate.boolean(reload, f"{where}.daemon_reload"),
+        }
 
-def resume(name: str, pre: Json, start: bool) -> list[str]:
-    """Enable and, when `start`, start what was before; gives the commands run."""
-    ran: list[str] = []
-    now = inspect_unit(name)
-    if pre["enabled"] in ("enabled", "enabled-runtime") and now["enabled"] not in _ON:
-        runtime = ["--runtime"] if pre["enabled"] == "enabled-runtime" else []
-        ran.append(f"enable {name}")
-        systemctl("enable", *runtime, name)
-    if start and is_running(pre) and now["active"] not in RUNNING:
-        ran.append(f"start {name}")
-        begin("start", name)
-    return ran
+    def describe(self, entry: Json) -> str:
+        """Names the unit and what is wanted of it, such as "restart+enable"."""
+        enabled = entry.get("enabled")
+        wants = [
+            entry.get("active"),
+            None if enabled is None else "enable" if enabled else "disable",
+        ]
+        return f"{super().describe(entry)} {'+'.join(str(want) for want in wants if want)}"
+
+    def plan(self, step: Json, seen: Seen) -> tuple[bool, str]:
+        """Gives the systemctl commands that the step needs."""
+        todo = actions(step, systemctl.inspect_unit(step["unit"]), seen.changed_before)
+        return bool(todo), ", ".join(" ".join(words) for words in todo)
+
+    def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
+        """Run the commands that the step needs, with what systemd said before written first."""
+        name = step["unit"]
+        seen = systemctl.inspect_unit(name)
+        todo = actions(step, seen, steps.changed_before)
+        if not todo:
+            return False, "as wanted"
+        wants = {key: step[key] for key in ("enabled", "active")}
+        entry = self.record(steps, unit=name, **wants, pre=seen)
+        try:
+            for words in todo:
+                if words[0] in ("start", "restart"):
+                    systemctl.begin(words[0], name)
+                else:
+                    systemctl.systemctl(*words)
+        except NodeError as error:
+            steps.finish(entry, "failed", error=str(error))
+            raise
+        steps.finish(entry)
+        return True, ", ".join(" ".join(words) for words in todo)
+
+    def quiesce(self, rows: list[Json]) -> list[str]:
+        """Stop and disable what did not run or was not enabled before the oldest step.
+
+        It comes before the files are restored: a unit whose file is gone cannot be disabled.
+        """
+        name, pre = rows[-1]["unit"], rows[-1]["pre"]
+        replaced = any(_replaced(row) for row in rows)
+        ran: list[str] = []
+        now = systemctl.inspect_unit(name)
+        if now["active"] not in systemctl.DOWN and (replaced or not systemctl.is_running(pre)):
+            ran.append(f"stop {name}")
+            systemctl.systemctl("stop", name)
+        if now["enabled"] in _ENABLED and pre["enabled"] not in _ON:
+            ran.append(f"disable {name}")
+            systemctl.systemctl("disable", name)
+        return ran
+
+    def resume(self, rows: list[Json], start: bool) -> tuple[list[str], bool]:
+        """Enable and, when `start`, start what was so before the oldest step."""
+        name, pre = rows[-1]["unit"], rows[-1]["pre"]
+        ran: list[str] = []
+        now = systemctl.inspect_unit(name)
+        ran_before = systemctl.is_running(pre)
+        if pre["enabled"] in _ENABLED and now["enabled"] not in _ON:
+            runtime = ["--runtime"] if pre["enabled"] == "enabled-runtime" else []
+            ran.append(f"enable {name}")
+            systemctl.systemctl("enable", *runtime, name)
+        if start and ran_before and now["active"] not in systemctl.RUNNING:
+            ran.append(f"start {name}")
+            systemctl.begin("start", name)
+        return ran, ran_before and not start
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives in what the unit is not as before; what a step left is what it asked for."""
+        now, pre = systemctl.inspect_unit(entry["unit"]), entry["pre"]
+        name, is_on = entry["unit"], now["enabled"] in _ON
+        runs = systemctl.is_running(now)
+        if side == "pre":
+            lines = differing(f"{name} enabled", is_on, pre["enabled"] in _ON)
+            return lines + differing(f"{name} running", runs, systemctl.is_running(pre))
+        wanted = is_on if entry["enabled"] is None else entry["enabled"]
+        to_run = runs if entry["active"] is None else entry["active"] != "stop"
+        return differing(f"{name} enabled", is_on, wanted) + differing(f"{name} running", runs,
+                                                                     to_run)  # fmt: skip

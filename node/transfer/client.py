@@ -34,7 +34,7 @@ class Peer:
 
     def __init__(self, place: Json, key: str, gone: Callable[[], str | None]) -> None:
         self._place, self._key, self._gone = place, key, gone
-        self._line: protocol.Line | None = None
+        self._line: protocol.Connection | None = None
         self._damaged = 0
         self._last = time.monotonic()
         self._bytes = 0
@@ -50,7 +50,7 @@ class Peer:
         """Notes that something came: patience starts anew."""
         self._last = time.monotonic()
 
-    def line(self) -> protocol.Line:
+    def line(self) -> protocol.Connection:
         """Gives the line; calls until the patience is over.
 
         Raises NodeError: `wrong_key` at once, `no_peer` when nobody answers, `interrupted`.
@@ -59,12 +59,12 @@ class Peer:
         while self._line is None:
             self.stop_if_gone()
             try:
-                self._line = protocol.call(
+                self._line = protocol.connect(
                     self._place["address"], self._place["port"], self._key, self._place["device"]
                 )
             except protocol.Refused as error:
                 refused += 1
-                if refused == MAX_REFUSED or not isinstance(error, protocol.HungUp):
+                if refused == MAX_REFUSED or not isinstance(error, protocol.HandshakeAborted):
                     self._over = True  # whoever listens there does not wait for this peer
                     raise NodeError(str(error), "wrong_key", "run the deploy again") from None
             except protocol.WireError as error:
@@ -113,8 +113,8 @@ class Peer:
         while True:
             line = self.line()
             try:
-                line.say(message)
-                found, _ = line.hear()
+                line.send_message(message)
+                found, _ = line.receive()
                 if found is None:
                     raise protocol.WireError("data came where an answer was due")
             except protocol.WireError as error:
@@ -132,7 +132,7 @@ class Peer:
         self._told = time.monotonic()
         line = self.line()
         try:
-            line.say({"wait": True})
+            line.send_message({"wait": True})
         except protocol.WireError as error:
             self.broke(error)
         self.progressed()
@@ -160,10 +160,10 @@ class Peer:
 
     def _said_bye(self, error: str | None) -> bool:
         with contextlib.suppress(protocol.WireError):
-            line = protocol.call(
+            line = protocol.connect(
                 self._place["address"], self._place["port"], self._key, self._place["device"]
             )
-            line.say({"bye": error})
+            line.send_message({"bye": error})
             line.close()
             return True
         return False
@@ -201,7 +201,7 @@ def fetch(
     `grown` is called with the bytes that came; `dir_fd` is the folder where `path` is a bare name.
     Raises NodeError: those of Peer, and `not_the_same`: the file is removed then.
     """
-    running = protocol.Running()
+    running = protocol.RunningDigest()
 
     def here() -> None:
         peer.stop_if_gone()
@@ -209,7 +209,7 @@ def fetch(
 
     # What a killed run left may be 40 GB: the giver is told meanwhile that somebody is there.
     offset = digest_of(path, running, here, dir_fd)
-    said = _all(peer, item, path, offset, running, grown, dir_fd)
+    said = _fetch_with_retries(peer, item, path, offset, running, grown, dir_fd)
     found = running.hexdigest()
     wanted = want or said.get("sha256")
     if found != wanted:
@@ -223,21 +223,21 @@ def fetch(
     return found
 
 
-def fetch_unhashed(peer: Peer, item: int, path: str, grown: Grown) -> None:
+def fetch_without_digest(peer: Peer, item: int, path: str, grown: Grown) -> None:
     """Brings an item as `fetch` does, its blocks checked and its sha256 left to who reads it next.
 
     Docker takes the sha256 of each layer that it registers: a second one here would cost a core.
     """
     offset = os.stat(path).st_size if os.path.exists(path) else 0
-    _all(peer, item, path, offset, None, grown, None)
+    _fetch_with_retries(peer, item, path, offset, None, grown, None)
 
 
-def _all(
+def _fetch_with_retries(
     peer: Peer,
     item: int,
     path: str,
     offset: int,
-    running: protocol.Running | None,
+    running: protocol.RunningDigest | None,
     grown: Grown,
     dir_fd: int | None,
 ) -> Json:
@@ -249,7 +249,7 @@ def _all(
             line = peer.line()
             try:
                 said, offset = _blocks(peer, line, item, file, running, offset, grown)
-            except _Broken as broken:
+            except _LineBroke as broken:
                 offset = broken.offset
                 peer.broke(broken.error)
         if "error" in said:
@@ -257,7 +257,7 @@ def _all(
     return said
 
 
-class _Broken(Exception):
+class _LineBroke(Exception):
     """The line broke after `offset` good bytes."""
 
     def __init__(self, error: protocol.WireError, offset: int) -> None:
@@ -267,28 +267,30 @@ class _Broken(Exception):
 
 def _blocks(
     peer: Peer,
-    line: protocol.Line,
+    line: protocol.Connection,
     item: int,
     file: direct_writer.Sink,
-    running: protocol.Running | None,
+    running: protocol.RunningDigest | None,
     offset: int,
     grown: Grown,
 ) -> tuple[Json, int]:
     """Asks for an item and writes the blocks that come; gives the closing message and the offset
-    reached. Raises _Broken."""
+    reached. Raises _LineBroke."""
     try:
-        line.say({"get": item, "offset": offset, "hashes": running is not None and not offset})
+        line.send_message(
+            {"get": item, "offset": offset, "hashes": running is not None and not offset}
+        )
     except protocol.WireError as error:
-        raise _Broken(error, offset) from None
-    checks: protocol.Running | None = None
+        raise _LineBroke(error, offset) from None
+    checks: protocol.RunningDigest | None = None
     while True:
         peer.stop_if_gone()
         try:
-            said, block = line.hear(checks)
+            said, block = line.receive(checks)
             if said is not None and "checks" in said and (running is None or offset):
                 raise protocol.WireError("the giver checks by a hash that is not taken here")
         except protocol.WireError as error:
-            raise _Broken(error, offset) from None
+            raise _LineBroke(error, offset) from None
         if said is not None:
             if "checks" in said:
                 checks = running

@@ -19,10 +19,10 @@ import zlib
 from typing import Any
 
 from node.core.errors import Json
+from node.transfer.block import BLOCK
 
 GREETING = b"RIGBOOK2"
 NONCE = 32
-BLOCK = 1 << 20
 MAX_JSON = 32 << 20
 # A peer that says nothing for this long is gone: the receiver asks again from where it is.
 SILENCE_S = 15.0
@@ -47,20 +47,15 @@ class Refused(WireError):
     """The other end does not know the key."""
 
 
-class HungUp(Refused):
+class HandshakeAborted(Refused):
     """The other end hung up on the proof: it does not know the key, or the line was lost."""
-
-
-def new_key() -> str:
-    """Gives a one-time key, 64 hex digits."""
-    return secrets.token_hex(32)
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.new(key, b"\0".join(parts), hashlib.sha256).digest()
 
 
-class Running:
+class RunningDigest:
     """The sha256 of an item so far, at one end; a block is right when both ends agree after it."""
 
     def __init__(self) -> None:
@@ -91,8 +86,8 @@ class Running:
         return self._digest.hexdigest()
 
 
-class Line:
-    """One authenticated connection; made by `answer` or `call`.
+class Connection:
+    """One authenticated connection; made by `accept_handshake` or `connect`.
 
     Every method raises WireError when the line breaks, stays silent for SILENCE_S, or lies.
     """
@@ -115,13 +110,13 @@ class Line:
         self._counts[way] += 1
         return _mac(self._session, self._ways[way], b"%d" % self._counts[way], payload)
 
-    def say(self, message: Json) -> None:
+    def send_message(self, message: Json) -> None:
         """Send a message."""
         payload = json.dumps(message, separators=(",", ":")).encode()
         head = _HEAD.pack(_MESSAGE, len(payload), 0)
         _send(self.sock, head + self._signed(0, payload) + payload)
 
-    def send(self, block: Bytes, running: Running | None = None) -> None:
+    def send(self, block: Bytes, running: RunningDigest | None = None) -> None:
         """Send a block of data of at most BLOCK bytes.
 
         `running`: what checks it, in place of a CRC-32.
@@ -131,7 +126,7 @@ class Line:
         _send(self.sock, block)
         self.wire_bytes += _HEAD.size + len(block)
 
-    def hear(self, running: Running | None = None) -> tuple[Json | None, memoryview]:
+    def receive(self, running: RunningDigest | None = None) -> tuple[Json | None, memoryview]:
         """Gives the next message, or None and a block of data (valid until the next call).
 
         `running`: what the other end checks blocks with; it takes each one that is right.
@@ -154,9 +149,9 @@ class Line:
             raise Damaged("a block was damaged on the wire")
         return None, block
 
-    def message(self) -> Json:
+    def receive_message(self) -> Json:
         """Gives the next message; an `error` in it is raised as WireError."""
-        found, _ = self.hear()
+        found, _ = self.receive()
         if found is None:
             raise WireError("data came where an answer was due")
         if "error" in found:
@@ -210,7 +205,7 @@ def _ready(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def answer(sock: socket.socket, key: str) -> Line:
+def accept_handshake(sock: socket.socket, key: str) -> Connection:
     """The listening end's half of the proof. Raises Refused for another key."""
     _ready(sock)
     secret, own = bytes.fromhex(key), secrets.token_bytes(NONCE)
@@ -220,10 +215,10 @@ def answer(sock: socket.socket, key: str) -> Line:
     if not hmac.compare_digest(proof, _mac(secret, b"client", own, theirs)):
         raise Refused("a caller does not know the key")
     _send(sock, _mac(secret, b"server", theirs, own))
-    return Line(sock, _mac(secret, b"session", own, theirs), server=True)
+    return Connection(sock, _mac(secret, b"session", own, theirs), server=True)
 
 
-def call(address: str, port: int, key: str, device: str | None = None) -> Line:
+def connect(address: str, port: int, key: str, device: str | None = None) -> Connection:
     """Connect and prove both ends; out of `device` alone, where one is given.
 
     Raises Refused for another key, WireError when there is no way or no listener.
@@ -242,10 +237,12 @@ def call(address: str, port: int, key: str, device: str | None = None) -> Line:
         try:
             proof = bytes(_receive(sock, bytearray(32)))
         except Closed:
-            raise HungUp(f"{address}:{port} refuses the key: another transfer's?") from None
+            raise HandshakeAborted(
+                f"{address}:{port} refuses the key: another transfer's?"
+            ) from None
         if not hmac.compare_digest(proof, _mac(secret, b"server", own, theirs)):
             raise Refused(f"what listens at {address}:{port} does not know the key")
-        return Line(sock, _mac(secret, b"session", theirs, own), server=False)
+        return Connection(sock, _mac(secret, b"session", theirs, own), server=False)
     except OSError as error:
         sock.close()
         raise WireError(f"no way to {address}:{port}: {error.strerror or error}") from None

@@ -51,7 +51,7 @@ class Source(abc.ABC):
         """Gives an item's sha256; calls `tick` now and then where it has to read for it."""
 
 
-class Alive:
+class ParentWatch:
     """Whether somebody still waits for this process."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Alive:
         return None
 
 
-def place(value: Any) -> Json:
+def parse_address(value: Any) -> Json:
     """Gives a `from`: the giver's address and port, and the device to go out of (or null)."""
     found = validate.keys(value, "from", ("address", "port", "device"), ("address", "port"))
     device = found.get("device")
@@ -85,7 +85,7 @@ def place(value: Any) -> Json:
     }
 
 
-def checked(request: Json, more: list[str]) -> Json:
+def parse_request(request: Json, more: list[str]) -> Json:
     """Gives an offer's request with its common values checked; `more` are the verb's own keys."""
     keys = ("listen", "peers", "key", "deadline_s")
     body = validate.keys(request, "request", (*keys, *more), ("listen", "peers", "key", *more))
@@ -109,9 +109,9 @@ def serve(source: Source, wanted: Json) -> Json:
 
     Raises NodeError: `port_taken`, `no_address`, `deadline`, `no_peer`, `interrupted`.
     """
-    alive = Alive()
+    alive = ParentWatch()
     listener = _listener(wanted)
-    offer = _Offer(source, wanted)
+    offer = _Server(source, wanted)
     deadline = time.monotonic() + wanted["deadline_s"]
     try:
         while not offer.done():
@@ -154,7 +154,7 @@ def _listener(wanted: Json) -> socket.socket:
     return sock
 
 
-class _Offer:
+class _Server:
     """The state that the connections of one transfer share."""
 
     def __init__(self, source: Source, wanted: Json) -> None:
@@ -190,7 +190,7 @@ class _Offer:
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         try:
-            line = protocol.answer(sock, self._wanted["key"])
+            line = protocol.accept_handshake(sock, self._wanted["key"])
         except protocol.WireError:
             with self._lock:
                 self.strangers += 1
@@ -213,10 +213,10 @@ class _Offer:
                 peer["done"] = peer["done"] or over
             os.write(self._rope, b"!")
 
-    def _talk(self, line: protocol.Line, peer: Json) -> bool:
+    def _talk(self, line: protocol.Connection, peer: Json) -> bool:
         """Answers until the peer says that it needs no more; gives whether that was for good."""
         while True:
-            asked = line.message()
+            asked = line.receive_message()
             try:
                 if "bye" in asked:
                     peer["error"] = asked["bye"]
@@ -224,9 +224,9 @@ class _Offer:
                 if "wait" in asked:
                     continue
                 if "list" in asked:
-                    line.say(self._source.listing())
+                    line.send_message(self._source.listing())
                 elif "size" in asked:
-                    line.say({"size": self._source.size(int(asked["size"]))})
+                    line.send_message({"size": self._source.size(int(asked["size"]))})
                 elif "get" in asked:
                     self._give(line, asked)
                 else:
@@ -234,14 +234,14 @@ class _Offer:
             except protocol.WireError:
                 raise
             except Exception as error:  # whatever it is: the peer must not ask for it for ever
-                line.say({"error": str(error) or type(error).__name__})
+                line.send_message({"error": str(error) or type(error).__name__})
 
-    def _give(self, line: protocol.Line, asked: Json) -> None:
+    def _give(self, line: protocol.Connection, asked: Json) -> None:
         item, offset = int(asked["get"]), int(asked["offset"])
         told = self._source.hashing(item, offset) if asked.get("hashes") is True else None
-        running = protocol.Running() if told else None
+        running = protocol.RunningDigest() if told else None
         if running:
-            line.say({"checks": "sha256"})
+            line.send_message({"checks": "sha256"})
         for block in self._source.blocks(item, offset):
             line.send(block, running)
         if running and told:
@@ -251,6 +251,6 @@ class _Offer:
         def tick() -> None:
             if time.monotonic() - said[0] > 5.0:
                 said[0] = time.monotonic()
-                line.say({"wait": True})
+                line.send_message({"wait": True})
 
-        line.say({"end": True, "sha256": self._source.sha256(item, tick)})
+        line.send_message({"end": True, "sha256": self._source.sha256(item, tick)})

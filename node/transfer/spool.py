@@ -7,12 +7,12 @@ nothing that anybody uses, so the host's lock stays free meanwhile.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
 import time
 
+from node.core import flock
 from node.core.errors import Json, NodeError
 from node.files import state_dir
 
@@ -38,47 +38,37 @@ def ensure() -> str:
     return path
 
 
-class Busy:
+class TransferLock(flock.FileLock):
     """The lock of one kind of transfer (`image`, `weights`) on this host, a context manager.
 
     Raises NodeError (`transfer_runs`) while another one runs; it ends with its process.
     """
 
+    tells = True
+
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._fd = -1
-
-    def __enter__(self) -> Busy:
-        path = os.path.join(ensure(), f"{self._what}.lock")
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         # a look at the progress has it for an instant
-        if not any(self._taken(wait_s) for wait_s in (0.0, 0.05, 0.1)):
-            holder = os.read(self._fd, 200).decode("utf-8", "replace") or "an unknown process"
-            os.close(self._fd)
-            raise NodeError(
-                f"another transfer of {self._what} runs on this host: {holder}",
-                "transfer_runs",
-                "wait for it; how far it is: sudo rignode progress",
-            )
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"pid {os.getpid()}, since {since}".encode(), 0)
-        return self
+        super().__init__(wait_s=0.15)
+        self._what = what
 
-    def _taken(self, wait_s: float) -> bool:
-        time.sleep(wait_s)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    def path(self) -> str:
+        """Gives the lock's file."""
+        return os.path.join(ensure(), f"{self._what}.lock")
 
-    def __exit__(self, *_: object) -> None:
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
+    def refused(self, said: str) -> NodeError:
+        """Gives the error that names the transfer under way."""
+        return NodeError(
+            f"another transfer of {self._what} runs on this host: {said or 'an unknown process'}",
+            "transfer_runs",
+            "wait for it; how far it is: sudo rignode progress",
+        )
+
+    def text(self) -> str:
+        """Gives who transfers, and since when."""
+        return f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
 
-def keep_only(suffixes: list[str], names: list[str]) -> None:
+def remove_others(suffixes: list[str], names: list[str]) -> None:
     """Removes files of these suffixes that belong to no transfer any more."""
     for name in os.listdir(ensure()):
         if name.endswith(tuple(suffixes)) and name not in names:
@@ -121,7 +111,7 @@ def _filesystem(path: str) -> tuple[str, int]:
     return path, os.stat(path).st_dev
 
 
-def line(row: Json) -> str:
+def progress_line(row: Json) -> str:
     """Gives a line about a transfer: bytes, share, rate, estimate; or what docker does with it."""
     total, done, rate = row["total"], row["done"], row["rate"]
     if row["phase"] not in ("wire", "sha256"):
@@ -175,7 +165,7 @@ class Progress:
                 "rate": round((self.done - self.kept) / took),
                 "took_s": round(took, 1),
             }
-            row["line"] = line(row)
+            row["line"] = progress_line(row)
             temp = self._path + ".new"
             with open(temp, "w", encoding="ascii") as file:
                 json.dump(row, file)
@@ -196,30 +186,17 @@ def progress(what: str) -> str | None:
         return None
 
 
-def holder(what: str) -> str | None:
-    """Gives who moves such a thing now, or None; writes nothing.
-
-    It tries a shared flock for an instant; Busy tries again for longer.
-    """
-    try:
-        path = os.path.join(folder(), f"{what}.lock")
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(fd, 200).decode("utf-8", "replace") or "an unknown process"
-    finally:
-        os.close(fd)
-    return None
+def active_transfer(what: str) -> str | None:
+    """Gives who moves such a thing now, or None; writes nothing."""
+    said = flock.held_by(os.path.join(folder(), f"{what}.lock"))
+    return None if said is None else said or "an unknown process"
 
 
-def lines() -> list[str]:
+def progress_lines() -> list[str]:
     """Gives how far each transfer of this host is, a line each."""
     found = []
     for what in KINDS:
-        who, raw = holder(what), progress(what)
+        who, raw = active_transfer(what), progress(what)
         try:
             said = str(json.loads(raw)["line"]) if raw else "nothing came yet"
         except (ValueError, KeyError, TypeError):

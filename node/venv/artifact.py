@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from typing import Iterator, List, Tuple
+from collections.abc import Iterator
 
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
@@ -14,10 +14,10 @@ from node.venv.pip_plan import masked
 
 MAX_CONTENT = 64 * 1024
 MAX_FILES = 50
-Found = Tuple[str, str]
+Found = tuple[str, str]
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives a request with every value checked: one of `image` and `root`, and the probes."""
     body = validate.keys(request, "request", ("image", "root", "probes"), ("probes",))
     if (body.get("image") is None) == (body.get("root") is None):
@@ -30,7 +30,9 @@ def _checked(request: Json) -> Json:
         probes.append(
             {
                 "path": validate.path(probe["path"], f"{where}.path"),
-                "contains": None if contains is None else validate.text(contains, f"{where}.contains"),
+                "contains": None
+                if contains is None
+                else validate.text(contains, f"{where}.contains"),
                 "content": validate.boolean(probe.get("content", False), f"{where}.content"),
             }
         )
@@ -42,7 +44,7 @@ def _checked(request: Json) -> Json:
     }
 
 
-def _in_image(layers: List[str], pattern: str) -> Iterator[Found]:
+def _in_image(layers: list[str], pattern: str) -> Iterator[Found]:
     """Gives (path on this host, path in the image) of the files that a pattern finds."""
     for path in image_files.matches(layers, pattern):
         layer = next(layer for layer in layers if path.startswith(layer + "/"))
@@ -75,10 +77,10 @@ def _file(found: Found, probe: Json) -> Json:
     }
 
 
-def look(request: Json) -> Json:
+def inspect_artifact(request: Json) -> Json:
     """Gives what each probe finds. Raises NodeError when the image or folder cannot be read."""
-    body = _checked(request)
-    layers: List[str] = []
+    body = _parse_request(request)
+    layers: list[str] = []
     if body["image"]:
         try:
             layers = filesystem.layers(body["image"])
@@ -90,7 +92,7 @@ def look(request: Json) -> Json:
     for probe in body["probes"]:
         path = probe["path"]
         found = _in_image(layers, path) if layers else _below(body["root"], path)
-        rows: List[Json] = []
+        rows: list[Json] = []
         for one in found:
             if len(rows) == MAX_FILES:
                 raise NodeError(f"{path} finds more than {MAX_FILES} files", "too_many")

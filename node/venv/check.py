@@ -7,22 +7,21 @@ whose interpreter is gone, ends the unit with 127 (B3).
 from __future__ import annotations
 
 import os
-from typing import List
 
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.core.run_as_owner import Owner
 from node.core.run import Done
+from node.core.run_as_owner import Owner
 from node.snapshot.venv import shebang
-from node.venv.versions import installed, package
 from node.venv.pip_plan import masked
+from node.venv.versions import installed, package
 
 DEFAULT_TIMEOUT_S = 180
 # nothing is written: the next backup of the tree would differ
 _ENV = {"PYTHONDONTWRITEBYTECODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def look(request: Json) -> Json:
+def check_venv(request: Json) -> Json:
     """`venv check`: what the program says of itself. Raises NodeError (`venv_broken`).
 
     `venv` is a folder or a link to one; `imports` False leaves the import out. `quick`: the program
@@ -59,7 +58,7 @@ def _interpreter(program: str) -> str:
     return shebang(program) or program
 
 
-def _ran(owner: Owner, argv: List[str], timeout_s: float) -> Done:
+def _ran(owner: Owner, argv: list[str], timeout_s: float) -> Done:
     """Gives a program's output. Raises NodeError when it does not run to its end."""
     what = " ".join(argv)
     try:

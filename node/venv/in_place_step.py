@@ -8,47 +8,20 @@ one, so an undo that was killed anywhere is gone on with.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import shutil
-from typing import Any
 
-from node.files import atomic, state_dir
-from node.core import proc
+from node.backup import create, store, unpack
 from node.change import tree_step
-from node.venv import writers
-from node.core.errors import Json, NodeError
+from node.change.path_kind import PathKind
+from node.change.tree_step import inspect_tree
 from node.change.work_folder_step import NEW, OLD
+from node.core import proc
+from node.core.errors import Json, NodeError
+from node.files import atomic, state_dir
+from node.venv import writers
 
 READY = "ready"
-look = tree_step.look
-
-
-def announced(path: str, work: str, backup: str, what: str) -> Json:
-    """Gives the step's entry of the journal, announced; `work` is where an undo will unpack."""
-    now = look(path)
-    return {"op": "install", "path": path, "what": what, "backup": backup, "work": work,
-            "state": "intent", "pre": now, "post": now}  # fmt: skip
-
-
-def _backup(name: str) -> Any:
-    # imported here: they import what imports the kinds of steps
-    return importlib.import_module(f"node.backup.{name}")
-
-
-def same(entry: Json, current: Json) -> bool:
-    """It is ours, whatever pip made of it."""
-    return True
-
-
-def ready(entry: Json) -> None:
-    """Raise NodeError before an undo touches anything: no backup, or no room for it."""
-    if _traded(entry):
-        return
-    manifest = _backup("store").load(entry["backup"])
-    above = os.path.dirname(entry["path"])
-    room = 0 if look(entry["work"])["kind"] == "directory" else manifest["room_bytes"]
-    _backup("create").check_room(above, room, manifest["members"]["count"])
 
 
 def _inode(entry: Json) -> int | None:
@@ -59,25 +32,7 @@ def _inode(entry: Json) -> int | None:
 
 def _traded(entry: Json) -> bool:
     inode = _inode(entry)
-    return inode is not None and look(entry["path"]).get("ino") == inode
-
-
-def revert(entry: Json, overwrite: bool) -> str:
-    """Bring the backup back to the path; gives what was done in words. Raises NodeError."""
-    path, work = entry["path"], entry["work"]
-    new, old = os.path.join(work, NEW), os.path.join(work, OLD)
-    if not _traded(entry):
-        if look(old)["kind"] != "absent":
-            raise NodeError(f"{path} is not what an undo put there; what lay there is in {old}",
-                            "later_edit", f"look at both; then remove {work}")  # fmt: skip
-        writers.wait(path, writers.is_pip)
-        if _inode(entry) is None or look(new).get("ino") != _inode(entry):
-            _unpack(entry)
-        trade = {"path": path, "source": new, "displaced": old, "pre": look(path)}
-        tree_step.forward(trade)
-    elif look(new)["kind"] != "absent" and look(old)["kind"] == "absent":
-        tree_step.move(new, old)  # of an undo that was killed between two renames
-    return f"backup {entry['backup']} is back; what lay there is kept in {old}"
+    return inode is not None and inspect_tree(entry["path"]).get("ino") == inode
 
 
 def _unpack(entry: Json) -> None:
@@ -91,11 +46,67 @@ def _unpack(entry: Json) -> None:
     for folder in (work, new):
         os.mkdir(folder, 0o700)
     backup = entry["backup"]
-    _backup("unpack").unpack(backup, _backup("store").load(backup), new)
-    atomic.save_private(os.path.join(work, READY), str(look(new)["ino"]).encode("ascii"))
+    unpack.unpack(backup, store.load(backup), new)
+    atomic.save_private(os.path.join(work, READY), str(inspect_tree(new)["ino"]).encode("ascii"))
     state_dir.sync_folder(os.path.dirname(work))
 
 
-def settle(entry: Json) -> bool:
-    """What pip did before it was cut off is not known: it stays announced, and undo takes it."""
-    return False
+class InPlaceKind(PathKind):
+    """An installation by pip into a tree that is in use; `post` is not known while pip runs."""
+
+    moves = True
+    # pip may have left anything: an undo brings the backup back
+    taken_back = False
+
+    def announced(self, path: str, work: str, backup: str, what: str) -> Json:
+        """Gives the entry, not yet written; `work` is where an undo will unpack."""
+        now = inspect_tree(path)
+        return {"op": self.op, "path": path, "what": what, "backup": backup, "work": work,
+                "pre": now, "post": now}  # fmt: skip
+
+    def describe(self, entry: Json) -> str:
+        """Names what was installed and the backup that undoes it."""
+        return f"install {entry['what']} in {entry['path']}, undone by backup {entry['backup']}"
+
+    def inspect(self, path: str) -> Json:
+        """Gives the kind and inode of what lies at the path now."""
+        return inspect_tree(path)
+
+    def is_ours(self, entry: Json, current: Json) -> bool:
+        """It is ours, whatever pip made of it."""
+        return True
+
+    def check_revertible(self, entry: Json) -> None:
+        """Raise NodeError when there is no backup, or no room for it."""
+        if _traded(entry):
+            return
+        manifest = store.load(entry["backup"])
+        above = os.path.dirname(entry["path"])
+        unpacked = inspect_tree(entry["work"])["kind"] == "directory"
+        room = 0 if unpacked else manifest["room_bytes"]
+        create.check_room(above, room, manifest["members"]["count"])
+
+    def revert(self, entry: Json, overwrite: bool) -> str:
+        """Bring the backup back to the path. Raises NodeError."""
+        path, work = entry["path"], entry["work"]
+        new, old = os.path.join(work, NEW), os.path.join(work, OLD)
+        if not _traded(entry):
+            if inspect_tree(old)["kind"] != "absent":
+                raise NodeError(f"{path} is not what an undo put there; what lay there is in {old}",
+                                "later_edit", f"look at both; then remove {work}")  # fmt: skip
+            writers.wait(path, writers.is_pip)
+            if _inode(entry) is None or inspect_tree(new).get("ino") != _inode(entry):
+                _unpack(entry)
+            trade = {"path": path, "source": new, "displaced": old, "pre": inspect_tree(path)}
+            tree_step.forward(trade)
+        elif inspect_tree(new)["kind"] != "absent" and inspect_tree(old)["kind"] == "absent":
+            tree_step.move(new, old)  # of an undo that was killed between two renames
+        return f"backup {entry['backup']} is back; what lay there is kept in {old}"
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives in what the tree is not as the backup; what pip was to make of it is not known."""
+        if side == "post":
+            return []
+        manifest = store.load(entry["backup"])
+        different = unpack.first_difference(entry["backup"], manifest, entry["path"])
+        return [f"{entry['path']}: {different}"] if different else []

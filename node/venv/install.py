@@ -7,21 +7,20 @@ step of its own. Killed anywhere, VERSION.partial says so, and the next run make
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import time
-from typing import Any, Dict, List
+from typing import Any
 
+from node.backup.create import check_room
+from node.core import flock, validate
+from node.core.errors import Json, NodeError, io_reason
+from node.core.run import run
+from node.core.run_as_owner import Owner
 from node.files import atomic, state_dir
-from node.core import validate
 from node.venv import pip_plan, writers
 from node.venv import versions as place
-from node.core.errors import Json, NodeError, io_reason
-from node.core.run_as_owner import Owner
-from node.core.run import run
-from node.backup.create import check_room
 
 DEFAULT_TIMEOUT_S = 1800
 SYNC_TIMEOUT_S = 300.0
@@ -30,35 +29,25 @@ ENTRIES = 1000
 _ENV = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
 
-class Held:
+class InstallLock(flock.FileLock):
     """The installers' own lock: it ends with its process, so what is partial under it is left."""
 
-    def __enter__(self) -> Held:
+    def path(self) -> str:
+        """Gives the lock's file."""
         state_dir.ensure()
-        path = os.path.join(state_dir.root(), "venv.lock")
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.fd = os.open(path, flags, 0o600)
-        deadline = time.monotonic() + 2
-        while True:
-            try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return self
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    os.close(self.fd)
-                    raise NodeError(
-                        "another installation is under way on this host",
-                        "locked",
-                        "wait for it: an installation whose operator was cut off goes on to its"
-                        " end, and the next run finds it whole",
-                    ) from None
-                time.sleep(0.05)
+        return os.path.join(state_dir.root(), "venv.lock")
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
+    def refused(self, said: str) -> NodeError:
+        """Gives the error of another installation under way."""
+        return NodeError(
+            "another installation is under way on this host",
+            "locked",
+            "wait for it: an installation whose operator was cut off goes on to its end, and the"
+            " next run finds it whole",
+        )
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives the request with every value checked."""
     allowed = ("venv", "package", "version", "pip_args", "room_bytes", "timeout_s")
     body = validate.keys(request, "request", allowed, ("venv", "package", "version"))
@@ -66,7 +55,7 @@ def _checked(request: Json) -> Json:
         "venv": validate.path(body["venv"], "venv"),
         "package": place.package(body["package"]),
         "version": place.version_text(body["version"]),
-        "pip_args": pip_plan.checked_args(body.get("pip_args", [])),
+        "pip_args": pip_plan.parse_pip_args(body.get("pip_args", [])),
         "room_bytes": int(validate.number(body.get("room_bytes", 0), "room_bytes", 0, 1 << 44)),
         "timeout_s": validate.number(
             body.get("timeout_s", DEFAULT_TIMEOUT_S), "timeout_s", 1, 7200
@@ -79,13 +68,13 @@ def install(request: Json) -> Json:
 
     On any error nothing is left. `room_bytes` is what the present one takes.
     """
-    wanted = _checked(request)
+    wanted = _parse_request(request)
     path, name, version = wanted["venv"], wanted["package"], wanted["version"]
     real = os.path.realpath(path)
     python = os.path.realpath(os.path.join(real, "bin", "python"))
     if not os.path.isdir(real):
         raise NodeError(f"{path} is not there, or no folder", "no_venv", "name the venv's folder")
-    with atomic.Folder(path), Held():
+    with atomic.Folder(path), InstallLock():
         sweep(path)
         found = place.find(path, name, version)
         if found:
@@ -115,9 +104,9 @@ def install(request: Json) -> Json:
         return answer(folder, True, real, began)
 
 
-def sweep(path: str) -> List[str]:
+def sweep(path: str) -> list[str]:
     """Remove what killed installations left; gives the folders. Call it under the lock."""
-    removed: List[str] = []
+    removed: list[str] = []
     for folder in place.partials(path):
         if os.path.realpath(path) == os.path.realpath(folder):
             raise NodeError(
@@ -125,7 +114,7 @@ def sweep(path: str) -> List[str]:
                 "venv_partial",
                 "point the link to a whole version, or restore a backup",
             )
-        writers.wait(folder, writers.is_maker)
+        writers.wait(folder, writers.is_venv_creator)
         _remove(folder)
         removed.append(folder)
     return removed
@@ -165,17 +154,17 @@ def _fill(folder: str, wanted: Json, python: str, owner: Owner) -> None:
     deadline = time.monotonic() + wanted["timeout_s"]
     for argv in ([python, "-m", "venv", folder], pip(folder, wanted)):
         run_as(owner, argv, deadline)
-    look_at(folder, wanted["package"], wanted["version"])
+    verify_version(folder, wanted["package"], wanted["version"])
 
 
-def pip(folder: str, wanted: Json) -> List[str]:
+def pip(folder: str, wanted: Json) -> list[str]:
     """Gives the command with which a venv's own pip installs the wanted version."""
     target = f"{wanted['package']}=={wanted['version']}"
     python = os.path.join(folder, "bin", "python")
     return [python, "-m", "pip", "install", "--quiet", *wanted["pip_args"], target]
 
 
-def run_as(owner: Owner, argv: List[str], deadline: float) -> None:
+def run_as(owner: Owner, argv: list[str], deadline: float) -> None:
     """Run an installer's command until a time of the monotonic clock. Raises NodeError."""
     # the unit's own caches and settings are not the installer's
     done = owner.run(argv, max(1.0, deadline - time.monotonic()), _ENV)
@@ -187,7 +176,7 @@ def run_as(owner: Owner, argv: List[str], deadline: float) -> None:
         )
 
 
-def look_at(folder: str, package: str, version: str) -> None:
+def verify_version(folder: str, package: str, version: str) -> None:
     """Raise NodeError unless a venv holds exactly this version, with its program."""
     found = place.installed(folder, package)
     if found != (version,):
@@ -223,14 +212,14 @@ def _remove(folder: str) -> None:
     state_dir.sync_folder(os.path.dirname(folder))
 
 
-def names(venv: str) -> Dict[str, Any]:
+def installed_names(venv: str) -> dict[str, Any]:
     """Gives what is installed in a venv, by canonical name."""
     return {pip_plan.canonical(row["name"]): row for row in pip_plan.installed(venv, None)}
 
 
 def answer(folder: str, made: bool, old: str, began: float) -> Json:
     """Gives what became of it; `left_behind` is what only the present venv has."""
-    missing = sorted(set(names(old)) - set(names(folder)))
+    missing = sorted(set(installed_names(old)) - set(installed_names(folder)))
     return {
         "folder": folder,
         "made": made,

@@ -11,12 +11,12 @@ import json
 import os
 import re
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.core.run_as_owner import Owner
 from node.core.run import Done
+from node.core.run_as_owner import Owner
 from node.rules.versions import PACKAGE
 
 DEFAULT_TIMEOUT_S = 600
@@ -40,7 +40,7 @@ def masked(text: str) -> str:
     return _LOGIN.sub(r"\1***@", text)
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives a request with every value checked."""
     allowed = ("venv", "package", "wanted", "packages", "pip_args", "timeout_s", "fresh")
     body = validate.keys(request, "request", allowed, ("venv", "package", "wanted"))
@@ -53,13 +53,13 @@ def _checked(request: Json) -> Json:
             _word(row, f"packages[{n}]", PACKAGE)
             for n, row in enumerate(validate.array(body.get("packages", []), "packages", 100))
         ],
-        "pip_args": checked_args(body.get("pip_args", [])),
+        "pip_args": parse_pip_args(body.get("pip_args", [])),
         "timeout_s": validate.number(timeout, "timeout_s", 1, 3600),
         "fresh": validate.boolean(body.get("fresh", False), "fresh"),
     }
 
 
-def checked_args(value: object) -> List[str]:
+def parse_pip_args(value: object) -> list[str]:
     """Gives pip's arguments that say where wheels come from. Raises NodeError for any other."""
     rows = validate.array(value, "pip_args", 50)
     return [_word(row, f"pip_args[{n}]", _ARG) for n, row in enumerate(rows)]
@@ -83,7 +83,7 @@ class _Pip:
             raise NodeError(f"{self.python} is not there", "no_venv", "name the venv's folder")
         self.owner = Owner(venv)
 
-    def run(self, args: List[str]) -> Done:
+    def run(self, args: list[str]) -> Done:
         """Gives pip's exit status and output. Raises NodeError when it does not end in time."""
         argv = [self.python, "-m", "pip", *args]
         try:
@@ -92,7 +92,7 @@ class _Pip:
             error.remedy = "look at the network, and at pip's configuration: pip config list"
             raise
 
-    def report(self, args: List[str]) -> Tuple[Optional[str], Optional[str]]:
+    def report(self, args: list[str]) -> tuple[str | None, str | None]:
         """Gives pip's report, slim, and None; or None and pip's own line why there is none."""
         with tempfile.TemporaryDirectory(prefix="rigbook-pip-") as folder:
             os.chown(folder, self.owner.uid, self.owner.gid)
@@ -142,7 +142,7 @@ def _slim(report: Json) -> Json:
     }
 
 
-def site_packages(venv: str) -> List[str]:
+def site_packages(venv: str) -> list[str]:
     """Gives the folders of a venv in which packages lie."""
     return sorted(glob.glob(os.path.join(glob.escape(venv), "lib", "python3*", "site-packages")))
 
@@ -152,13 +152,13 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def installed(venv: str, names: Optional[List[str]]) -> List[Json]:
+def installed(venv: str, names: list[str] | None) -> list[Json]:
     """Gives the named distributions (None: all) of the venv, read from their METADATA."""
     wanted = None if names is None else {canonical(name) for name in names}
-    found: List[Json] = []
+    found: list[Json] = []
     for folder in site_packages(venv):
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA"))):
-            fields: Dict[str, str] = {}
+            fields: dict[str, str] = {}
             with open(path, encoding="utf-8", errors="replace") as file:
                 for line in file:
                     if not line.strip():
@@ -176,7 +176,7 @@ def installed(venv: str, names: Optional[List[str]]) -> List[Json]:
     return found
 
 
-def _torch_cuda(venv: str) -> Optional[str]:
+def _torch_cuda(venv: str) -> str | None:
     """Gives the CUDA version in torch/version.py, "" where it says None, None without the line."""
     for folder in site_packages(venv):
         try:
@@ -190,13 +190,13 @@ def _torch_cuda(venv: str) -> Optional[str]:
     return None
 
 
-def look(request: Json) -> Json:
+def inspect_wheels(request: Json) -> Json:
     """Gives what is installed, and pip's reports on the wanted and on the installed version.
 
     The installed one is asked for without dependencies, as if nothing were there: can it be had?
     `fresh`: the wanted one is to go into a new venv beside.
     """
-    body = _checked(request)
+    body = _parse_request(request)
     pip = _Pip(body["venv"], body["timeout_s"])
     version = pip.run(["--version"])
     found = re.match(r"pip (\S+)", version.out)
@@ -212,8 +212,8 @@ def look(request: Json) -> Json:
     # of a new venv nothing is there yet: pip resolves torch anew as well
     new = ["--ignore-installed"] if body["fresh"] else []
     wanted, wanted_error = pip.report([*where, *new, f"{body['package']}=={body['wanted']}"])
-    old: Optional[str] = None
-    old_error: Optional[str] = None
+    old: str | None = None
+    old_error: str | None = None
     now = [r["version"] for r in there if canonical(r["name"]) == canonical(body["package"])]
     if now:
         again = ["--no-deps", "--ignore-installed", f"{body['package']}=={now[0]}"]

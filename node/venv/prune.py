@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import List, Optional
 
-from node.files import atomic, state_dir
+from node.backup import walk
 from node.change import journal
 from node.core import proc, signals, validate
-from node.backup import walk
+from node.core.errors import Json, NodeError
+from node.files import atomic, state_dir
+from node.files.host_lock import Lock
+from node.rules.versions import VERSION
 from node.venv import install as installing
 from node.venv import versions as place
-from node.core.errors import Json, NodeError
-from node.rules.versions import VERSION
-from node.files.host_lock import Lock
 
 _REPLACED = ".former-"
 
@@ -35,7 +34,7 @@ def prune(request: Json) -> Json:
     path, name = validate.path(body["venv"], "venv"), place.package(body["package"])
     if validate.boolean(body.get("dry", False), "dry"):
         return _prune(path, name, True)  # reads only
-    with atomic.Folder(path), installing.Held(), Lock("venv prune"):
+    with atomic.Folder(path), installing.InstallLock(), Lock("venv prune"):
         installing.sweep(path)
         return _prune(path, name, False)
 
@@ -45,8 +44,8 @@ def _prune(path: str, name: str, dry: bool) -> Json:
     changes, broken = journal.read_all()
     if broken:
         raise journal.broken_error(broken)
-    removed: List[Json] = []
-    kept: List[Json] = []
+    removed: list[Json] = []
+    kept: list[Json] = []
     former = _former(path, changes)
     for folder in _versions(path):
         version = ", ".join(place.installed(folder, name)) or "of no version"
@@ -65,7 +64,7 @@ def _prune(path: str, name: str, dry: bool) -> Json:
             "freed_bytes": sum(row["bytes"] for row in removed)}  # fmt: skip
 
 
-def _versions(path: str) -> List[str]:
+def _versions(path: str) -> list[str]:
     """Gives the folders that hold a version, those that an upgrade displaced among them."""
     try:
         names = sorted(os.listdir(place.folder_of(path)))
@@ -79,7 +78,7 @@ def _versions(path: str) -> List[str]:
     return [f for f in folders if os.path.isdir(f) and not os.path.islink(f)]
 
 
-def _former(path: str, changes: List[Json]) -> Optional[str]:
+def _former(path: str, changes: list[Json]) -> str | None:
     """Gives the folder that the link led to before the one that it leads to now, or None.
 
     The newest blessed change of the link knows it; one that was undone left no trace of its own.
@@ -98,7 +97,7 @@ def _former(path: str, changes: List[Json]) -> Optional[str]:
     return None
 
 
-def _why_kept(folder: str, path: str, former: Optional[str], changes: List[Json]) -> str:
+def _why_kept(folder: str, path: str, former: str | None, changes: list[Json]) -> str:
     """Gives why a version stays, "" when it may go."""
     if folder == os.path.realpath(path):
         return "the active version"
@@ -119,7 +118,7 @@ def _names(one: Json, folder: str) -> bool:
     return any(json.dumps(folder)[1:-1] + end in text for end in ('"', "/"))
 
 
-def _why_goes(folder: str, changes: List[Json]) -> str:
+def _why_goes(folder: str, changes: list[Json]) -> str:
     """Gives what is known of a version that goes: the newest change that names it."""
     for one in changes:
         if _names(one, folder):
@@ -127,9 +126,9 @@ def _why_goes(folder: str, changes: List[Json]) -> str:
     return "neither active nor former"
 
 
-def _running(folder: str) -> List[int]:
+def _running(folder: str) -> list[int]:
     """Gives the processes whose program or working folder lies in it."""
-    found: List[int] = []
+    found: list[int] = []
     for pid in proc.pids():
         argv = proc.argv(pid)
         try:

@@ -10,30 +10,32 @@ import os
 import re
 import time
 
-from node.files import atomic
-from node.change import apply, journal
-from node.core import validate
-from node.venv import in_place_step, pip_plan
 from node.backup import store, unpack
-from node.venv import install as installing
-from node.venv import versions as place
-from node.core.errors import Json, NodeError, io_reason
-from node.files.host_lock import Lock
+from node.change import journal, kinds, transaction
+from node.core import validate
+from node.core.errors import Json, NodeError
 from node.core.run_as_owner import Owner
+from node.core.step_kind import Steps
+from node.core.step_state import FAILED
+from node.files import atomic
+from node.venv import install as installing
+from node.venv import pip_plan
+from node.venv import versions as place
+from node.venv.in_place_step import InPlaceKind
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     """Gives the request with every value checked."""
     allowed = ("change", "venv", "package", "version", "pip_args", "backup", "timeout_s")
     needed = ("change", "venv", "package", "version", "backup")
     body = validate.keys(request, "request", allowed, needed)
     limit = body.get("timeout_s", installing.DEFAULT_TIMEOUT_S)
     return {
-        "change": journal.checked_change(body["change"]),
+        "change": journal.parse_change(body["change"]),
         "venv": validate.path(body["venv"], "venv"),
         "package": place.package(body["package"]),
         "version": place.version_text(body["version"]),
-        "pip_args": pip_plan.checked_args(body.get("pip_args", [])),
+        "pip_args": pip_plan.parse_pip_args(body.get("pip_args", [])),
         "backup": store.checked_id(body["backup"]),
         "timeout_s": validate.number(limit, "timeout_s", 1, 7200),
     }
@@ -45,47 +47,49 @@ def replace(request: Json) -> Json:
     Refused before anything is touched: a backup that is not verified, not of this folder, or not
     of what lies there now. An error of pip's leaves the change OPEN: undo restores the backup.
     """
-    wanted = _checked(request)
+    wanted = _parse_request(request)
     path, real = wanted["venv"], os.path.realpath(wanted["venv"])
     if not os.path.isdir(real):
         raise NodeError(f"{path} is not there, or no folder", "no_venv", "name the venv's folder")
     began = time.time()
-    with atomic.Folder(real), installing.Held(), store.Held(shared=True), \
-            Lock(f"venv replace by {wanted['change']['operator']}"):  # fmt: skip
-        journal.sweep()
-        opened = apply.opened(wanted["change"])
+    with atomic.Folder(real), installing.InstallLock(), store.Held(shared=True), \
+            transaction.opened(wanted["change"], "venv replace") as steps:  # fmt: skip
         if place.installed(real, wanted["package"]) == (wanted["version"],):
             return installing.answer(real, False, real, began)
         _refuse(wanted["backup"], real)
-        before = installing.names(real)
-        step = _announced(opened, wanted, real)
+        before = installing.installed_names(real)
+        kind = InPlaceKind("install")
+        step = _announced(kind, steps, wanted, real)
         try:
-            in_place_step.ready(step)  # the way back has room
-            opened["steps"].append(step)
-            journal.save(opened)
+            kind.check_revertible(step)  # the way back has room
+            kind.announce(step, steps)
             deadline = time.monotonic() + wanted["timeout_s"]
             installing.run_as(Owner(real), installing.pip(real, wanted), deadline)
-            installing.look_at(real, wanted["package"], wanted["version"])
+            installing.verify_version(real, wanted["package"], wanted["version"])
             installing.flush(real)
         except (NodeError, OSError) as error:
-            raise _failed(opened, step, error) from error
-        step["state"] = "done"
-        journal.save(opened)
-        gone = sorted(set(before) - set(installing.names(real)))
+            # what pip began is undone by whoever undoes the change
+            if step in steps.rows:
+                steps.finish(step, FAILED, error=kinds.reason(error))
+                if isinstance(error, NodeError):
+                    error.remedy = "rignode undo"
+            raise steps.take_back(error) from error
+        steps.finish(step)
+        gone = sorted(set(before) - set(installing.installed_names(real)))
         return {**installing.answer(real, True, real, began), "left_behind": gone[:50]}
 
 
-def _announced(opened: Json, wanted: Json, real: str) -> Json:
+def _announced(kind: InPlaceKind, steps: Steps, wanted: Json, real: str) -> Json:
     """Gives the step, not yet written."""
     name = re.sub(r"[^0-9A-Za-z._-]", "_", os.path.basename(real))[:60]
-    work = f"{os.path.dirname(real)}/.rigbook-{name}-{opened['id']}-back"
+    work = f"{os.path.dirname(real)}/.rigbook-{name}-{steps.change['id']}-back"
     what = f"{wanted['package']} {wanted['version']}"
-    return in_place_step.announced(real, work, wanted["backup"], what)
+    return kind.announced(real, work, wanted["backup"], what)
 
 
 def _refuse(backup: str, real: str) -> None:
     """Raise NodeError unless the backup is a verified one of exactly what lies there."""
-    row = store.look(backup)
+    row = store.inspect(backup)
     if row.manifest is None:
         raise store.damaged(backup, row.problem)
     why = ""
@@ -102,16 +106,3 @@ def _refuse(backup: str, real: str) -> None:
             "backup_required",
             "back up and verify, then run again",
         )
-
-
-def _failed(opened: Json, step: Json, error: Exception) -> NodeError:
-    """Gives the error to raise; what pip began is undone by whoever undoes the change."""
-    reason = io_reason(error) if isinstance(error, OSError) else str(error)
-    code, remedy = ("io", "")
-    if isinstance(error, NodeError):
-        code, remedy = error.code, error.remedy
-    if step not in opened["steps"]:
-        return NodeError(f"{reason}; nothing was changed", code, remedy)
-    step.update(state="failed", error=reason)
-    journal.save(opened)
-    return NodeError(f"{reason}; the change stays OPEN", code, "rignode undo")

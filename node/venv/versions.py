@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import List, Optional, Tuple
 
 from node.core import validate
-from node.venv import pip_plan
 from node.core.errors import Json, NodeError
 from node.rules.versions import PACKAGE, VERSION, same_version
+from node.venv import pip_plan
 
 PARTIAL = ".partial"
 FOLDER = "venvs"
@@ -38,7 +37,7 @@ def package(value: object, where: str = "package") -> str:
     return text
 
 
-def installed(venv: str, name: str) -> Tuple[str, ...]:
+def installed(venv: str, name: str) -> tuple[str, ...]:
     """Gives the versions of a distribution that a venv's dist-info folders name."""
     return tuple(sorted(row["version"] for row in pip_plan.installed(venv, [name])))
 
@@ -53,7 +52,7 @@ def is_partial(folder: str) -> bool:
     return os.path.lexists(folder + PARTIAL)
 
 
-def partials(path: str) -> List[str]:
+def partials(path: str) -> list[str]:
     """Gives the folders that were begun and never finished."""
     try:
         names = sorted(os.listdir(folder_of(path)))
@@ -66,7 +65,7 @@ def partials(path: str) -> List[str]:
     ]
 
 
-def find(path: str, name: str, version: str) -> Optional[str]:
+def find(path: str, name: str, version: str) -> str | None:
     """Gives the whole folder beside a venv that holds this version, or None."""
     places = [os.path.realpath(path)]
     try:
@@ -96,7 +95,7 @@ def free_name(path: str, name: str, version: str) -> str:
     )
 
 
-def look(request: Json) -> Json:
+def inspect_versions(request: Json) -> Json:
     """`venv look`: where a version would lie, whether it is there, and how much room there is."""
     keys = ("venv", "package", "version")
     body = validate.keys(request, "request", keys, keys)
@@ -121,12 +120,12 @@ def look(request: Json) -> Json:
     }
 
 
-def working(path: str) -> List[str]:
+def working(path: str) -> list[str]:
     """Gives a line for each installation under way: how much it has written, and since when.
 
     What the file system lost since the beginning stands for the size: nothing has to be walked.
     """
-    lines: List[str] = []
+    lines: list[str] = []
     for folder in partials(path):
         try:
             with open(folder + PARTIAL, encoding="utf-8") as file:

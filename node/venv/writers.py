@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable, List
+from collections.abc import Callable
 
 from node.core import proc
 from node.core.errors import NodeError
 
 # ensurepip on a slow disk
 WAIT_S = 60.0
-Test = Callable[[List[str], str], bool]
+Test = Callable[[list[str], str], bool]
 
 
-def is_maker(words: List[str], folder: str) -> bool:
+def is_venv_creator(words: list[str], folder: str) -> bool:
     """Gives True for a command that runs the folder's Python, or makes the venv there."""
     return words[0].startswith(folder + "/") or folder in words
 
 
-def is_pip(words: List[str], folder: str) -> bool:
+def is_pip(words: list[str], folder: str) -> bool:
     """Gives True for the pip of a venv: an engine of the same venv writes nothing there."""
     return words[0].startswith(folder + "/bin/") and "pip" in words[1:4]
 
@@ -41,7 +41,7 @@ def wait(folder: str, test: Test) -> None:
         time.sleep(0.1)
 
 
-def _words(pid: int) -> List[str]:
+def _words(pid: int) -> list[str]:
     """Gives a process's command line, empty when it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import grp
 import hashlib
-import json
 import os
 import pwd
 import secrets
@@ -16,14 +15,14 @@ import stat
 import time
 
 from node.change import apply as change_apply
+from node.change import close as change_close
 from node.change import journal
 from node.core import log
 from node.core.errors import Json, NodeError
-from node.core.webhook import post
-from node.files import atomic, host_lock, state_dir
+from node.files import atomic, host_lock, state_dir, state_file
 from node.vgpu import state as vgpu_state
 from node.vgpu.state import State
-from node.watch import config
+from node.watch import config, notices
 
 # a plugin that fights back is not fought for ever: each time it may kill who has the file mapped
 MOST, WINDOW_S = 5, 3600.0
@@ -36,22 +35,10 @@ def file_path() -> str:
     return os.path.join(state_dir.root(), "library", "guard.json")
 
 
-def remembered() -> Json:
-    """Gives the memory of the last look; a new one when there is none or it is damaged."""
-    fresh: Json = {"status": "ours", "mended": [], "pending": []}
-    try:
-        with open(file_path(), "rb") as file:
-            found = json.loads(file.read())
-        return found if isinstance(found, dict) and found.keys() == fresh.keys() else fresh
-    except (FileNotFoundError, ValueError):
-        return fresh
-
-
-def remember(memory: Json) -> None:
+def save_state(memory: Json) -> None:
     """Write the memory; it is on the disk on return."""
     state_dir.ensure()
-    os.makedirs(os.path.dirname(file_path()), mode=0o700, exist_ok=True)
-    atomic.save_private(file_path(), json.dumps(memory, sort_keys=True).encode() + b"\n")
+    state_file.save(file_path(), memory)
 
 
 def digest(path: str) -> str:
@@ -65,7 +52,7 @@ def digest(path: str) -> str:
         return "absent"
 
 
-def settled(path: str) -> str:
+def stable_digest(path: str) -> str:
     """Gives `digest` once two looks agree: a plugin's cp may be in the middle of the file."""
     now = digest(path)
     while True:
@@ -96,7 +83,7 @@ def judge(known: State, status: str, memory: Json, now: float) -> str | None:
     return "tell" if memory["status"] != status else None
 
 
-def words(known: State, status: str, mended: bool, found: str) -> str:
+def message(known: State, status: str, mended: bool, found: str) -> str:
     """Gives the line that a person reads."""
     where = f"{known.target} on {known.node}"
     if mended:
@@ -127,27 +114,28 @@ def mend(known: State) -> str:
     }
     header = {"id": identifier, "deploy": "libvgpu", "operator": "rigbook-library guard"}
     change_apply.apply({"change": header, "steps": [step]})
-    change_apply.close(
+    change_close.close(
         {"change": identifier, "status": "COMMITTED", "reason": "the guard put it back"}
     )
     return identifier
 
 
-def busy() -> bool:
+def operator_at_work() -> bool:
     """Gives True while another run works here or left a change open."""
     held, _ = host_lock.held()
     return held or any(row["status"] == "OPEN" for row in journal.read_all()[0])
 
 
-def look(known: State) -> None:
+def inspect_target(known: State) -> None:
     """One look: tells and mends; the memory is written before and after what is told."""
     found = digest(known.target)
     if found != known.ours:
-        found = settled(known.target)
-    if busy():
+        found = stable_digest(known.target)
+    if operator_at_work():
         log.say("a change is open: not the guard's turn")
         return
-    memory, now = remembered(), time.time()
+    fresh: Json = {"status": "ours", "mended": [], "pending": []}
+    memory, now = state_file.load(file_path(), fresh), time.time()
     status = verdict(known, found)
     todo, failed = judge(known, status, memory, now), None
     if todo == "mend":
@@ -158,7 +146,7 @@ def look(known: State) -> None:
             failed = str(error)
     mended = todo == "mend" and failed is None
     if mended or todo == "tell" or (failed and memory["status"] != status):
-        text = words(known, status, mended, found) + (f" ({failed})" if failed else "")
+        text = message(known, status, mended, found) + (f" ({failed})" if failed else "")
         log.say(text, log.WARNING)
         shown = "mended" if mended else status
         memory["pending"].append(
@@ -166,27 +154,13 @@ def look(known: State) -> None:
         )
     memory["pending"] = memory["pending"][-MAX_PENDING:]
     memory["status"] = "ours" if mended else status
-    remember(memory)
-    deliver(known, memory)
-
-
-def deliver(known: State, memory: Json) -> None:
-    """POSTs what is pending, in order; what is not taken stays for the next look."""
-    url = config.told(known.webhook, known.webhook_file)
-    while memory["pending"] and url is not None:
-        failed = post(url, memory["pending"][0])
-        if failed:
-            log.say(f"the webhook did not take a notice: {failed}; kept", log.WARNING)
-            return
-        del memory["pending"][0]
-        remember(memory)
-    if url is None and memory["pending"]:
-        memory["pending"] = []
-        remember(memory)
+    save_state(memory)
+    url = config.webhook_url(known.webhook, known.webhook_file)
+    notices.deliver(memory["pending"], url, lambda: save_state(memory))
 
 
 def run() -> None:
     """The verb: one look at the library that was swapped; nothing where none was."""
     known = vgpu_state.read()
     if known is not None and known.guard:
-        look(known)
+        inspect_target(known)

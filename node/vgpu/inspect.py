@@ -30,7 +30,7 @@ def guarded(read: Any) -> Any:
         return {"unreadable": f"{type(error).__name__}: {error}"}
 
 
-def look(request: Any) -> Json:
+def inspect_library(request: Any) -> Json:
     """Gives the folder's libraries, their mappers, the preload files, plugins, pods and our state.
 
     Request: `folder`, `base` (`libvgpu.so`), `kubectl` and `kubeconfig` (null: not asked).

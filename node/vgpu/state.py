@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, NamedTuple
 
 from node.core import validate
-from node.core.errors import Json, NodeError, io_reason
+from node.core.errors import Json
 from node.engine.config import http_url
+from node.files import state_file
 
 PATH = "/etc/rigbook/library.json"
 FORMAT = 1
@@ -39,20 +39,17 @@ def path() -> str:
     return os.environ.get("RIGBOOK_LIBRARY") or PATH
 
 
-def checked(value: Any) -> State:
+def parse(value: Any) -> State:
     """Gives the state of the file's content, every value checked. Raises NodeError."""
     body = validate.keys(value, "the file", _KEYS, _KEYS)
-    if body["format"] != FORMAT:
-        raise validate.bad(
-            f"format {str(body['format'])[:20]} is not the {FORMAT} that is known here"
-        )
+    state_file.format_is(body, FORMAT)
     url, file = body["webhook"], body["webhook_file"]
     return State(
         validate.text(body["rig"], "rig", 200),
         validate.text(body["node"], "node", 200),
         validate.path(body["target"], "target"),
-        _digest(body["original"], "original"),
-        _digest(body["ours"], "ours"),
+        validate.sha256(body["original"], "original"),
+        validate.sha256(body["ours"], "ours"),
         validate.boolean(body["guard"], "guard"),
         validate.boolean(body["reapply"], "reapply"),
         None if url is None else http_url(url, "webhook"),
@@ -60,28 +57,11 @@ def checked(value: Any) -> State:
     )
 
 
-def _digest(value: Any, where: str) -> str:
-    found = validate.expected_sha256(value, where)
-    if found is None or found == "absent":
-        raise validate.bad(f"{where} is not a sha256")
-    return found
-
-
 def read() -> State | None:
     """Gives the state, or None where no library was swapped. Raises NodeError (`library_file`)."""
-    where = path()
-    try:
-        with open(where, "rb") as file:
-            return checked(json.loads(file.read(1 << 20).decode("utf-8")))
-    except FileNotFoundError:
+    if not os.path.lexists(path()):
         return None
-    except OSError as error:
-        raise NodeError(io_reason(error), "library_file", _REMEDY) from None
-    except ValueError:
-        # the parser's own words may quote the webhook
-        raise NodeError(f"{where} is not JSON", "library_file", _REMEDY) from None
-    except NodeError as error:
-        raise NodeError(f"{where}: {error}", "library_file", _REMEDY) from None
+    return state_file.read_settings(path(), parse, "library_file", _REMEDY)
 
 
 def load() -> Json | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from typing import Any, NamedTuple
 
 from node.core import validate
-from node.engine.config import Endpoint, endpoint, http_url
 from node.core.errors import NodeError, io_reason
+from node.engine.config import Endpoint, endpoint, http_url
+from node.files import state_file
 
 PATH = "/etc/rigbook/watch.json"
 FORMAT = 1
@@ -40,26 +40,13 @@ def path() -> str:
 
 def load() -> Watch:
     """Gives the configuration. Raises NodeError (`watch_file`): one line, never with the URL."""
-    where = path()
-    try:
-        with open(where, "rb") as file:
-            return checked(json.loads(file.read(1 << 20).decode("utf-8")))
-    except OSError as error:
-        raise NodeError(io_reason(error), "watch_file", _REMEDY) from None
-    except ValueError:
-        # the parser's own words may quote the URL
-        raise NodeError(f"{where} is not JSON", "watch_file", _REMEDY) from None
-    except NodeError as error:
-        raise NodeError(f"{where}: {error}", "watch_file", _REMEDY) from None
+    return state_file.read_settings(path(), parse, "watch_file", _REMEDY)
 
 
-def checked(value: Any) -> Watch:
+def parse(value: Any) -> Watch:
     """Gives the configuration of the file's content, every value checked. Raises NodeError."""
     body = validate.keys(value, "the file", _KEYS, _KEYS)
-    if body["format"] != FORMAT:
-        raise validate.bad(
-            f"format {str(body['format'])[:20]} is not the {FORMAT} that is known here"
-        )
+    state_file.format_is(body, FORMAT)
     url, file = body["webhook"], body["webhook_file"]
     return Watch(
         validate.text(body["rig"], "rig", 200),
@@ -72,12 +59,7 @@ def checked(value: Any) -> Watch:
     )
 
 
-def webhook(watch: Watch) -> str | None:
-    """Gives the URL to tell, or None. Raises NodeError (`webhook_file`) without the URL."""
-    return told(watch.webhook, watch.webhook_file)
-
-
-def told(url: str | None, where: str | None) -> str | None:
+def webhook_url(url: str | None, where: str | None) -> str | None:
     """Gives the URL, or the one in a root-only file. Raises NodeError (`webhook_file`)."""
     if where is None:
         return url

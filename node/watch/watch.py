@@ -6,28 +6,22 @@ and a webhook that is down gets its notices later, in order.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
 from node.core import log
 from node.core.errors import Json, NodeError
-from node.core.webhook import post
 from node.engine.completion import ask
-from node.files import atomic, state_dir
+from node.files import state_dir, state_file
 from node.rules.completion import Reply
-from node.watch import config
+from node.watch import config, notices
 from node.watch.config import Watch
 
 # a full batch makes a short request wait
 ANSWER_S = 60.0
-# systemd ends the service after two minutes
-DELIVER_S = 40.0
 MAX_PENDING = 20
 # what was so before a watch that was taken away and comes back says nothing about now
 STALE_S = 86400.0
-_KEYS = ("format", "status", "since", "misses", "missing_since", "detail", "told_unix_s",
-         "looked_unix_s", "pending")  # fmt: skip
 
 
 def new_state(now: float) -> Json:
@@ -108,44 +102,19 @@ def file_path() -> str:
 
 def load_state(now: float) -> Json:
     """Gives the state of the last look; a new one when there is none or it is damaged."""
-    try:
-        with open(file_path(), "rb") as file:
-            found = json.loads(file.read())
-        if isinstance(found, dict) and all(key in found for key in _KEYS):
-            stale = now - found["looked_unix_s"] > STALE_S
-            return {**new_state(now), "pending": found["pending"]} if stale else found
-    except FileNotFoundError:
-        return new_state(now)
-    except ValueError:
-        pass
-    log.say(f"{file_path()} is damaged: starting anew", log.WARNING)
-    return new_state(now)
+    fresh = new_state(now)
+    found = state_file.load(file_path(), fresh)
+    stale = now - found["looked_unix_s"] > STALE_S
+    return {**fresh, "pending": found["pending"]} if stale else found
 
 
 def save_state(after: Json) -> None:
     """Write the state; it is on the disk on return."""
     state_dir.ensure()
-    folder = os.path.dirname(file_path())
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    raw = json.dumps(after, indent=1, sort_keys=True).encode("utf-8") + b"\n"
-    atomic.save_private(file_path(), raw)
+    state_file.save(file_path(), after)
 
 
-def deliver(after: Json, url: str) -> None:
-    """POSTs the pending notices in order; those that are not taken stay for the next time."""
-    deadline = time.monotonic() + DELIVER_S
-    pending: list[Json] = after["pending"]
-    while pending and time.monotonic() < deadline:
-        failed = post(url, pending[0])
-        if failed:
-            log.say(f"the webhook did not take a notice: {failed}; kept", log.WARNING)
-            return
-        del pending[0]
-        after["told_unix_s"] = time.time()
-        save_state(after)
-
-
-def look(watch: Watch) -> Json:
+def inspect_endpoint(watch: Watch) -> Json:
     """One look: asks, keeps the state, tells the journal and the webhook; gives the state."""
     before = load_state(time.time())
     reply = ask(watch.endpoint, ANSWER_S)
@@ -158,18 +127,19 @@ def look(watch: Watch) -> Json:
         said = f"still down, {count}" if after["status"] == "down" else f"{count} of {watch.misses}"
         log.say(f"{said}: {reply.detail}", log.NOTICE)
     try:
-        url = config.webhook(watch)
+        url = config.webhook_url(watch.webhook, watch.webhook_file)
     except NodeError as error:
         log.say(f"{error}; {error.remedy}", log.WARNING)
         raise
-    if url is None and after["pending"]:
-        after.update(pending=[], told_unix_s=time.time())
+
+    def told() -> None:
+        after["told_unix_s"] = time.time()
         save_state(after)
-    elif url is not None:
-        deliver(after, url)
+
+    notices.deliver(after["pending"], url, told)
     return after
 
 
 def run() -> None:
     """The verb: one look at what the configuration names."""
-    look(config.load())
+    inspect_endpoint(config.load())

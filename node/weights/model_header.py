@@ -227,7 +227,7 @@ def _wrong_size(size: int, wanted: int, kind: str) -> str | None:
     return None
 
 
-def look(request: Any) -> Json:
+def inspect_models(request: Any) -> Json:
     """Gives the headers of the named files, in their order."""
     body = validate.keys(request, "request", ("paths",), ("paths",))
     rows = validate.array(body["paths"], "paths", 100)

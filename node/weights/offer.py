@@ -10,7 +10,8 @@ from typing import Any
 
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.transfer import protocol, server, spool
+from node.transfer import server, spool
+from node.transfer.block import BLOCK
 from node.weights import manifest as manifests
 
 
@@ -35,7 +36,7 @@ class Files(server.Source):
     def blocks(self, item: int, offset: int) -> Iterator[memoryview]:
         """Gives a file's bytes. Raises NodeError where somebody writes to it meanwhile."""
         row = self._files[item]
-        buffer = bytearray(protocol.BLOCK)
+        buffer = bytearray(BLOCK)
         with self._folder.opened(row["name"]) as file:
             _unchanged(row, file.fileno())
             file.seek(offset)
@@ -84,7 +85,7 @@ def _folder(value: Any) -> manifests.Folder:
 
 def offer_weights(request: Json) -> Json:
     """`weights offer`: give a weights folder to the peers, then be gone."""
-    wanted = server.checked(request, ["path"])
+    wanted = server.parse_request(request, ["path"])
     folder = _folder(request["path"])
     source = Files(folder)
     listing = source.listing()
@@ -109,8 +110,8 @@ def hashed(request: Json) -> Json:
     body = validate.keys(request, "request", ("path", "again"), ("path",))
     again = validate.boolean(body.get("again", False), "again")
     folder = _folder(body["path"])
-    alive = server.Alive()
-    with spool.Busy("weights"):
+    alive = server.ParentWatch()
+    with spool.TransferLock("weights"):
         rows = folder.list()
         todo = [row for row in rows if again or row["sha256"] is None]
         progress = spool.Progress("weights", sum(row["size"] for row in todo))

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from node.change import irreversible
-from node.change.journal import checked_change
+from node.change import transaction
+from node.change.journal import parse_change
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.files import dirfd
@@ -32,14 +32,14 @@ FLUSH = 64 << 20
 _PLAIN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _checked(request: Json) -> Json:
+def _parse_request(request: Json) -> Json:
     keys = ("change", "path", "owner", "from", "key", "deadline_s", "streams", "prune")
     body = validate.keys(request, "request", keys, keys[:5])
     return {
-        "change": checked_change(body["change"]),
+        "change": parse_change(body["change"]),
         "path": validate.path(body["path"], "path"),
         "owner": dirfd.owner_of(validate.name(body["owner"], "owner")),
-        "from": server.place(body["from"]),
+        "from": server.parse_address(body["from"]),
         "key": validate.key(body["key"], "key"),
         "streams": int(validate.number(body.get("streams", STREAMS), "streams", 1, 32)),
         "prune": validate.boolean(body.get("prune", False), "prune"),
@@ -52,8 +52,8 @@ def receive(request: Json) -> Json:
 
     Raises NodeError. What had come stays beside the weights for the next run.
     """
-    body = _checked(request)
-    alive = server.Alive()
+    body = _parse_request(request)
+    alive = server.ParentWatch()
     started = time.monotonic()
     error: str | None = "it failed"
 
@@ -64,7 +64,7 @@ def receive(request: Json) -> Json:
     # Before the lock: the giver has to hear of a refusal, too, or it waits for nobody.
     peer = client.Peer(body["from"], body["key"], gone)
     try:
-        with spool.Busy("weights"), contextlib.ExitStack() as stack:
+        with spool.TransferLock("weights"), contextlib.ExitStack() as stack:
             job = _Transfer(body, gone, stack)
             stack.callback(job.end)
             answer = job.run(peer)
@@ -118,14 +118,14 @@ class _Transfer:
             return {**figures, "changed": False}
         self._folder.require_own()
         what = {"folder": self._body["path"], "files": len(todo), "bytes": figures["bytes"]}
-        with irreversible.opened(self._body["change"], "weights receive") as log:
+        with transaction.opened(self._body["change"], "weights receive") as log:
             log.begin("weights", **what)
         figures.update(self._bring(todo))
         if self._body["prune"]:
             figures["pruned"] = self._prune(extra)
-        with irreversible.opened(self._body["change"], "weights receive") as log:
+        with transaction.opened(self._body["change"], "weights receive") as log:
             log.begin("weights", **what)["state"] = "done"
-            log.record()
+            log.write()
         return {**figures, "changed": True}
 
     def _exists(self) -> bool:

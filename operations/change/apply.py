@@ -15,7 +15,7 @@ from pyinfra.api import FunctionCommand, operation
 
 from operations.change import diff
 from operations.change.run import Run
-from schema.observed.snapshot import FileState
+from schema.observed.files import FileState
 
 Steps = list[dict[str, object]]
 Step = Mapping[str, Any]

@@ -6,10 +6,9 @@ from typing import Any
 
 from pyinfra.api import Host, State, StringCommand
 
-from facts.observe import in_host
 from facts.rignode import pack
-from facts.rignode.call import AskFailed, document_of
-from facts.snapshot import bounded
+from facts.rignode.call import AskFailed, bounded, document_of
+from facts.rignode.context import in_host
 
 
 class StepFailed(Exception):

@@ -20,7 +20,7 @@ from gevent.event import Event
 from gevent.lock import RLock
 from pyinfra.api import FunctionCommand, Host, State
 
-from facts.observe import real
+from facts.rignode.context import real
 from operations.change.node_call import StepFailed, call
 from schema.desired.plan import Plan
 

@@ -17,7 +17,8 @@ from operations.change.apply import Steps as Steps
 from operations.change.apply import apply, texts_of
 from operations.change.run import Run
 from schema.desired.plan import ENGINE_FOLDERS, UNIT, Document, EngineSpec
-from schema.observed.snapshot import FileState, Unit
+from schema.observed.files import FileState
+from schema.observed.units import Unit
 
 # `systemctl stop` returns after TERM (30 s), KILL and docker rm.
 UNIT_TIMEOUT_S = 180

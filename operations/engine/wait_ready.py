@@ -13,7 +13,7 @@ from pyinfra.api import State
 
 from facts import unit_state as engine_facts
 from facts.endpoint.completion import Answer, Endpoint, ask
-from facts.observe import fact_of, real
+from facts.rignode.context import fact_of, real
 from facts.unit_state import UnitState
 from operations.change.node_call import StepFailed
 from schema.desired.plan import UNIT

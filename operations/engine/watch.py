@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from operations.change.apply import Steps
 from operations.engine.engine import file_steps, timer_steps
 from schema.desired.plan import Document
-from schema.observed.snapshot import FileState, Unit
+from schema.observed.files import FileState
+from schema.observed.units import Unit
 from schema.render.watch_files import WATCH_SERVICE, WATCH_TIMER
 
 

@@ -9,7 +9,8 @@ import hashlib
 from dataclasses import dataclass
 
 from operations.change.apply import Steps
-from schema.observed.snapshot import FileState, Unit
+from schema.observed.files import FileState
+from schema.observed.units import Unit
 
 MODE = "0644"
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from operations.change.apply import Steps
 from operations.engine.engine import file_steps
 from schema.desired.plan import Document
+from schema.observed.files import FileState
 from schema.observed.hardware import Nic
-from schema.observed.snapshot import FileState
 from schema.render.wake_on_lan_files import Persistence
 
 _SLEEP_DIR = "/etc/systemd/system"

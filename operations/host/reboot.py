@@ -17,7 +17,7 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.api.exceptions import ConnectError
 
 from facts.boot_id import BootId
-from facts.observe import fact_of, in_host, real
+from facts.rignode.context import fact_of, in_host, real
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any
@@ -12,9 +10,9 @@ import gevent
 from pyinfra.api import State
 
 from facts.endpoint.completion import Endpoint
-from facts.observe import in_host, observe, real
-from facts.rignode.call import AskFailed, ask_node
-from facts.snapshot import bounded
+from facts.observe import observe
+from facts.rignode.call import AskFailed, ask_node, bounded
+from facts.rignode.context import in_host, real
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.engine.baseline import compared
@@ -23,6 +21,7 @@ from operations.rollback.former_venv import FormerVenvs
 from schema.desired.plan import UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot
 from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
+from schema.render.installed import argv_in, endpoint_in
 
 UNDO_TIMEOUT_S = 240
 # An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
@@ -31,38 +30,20 @@ RESTORE_TIMEOUT_S = 1800
 DEPLOYMENT_TIMEOUT_S = 900
 
 
-def file_endpoint(document: str) -> Endpoint | None:
-    """Where an engine answers and what is expected of it, from its node.json
-    (schema/render/node_json.py).
+def installed_endpoint(script: str, document: str, address: str) -> Endpoint | None:
+    """Where the engine of these files answers; None: they do not say, so there is nothing to ask.
 
-    None for a text without it, such as a worker's.
+    `document`, node.json, says more, but is of the format of the program that wrote it; the launch
+    script always tells `--port` and `--served-model-name`. One with a reasoning parser belongs to a
+    model that thinks first.
     """
-    try:
-        said = json.loads(document)["endpoint"]
-        return Endpoint(
-            str(said["url"]),
-            str(said["model"]),
-            bool(said["reasoning"]),
-            tuple(said["chat_template_kwargs"].items()),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def script_endpoint(script: str, address: str) -> Endpoint | None:
-    """Where a launch script's engine answers: its `--port` and `--served-model-name`.
-
-    None for a script without them (then there is nothing to ask). A script with a reasoning
-    parser belongs to a model that thinks first.
-    """
-    try:
-        words = shlex.split(script, comments=True)
-    except ValueError:
-        return None
+    words = argv_in(script)
     values = dict(pairwise(words))
     name = values.get("--served-model-name")
     if name is None:
         return None
+    if said := endpoint_in(document):
+        return Endpoint(said.url, said.model, said.reasoning, said.chat_template_kwargs)
     thinks = "--reasoning-parser" in words
     return Endpoint(f"http://{address}:{values.get('--port', '8000')}", name, thinks)
 
@@ -262,9 +243,8 @@ def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:
     if not isinstance(snapshot, NodeSnapshot) or not isinstance(snapshot.files, tuple):
         return None
     texts = {file.path: file.content or "" for file in snapshot.files}
-    script = script_endpoint(texts.get(SCRIPT_PATH, ""), str(head.lan_address))
-    # The file says more, but is of the format of the program that wrote it; the script always is.
-    return script and (file_endpoint(texts.get(NODE_PATH, "")) or script)
+    script, document = texts.get(SCRIPT_PATH, ""), texts.get(NODE_PATH, "")
+    return installed_endpoint(script, document, str(head.lan_address))
 
 
 def undo_only(words: str = "", timeout_s: int = UNDO_TIMEOUT_S) -> Callable[[Run], str]:

@@ -10,14 +10,14 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
-from facts.observe import in_host
-from facts.snapshot import bounded
+from facts.rignode.call import bounded
+from facts.rignode.context import in_host
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer import image_ssh
 from operations.transfer.docker_archive import Archive, BadArchive
 from operations.transfer.transfer import DEADLINE_S, Transfer
-from schema.observed.snapshot import Image
+from schema.observed.docker import Image
 from schema.render.image_build import SCRATCH, Context
 
 PULL_TIMEOUT_S = 4 * 3600

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyinfra.api import Host
 
-from facts.snapshot import bounded
+from facts.rignode.call import bounded
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from schema.render.image_build import LABEL, Context

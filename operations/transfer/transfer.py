@@ -15,8 +15,8 @@ from typing import Any
 import gevent
 from pyinfra.api import Host, StringCommand
 
-from facts.observe import in_host
-from facts.snapshot import bounded
+from facts.rignode.call import bounded
+from facts.rignode.context import in_host
 from operations.change.node_call import call
 from operations.change.run import Run
 

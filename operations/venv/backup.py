@@ -8,8 +8,8 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, State, operation
 
-from facts.observe import fact_of
 from facts.backups import TreeBackups
+from facts.rignode.context import fact_of
 from operations.change.node_call import StepFailed, call
 from operations.change.progress import call_with_progress
 from schema.observed.backup import BackupPlan, PrunePlan

@@ -8,7 +8,6 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
-from operations.change.apply import Steps
 from operations.change.node_call import call
 from operations.change.run import Run
 

@@ -15,7 +15,8 @@ from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, State, operation
 
 from facts.endpoint.completion import Endpoint, ask
-from facts.endpoint.throughput import NotMeasured, measure as measure_rate
+from facts.endpoint.throughput import NotMeasured
+from facts.endpoint.throughput import measure as measure_rate
 from facts.rignode.call import AskFailed, ask_node
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed, call
@@ -207,9 +208,7 @@ def check(run: Run, version: Version | None) -> Generator[FunctionCommand, None,
         return
     target, folder, package = run.host(host.name), version.folder, version.package
     line = f"import {package}, {folder}/bin/{package} --version"
-    yield from _command(
-        run, "check", line, lambda: check_venv(run.state, target, folder, package)
-    )
+    yield from _command(run, "check", line, lambda: check_venv(run.state, target, folder, package))
 
 
 @operation()

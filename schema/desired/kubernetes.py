@@ -18,8 +18,7 @@ from schema.core.errors import SpecError, nearest, shown
 from schema.core.kernel_names import module_name, release_name
 from schema.core.parse import build, known_keys
 from schema.core.strings import env_name, single_line
-from schema.inputs.host_data import PYINFRA_KEYS, Argument, Url, listed
-from schema.inputs.rig import AbsolutePath, Address, Name
+from schema.core.types import PYINFRA_KEYS, AbsolutePath, Address, Argument, Name, Url, listed
 from schema.recipe.recipe import Expect, Recipe
 
 # How deploys tell a Kubernetes rig from the others: only its hosts have this key.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schema.desired.kubernetes import ClusterData
-from schema.inputs.rig import Rig
+from schema.desired.rig import Rig
 from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
 

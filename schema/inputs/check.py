@@ -9,7 +9,8 @@ from typing import ClassVar, TypeVar
 
 from schema.core.errors import SpecError, nearest, shown
 from schema.core.parse import build, known_keys
-from schema.inputs.host_data import PYINFRA_KEYS, HostData
+from schema.core.types import PYINFRA_KEYS
+from schema.inputs.host_data import HostData
 from schema.inputs.runbook_data import RUNBOOKS
 
 D = TypeVar("D", bound=HostData)

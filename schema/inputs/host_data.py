@@ -9,53 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from schema.core.base import Frozen
-from schema.core.kernel_names import module_name
-from schema.core.strings import argument, http_url, mount_path
-from schema.inputs.rig import AbsolutePath, Address, Device, Fabric, Name, Node
-
-# pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and `_sudo`, the one
-# of its global arguments that belongs to a host. pyinfra checks their values itself.
-PYINFRA_KEYS = frozenset(
-    [
-        "ssh_hostname",
-        "ssh_port",
-        "ssh_user",
-        "ssh_password",
-        "ssh_key",
-        "ssh_key_password",
-        "ssh_allow_agent",
-        "ssh_look_for_keys",
-        "ssh_forward_agent",
-        "ssh_config_file",
-        "ssh_known_hosts_file",
-        "ssh_strict_host_key_checking",
-        "ssh_paramiko_connect_kwargs",
-        "ssh_connect_retries",
-        "ssh_connect_retry_min_delay",
-        "ssh_connect_retry_max_delay",
-        "ssh_file_transfer_protocol",
-        "fake_responses",
-        "fake_delay",
-        "fake_delay_jitter",
-        "_sudo",
-    ]
-)
-
-
-def listed(value: object) -> object:
-    """`a,b` as the list that it means; a tuple, because that is what the field holds."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)  # pyinfra reads 41834 as a number
-    if isinstance(value, float):  # and 7e12345 as one with an exponent: its digits are gone
-        raise ValueError(
-            "was read as a number; allowed: a list, such as --data 'KEY=[\"7e12345\"]'"
-        )
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
-    return tuple(value) if isinstance(value, list) else value
+from schema.core.strings import mount_path
+from schema.core.types import Address, Argument, Arguments, Device, Module, Name, Names
+from schema.desired.rig import Fabric, Node
 
 
 def key(default: Any, says: str, unit: str = "", **more: Any) -> Any:
@@ -64,13 +23,6 @@ def key(default: Any, says: str, unit: str = "", **more: Any) -> Any:
     `more` are pydantic's own: bounds, an alias, `repr=False` for a secret.
     """
     return Field(default, description=says, json_schema_extra={"unit": unit}, **more)
-
-
-Argument = Annotated[str, AfterValidator(argument)]
-Url = Annotated[str, AfterValidator(http_url)]
-Names = Annotated[tuple[Name, ...], BeforeValidator(listed)]
-Arguments = Annotated[tuple[Argument, ...], BeforeValidator(listed)]
-Paths = Annotated[tuple[AbsolutePath, ...], BeforeValidator(listed)]
 
 
 class HostData(Frozen):
@@ -95,7 +47,7 @@ class HostData(Frozen):
     recipe: Name = key(..., "what the rig is to serve")
     profile: Name | None = key(None, "of the recipe; none: its default")
     recipes_dir: Arguments = key((), "more folders of recipes, from the project's root")
-    driver_module: Annotated[str, AfterValidator(module_name)] | None = key(
+    driver_module: Module | None = key(
         None, "the GPU driver's kernel module; none: nvidia, where the recipe needs it"
     )
     waive: Names = key((), "codes of findings that shall not block; with reason")

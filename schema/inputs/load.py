@@ -13,10 +13,12 @@ from schema.core.strings import plain_name
 from schema.core.yaml_file import read_map
 from schema.desired.kubernetes import CHART, cluster_data, cluster_recipe, is_cluster
 from schema.desired.plan import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, EngineSpec, Plan
+from schema.desired.rig import Node, Rig
 from schema.inputs.check import host_data, kind_of
 from schema.inputs.host_data import HostData
-from schema.inputs.rig import Node, Rig
-from schema.observed.snapshot import ImageFileProbe, SnapshotRequest, VenvProbe
+from schema.observed.docker import ImageFileProbe
+from schema.observed.files import VenvProbe
+from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
 from schema.render.engine_files import documents
 from schema.render.engine_spec import engine_spec

@@ -6,10 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from schema.core.kernel_names import release_name
-from schema.core.strings import mac_address
-from schema.inputs.host_data import Argument, HostData, Names, Paths, Url, key, listed
-from schema.inputs.rig import AbsolutePath, Device, HostName, Name
+from schema.core.types import (
+    AbsolutePath,
+    Argument,
+    Device,
+    HostName,
+    Mac,
+    Name,
+    Names,
+    Paths,
+    Release,
+    Url,
+    listed,
+)
+from schema.inputs.host_data import HostData, key
 from schema.observed.artifact import commit_or_pr
 from schema.recipe.venv import Version
 from schema.render.drop_in import (
@@ -38,8 +48,6 @@ def _as_version(value: object) -> object:
 
 
 Commit = Annotated[str, BeforeValidator(_as_text), AfterValidator(commit_or_pr)]
-Mac = Annotated[str, AfterValidator(mac_address)]
-Release = Annotated[str, AfterValidator(release_name)]
 CommandLine = Annotated[Argv | None, BeforeValidator(listed_argv)]
 
 

@@ -14,7 +14,7 @@ from schema.core.base import Frozen
 from schema.core.errors import SpecError
 from schema.core.parse import build
 from schema.core.strings import mac_address
-from schema.inputs.rig import Device
+from schema.core.types import Device
 
 Mac = Annotated[str, AfterValidator(mac_address)]
 

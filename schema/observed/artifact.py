@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from schema.core.base import Frozen
 from schema.core.strings import single_line
-from schema.inputs.rig import Name
+from schema.core.types import Name
 
 # Where eugr's builder bakes it in (his Dockerfile), and where others copy it to.
 METADATA = (

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schema.core.base import Frozen
-from schema.inputs.rig import Device
+from schema.core.types import Device
 from schema.observed.kernel import KernelSnapshot
 from schema.observed.snapshot import Unreadable
 

@@ -20,8 +20,8 @@ from schema.core.base import Frozen
 from schema.core.errors import SpecError
 from schema.core.parse import build
 from schema.core.strings import single_line
+from schema.core.types import Name
 from schema.core.yaml_file import read_map
-from schema.inputs.rig import Name
 
 TABLE = "catalog/compatibility.yaml"
 _ARCH = re.compile(r"(cpu|sm_[0-9]{2,3}a?)\Z")

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from node.rules.patterns import SHA256
 from schema.core.base import Frozen
 from schema.core.strings import absolute_path, argument, env_name, single_line
-from schema.inputs.rig import Name
+from schema.core.types import Name
 from schema.observed.artifact import relative_path
 from schema.recipe.compatibility import Range
 

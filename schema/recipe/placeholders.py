@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 
 from schema.core.errors import SpecError
-from schema.inputs.rig import Node, Rig
 
 PLACEHOLDERS = (
     "node.lan_address",
@@ -35,21 +34,6 @@ def check_placeholders(text: str) -> str:
             f"holds {', '.join(wrong)}; allowed: {known}, and {{{{ or }}}} for a brace itself"
         )
     return text
-
-
-def node_values(rig: Rig, node: Node) -> dict[str, str]:
-    """What each placeholder stands for on `node`; those that the rig does not have are absent."""
-    values = {
-        "node.lan_address": str(node.lan_address),
-        "node.name": node.name,
-        "node.rank": str(node.rank),
-        "node.home": node.home,
-    }
-    if node.fabric_address is not None:
-        values["node.fabric_address"] = str(node.fabric_address)
-    if rig.fabric is not None:
-        values["fabric.device"] = rig.fabric.device
-    return values
 
 
 def fill(text: str, values: dict[str, str], key: str) -> str:

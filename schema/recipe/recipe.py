@@ -22,7 +22,7 @@ from schema.core.strings import (
     mount_path,
     single_line,
 )
-from schema.inputs.rig import AbsolutePath, Name
+from schema.core.types import AbsolutePath, Name
 from schema.observed.artifact import Module
 from schema.recipe.flags import check_flag, check_flags
 from schema.recipe.patches import FilePatch, PatchTool

@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 
 from schema.core.base import Frozen
 from schema.core.strings import home_path, single_line
-from schema.inputs.rig import AbsolutePath, Name
+from schema.core.types import AbsolutePath, Name
 
 # PEP 440, as far as releases of an engine go: 0.19.2rc1, 0.32.0+cpu, 0.20.1rc1.dev16+g7a1eb8ac2
 _VERSION = re.compile(r"[0-9][0-9a-zA-Z]*(\.[0-9a-zA-Z]+)*(\+[0-9a-zA-Z]+(\.[0-9a-zA-Z]+)*)?\Z")

@@ -20,7 +20,7 @@ from schema.desired.plan import (
     Document,
     EngineSpec,
 )
-from schema.inputs.rig import Node, Rig
+from schema.desired.rig import Node, Rig
 from schema.recipe.recipe import Recipe
 from schema.render.node_json import node_file
 from schema.render.start_budget import STARTS, times

@@ -9,9 +9,9 @@ from pydantic import JsonValue
 
 from schema.core.errors import SpecError, unknown
 from schema.desired.plan import EngineSpec
-from schema.inputs.rig import Node, Rig
+from schema.desired.rig import Node, Rig
 from schema.recipe.flags import flag_arguments
-from schema.recipe.placeholders import fill, node_values
+from schema.recipe.placeholders import fill
 from schema.recipe.recipe import MultiNode, Recipe, Volume
 
 
@@ -100,3 +100,18 @@ def _join_flags(multi_node: MultiNode, rig: Rig, node: Node) -> list[str]:
 def _on_node(path: str, node: Node) -> str:
     """A path with `~` as the login user's home on the node."""
     return node.home + path.removeprefix("~") if path.startswith("~") else path
+
+
+def node_values(rig: Rig, node: Node) -> dict[str, str]:
+    """What each placeholder stands for on `node`; those that the rig does not have are absent."""
+    values = {
+        "node.lan_address": str(node.lan_address),
+        "node.name": node.name,
+        "node.rank": str(node.rank),
+        "node.home": node.home,
+    }
+    if node.fabric_address is not None:
+        values["node.fabric_address"] = str(node.fabric_address)
+    if rig.fabric is not None:
+        values["fabric.device"] = rig.fabric.device
+    return values

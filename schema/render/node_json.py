@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from schema.desired.plan import CONTAINER, UNIT, EngineSpec
-from schema.inputs.rig import Node, Rig
+from schema.desired.rig import Node, Rig
 from schema.recipe.recipe import Recipe
 from schema.render.start_budget import FABRIC_WAIT_S, cpu_memory, devices, gpus_needed, utilization
 

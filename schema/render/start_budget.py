@@ -11,7 +11,7 @@ from math import ceil
 
 from schema.core.errors import SpecError
 from schema.desired.plan import EngineSpec
-from schema.inputs.rig import Node, Rig
+from schema.desired.rig import Node, Rig
 from schema.recipe.recipe import Recipe
 
 # A bond at boot, with its switch or its peer, comes minutes after the rest on some boards.

@@ -5,9 +5,9 @@ it).
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
 from schema.desired.plan import Document, Plan
-from schema.inputs.runbook_data import WatchData
 from schema.render.engine_files import UNITS_DIR, render
 from schema.render.node_json import endpoint
 
@@ -19,7 +19,26 @@ SERVICE_PATH = f"{UNITS_DIR}/{WATCH_SERVICE}"
 TIMER_PATH = f"{UNITS_DIR}/{WATCH_TIMER}"
 
 
-def watch_documents(plan: Plan, node: str, data: WatchData) -> tuple[Document, ...]:
+class Watching(Protocol):
+    """What watch is asked for: schema.inputs.runbook_data.WatchData."""
+
+    @property
+    def url(self) -> str | None: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def misses(self) -> int: ...
+    @property
+    def repeat_s(self) -> int: ...
+    @property
+    def webhook(self) -> str | None: ...
+    @property
+    def webhook_file(self) -> str | None: ...
+    @property
+    def interval(self) -> int: ...
+
+
+def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ...]:
     """What lands on the node that watches: its configuration (root's alone), service and timer."""
     asked = endpoint(plan.rig, plan.recipe)
     if data.url is not None:

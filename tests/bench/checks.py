@@ -10,7 +10,7 @@ from deploys.common.load_and_gate import endpoint
 from gates.transfer.fabric import PING_OVERHEAD
 from node.rules.completion import MAX_TOKENS, PROMPT
 from schema.desired.plan import CONTAINER, UNIT, Plan
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 
 # What starts the engine; serve looks at its other files as well.

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from gates.drift.compare import drift
 from gates.engine.state import own_container
 from schema.core.errors import SpecError
-from schema.observed.snapshot import NodeSnapshot, Unit, Unreadable
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.units import Unit
 from tests.bench.ansible import AnsibleRun
 from tests.bench.measure import Bench, timed
 from tests.bench.page import Part, machine

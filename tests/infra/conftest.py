@@ -8,7 +8,7 @@ import pytest
 from testinfra.host import Host
 
 from schema.core.errors import SpecError
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.infra.observe import Observation, observe, reached
 from tests.infra.plugin import Connections, Rig, load_rig

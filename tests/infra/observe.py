@@ -12,12 +12,12 @@ from typing import TypeVar
 import pytest
 from pyinfra.api.exceptions import FactProcessError
 
-from facts.snapshot import Snapshot, parse_snapshot
+from facts.snapshot import Snapshot
 from gates.core.check import Gate
 from gates.core.violation import Violation
 from gates.drift.compare import drift
 from gates.gate_sets import check
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.infra.plugin import Connections, Rig
 
@@ -52,7 +52,7 @@ def _look(rig: Rig, connections: Connections, name: str) -> tuple[NodeSnapshot |
         if answer.rc != 0 and not answer.stdout.strip():
             words = " ".join(answer.stderr.split())[-300:]
             return Unreadable(unreadable=f"exit status {answer.rc}: {words or 'no word'}"), 0.0
-        snapshot = parse_snapshot(answer.stdout.splitlines())
+        snapshot = Snapshot().process(answer.stdout.splitlines())
     except FactProcessError as error:
         return Unreadable(unreadable=str(error)), 0.0
     except RuntimeError as error:

@@ -6,7 +6,7 @@ from testinfra.host import Host
 
 from gates.gpu import driver
 from gates.host import reachable as host_gates
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, expect, no_findings
 from tests.infra.plugin import Rig

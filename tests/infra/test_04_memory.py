@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gates.core.check import GIB, MIB
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import expect, known
 

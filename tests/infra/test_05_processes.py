@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gates.engine import processes
 from gates.engine.state import head_port, is_own
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, expect, known, no_findings, reached, serve
 from tests.infra.plugin import Rig

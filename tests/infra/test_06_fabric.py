@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gates.transfer import fabric
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, no_findings
 from tests.infra.plugin import Rig

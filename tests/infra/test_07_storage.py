@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gates.host import storage
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, no_findings
 from tests.infra.plugin import Rig

@@ -10,8 +10,9 @@ from testinfra.host import Host
 from gates.artifact import image
 from gates.engine.state import own_container
 from schema.desired.plan import CONTAINER
-from schema.inputs.rig import Node
-from schema.observed.snapshot import Container, NodeSnapshot
+from schema.desired.rig import Node
+from schema.observed.docker import Container
+from schema.observed.snapshot import NodeSnapshot
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 from tests.infra.observe import Observation, as_planned, expect, known, no_findings, serve
 from tests.infra.plugin import Rig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from testinfra.host import Host
 
 from gates.artifact import venv
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, as_planned, expect, no_findings, serve
 from tests.infra.plugin import Rig

@@ -8,8 +8,9 @@ from testinfra.host import Host
 from gates.engine.state import own_unit
 from gates.unit import ghost as gates
 from schema.desired.plan import UNIT
-from schema.inputs.rig import Node
-from schema.observed.snapshot import NodeSnapshot, Unit
+from schema.desired.rig import Node
+from schema.observed.snapshot import NodeSnapshot
+from schema.observed.units import Unit
 from tests.infra.observe import Observation, as_planned, expect, known, no_findings, serve
 from tests.infra.plugin import Rig
 

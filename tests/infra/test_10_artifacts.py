@@ -6,7 +6,7 @@ import pytest
 from testinfra.host import Host
 
 from gates.weights import weights
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import Observation, as_planned, no_findings, serve
 from tests.infra.plugin import Rig

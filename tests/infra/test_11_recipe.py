@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gates.engine.state import is_own
 from gates.engine.vllm_flags import serves
-from schema.inputs.rig import Node
+from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from tests.infra.observe import as_planned, expect, known, serve
 from tests.infra.plugin import Rig

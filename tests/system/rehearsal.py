@@ -15,6 +15,7 @@ from typing import Any
 
 from lab import settings
 from lab.hosts import state
+from lab.hosts.ssh import ssh_argv
 
 ROOT = Path(__file__).resolve().parents[2]
 PYINFRA = Path(sys.executable).parent / "pyinfra"
@@ -65,16 +66,30 @@ class Lab:
         return Done(done.returncode, done.stdout, took)
 
     def ssh(self, host: str, command: str, check: bool = True, stdin: str = "") -> str:
-        """Runs a shell command on a host as the login user; its standard output."""
-        words = [sys.executable, "-m", "lab", "ssh", host, command]
+        """Runs a shell command on a host as the login user; its standard output.
+
+        All commands for a host share one connection: the tests ask thousands of times.
+        """
+        words = [*self._shared(host), command]
         done = subprocess.run(
             words, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False
         )
         assert not check or done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
+    def _shared(self, host: str, *more: str) -> list[str]:
+        """ssh to a host over the connection that its other commands use."""
+        socket = self.settings.ssh_key.parent / "%h.socket"
+        shared = ("-oControlMaster=auto", "-oControlPersist=15", f"-oControlPath={socket}", *more)
+        *words, target = ssh_argv(self.settings, self.hosts[host])
+        return [*words, *shared, target]
+
     def verb(self, *words: str) -> Done:
         """Runs a verb of the lab (`stop test2`, `reboot test1` …)."""
+        if words[0] in ("reboot", "stop"):
+            # else the next command waits for a connection whose other end is gone
+            end = self._shared(words[1], "-Oexit")
+            subprocess.run(end, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         return self.run(sys.executable, "-m", "lab", *words)
 
     def changes(self, host: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Frozen)
 revert = undo_only(timeout_s=DEPLOYMENT_TIMEOUT_S)
 
 
-def looked(plan: Plan, verb: str, request: dict[str, Any], kind: type[M], key: str) -> M:
+def ask_typed(plan: Plan, verb: str, request: dict[str, Any], kind: type[M], key: str) -> M:
     """A reading verb's typed answer, asked once a run; DeployError when there is none."""
 
     def make() -> M:

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from pyinfra.api import Host, State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.procedures.cluster.gpu_limit import request
-from facts.observe import real
+from deploys.procedures.cluster.gpu_limit import deployment_request
 from facts.rignode.call import AskFailed, ask_node
+from facts.rignode.context import real
 from operations.change.node_call import StepFailed
 from operations.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
 from schema.desired.plan import Plan
@@ -52,7 +52,7 @@ def ask_once(state: State, host: Host, plan: Plan, seconds: int = ASK_S) -> Host
         asked = {"endpoint": endpoint, "timeout_s": seconds}
     else:
         verb = "kube answer"
-        asked = request(plan, service=data.service, port=data.port, model=data.model,
+        asked = deployment_request(plan, service=data.service, port=data.port, model=data.model,
                         reasoning=data.reasoning, timeout_s=seconds)  # fmt: skip
     try:
         return HostAnswer.model_validate(ask_node(state, host, verb, asked, seconds + 40))
@@ -64,7 +64,7 @@ def ask_once(state: State, host: Host, plan: Plan, seconds: int = ASK_S) -> Host
 def pods_now(state: State, host: Host, plan: Plan) -> KubeLook | None:
     """The Deployment and its pods' last words; None when the cluster does not say."""
     try:
-        return KubeLook.model_validate(ask_node(state, host, "kube look", request(plan)))
+        return KubeLook.model_validate(ask_node(state, host, "kube look", deployment_request(plan)))
     except (AskFailed, ValidationError):
         return None
 

@@ -18,8 +18,12 @@ from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
 from deploys.procedures.cluster import libvgpu
 from deploys.procedures.cluster.completion import ask_once, must_ask, wait_for_completion, where
-from deploys.procedures.cluster.gpu_limit import look, models, request
-from facts.observe import real
+from deploys.procedures.cluster.gpu_limit import (
+    deployment_request,
+    inspect_deployment,
+    model_findings,
+)
+from facts.rignode.context import real
 from gates.cluster import gpu_limit, vgpu_library
 from gates.cluster.mounted_library import state_of
 from gates.core.check import Observed
@@ -49,15 +53,20 @@ class Deployment:
 
     def findings(self, plan: Plan) -> Sequence[Violation]:
         """What would let the started pod die: model files, limits that HAMi misreads."""
-        return [*models(plan), *gpu_limit.limits_readable(plan.rig.head.name, look(plan))]
+        return [
+            *model_findings(plan),
+            *gpu_limit.limits_readable(plan.rig.head.name, inspect_deployment(plan)),
+        ]
 
     def plan(self, rig: Procedure) -> Work:
         """A stopped Deployment gets its pod, one that cannot come up or is silent starts anew."""
-        plan, now = rig.plan, look(rig.plan)
+        plan, now = rig.plan, inspect_deployment(rig.plan)
         former = frozenset(pod.uid for pod in now.pods)
         what = f"Deployment {plan.chart.namespace}/{now.name}"
         if now.rollout.wanted == 0:
-            step = request(plan, replicas=1, uid=now.uid, resource_version=now.resource_version)
+            step = deployment_request(
+                plan, replicas=1, uid=now.uid, resource_version=now.resource_version
+            )
             steps: Steps = [{**step, "op": "kube", "container": now.container}]
             how = Start(steps, f"{what}: 0 pods become 1")
             return _work(rig, start=rig.nodes, how=how, former=former)
@@ -98,14 +107,14 @@ class Deployment:
         before, node = look(), plan.rig.head.name
         if not isinstance(before[node], NodeSnapshot):
             return Examined(before)
-        now = libvgpu.look(plan)
+        now = libvgpu.inspect_library(plan)
         more = [*vgpu_library.readable(node, now), *vgpu_library.preloaded(node, now)]
         more += [*vgpu_library.stayed(node, now), *vgpu_library.old_mapped(node, now)]
-        return Examined(before, more=[*more, *models(plan), *_pods(plan), *_silent(plan)])
+        return Examined(before, more=[*more, *model_findings(plan), *_pods(plan), *_silent(plan)])
 
     def healthy(self, plan: Plan, seen: Examined) -> Sequence[str]:
         """A line about the library that was swapped."""
-        known = state_of(libvgpu.look(plan))
+        known = state_of(libvgpu.inspect_library(plan))
         swapped = (
             f"{known.target} is ours ({known.ours[:12]}), guard {'on' if known.guard else 'off'}"
             if known
@@ -135,7 +144,7 @@ def _pods(plan: Plan) -> list[Violation]:
     """What is wrong with the Deployment; that it cannot be read is a finding, too."""
     node = plan.rig.head.name
     try:
-        now = look(plan)
+        now = inspect_deployment(plan)
     except DeployError as error:
         return [section_unreadable(node, "cluster", Unreadable(unreadable=str(error)))]
     return [

@@ -11,14 +11,15 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
-from deploys.procedures.cluster.ask import looked
+from deploys.procedures.cluster.ask import ask_typed
 from gates.cluster import gpu_limit, memory_limit
 from gates.cluster.memory_limit import MIB, LimitError
 from gates.core.violation import Violation
 from operations.engine.engine import Steps
 from schema.desired.plan import Plan
 from schema.observed.kube import KubeLook, ModelFiles
-from schema.observed.snapshot import Gpus, NodeSnapshot
+from schema.observed.machine import Gpus
+from schema.observed.snapshot import NodeSnapshot
 
 DEVICES = 8
 LIMITS = (memory_limit.VARIABLE, *(memory_limit.variable(n) for n in range(DEVICES)))
@@ -35,7 +36,7 @@ class Patch:
     former: frozenset[str]
 
 
-def request(plan: Plan, **more: object) -> dict[str, Any]:
+def deployment_request(plan: Plan, **more: object) -> dict[str, Any]:
     """What `kube look` is asked about this rig's Deployment."""
     data = plan.chart
     return {
@@ -48,24 +49,26 @@ def request(plan: Plan, **more: object) -> dict[str, Any]:
     }
 
 
-def look(plan: Plan) -> KubeLook:
+def inspect_deployment(plan: Plan) -> KubeLook:
     """The Deployment with every memory limit, asked once a run."""
     asked = dict.fromkeys((*LIMITS, *(plan.chart.set or {})))
-    return looked(plan, "kube look", request(plan, variables=list(asked)), KubeLook, "deployment")
+    return ask_typed(
+        plan, "kube look", deployment_request(plan, variables=list(asked)), KubeLook, "deployment"
+    )
 
 
-def models(plan: Plan) -> list[Violation]:
+def model_findings(plan: Plan) -> list[Violation]:
     """What is wrong with the rig's model files, by their own headers; asked once a run."""
     wanted = plan.chart.models
     if not wanted:
         return []
-    seen = looked(plan, "models look", {"paths": list(wanted)}, ModelFiles, "models")
+    seen = ask_typed(plan, "models look", {"paths": list(wanted)}, ModelFiles, "models")
     return list(gpu_limit.models_fit(plan.rig.head.name, seen, wanted))
 
 
 def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
     """The variables to set, the memory limit among them; DeployError says what may not be set."""
-    data, now = plan.chart, look(plan)
+    data, now = plan.chart, inspect_deployment(plan)
     values = dict(data.set or {})
     for name in values:
         if name in LIMITS:
@@ -155,18 +158,20 @@ def plan(rig: Procedure) -> Patch:
 
     def make() -> Patch:
         values = asked_values(plan, rig.snapshots[plan.rig.head.name])
-        now = look(plan)
+        now = inspect_deployment(plan)
         former = frozenset(pod.uid for pod in now.pods)
         unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
         if unclear:
             raise DeployError("; ".join(unclear))
         todo = {n: v for n, v in values.items() if now.variables[n].value != v}
         if not todo:
-            logger.info(f"    {named(plan, now)} has {pairs(values)} already")
+            logger.info(f"    {title(plan, now)} has {assignments(values)} already")
             return Patch(values, [], (), now.rollout.generation, former)
-        asked = request(plan, set=todo, logs=False, variables=list(todo))
-        planned = looked(plan, "kube look", asked, KubeLook, "planned")
-        step = {key: value for key, value in request(plan).items() if key != "container"} | {
+        asked = deployment_request(plan, set=todo, logs=False, variables=list(todo))
+        planned = ask_typed(plan, "kube look", asked, KubeLook, "planned")
+        step = {
+            key: value for key, value in deployment_request(plan).items() if key != "container"
+        } | {
             "op": "kube",
             "container": planned.container,
             "set": todo,
@@ -175,7 +180,7 @@ def plan(rig: Procedure) -> Patch:
             "uid": planned.uid,
             "resource_version": planned.resource_version,
         }
-        lines = [f"{named(plan, planned)}, resourceVersion {planned.resource_version}:"]
+        lines = [f"{title(plan, planned)}, resourceVersion {planned.resource_version}:"]
         for change in planned.changes or ():
             lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
         return Patch(values, [step], tuple(lines), planned.rollout.generation, former)
@@ -183,11 +188,11 @@ def plan(rig: Procedure) -> Patch:
     return once("patch", make)
 
 
-def named(plan: Plan, now: KubeLook) -> str:
+def title(plan: Plan, now: KubeLook) -> str:
     """The Deployment and its container in words."""
     return f"Deployment {plan.chart.namespace}/{now.name}, container {now.container}"
 
 
-def pairs(values: Mapping[str, str]) -> str:
+def assignments(values: Mapping[str, str]) -> str:
     """Variables as `NAME=value, NAME=value`."""
     return ", ".join(f"{name}={value}" for name, value in sorted(values.items()))

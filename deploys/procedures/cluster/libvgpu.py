@@ -13,7 +13,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in
-from deploys.procedures.cluster.ask import looked
+from deploys.procedures.cluster.ask import ask_typed
 from deploys.procedures.cluster.libvgpu_guard import around, no_guard, units_now
 from gates.cluster import vgpu_library as gates
 from gates.cluster.mounted_library import files_of, mappers_of, named, state_of, target_of
@@ -46,11 +46,11 @@ class Swap:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-def look(plan: Plan) -> LibraryLook:
+def inspect_library(plan: Plan) -> LibraryLook:
     """The library folder, asked once a run."""
     data = plan.chart
     request = {"folder": data.vgpu_dir, "kubectl": data.kubectl, "kubeconfig": data.kubeconfig}
-    return looked(plan, "library look", request, LibraryLook, "library")
+    return ask_typed(plan, "library look", request, LibraryLook, "library")
 
 
 def local_bytes(plan: Plan) -> bytes:
@@ -84,7 +84,7 @@ def local_bytes(plan: Plan) -> bytes:
 
 def findings(plan: Plan) -> list[Violation]:
     """What speaks against the swap (or against bringing the original back)."""
-    node, data, now = plan.rig.head.name, plan.chart, look(plan)
+    node, data, now = plan.rig.head.name, plan.chart, inspect_library(plan)
     found = [*gates.readable(node, now)]
     if data.remove:
         return found
@@ -94,7 +94,7 @@ def findings(plan: Plan) -> list[Violation]:
     if file is None:
         return found
     request = {"content_base64": base64.b64encode(raw).decode("ascii")}
-    candidate = looked(plan, "library check", request, Candidate, "candidate")
+    candidate = ask_typed(plan, "library check", request, Candidate, "candidate")
     found += gates.known_content(node, now, file, candidate.sha256)
     found += gates.candidate_fits(node, now, file, candidate)
     found += gates.symbols_kept(node, file, candidate, data.without)
@@ -119,7 +119,7 @@ def plan(rig: Procedure) -> Swap:
 
 
 def _swap(plan: Plan, snapshot: NodeSnapshot) -> Swap:
-    now, raw = look(plan), local_bytes(plan)
+    now, raw = inspect_library(plan), local_bytes(plan)
     file, known = _target(plan, now), state_of(now)
     assert file is not None and file.sha256 is not None  # the gate has stopped the run otherwise
     ours, original = hashlib.sha256(raw).hexdigest(), file.sha256
@@ -159,7 +159,7 @@ def _library_step(file: LibraryFile, content: str) -> dict[str, object]:
 
 def _removal(plan: Plan, snapshot: NodeSnapshot) -> Swap:
     """The original back from its kept copy, guard and state file gone; nothing where none was."""
-    now = look(plan)
+    now = inspect_library(plan)
     known = state_of(now)
     if known is None:
         return Swap("", "", [], ())

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from deploys.common.snapshot_view import files_in, units_in
 from operations.engine.engine import Steps, file_steps, timer_steps
 from schema.desired.plan import Plan
-from schema.observed.snapshot import FileState, NodeSnapshot, Unit
+from schema.observed.files import FileState
+from schema.observed.snapshot import NodeSnapshot
+from schema.observed.units import Unit
 from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER, library_documents
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from deploys.common.procedure import Procedure
 from deploys.procedures.cluster.completion import wait_for_completion
-from deploys.procedures.cluster.gpu_limit import Patch, named, pairs, request
+from deploys.procedures.cluster.gpu_limit import Patch, assignments, deployment_request, title
 from facts.rignode.call import AskFailed, ask_node
 from operations.change.node_call import StepFailed
 from operations.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
@@ -23,7 +23,7 @@ POLL_S = 3.0
 def verify(rig: Procedure, work: Patch) -> str:
     """A line about the new pod and its values; StepFailed once it cannot or does not come up."""
     plan, host = rig.plan, rig.run.host(rig.plan.rig.head.name)
-    asked = request(plan, variables=list(work.values))
+    asked = deployment_request(plan, variables=list(work.values))
     deadline, said = time.monotonic() + plan.chart.patience_s, ""
     seen: KubeLook | None
     while True:
@@ -67,7 +67,7 @@ def _values_seen(plan: Plan, now: KubeLook, work: Patch) -> str:
         if seen
         else "no process of the pod is seen from this host, so only the template tells"
     )
-    return f"{named(plan, now)} has {pairs(work.values)}; {now.rollout.words}; {inside}"
+    return f"{title(plan, now)} has {assignments(work.values)}; {now.rollout.words}; {inside}"
 
 
 def _same_inside(pod: Pod, values: Mapping[str, str]) -> None:

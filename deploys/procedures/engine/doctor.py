@@ -19,7 +19,7 @@ from deploys.procedures.host.firmware import load_lists
 from deploys.procedures.host.kernel import driver_module
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
-from facts.observe import real
+from facts.rignode.context import real
 from gates.core.waiver import blocking
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding

@@ -16,7 +16,8 @@ from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import engine_unit, files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
-from facts.observe import observe, real
+from facts.observe import observe
+from facts.rignode.context import real
 from gates.core.check import Observed
 from gates.core.violation import Violation
 from gates.doctor.healthy import at_work
@@ -26,7 +27,8 @@ from operations.engine.engine import Steps
 from operations.engine.wait_ready import wait_for_answer
 from schema.desired.plan import PAIR_TIMER, Plan
 from schema.observed.endpoint_probe import Probe
-from schema.observed.snapshot import FileState, NodeSnapshot
+from schema.observed.files import FileState
+from schema.observed.snapshot import NodeSnapshot
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 
 # How long an engine may take for a short answer that nobody waits for yet.

@@ -14,8 +14,8 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
-from facts.observe import fact_of, real
 from facts.orphans import Orphans
+from facts.rignode.context import fact_of, real
 from gates.gpu.memory import system_need
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot, Unreadable

@@ -11,7 +11,7 @@ from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
-from facts.observe import fact_of
+from facts.rignode.context import fact_of
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
 from operations.engine.watch import install_steps, remove_steps

@@ -30,8 +30,9 @@ from schema.desired.plan import Document, Plan
 from schema.inputs.runbook_data import FirmwareData
 from schema.machine import attestation
 from schema.machine.checklist import Checklist, Item, checklist_for, checklists
+from schema.observed.files import FileState
 from schema.observed.hardware import AttestationFile, HardwareFacts, MachineSnapshot, Wol
-from schema.observed.snapshot import FileState, NodeSnapshot, Unreadable
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.wake_on_lan_files import paths, persistence, unit_name
 
 UNDO_TIMEOUT_S = 120

@@ -25,8 +25,9 @@ from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
 from schema.inputs.runbook_data import KernelData
+from schema.observed.files import FileState
 from schema.observed.kernel import Apt, Grub, KernelFacts, KernelSnapshot
-from schema.observed.snapshot import FileState, NodeSnapshot, Unreadable
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.kernel_files import (
     CANDIDATE_PATHS,
     CANDIDATE_SERVICE,

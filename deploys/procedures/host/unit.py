@@ -17,7 +17,8 @@ from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
 from facts.drop_in import DropInCheck
-from facts.observe import fact_of, observe
+from facts.observe import observe
+from facts.rignode.context import fact_of
 from gates.unit.crash_loop import looping
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
@@ -25,7 +26,8 @@ from operations.host.drop_in import Target, remove_steps, write_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UnitData
-from schema.observed.snapshot import NodeSnapshot, Unit
+from schema.observed.snapshot import NodeSnapshot
+from schema.observed.units import Unit
 from schema.render.drop_in import drop_in_path, ordered
 
 # Serve writes these units whole; a drop-in would outlive what it writes.

@@ -15,14 +15,14 @@ from pyinfra.api.exceptions import ConnectError, DeployError
 from deploys.common.cli_guards import connected_now
 from deploys.common.load_and_gate import data_of, inventory_name, once
 from deploys.common.procedure import Procedure
-from facts.observe import real
 from facts.rignode.call import AskFailed, ask_node
+from facts.rignode.context import real
 from operations.change.node_call import StepFailed
 from operations.host.wake import MAGIC_PORT, answers_ssh, cycle, own_address, send_here, wait
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
+from schema.desired.rig import Node
 from schema.inputs.check import host_data
-from schema.inputs.rig import Node
 from schema.inputs.runbook_data import WakeData
 from schema.machine.wake_record import MachineRecord, machines_path, read_machines
 

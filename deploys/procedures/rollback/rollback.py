@@ -15,7 +15,7 @@ from deploys.common.resume import refuse_live
 from operations.rollback.revert import RecordedChanges
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import RollbackData
-from schema.observed.snapshot import ChangeSummary, Journal
+from schema.observed.files import ChangeSummary, Journal
 
 _NOT_BLESSED = ("OPEN", "INCONSISTENT")
 

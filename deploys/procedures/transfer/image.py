@@ -25,7 +25,8 @@ from operations.transfer.transfer import Transfer
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import ImageData
-from schema.observed.snapshot import Docker, Image, NodeSnapshot
+from schema.observed.docker import Docker, Image
+from schema.observed.snapshot import NodeSnapshot
 from schema.render.image_build import Context, context
 
 

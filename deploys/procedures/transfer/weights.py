@@ -12,7 +12,8 @@ from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
 from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
-from facts.observe import observe, real
+from facts.observe import observe
+from facts.rignode.context import real
 from gates.transfer.route import TransferRequest
 from gates.transfer.weights import weights_source
 from gates.weights import weights as gates
@@ -22,7 +23,7 @@ from operations.transfer.transfer import Transfer
 from operations.transfer.weights import differences
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import WeightsData
-from schema.observed.snapshot import Weights
+from schema.observed.files import Weights
 
 
 @dataclass(frozen=True)

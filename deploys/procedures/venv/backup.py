@@ -15,11 +15,11 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import inventory_name, once
 from deploys.common.procedure import Procedure
-from facts.observe import in_host, real
 from facts.backups import TreeBackupPlan, TreeBackups, TreePrunePlan
-from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
+from facts.rignode.context import in_host, real
 from schema.desired.plan import UNIT, Plan
 from schema.inputs.runbook_data import BackupData
+from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 MIB = 1 << 20

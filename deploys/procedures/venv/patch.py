@@ -12,13 +12,13 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import look_at_patches, tool_request, tools_of, venv_of
-from deploys.common.load_and_gate import once, stand
+from deploys.common.load_and_gate import gate_here, once
 from deploys.common.procedure import Procedure
 from gates.artifact.file_patch_state import PatchState
 from gates.artifact.file_patches import findings, unfinished
-from operations.change.node_call import StepFailed
 from gates.core.waiver import blocking
 from operations.change.apply import Steps
+from operations.change.node_call import StepFailed
 from operations.venv.patches import file_step
 from operations.venv.venv import PatchSteps
 from schema.desired.plan import Plan
@@ -71,7 +71,7 @@ def _plan(rig: Procedure) -> PatchWork:
         for one in row:
             logger.info(f"    [{node}] {one}")
         found += findings(node, row)
-    rig.run.waivers = (*rig.waivers, *stand(found))
+    rig.run.waivers = (*rig.waivers, *gate_here(found))
     to_write = {node: [s for s in row if s.wanted is not None] for node, row in states.items()}
     _refuse_two_of_one_file(to_write)
     return PatchWork(
@@ -151,9 +151,7 @@ def verify(state: State, plan: Plan, venvs: Mapping[str, str | None], where: str
     return f"{count(plan)} patches in force {where}"
 
 
-def _look(
-    state: State, plan: Plan, venvs: Mapping[str, str | None]
-) -> tuple[States, Answers]:
+def _look(state: State, plan: Plan, venvs: Mapping[str, str | None]) -> tuple[States, Answers]:
     try:
         return look_at_patches(state, plan, venvs)
     except DeployError as error:

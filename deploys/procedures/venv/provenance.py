@@ -10,7 +10,8 @@ from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_artifacts, venv_of
-from deploys.common.load_and_gate import once, say
+from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
 from facts.local.git_clone import CloneError, clone_at
 from gates.artifact.build_metadata import Evidence, read
@@ -18,9 +19,9 @@ from gates.artifact.image import image_name
 from gates.artifact.provenance import Ancestry, Answer, decide, findings
 from gates.core.violation import Violation
 from gates.core.waiver import blocking
-from schema.observed.artifact import ArtifactAnswer
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import ProvenanceData
+from schema.observed.artifact import ArtifactAnswer
 
 
 def report(rig: Procedure) -> None:
@@ -49,7 +50,7 @@ def _report(plan: Plan, data: ProvenanceData) -> None:
         for node, found in evidence.items():
             _say(plan, node, found, seen[node], commits[node])
         for violation in wrong:
-            say(violation)
+            report_finding(violation)
         _conclude(commits)
     stops = blocking(wrong)
     if stops:

@@ -12,14 +12,15 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_pip, known_versions, pip_args, venv_of, wheels_spec
-from deploys.common.load_and_gate import endpoint, once, stand
+from deploys.common.load_and_gate import endpoint, gate_here, once
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_unit, files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
 from deploys.procedures.venv import patch
 from facts.endpoint.completion import Endpoint
-from facts.observe import fact_of, observe
+from facts.observe import observe
 from facts.rignode.call import AskFailed, ask_node
+from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
 from node.rules.versions import same_version
@@ -29,11 +30,10 @@ from operations.engine.baseline import fast_enough
 from operations.engine.engine import Steps
 from operations.rollback.revert import recipe_baseline, revert_change
 from operations.venv.venv import PatchSteps, Version, wait_with_retries
-from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
+from schema.observed.files import FileState
 from schema.observed.pip_report import VenvWheels, parse
-from schema.observed.snapshot import FileState
 from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
 
 MIB = 1 << 20
@@ -120,7 +120,7 @@ def _plan(rig: Procedure) -> UpgradeWork:
     pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not data.inplace)
     # This run makes a verified backup before it changes anything.
     found += wheels(plan, spec, wanted, pip, {node: True})
-    rig.run.waivers = (*rig.waivers, *stand(found))
+    rig.run.waivers = (*rig.waivers, *gate_here(found))
     exact = would_install(spec, pip[node]) or wanted
     place = inspect_place(state, node, venv, spec.package, exact)
     if data.inplace:
@@ -249,9 +249,7 @@ def verify(rig: Procedure, work: UpgradeWork) -> str:
     detail = wait_with_retries(run, work.node, work.endpoint, recipe.expect.start_budget_s)
     value = run.context.get("baseline")
     baseline = float(str(value)) if value is not None else None
-    speed = fast_enough(
-        work.endpoint, baseline, recipe.expect.tolerance, run.host(work.node).log
-    )
+    speed = fast_enough(work.endpoint, baseline, recipe.expect.tolerance, run.host(work.node).log)
     named = recipe.venv.version if recipe.venv else None
     package = wheels_spec(rig.plan).package
     to_write = ""

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from deploys.procedures.engine import serve
+from deploys.procedures.engine import installed
 from facts.endpoint.completion import Answer
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 from tests.plans.support import rigs
@@ -179,4 +179,4 @@ def test_when_a_running_engine_without_an_answer_is_restarted(
     head = plan.rig.head.name
     since = None if since_s is None else seen[head].identity.clock_unix_s - since_s
     seen[head] = snapshots.put(seen[head], "units.0.since_unix_s", since)
-    assert serve._too_late(plan, seen, answer) is late
+    assert installed._too_late(plan, seen, answer) is late

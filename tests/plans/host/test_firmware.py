@@ -36,7 +36,7 @@ def seen(*rows: dict[str, Any], **faults: object) -> dict[str, object]:
 
 def scenario(arguments: tuple[str, ...], *rows: dict[str, Any], **more: Any) -> Scenario:
     """A run against both boards, whose cards are named because their addresses are stand-ins."""
-    words = (*arguments, "--data", "nic=enp5s0") if "firmware" in arguments[0] else arguments
+    words = arguments if "firmware" not in arguments[0] else (*arguments, "--data", "nic=enp5s0")
     return Scenario(words, faults=seen(*rows, **more.pop("faults", {})), **more)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from schema.desired.plan import Plan
-from schema.observed.snapshot import FileState
+from schema.observed.files import FileState
 from schema.render.drop_in import HEADER
 from tests.plans.support.rigs import change_open
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, serving

@@ -18,7 +18,7 @@ import gevent
 from pyinfra.connectors.fake import FakeConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from node.change import file_step, journal
+from node.change import journal, kinds
 from node.cli import verb_table
 from node.core import validate
 from node.core.errors import NodeError
@@ -186,14 +186,14 @@ class FakeNode:
     def _transfer(self, verb: str, request: Json) -> Json:
         """As node's transfer verbs: checks the request, and has what the giver has."""
         if verb.endswith("offer"):
-            server.checked(request, ["want" if verb.startswith("image") else "path"])
+            server.parse_request(request, ["want" if verb.startswith("image") else "path"])
             return {"peers": {address: {"done": True} for address in request["peers"]}}
         if verb == "weights hash":
             files = self.now["weights"][0]["files"]
             sums = [{**f, "sha256": hashlib.sha256(f["name"].encode()).hexdigest()} for f in files]
             return {"files": sums, "hashed": len(sums), "changed": []}
-        header = journal.checked_change(request["change"])
-        server.place(request["from"])
+        header = journal.parse_change(request["change"])
+        server.parse_address(request["from"])
         validate.key(request["key"], "key")
         self.changes[header["id"]] = {"id": header["id"], "steps": []}
         part = "docker" if verb.startswith("image") else "weights"
@@ -211,9 +211,9 @@ class FakeNode:
 
     def _apply(self, request: Json) -> Json:
         validate.keys(request, "request", ("change", "steps", "dry"), ("change", "steps"))
-        header = journal.checked_change(request["change"])
+        header = journal.parse_change(request["change"])
         for number, step in enumerate(request["steps"]):
-            file_step.checked(step, f"steps[{number}]")
+            kinds.parse(step, f"steps[{number}]")
         change = self.changes.setdefault(header["id"], {"id": header["id"], "steps": []})
         for step in request["steps"]:
             change["steps"].append(step)
@@ -238,10 +238,10 @@ class FakeNode:
 
     def _tool(self, request: Json) -> Json:
         validate.keys(request, "request", ("change", "tool"), ("change", "tool"))
-        header = journal.checked_change(request["change"])
-        tool = inspect.checked_tool(request["tool"], "tool")
+        header = journal.parse_change(request["change"])
+        tool = inspect.parse_tool(request["tool"], "tool")
         self.changes.setdefault(header["id"], {"id": header["id"], "steps": []})
-        inspect.save_done(tool)
+        inspect.save_tool_marker(tool)
         said = {"applied": 23, "skipped": 36, "failed": 0}
         return {"change": header["id"], "changed": True, "said": said, "files": ["/a.py"]}
 

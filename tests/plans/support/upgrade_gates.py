@@ -3,7 +3,7 @@
 from pyinfra import logger, state
 
 from deploys.common.ask_engine import ask_pip, known_versions, venv_of, wheels_spec
-from deploys.common.load_and_gate import gate, load, once, stand
+from deploys.common.load_and_gate import gate, gate_here, load, once
 from facts.observe import observe
 from gates.artifact.pip_plan import wheels, would_install
 from gates.gate_sets import CHANGING
@@ -19,7 +19,7 @@ def ask():
     seen = ask_pip(state, plan, WANTED, {n.name: venv_of(plan, n.name) for n in plan.rig.nodes})
     spec = wheels_spec(plan)
     found += wheels(plan, spec, WANTED, seen, {n.name: False for n in plan.rig.nodes})
-    waivers = stand(found)
+    waivers = gate_here(found)
     logger.info(f"would install {[would_install(spec, row) for row in seen.values()]}, {waivers}")
 
 

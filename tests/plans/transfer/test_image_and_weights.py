@@ -12,7 +12,7 @@ import pytest
 from operations.transfer import docker_archive
 from schema.desired.plan import Plan
 from schema.inputs.load import plan
-from schema.observed.snapshot import Network
+from schema.observed.network import Network
 from tests.plans.support.rigs import broken, change_open, docker_silent, image_missing, locked
 from tests.plans.support.scenario import HEAD, ROOT, WORKER, Runs, Scenario, Snapshots, host
 from tests.unit.builders import engine_parts
@@ -409,4 +409,4 @@ def test_weights_do_not_know_backups_verify(ran: Runs) -> None:
     """Ignored, a name would leave the operator with the belief that something was verified."""
     one = ran["weights verify one"]
     assert one.status != 0 and one.changing == (), one.output
-    assert "--data verify=some-id: weights knows only verify=true" in one.stderr
+    assert "--data: verify: is the text 'some-id'; allowed: true or false" in one.stderr

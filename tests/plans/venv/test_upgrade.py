@@ -1,6 +1,7 @@
 """upgrade, and rollback of a venv's engine: what is sent, in which order, what a failure leads to.
 
-The host, its pip and its engine are stand-ins; the real ones are in tests/system/venv and tests/unit/node.
+The host, its pip and its engine are stand-ins; the real ones are in
+tests/system/venv and tests/unit/node.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import pytest
 from schema.desired.plan import Plan
 from tests.plans.support.engine_double import Reply, completion
 from tests.plans.support.scenario import Ran, Runs, Scenario, Snapshots
-from tests.plans.venv.test_venv_rig import NAME, half_done, hosts, serves
 from tests.plans.support.tree_double import row
+from tests.plans.venv.test_venv_rig import NAME, half_done, hosts, serves
 from tests.unit.builders import tower_rig as t
 from tests.unit.builders.snapshots import put
 
@@ -252,7 +253,7 @@ def test_a_backup_is_restored_executed_started_and_proven(ran: Runs) -> None:
     assert run.status == 0, run.output
     assert steps(run) == ["apply stop", "tree restore", "apply start", "close COMMITTED"]
     restore = next(c for c in run.changing if c.verb == "tree restore").request
-    assert restore["backup"] == KEPT and restore["change"]["deploy"] == "rollback"
+    assert restore["backup"] == KEPT and restore["change"]["deploy"] == "restore"
     assert "venv check" in run.of(NAME)
     line = "write /etc/systemd/system/rigbook-engine.service, as recorded"
     assert line in run.stderr and line in ran["restore dry"].stderr

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.builders import wheelhouse as w
 from tests.plans.support.patched import make_recipe
 from tests.plans.support.scenario import Runs, Scenario, serving
+from tests.unit.builders import wheelhouse as w
 
 DEPLOY = "tests/plans/support/upgrade_gates.py"
 WAIVE = ("--data", "waive=torch-variant", "--data", "reason=the extensions are rebuilt as well")

@@ -11,8 +11,8 @@ from schema.desired.plan import Plan
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.scenario import Runs, Scenario, Snapshots
 from tests.unit.builders import tower_rig as t
-from tests.unit.builders.snapshots import put
 from tests.unit.builders.host_parts import change
+from tests.unit.builders.snapshots import put
 
 NAME = "@fake/tower1"
 DIED = {f"{NAME}:start": "dies"}

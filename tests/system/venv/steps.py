@@ -78,8 +78,7 @@ class Tower(Lab):
         def started() -> bool:
             newest = self.newest()
             return str(newest["id"]) not in known and any(
-                step["op"] == "unit" and step["active"] == "start"
-                for step in newest["steps"]
+                step["op"] == "unit" and step["active"] == "start" for step in newest["steps"]
             )
 
         try:

@@ -7,8 +7,9 @@ from typing import Any
 
 from gates.core.check import GIB
 from schema.desired.plan import CONTAINER, Document, Plan
-from schema.inputs.rig import Node
-from schema.observed import snapshot as s
+from schema.desired.rig import Node
+from schema.observed.docker import Container, Image, ImageFile, ImageFileMatch, Mount
+from schema.observed.files import FileState, Weights, WeightsFile
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
 from tests.unit.builders.host_parts import OURS
 
@@ -20,11 +21,11 @@ GGUF = (b"GGUF" + (3).to_bytes(4, "little") + bytes(8)).hex()
 LFS_POINTER = b"version https://".hex()
 
 
-def container(plan: Plan, node: Node) -> s.Container:
+def container(plan: Plan, node: Node) -> Container:
     """The container that our unit runs for the plan."""
     spec, box = plan.specs[node.name], plan.recipe.container
     mounts = [*spec.volumes, (SCRIPT_PATH, SCRIPT_IN_CONTAINER, True)]
-    return s.Container(
+    return Container(
         id=OURS,
         name=CONTAINER,
         image=box.image,
@@ -39,13 +40,13 @@ def container(plan: Plan, node: Node) -> s.Container:
         ipc_mode=box.ipc,
         privileged=box.privileged,
         init=True,
-        mounts=tuple(s.Mount(source=a, target=b, read_only=c) for a, b, c in mounts),
+        mounts=tuple(Mount(source=a, target=b, read_only=c) for a, b, c in mounts),
         restarts=0,
         labels={},
     )
 
 
-def foreign_container(**changes: Any) -> s.Container:
+def foreign_container(**changes: Any) -> Container:
     """A container of somebody else."""
     values: dict[str, Any] = {
         "id": FOREIGN,
@@ -66,13 +67,13 @@ def foreign_container(**changes: Any) -> s.Container:
         "restarts": 0,
         "labels": {},
     }
-    return s.Container(**{**values, **changes})
+    return Container(**{**values, **changes})
 
 
-def image(plan: Plan) -> s.Image:
+def image(plan: Plan) -> Image:
     """The recipe's image."""
     repository = plan.recipe.container.image.rsplit(":", 1)[0]
-    return s.Image(
+    return Image(
         id=IMAGE_ID,
         tags=(plan.recipe.container.image,),
         digests=(f"{repository}@sha256:" + "d" * 64,),
@@ -83,15 +84,15 @@ def image(plan: Plan) -> s.Image:
     )
 
 
-def patched_files(plan: Plan) -> tuple[s.ImageFile, ...]:
+def patched_files(plan: Plan) -> tuple[ImageFile, ...]:
     """The answers of an image that carries every patch of the recipe as often as it should."""
     return tuple(
-        s.ImageFile(
+        ImageFile(
             image=plan.recipe.container.image,
             path=patch.path,
             contains=patch.contains,
             matches=(
-                s.ImageFileMatch(
+                ImageFileMatch(
                     path=patch.path.replace("*", ".12"), sha256="c" * 64, count=patch.count
                 ),
             ),
@@ -100,13 +101,13 @@ def patched_files(plan: Plan) -> tuple[s.ImageFile, ...]:
     )
 
 
-def weights(plan: Plan, node: Node) -> s.Weights:
+def weights(plan: Plan, node: Node) -> Weights:
     """All shards, with what stands beside them."""
     count = plan.recipe.weights.shards or 1
     names = [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
-    files = [s.WeightsFile(name=n, size=3 * GIB, magic=SAFETENSORS, sha256=None) for n in names]
-    config = s.WeightsFile(name="config.json", size=2000, magic="7b0a" * 8, sha256=None)
-    return s.Weights(
+    files = [WeightsFile(name=n, size=3 * GIB, magic=SAFETENSORS, sha256=None) for n in names]
+    config = WeightsFile(name="config.json", size=2000, magic="7b0a" * 8, sha256=None)
+    return Weights(
         path=plan.specs[node.name].weights,
         exists=True,
         files=(config, *files),
@@ -114,9 +115,9 @@ def weights(plan: Plan, node: Node) -> s.Weights:
     )
 
 
-def absent_file(path: str) -> s.FileState:
+def absent_file(path: str) -> FileState:
     """A file that is not there."""
-    return s.FileState(
+    return FileState(
         path=path,
         kind="absent",
         sha256=None,
@@ -128,10 +129,10 @@ def absent_file(path: str) -> s.FileState:
     )
 
 
-def written_file(document: Document) -> s.FileState:
+def written_file(document: Document) -> FileState:
     """A file as serve writes it; the host keeps the content of a private one."""
     raw = document.content.encode()
-    return s.FileState(
+    return FileState(
         path=document.path,
         kind="file",
         sha256=hashlib.sha256(raw).hexdigest(),

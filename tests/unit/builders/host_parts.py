@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from schema.desired.plan import CONTAINER, PAIR_TIMER, UNIT, Plan
-from schema.inputs.rig import Node
-from schema.observed import snapshot as s
+from schema.desired.rig import Node
+from schema.observed.files import ChangeSummary
+from schema.observed.machine import EngineProcess, Gpu
+from schema.observed.network import Connection, Link, Port
+from schema.observed.units import Unit
 
 NOW = 1_780_000_000.0
 BOOT = "5d1f5f0e-0000-4000-8000-000000000001"
@@ -14,7 +17,7 @@ OURS = "c0ffee" + "0" * 58
 SLAVES = ("enP2p1s0f0np0", "enp1s0f0np0")
 
 
-def link(name: str, **changes: Any) -> s.Link:
+def link(name: str, **changes: Any) -> Link:
     """A link that is up at MTU 9000."""
     values: dict[str, Any] = {
         "kind": None,
@@ -28,10 +31,10 @@ def link(name: str, **changes: Any) -> s.Link:
         "slaves": (),
         "bond_slaves_down": (),
     }
-    return s.Link(name=name, **{**values, **changes})
+    return Link(name=name, **{**values, **changes})
 
 
-def process(pid: int, *argv: str, **changes: Any) -> s.EngineProcess:
+def process(pid: int, *argv: str, **changes: Any) -> EngineProcess:
     """An engine process of our container."""
     values: dict[str, Any] = {
         "ppid": 1,
@@ -46,10 +49,10 @@ def process(pid: int, *argv: str, **changes: Any) -> s.EngineProcess:
         "environ": {},
         "rss": 512 * 1024**2,
     }
-    return s.EngineProcess(pid=pid, **{**values, **changes})
+    return EngineProcess(pid=pid, **{**values, **changes})
 
 
-def port(number: int, **changes: Any) -> s.Port:
+def port(number: int, **changes: Any) -> Port:
     """A listening port, held by sshd unless told otherwise."""
     values: dict[str, Any] = {
         "address": "0.0.0.0",
@@ -58,10 +61,10 @@ def port(number: int, **changes: Any) -> s.Port:
         "unit": "ssh.service",
         "container_id": None,
     }
-    return s.Port(port=number, **{**values, **changes})
+    return Port(port=number, **{**values, **changes})
 
 
-def joined(plan: Plan, node: Node) -> tuple[s.Connection, ...]:
+def joined(plan: Plan, node: Node) -> tuple[Connection, ...]:
     """The connections of a node's rank with the others: the rendezvous, and one for data."""
     master = plan.recipe.multi_node.master_port if plan.recipe.multi_node else 0
     others = [other for other in plan.rig.nodes if node.role != other.role]
@@ -77,10 +80,10 @@ def joined(plan: Plan, node: Node) -> tuple[s.Connection, ...]:
     )
 
 
-def connection(local: str, port: int, peer: str, peer_port: int, **changes: Any) -> s.Connection:
+def connection(local: str, port: int, peer: str, peer_port: int, **changes: Any) -> Connection:
     """An established connection of our container's."""
     values: dict[str, Any] = {"pid": 990, "process": "VLLM::Worker_TP", "container_id": OURS}
-    return s.Connection(
+    return Connection(
         local_address=local,
         local_port=port,
         peer_address=peer,
@@ -89,7 +92,7 @@ def connection(local: str, port: int, peer: str, peer_port: int, **changes: Any)
     )
 
 
-def unit(**changes: Any) -> s.Unit:
+def unit(**changes: Any) -> Unit:
     """Our unit, installed, enabled and active."""
     values: dict[str, Any] = {
         "name": UNIT,
@@ -110,10 +113,10 @@ def unit(**changes: Any) -> s.Unit:
         "needs_reload": False,
         "last_log_line": None,
     }
-    return s.Unit(**{**values, **changes})
+    return Unit(**{**values, **changes})
 
 
-def pair_timer(**changes: Any) -> s.Unit:
+def pair_timer(**changes: Any) -> Unit:
     """The timer of the pair check, enabled and waiting."""
     values: dict[str, Any] = {
         "name": PAIR_TIMER,
@@ -127,7 +130,7 @@ def pair_timer(**changes: Any) -> s.Unit:
     return unit(**{**values, **changes})
 
 
-def absent_unit() -> s.Unit:
+def absent_unit() -> Unit:
     """Our unit where it was never installed."""
     return unit(
         load_state="not-found",
@@ -142,7 +145,7 @@ def absent_unit() -> s.Unit:
     )
 
 
-def change(status: str, **changes: Any) -> s.ChangeSummary:
+def change(status: str, **changes: Any) -> ChangeSummary:
     """A change of the journal."""
     values: dict[str, Any] = {
         "id": "20260530T065800-serve-1a2b",
@@ -154,12 +157,12 @@ def change(status: str, **changes: Any) -> s.ChangeSummary:
         "steps": ("file /etc/rigbook/engine/serve.sh",),
         "reason": None,
     }
-    return s.ChangeSummary(status=status, **{**values, **changes})
+    return ChangeSummary(status=status, **{**values, **changes})
 
 
-def gb10(node: Node) -> s.Gpu:
+def gb10(node: Node) -> Gpu:
     """The GPU of a DGX Spark: it does not report its memory."""
-    return s.Gpu(
+    return Gpu(
         index=0,
         uuid=f"GPU-{node.name}",
         name="NVIDIA GB10",
@@ -172,9 +175,9 @@ def gb10(node: Node) -> s.Gpu:
     )
 
 
-def discrete_gpu(index: int, free: int | None, total: int | None = 16311) -> s.Gpu:
+def discrete_gpu(index: int, free: int | None, total: int | None = 16311) -> Gpu:
     """A card with memory of its own."""
-    return s.Gpu(
+    return Gpu(
         index=index,
         uuid=f"GPU-{index}",
         name="NVIDIA GeForce RTX 5060 Ti",

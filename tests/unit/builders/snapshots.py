@@ -11,8 +11,12 @@ from gates.core.check import GIB
 from gates.core.violation import Violation
 from gates.gate_sets import check
 from schema.desired.plan import Plan
-from schema.inputs.rig import Node
-from schema.observed import snapshot as s
+from schema.desired.rig import Node
+from schema.observed.docker import Docker
+from schema.observed.files import Journal
+from schema.observed.machine import Disk, Gpus, Identity, Memory
+from schema.observed.network import Network, PeerProbe, Reach
+from schema.observed.snapshot import NodeSnapshot
 from tests.unit.builders.engine_parts import (
     absent_file,
     container,
@@ -39,33 +43,47 @@ from tests.unit.builders.spark_rig import spark_plan
 
 
 def put(value: Any, path: str, new: Any) -> Any:
-    """`value` with the part at `path` (such as `docker.images.0.arch`) replaced by `new`."""
+    """`value` with the part at `path` (such as `docker.images.0.arch`) replaced by `new`.
+
+    `+` stands for one more of a list, `-` for the index that is to be left out, `=TEXT` for each
+    word of that text, which `new` replaces or, empty, leaves out.
+    """
     if not path:
-        return new
+        return tuple(new) if isinstance(new, list) else new
     first, _, rest = path.partition(".")
     if isinstance(value, BaseModel):
         return value.model_copy(update={first: put(getattr(value, first), rest, new)})
+    if isinstance(value, dict):
+        return {**value, first: put(value.get(first), rest, new)}
+    if first == "+":
+        return (*value, new)
+    if first.startswith("="):
+        words = (new if word == first[1:] else word for word in value)
+        return tuple(word for word in words if word)
     items = list(value)
+    if first == "-":
+        del items[new]
+        return tuple(items)
     items[int(first)] = put(items[int(first)], rest, new)
     return tuple(items)
 
 
-def healthy(plan: Plan) -> dict[str, s.NodeSnapshot]:
+def healthy(plan: Plan) -> dict[str, NodeSnapshot]:
     """Both nodes ready to serve: the image and the weights there, no engine yet."""
     return {node.name: _node(plan, node) for node in plan.rig.nodes}
 
 
-def serving(plan: Plan) -> dict[str, s.NodeSnapshot]:
+def serving(plan: Plan) -> dict[str, NodeSnapshot]:
     """Both nodes with the plan's engine running under our unit."""
     return {node.name: _running(plan, node) for node in plan.rig.nodes}
 
 
-def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
+def _node(plan: Plan, node: Node) -> NodeSnapshot:
     peers = [other for other in plan.rig.nodes if other.name != node.name]
-    return s.NodeSnapshot(
+    return NodeSnapshot(
         format=1,
         took_s=0.3,
-        identity=s.Identity(
+        identity=Identity(
             hostname=node.name,
             machine_id=hashlib.md5(node.name.encode()).hexdigest(),
             boot_id=BOOT,
@@ -78,8 +96,8 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
             effective_uid=0,
             python="3.12.3",
         ),
-        gpus=s.Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
-        memory=s.Memory(
+        gpus=Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
+        memory=Memory(
             total=int(119.67 * GIB),
             free=int(112 * GIB),
             available=int(114 * GIB),
@@ -91,7 +109,7 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
         ),
         shm=(),
         engine_processes=(),
-        network=s.Network(
+        network=Network(
             links=(
                 link("bond0", kind="bond", addresses=(f"{node.fabric_address}/24",), slaves=SLAVES),
                 *(link(name, master="bond0") for name in SLAVES),
@@ -99,7 +117,7 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
             ),
             rdma_devices=("rocep1s0f0", "roceP2p1s0f0"),
             peers=tuple(
-                s.PeerProbe(
+                PeerProbe(
                     address=str(peer.fabric_address),
                     route_device="bond0",
                     route_source=str(node.fabric_address),
@@ -109,7 +127,7 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
                 for peer in peers
             ),
             reach=tuple(
-                s.Reach(
+                Reach(
                     address=str(address),
                     port=29680,
                     device=device,
@@ -122,7 +140,7 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
         ),
         ports=(port(22),),
         connections=(),
-        docker=s.Docker(
+        docker=Docker(
             version="28.3.3",
             storage_driver="overlay2",
             root="/var/lib/docker",
@@ -134,7 +152,7 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
         weights=(weights(plan, node),),
         image_files=patched_files(plan),
         disks=tuple(
-            s.Disk(
+            Disk(
                 path=path,
                 mount="/",
                 total=4000 * GIB,
@@ -145,12 +163,12 @@ def _node(plan: Plan, node: Node) -> s.NodeSnapshot:
             for path in plan.requests[node.name].disks
         ),
         sysctls={"vm.swappiness": "60"},
-        journal=s.Journal(lock_held=False, lock_holder=None, changes=(), broken=()),
+        journal=Journal(lock_held=False, lock_holder=None, changes=(), broken=()),
         node_version=None,
     )
 
 
-def _running(plan: Plan, node: Node) -> s.NodeSnapshot:
+def _running(plan: Plan, node: Node) -> NodeSnapshot:
     spec = plan.specs[node.name]
     live = {name: value for name, value in spec.environ.items() if name.startswith("VLLM_")}
     argv = ("/usr/bin/python3", "/usr/local/bin/vllm", *spec.argv[1:])

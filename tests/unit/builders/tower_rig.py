@@ -8,7 +8,8 @@ from typing import Any
 from gates.core.check import GIB
 from schema.desired.plan import UNIT, Plan
 from schema.inputs.load import plan
-from schema.observed import snapshot as s
+from schema.observed.files import Venv
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.unit.builders import snapshots as f
 from tests.unit.builders.engine_parts import absent_file, weights, written_file
 from tests.unit.builders.host_parts import discrete_gpu, port, process, unit
@@ -40,7 +41,7 @@ def tower_plan(root: Path = ROOT, name: str = TOWER, **changes: object) -> Plan:
     return plan({name: tower_data(**changes)}, None, root)
 
 
-def venv(**changes: Any) -> s.Venv:
+def venv(**changes: Any) -> Venv:
     """A venv with every piece in place."""
     values: dict[str, Any] = {
         "path": VENV,
@@ -57,10 +58,10 @@ def venv(**changes: Any) -> s.Venv:
         "user_exists": True,
         "shm_goes": False,
     }
-    return s.Venv(**{**values, **changes})
+    return Venv(**{**values, **changes})
 
 
-def healthy(plan: Plan) -> dict[str, s.NodeSnapshot]:
+def healthy(plan: Plan) -> dict[str, NodeSnapshot]:
     """The tower ready to serve: no docker, the venv and the weights there, no engine yet."""
     node = plan.rig.head
     base: Any = f.healthy(spark_plan())["spark1"]
@@ -72,7 +73,7 @@ def healthy(plan: Plan) -> dict[str, s.NodeSnapshot]:
             "identity": base.identity.model_copy(update={"hostname": node.name, "arch": "x86_64"}),
             "gpus": gpus,
             "network": network,
-            "docker": s.Unreadable(unreadable="no /var/run/docker.sock"),
+            "docker": Unreadable(unreadable="no /var/run/docker.sock"),
             "files": tuple(absent_file(document.path) for document in plan.documents[node.name]),
             "weights": (weights(plan, node),),
             "image_files": (),
@@ -85,7 +86,7 @@ def healthy(plan: Plan) -> dict[str, s.NodeSnapshot]:
     return {node.name: seen}
 
 
-def serving(plan: Plan) -> dict[str, s.NodeSnapshot]:
+def serving(plan: Plan) -> dict[str, NodeSnapshot]:
     """The tower with the plan's engine running under our unit."""
     node = plan.rig.head
     spec = plan.specs[node.name]

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 from pyinfra.api.exceptions import FactProcessError
 
-from facts.snapshot import SNAPSHOT_TIMEOUT_S, Snapshot, bounded, parse_snapshot
+from facts.rignode.call import bounded
+from facts.snapshot import Snapshot
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.plans.support.commands import sent
 from tests.plans.support.scenario import HEAD, tiny_plan
@@ -23,7 +24,7 @@ def test_the_command_is_bounded_on_the_host_and_carries_the_request() -> None:
     """Nothing is installed, and the request is the plan's own."""
     request = PLAN.requests[HEAD].model_dump_json()
     command = Snapshot().command(request)
-    assert command.startswith(f"timeout -k 5 {SNAPSHOT_TIMEOUT_S} sh -c ")
+    assert command.startswith(f"timeout -k 5 {Snapshot.timeout_s} sh -c ")
     went = sent(HEAD, command)
     assert went.verb == "snapshot" and went.request == json.loads(request)
     assert not went.changes
@@ -41,21 +42,21 @@ def test_bounded_quotes_and_ends() -> None:
 def test_a_document_is_typed() -> None:
     """Also behind a login banner."""
     lines = ["Welcome to the DGX", SEEN.model_dump_json()]
-    assert parse_snapshot(lines) == SEEN
+    assert Snapshot().process(lines) == SEEN
     assert isinstance(Snapshot().process(lines), NodeSnapshot)
 
 
 def test_a_section_that_could_not_be_read_stays_unknown() -> None:
     """With its reason: unknown is not absent."""
     blind = put(SEEN, "docker", Unreadable(unreadable="dockerd does not answer"))
-    found = parse_snapshot([blind.model_dump_json()])
+    found = Snapshot().process([blind.model_dump_json()])
     assert found.docker == Unreadable(unreadable="dockerd does not answer")
 
 
 @pytest.mark.parametrize(
     ("lines", "line"),
     [
-        ([], f"nothing in {SNAPSHOT_TIMEOUT_S} s"),
+        ([], f"nothing in {Snapshot.timeout_s} s"),
         (["sh: 1: python3: not found"], "no snapshot but: 'sh: 1: python3: not found'"),
         (['{"ok": false, "error": "not root"}'], "node snapshot failed: not root"),
         (['{"format": 2}'], "does not fit at format"),
@@ -67,7 +68,7 @@ def test_a_section_that_could_not_be_read_stays_unknown() -> None:
 def test_anything_else_is_one_line(lines: list[str], line: str) -> None:
     """What the host answered instead, never a traceback."""
     with pytest.raises(FactProcessError) as refused:
-        parse_snapshot(lines)
+        Snapshot().process(lines)
     assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -75,4 +76,4 @@ def test_an_unknown_key_is_refused() -> None:
     """A newer or older node is not read as if it were this one."""
     document = {**SEEN.to_json(), "wifi": []}
     with pytest.raises(FactProcessError, match="does not fit at wifi"):
-        parse_snapshot([json.dumps(document)])
+        Snapshot().process([json.dumps(document)])

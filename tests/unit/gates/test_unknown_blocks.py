@@ -9,6 +9,7 @@ import pytest
 from gates.artifact.image import image_equal, image_present
 from gates.core.check import known, per_node
 from gates.core.waiver import blocking
+from gates.doctor.examine import DOCTOR, examine
 from gates.gate_sets import SERVING, check
 from gates.gpu.driver import driver_equal
 from gates.host.reachable import SECTIONS
@@ -73,11 +74,11 @@ def test_a_gate_that_compares_nodes_says_which_one_it_could_not_read(
 
 
 def test_nobody_answers() -> None:
-    found = blocking(check(spark_plan(), {}))
-    assert [(v.code, v.node) for v in found] == [
-        ("nodes-reachable", "spark1"),
-        ("nodes-reachable", "spark2"),
-    ]
+    wanted = [("nodes-reachable", "spark1"), ("nodes-reachable", "spark2")]
+    for look in (check, examine):
+        found = [v for v in look(spark_plan(), {}) if v.severity == "block"]
+        assert [(v.code, v.node) for v in found] == wanted
+    assert [v.code for gate in DOCTOR for v in gate(spark_plan(), {})] == []
 
 
 def test_a_gate_that_fails_blocks() -> None:

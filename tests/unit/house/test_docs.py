@@ -223,14 +223,17 @@ def test_gates_page_and_incidents_agree() -> None:
                 assert f"`{gate}`" in rows[code][1] + rows[code][2], f"{code}: {gate}"
 
 
+def named_tests(where: str, text: str) -> int:
+    """How many tests the text names (`FILE::NAME`, or a case of a table); each must be there."""
+    named = re.findall(r"`(tests/[\w/]+\.(?:py|yaml))::([^`]+)`", text)
+    for path, name in named:
+        line = rf"^def {name}\(" if path.endswith(".py") else rf"case: {re.escape(name)}(,|$)"
+        assert re.search(line, (ROOT / path).read_text(), re.M), f"{where}: {path}: {name}"
+    return len(named)
+
+
 def test_tests_that_incidents_name_exist() -> None:
-    named = 0
-    for code, row in incidents().items():
-        for path, function in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[4]):
-            named += 1
-            assert (ROOT / path).is_file(), f"{code}: {path}"
-            assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{code}: {function}"
-    assert named > 0
+    assert sum([named_tests(code, row[4]) for code, row in incidents().items()])
 
 
 def test_every_fault_has_a_test_that_exists() -> None:
@@ -239,10 +242,7 @@ def test_every_fault_has_a_test_that_exists() -> None:
     numbers = [number for number, _, _ in rows if number != "none"]
     assert numbers == [str(n) for n in (*range(1, 23), *range(29, 39), *range(45, 51))]
     for number, what, tests in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
-        assert named, f"{number} {what}"
-        for path, function in named:
-            assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{number}: {function}"
+        assert named_tests(number, tests), f"{number} {what}"
 
 
 def test_every_fault_of_a_transfer_has_a_test_that_exists() -> None:
@@ -251,10 +251,7 @@ def test_every_fault_of_a_transfer_has_a_test_that_exists() -> None:
     rows = re.findall(r"^\| ([a-z].+?) \| (.+) \| (.*) ?\|$", part, re.M)[1:]
     assert len(rows) >= 12
     for what, image, weights in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", image + weights)
-        assert named, what
-        for path, function in named:
-            assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{what}: {function}"
+        assert named_tests(what, image + weights), what
 
 
 def test_adrs_are_numbered_and_whole() -> None:

@@ -12,7 +12,8 @@ from gates.core.waiver import apply_waivers, blocking
 from schema.core.errors import SpecError
 from schema.core.parse import build
 from schema.desired.plan import Plan
-from schema.observed.snapshot import Gpus, Unreadable
+from schema.observed.machine import Gpus
+from schema.observed.snapshot import Unreadable
 from schema.recipe.compatibility import CompatibilityTable, load_table
 from tests.unit.builders import tower_rig as t
 from tests.unit.builders.snapshots import healthy, put

@@ -6,21 +6,11 @@ import itertools
 import random
 from typing import Any
 
-import pytest
-
 from gates.core.codes import CODES, violation
 from gates.core.violation import Violation
 from gates.doctor.causes import CAUSES
-from gates.doctor.examine import examine
-from gates.doctor.rank import Finding, explain
-from schema.observed.endpoint_probe import Probe
-from schema.observed.snapshot import GhostFile
-from tests.unit.builders import host_parts as h
-from tests.unit.builders import snapshots as f
-from tests.unit.builders.spark_rig import spark_plan
-from tests.unit.gates.doctor.test_examine import HAND, LOOP, ended, foreign_box
+from gates.doctor.rank import explain
 
-PLAN = spark_plan()
 HEAD, WORKER = "spark1", "spark2"
 
 
@@ -108,42 +98,3 @@ def test_the_order_does_not_depend_on_the_order_of_the_gates() -> None:
         shuffle.shuffle(some)
         assert order(*some) == wanted
     assert len(wanted) == len(some)
-
-
-def evening(ghost: GhostFile) -> list[Finding]:
-    """The seed's evening: a ghost unit in a loop, page cache, a relaunch by hand with fork."""
-    seen = f.serving(PLAN)
-    for node in (HEAD, WORKER):
-        unit = h.unit(**{**LOOP, "exit_status": 127, "errors": ()}, ghosts=(ghost,),
-                      exec_start=("/usr/bin/docker", "exec", "vllm_ds4", "bash", ghost.path),
-                      drop_ins=("/etc/systemd/system/x.conf",))  # fmt: skip
-        seen[node] = foreign_box(ended(unit)(seen[node]))
-        forked = HAND.model_copy(update={"environ": {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}})
-        seen[node] = f.put(seen[node], "engine_processes", (forked,))
-        seen[node] = f.put(seen[node], "memory.free", 5 * 2**30)
-    probe = Probe("http://192.168.1.11:8000", "nobody listens there", "refused")
-    return examine(PLAN, seen, probe)
-
-
-@pytest.mark.parametrize(
-    ("ghost", "code"),
-    [
-        (GhostFile(step="ExecStart", path="/workspace/vllm-head-090.sh"), "unit-ghost"),
-        (
-            GhostFile(step="ExecStart", path="/workspace/vllm-head-090.sh", container="vllm_ds4"),
-            "script-ghost",
-        ),
-    ],
-)
-def test_the_seeds_evening(ghost: GhostFile, code: str) -> None:
-    """The first line is what systemd could not find; the rest of the pile is named below it."""
-    found = evening(ghost)
-    first = found[0]
-    assert (first.code, first.node, first.explained_by) == (code, HEAD, ())
-    assert ghost.path in first.summary
-    assert {"crash-loop@spark1", "engine-down@spark1", "no-answer@spark1"} <= {*first.explains}
-    codes = {v.code: v for v in found}
-    assert "ShmRingBuffer" in codes["forbidden-env"].evidence
-    assert "max_model_len 200000, recipe says 131072" in codes["foreign-engine"].evidence
-    assert "page cache" in codes["page-cache"].summary
-    assert all(v.evidence and v.cause and v.remedy for v in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gates.core.check import Gate
 from gates.unit import ghost as unit
 from gates.unit import launch_script
-from schema.observed.snapshot import GhostFile, Override, Unit
+from schema.observed.units import GhostFile, Override, Unit
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import snapshots as f
 from tests.unit.builders.spark_rig import spark_plan

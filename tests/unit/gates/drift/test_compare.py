@@ -11,7 +11,8 @@ from gates.drift.compare import WATCHED, drift
 from gates.engine.vllm_flags import compare, flags_of
 from node.core import masking
 from schema.desired.plan import UNIT
-from schema.observed.snapshot import Mount, Unreadable
+from schema.observed.docker import Mount
+from schema.observed.snapshot import Unreadable
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import snapshots as f
 from tests.unit.builders.spark_rig import spark_plan

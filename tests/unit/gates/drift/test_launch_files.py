@@ -11,16 +11,23 @@ from schema.render.engine_files import ENV_PATH, SCRIPT_PATH
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import snapshots as f
 from tests.unit.builders.spark_rig import spark_plan
-from tests.unit.gates.doctor.test_examine import ended
 
 PLAN = spark_plan()
 HEAD, WORKER = PLAN.rig.nodes
 FAILED = h.unit(active_state="failed", sub_state="failed", result="exit-code", exit_status=1)
 
 
+def ended(node: Any) -> Any:
+    """The node with a unit that failed, and no engine left."""
+    seen = f.serving(PLAN)[node.name]
+    for path in ("docker.containers", "engine_processes", "ports"):
+        seen = f.put(seen, path, ())
+    return f.put(seen, "units.0", FAILED)
+
+
 def edited(path: str, old: str, new: str, node: Any = HEAD) -> Any:
     """The node with a failed engine and one text of a launch file replaced, as by hand."""
-    seen = ended(FAILED)(f.serving(PLAN)[node.name])
+    seen = ended(node)
     place = next(n for n, d in enumerate(PLAN.documents[node.name]) if d.path == path)
     text = PLAN.documents[node.name][place].content
     assert old in text
@@ -35,7 +42,7 @@ def kinds(node: Any, seen: Any) -> list[str]:
 def test_the_script_that_serve_writes_reads_as_its_spec() -> None:
     for node in PLAN.rig.nodes:
         assert written_argv(f.serving(PLAN)[node.name]) == PLAN.specs[node.name].argv
-        assert kinds(node, ended(FAILED)(f.serving(PLAN)[node.name])) == []
+        assert kinds(node, ended(node)) == []
 
 
 def test_an_edited_script() -> None:

@@ -35,16 +35,6 @@ def test_forbidden_env_in_the_recipe_blocks(plan: Plan) -> None:
     assert "forbidden-env" not in {v.code for v in f.beyond_usual(spawned, f.healthy(plan))}
 
 
-def test_forbidden_env_live_warns_and_serve_mends_it(plan: Plan) -> None:
-    seen = f.serving(plan)
-    forked = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
-    seen[WORKER] = f.put(seen[WORKER], "engine_processes.0.environ", forked)
-    (found,) = f.beyond_usual(plan, seen, f.serving(plan))
-    assert (found.code, found.node, found.severity) == ("forbidden-env", WORKER, "warn")
-    assert "910" in found.evidence
-    assert found.remedy == "pyinfra INVENTORY deploys/serve.py"
-
-
 @pytest.mark.parametrize(
     ("value", "warned"),
     [

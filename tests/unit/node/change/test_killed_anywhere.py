@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node.change.apply import apply, close
+from node.change.apply import apply
+from node.change.close import close
 from node.change.journal import read_all
 from node.change.undo import undo
 from tests.unit.node.support import strace

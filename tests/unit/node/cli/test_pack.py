@@ -60,8 +60,8 @@ def test_the_version_follows_the_sources(monkeypatch: pytest.MonkeyPatch) -> Non
     pack.version.cache_clear()
 
 
-def test_the_program_is_python_3_8_and_standard_library_only() -> None:
-    for name, raw in pack.sources().items():
+def test_the_program_is_python_3_10_and_standard_library_only() -> None:
+    for name, raw in pack.whole().items():
         tree = ast.parse(raw, name, feature_version=(3, 10))
         for node in ast.walk(tree):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -108,21 +108,29 @@ def test_only_the_modules_that_a_verb_needs_are_sent() -> None:
     assert "node.change.undo" not in pack.needs("snapshot") and "node.reap.reap" not in pack.needs(
         "snapshot"
     )
-    assert {"node.change.undo", "node.change.apply"} <= set(pack.needs("apply"))
+    assert {"node.change.kinds", "node.change.apply"} <= set(pack.needs("apply"))
 
 
 @pytest.mark.parametrize("verb", sorted(verb_table.ALL))
 def test_no_import_is_overlooked(verb: str) -> None:
     """What every sent module imports of the program, by the syntax tree, is sent too."""
     sent = pack.needs(verb)
-    files = {n[:-3].replace("/", ".").removesuffix(".__init__"): n for n in pack.sources()}
+    packages = {name.rpartition(".")[0] for name in sent} - {""}
+    assert packages <= set(sent), "a module without its package is not found on the host"
+    files = {n[:-3].replace("/", ".").removesuffix(".__init__"): n for n in pack.whole()}
     for module in sent:
-        for node in ast.walk(ast.parse(pack.sources()[files[module]])):
+        for node in ast.walk(ast.parse(pack.whole()[files[module]])):
             if isinstance(node, ast.Import):
                 assert {a.name for a in node.names if a.name.startswith("node")} <= set(sent)
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("node"):
                 named = {f"{node.module}.{a.name}" for a in node.names} & files.keys()
                 assert {node.module, *named} <= set(sent)
+
+
+@pytest.mark.parametrize("verb", [*verb_table.READING, "reap", "tree backup", "tree prune"])
+def test_what_is_asked_without_installing_fits_a_command_line(verb: str) -> None:
+    """With comments and docstrings, and a fifth of the room left for the request."""
+    assert len(pack.inline_command(verb, {})) < 0.8 * pack.MAX_COMMAND
 
 
 def test_install_then_run_then_nothing_to_install(lab_python: Host, tmp_path: Path) -> None:

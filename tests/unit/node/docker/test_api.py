@@ -14,7 +14,8 @@ import pytest
 
 from node.docker import api
 from node.snapshot import collect as snapshot_collect
-from schema.observed.snapshot import Docker, NodeSnapshot, Unreadable
+from schema.observed.docker import Docker
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 IMAGE = {
     "Id": "sha256:aa", "RepoTags": ["vllm:1"], "RepoDigests": ["vllm@sha256:bb"], "Size": 9,

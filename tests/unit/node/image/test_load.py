@@ -61,7 +61,7 @@ def test_a_spool_that_fails_is_not_laid_at_dockers_door(
     hung: HungDocker, number: int, code: str, remedy: str
 ) -> None:
     """The thread that fetches met it; the upload, which waits for its bytes, tells it."""
-    growing = image_load.Growing()
+    growing = image_load.GrowingLayers()
     growing.failed(OSError(number, "the disk said so"))
     with pytest.raises(NodeError, match=r"the spool .*the disk said so") as caught:
         image_load.import_layer(growing.read(0, "/nonexistent", 10), 5, nothing, nothing, nothing)
@@ -108,7 +108,7 @@ def test_a_docker_that_hangs_has_its_time_and_no_more(
 def test_a_giver_that_sends_nothing_keeps_nobody_whom_nobody_waits_for(tmp_path: Path) -> None:
     _, look = looking(2)
     with pytest.raises(Gone):
-        next(image_load.Growing(look).read(0, str(tmp_path / "none"), 10))
+        next(image_load.GrowingLayers(look).read(0, str(tmp_path / "none"), 10))
 
 
 def test_an_answer_is_read_whole_though_docker_closes_after_it(

@@ -19,7 +19,7 @@ from node.image import load, verbs
 from node.image import receive as image_receive
 from node.transfer import client, spool
 from tests.unit.node.support.host import change
-from tests.unit.node.support.transfers import HERE, Ends, Meddler, answer, files
+from tests.unit.node.support.transfers import HERE, Ends, answer, files
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -28,14 +28,14 @@ GIB = 1 << 30
 def test_the_lowest_layer_of_all_goes_by_itself() -> None:
     """Only a layer with nothing below it can be imported."""
     sizes = {0: 5, 1: 5, 2: 5}
-    assert image_receive.groups(sizes, from_nothing=True) == [[0], [1, 2]]
-    assert image_receive.groups({1: 5, 2: 5}, from_nothing=False) == [[1, 2]]
-    assert image_receive.groups({}, from_nothing=False) == []
+    assert image_receive.load_groups(sizes, from_nothing=True) == [[0], [1, 2]]
+    assert image_receive.load_groups({1: 5, 2: 5}, from_nothing=False) == [[1, 2]]
+    assert image_receive.load_groups({}, from_nothing=False) == []
 
 
 def test_large_layers_are_registered_while_the_next_travels() -> None:
     sizes = {1: image_receive.GROUP, 2: GIB, 3: 10, 4: image_receive.GROUP, 5: 1}
-    assert image_receive.groups(sizes, from_nothing=False) == [[1], [2], [3, 4], [5]]
+    assert image_receive.load_groups(sizes, from_nothing=False) == [[1], [2], [3, 4], [5]]
 
 
 def test_room_is_for_all_layers_and_one_unpacked_archive() -> None:
@@ -65,25 +65,22 @@ def test_a_layer_whose_byte_flipped_on_the_wire_comes_right(ends: Ends, tmp_path
             return data[:-1] + bytes([data[-1] ^ 1])
         return data
 
-    meddler = Meddler(ends.port, spoil)
     path, grown = tmp_path / "layer", []
-    with ends.offering():
-        place = {"address": HERE, "port": meddler.port, "device": None}
-        peer = client.Peer(place, ends.key, lambda: None)
-        client.fetch_unhashed(peer, 0, str(path), grown.append)
+    with ends.meddled(spoil), ends.offering():
+        peer = client.Peer(ends.place(), ends.key, lambda: None)
+        client.fetch_without_digest(peer, 0, str(path), grown.append)
         peer.bye(None)
-    meddler.close()
     assert flipped and peer.damaged == 1
     assert path.read_bytes() == made["a.bin"] and sum(grown) == 12 * MIB
 
 
 def bringing(
     folder: Path, contents: dict[int, bytes], said: dict[int, bytes]
-) -> tuple[image_receive.Bringing, dict[int, Path]]:
+) -> tuple[image_receive.ImageReceiver, dict[int, Path]]:
     """One whose spool holds `contents`, of layers that should have been `said`."""
     diff_ids = [f"sha256:{hashlib.sha256(said[n]).hexdigest()}" for n in sorted(said)]
     body = {"want": {"id": "", "layers": diff_ids}, "deadline_s": 5}
-    made = image_receive.Bringing(body, client.Peer({}, "", lambda: None))
+    made = image_receive.ImageReceiver(body, client.Peer({}, "", lambda: None))
     made._sizes = {n: len(said[n]) for n in contents}
     made._place(str(folder))
     paths = {n: Path(made._paths[n]) for n in contents}
@@ -173,7 +170,7 @@ class _Store:
         monkeypatch.setattr(image_receive.overlay2, "present", lambda root, ids: self.have)
         monkeypatch.setattr(load, "import_layer", self._import)
         monkeypatch.setattr(load, "load", self._load)
-        monkeypatch.setattr(load, "whole", lambda want: self.have == len(giver.contents))
+        monkeypatch.setattr(load, "is_complete", lambda want: self.have == len(giver.contents))
 
     def _import(self, chunks: Iterator[bytes], *_: object) -> None:
         assert b"".join(chunks) == self.giver.contents[0]
@@ -198,13 +195,13 @@ def test_a_layer_that_an_image_has_twice_comes_once(
     monkeypatch.setattr(image_receive, "GROUP", 2048)
     empty = bytes(1024)
     giver = _Giver([b"lowest", empty, empty, b"middle", empty, b"lowest"])
-    monkeypatch.setattr(client, "fetch_unhashed", giver.fetch)
+    monkeypatch.setattr(client, "fetch_without_digest", giver.fetch)
     store = _Store(monkeypatch, giver)
     want = {
         "id": f"sha256:{hashlib.sha256(giver.config).hexdigest()}",
         "layers": giver.diff_ids,
     }
-    job = image_receive.Bringing({"want": want, "deadline_s": 5}, giver)  # type: ignore[arg-type]
+    job = image_receive.ImageReceiver({"want": want, "deadline_s": 5}, giver)  # type: ignore[arg-type]
     job.bring(str(tmp_path))
     assert giver.fetched == [0, 1, 3] and store.have == 6
     assert [len(names) for names in store.archives] == [1, 3], "each layer once in an archive"
@@ -222,7 +219,7 @@ def test_two_images_at_once_the_second_is_refused_and_its_giver_is_told(
     files(ends.source, a_bin=10)
     monkeypatch.setenv("RIGBOOK_STATE", ends.taker.environ()["RIGBOOK_STATE"])
     request = {k: v for k, v in ends.receive().items() if k in ("change", "from", "key")}
-    with spool.Busy("image"):
+    with spool.TransferLock("image"):
         taker = ends.start(
             ends.taker, "image receive", {**request, "image": "rigbook/small:1", "want": WANT}
         )
@@ -240,11 +237,11 @@ def test_an_image_that_came_by_another_way_clears_what_a_transfer_left(
     """Gigabytes would stay for good; what a transfer is still bringing is left alone."""
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
     parts: list[str] = []
-    monkeypatch.setattr(load, "drop_parts", lambda: parts.append("dropped"))
+    monkeypatch.setattr(load, "remove_partial_images", lambda: parts.append("dropped"))
     monkeypatch.setattr(verbs, "_tag", lambda body: True)
     left = Path(spool.ensure()) / f"{'2' * 64}{image_receive.SUFFIX}"
     left.write_bytes(b"half a layer")
     request = {"change": change(), "image": "rigbook/small:1", "want": WANT}
-    with spool.Busy("image") if busy else contextlib.nullcontext():
+    with spool.TransferLock("image") if busy else contextlib.nullcontext():
         assert verbs.tag(request) == {"changed": True}
     assert (left.exists(), parts) == ((True, []) if busy else (False, ["dropped"]))

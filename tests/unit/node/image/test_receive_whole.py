@@ -34,28 +34,33 @@ def test_a_giver_that_listens_later_still_hears_that_nothing_is_needed(
 ) -> None:
     """Both begin at the same time; a giver that heard no word waits 90 s and fails the run."""
     begun: list[subprocess.Popen[str]] = []
-    real = protocol.call
+    real = protocol.connect
     with ExitStack() as until:
 
-        def call(*args: Any) -> protocol.Line:
+        def call(*args: Any) -> protocol.Connection:
             if not begun:
                 begun.append(until.enter_context(ends.offering(deadline_s=20)))
                 wait_for(lambda: listening(ends.port), 60)
                 raise protocol.WireError("no way to the giver: it does not listen yet")
             return real(*args)
 
-        monkeypatch.setattr(protocol, "call", call)
+        monkeypatch.setattr(protocol, "connect", call)
         monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
-        monkeypatch.setattr(server, "Alive", AnOperator)
+        monkeypatch.setattr(server, "ParentWatch", AnOperator)
         # stand-ins for docker: the image is there, and the tag is set
         monkeypatch.setattr(verbs, "store", lambda: "/nosuch")
-        monkeypatch.setattr(load, "whole", lambda want: True)
-        monkeypatch.setattr(load, "drop_parts", lambda: None)
+        monkeypatch.setattr(load, "is_complete", lambda want: True)
+        monkeypatch.setattr(load, "remove_partial_images", lambda: None)
         monkeypatch.setattr(verbs, "_tag", lambda body: True)
-        place = {"address": HERE, "port": ends.port, "device": None}
         want = {"id": DIGEST, "layers": [DIGEST]}
         got = verbs.receive(
-            {"change": change(), "image": "x:1", "want": want, "from": place, "key": ends.key}
+            {
+                "change": change(),
+                "image": "x:1",
+                "want": want,
+                "from": ends.place(),
+                "key": ends.key,
+            }
         )
         assert got["changed"]
         gave = answer(begun[0], 60)

@@ -7,11 +7,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from node.change import file_step
+from node.change import kinds
+from node.core.step_kind import Steps
 from node.image import tag_step
 
 NAME = "rigbook/small:1"
 OLD, NEW = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+
+
+TAG = tag_step.TagKind("tag")
 
 
 class Store:
@@ -51,14 +55,14 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 def done(store: Store) -> list[dict[str, Any]]:
     """The steps after NEW got the name."""
     records: list[dict[str, Any]] = []
-    assert tag_step.do(NAME, NEW, records, lambda: None)
+    assert TAG.do({"image": NAME, "id": NEW}, Steps({"steps": records}, lambda: None))[0]
     return records
 
 
 def test_an_image_that_loses_its_only_name_is_kept_under_another(store: Store) -> None:
     """docker would remove it and its layers: gigabytes that would have to come again."""
     (step,) = done(store)
-    assert "stays as rigbook-kept:222222222222" in tag_step.revert(step)
+    assert "stays as rigbook-kept:222222222222" in TAG.revert(step, overwrite=False)
     assert NAME not in store.names and NEW in store.images
 
 
@@ -66,7 +70,7 @@ def test_what_the_tag_named_before_comes_back(store: Store) -> None:
     store.names = {NAME: OLD}
     (step,) = done(store)
     assert store.names == {NAME: NEW, "rigbook-kept:111111111111": OLD}
-    assert tag_step.revert(step) == "restored" and store.names == {NAME: OLD}
+    assert TAG.revert(step, overwrite=False) == "restored" and store.names == {NAME: OLD}
 
 
 @pytest.mark.parametrize(
@@ -83,12 +87,12 @@ def test_a_tag_that_a_kill_left_announced_is_looked_up(
     store.names = {NAME: OLD}
     (step,) = done(store)
     step["state"], store.names[NAME] = "intent", now
-    assert file_step.settle([step]) and step["state"] == state and store.names == names
+    assert kinds.recover([step]) and step["state"] == state and store.names == names
 
 
-def test_a_tag_that_a_third_one_moved_stays_announced(store: Store) -> None:
+def test_a_tag_that_a_third_one_moved_is_unknown(store: Store) -> None:
     store.names = {NAME: OLD}
     (step,) = done(store)
     store.images.add("sha256:" + "3" * 64)
     step["state"], store.names[NAME] = "intent", "sha256:" + "3" * 64
-    assert not file_step.settle([step]) and step["state"] == "intent"
+    assert kinds.recover([step]) and step["state"] == "unknown"

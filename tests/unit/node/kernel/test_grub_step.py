@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from node.change import apply as change_apply
+from node.change import close as change_close
 from node.change import undo
 from node.core.errors import NodeError
 from node.files import atomic
@@ -185,7 +186,7 @@ def test_one_boot_where_grub_cannot_write_is_refused_unless_wanted(grub: Grub) -
     change_apply.apply(pin())
     grub.kind = "lvm"
     header = {"id": "change-2", "deploy": "kernel", "operator": "a@b"}
-    change_apply.close({"change": "change-1", "status": "COMMITTED"})
+    change_close.close({"change": "change-1", "status": "COMMITTED"})
     request = {**pin(OLD, regenerate=False, next=NEW), "change": header}
     _refused(grub, request, "lies on lvm")
     request["steps"][0]["sticky_ok"] = True

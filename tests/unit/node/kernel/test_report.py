@@ -10,6 +10,7 @@ import pytest
 
 from node.core import run
 from node.core.errors import NodeError
+from node.core.step_kind import Steps
 from node.kernel import apt, apt_hold_step, bootloader, report
 from node.kernel import installed as kernel_installed
 from schema.observed.kernel import KernelFacts
@@ -221,6 +222,9 @@ class Apt:
         return run.Done(0, "", "")
 
 
+HOLD = apt_hold_step.AptHoldKind("hold")
+
+
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Apt:
     """One package that somebody held before, two that nobody did."""
@@ -230,30 +234,34 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Apt:
 
 
 def _hold(*names: str, held: bool = True) -> dict[str, Any]:
-    return apt_hold_step.checked({"op": "hold", "packages": list(names), "held": held}, "step")
+    return HOLD.parse({"op": "hold", "packages": list(names), "held": held}, "step")
 
 
 def test_a_hold_is_set_once_and_undo_leaves_foreign_holds(held: Apt) -> None:
     records: list[dict[str, Any]] = []
     before = dict(held.states)
-    assert apt_hold_step.do(_hold("linux-a", "linux-b"), records, lambda: None)[0]
+    steps = Steps({"steps": records}, lambda: None)
+    assert HOLD.do(_hold("linux-a", "linux-b"), steps)[0]
     assert held.states["linux-b"] == "hold" and records[0]["packages"] == ["linux-b"]
-    assert not apt_hold_step.do(_hold("linux-a", "linux-b"), records, lambda: None)[0]
-    assert apt_hold_step.settle(records[0]) == "done"
-    apt_hold_step.undo(records[0])
-    assert held.states == before and apt_hold_step.settle(records[0]) == "undone"
-    assert apt_hold_step.undo(records[0]) == "was as before"
+    assert not HOLD.do(_hold("linux-a", "linux-b"), steps)[0]
+    assert HOLD.recover(records[0], records) == "done"
+    assert HOLD.verify(records[0], "post") == []
+    assert HOLD.verify(records[0], "pre") == ["linux-b held is True, not False"]
+    HOLD.revert(records[0], overwrite=False)
+    assert held.states == before and HOLD.recover(records[0], records) == "undone"
+    assert HOLD.verify(records[0], "pre") == []
+    assert HOLD.revert(records[0], overwrite=False) == "was as before"
 
 
 def test_a_package_that_is_not_there_is_refused(held: Apt) -> None:
     with pytest.raises(NodeError, match="not installed: linux-z"):
-        apt_hold_step.do(_hold("linux-a", "linux-z"), [], lambda: None)
+        HOLD.do(_hold("linux-a", "linux-z"), Steps({"steps": []}, lambda: None))
 
 
 def test_apt_that_is_busy_fails_the_step(held: Apt) -> None:
     held.fails = True
     with pytest.raises(NodeError, match="lock-frontend"):
-        apt_hold_step.do(_hold("linux-b"), [], lambda: None)
+        HOLD.do(_hold("linux-b"), Steps({"steps": []}, lambda: None))
 
 
 @pytest.mark.parametrize("name", ["-x", "a b", "$(id)", "a\n", "A"])

@@ -9,7 +9,7 @@ import pytest
 from node.core.errors import CannotRead
 from node.core.proc import Stat
 from node.reap import ownership
-from node.reap.find import Candidate, View, is_server
+from node.reap.find import Candidate, ProcessView, is_server
 from node.reap.ownership import Owners, judge_all
 
 UNIT = "rigbook-engine.service"
@@ -60,7 +60,7 @@ def judge(
     monkeypatch.setattr(ownership, "_is_helper", lambda pid: False)
     monkeypatch.delenv("SUDO_UID", raising=False)
     stats = {row.pid: row for row in (INIT, *above, one.stat)}
-    (found,) = judge_all(View(stats, {100: one}, {}, []), owners)
+    (found,) = judge_all(ProcessView(stats, {100: one}, {}, []), owners)
     return found.is_orphan, found.is_own, found.why
 
 

@@ -94,7 +94,7 @@ def test_killed_at_each_write_of_the_journal_the_next_run_finishes(
     points = [p for p in found if p[0] in ("rename", "renameat", "unlink", "unlinkat")]
     # the first flush of each write comes before its rename, the second after it
     points += [p for p in found if p[0] == "fsync"][1::2]
-    assert len(points) > 20
+    assert len(points) > 12
     for n, point in enumerate(points):
         pid = reset(world)
         done = strace.inject(world, "reap", json.dumps(REQUEST), "signal=SIGKILL", point, log)
@@ -119,7 +119,7 @@ def test_another_change_is_refused_while_one_holds_the_unit(world: World, tmp_pa
     points = strace.points(world, "reap", json.dumps(REQUEST), log)
     rename = [p for p in points if p[0].startswith("rename")]
     reset(world)
-    strace.inject(world, "reap", json.dumps(REQUEST), "signal=SIGKILL", rename[6], log)
+    strace.inject(world, "reap", json.dumps(REQUEST), "signal=SIGKILL", rename[3], log)
     assert states(world)[2] is True
     other = world.call("reap", {**REQUEST, "change": change("change-2")})
     assert other["code"] == "change_open" and "rignode undo change-1" in other["remedy"]

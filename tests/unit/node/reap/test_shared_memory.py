@@ -7,7 +7,7 @@ import json
 import pytest
 
 from node.rules import shm_names
-from schema.observed.snapshot import ShmSegment
+from schema.observed.machine import ShmSegment
 from tests.unit.node.support.host import change
 from tests.unit.node.support.reap_world import World
 

@@ -20,7 +20,8 @@ from node.core import proc
 from node.core.errors import CannotRead, NodeError
 from node.snapshot import collect as snapshot_collect
 from node.snapshot import gpus, network, ports, shm, weights
-from schema.observed.snapshot import Gpus, NodeSnapshot, SnapshotRequest, Unreadable
+from schema.observed.machine import Gpus
+from schema.observed.snapshot import NodeSnapshot, SnapshotRequest, Unreadable
 from tests.unit.node.support.host import Host
 from tests.unit.node.weights.test_model_header import gguf
 
@@ -66,7 +67,7 @@ def test_the_snapshot_of_this_machine_fits_the_schema(host: Host, tmp_path: Path
 def test_every_field_of_the_schema_is_there() -> None:
     assert set(NodeSnapshot.model_fields) - LISTS == {
         "format", "took_s", "identity", "node_version"}  # fmt: skip
-    assert set(snapshot_collect.checked({})) == set(SnapshotRequest.model_fields)
+    assert set(snapshot_collect.parse_request({})) == set(SnapshotRequest.model_fields)
 
 
 def test_it_is_small(host: Host) -> None:
@@ -306,7 +307,7 @@ def test_a_peer_that_does_not_answer_is_filtered(monkeypatch: pytest.MonkeyPatch
 def test_a_bad_question_about_a_port_is_refused() -> None:
     for row in ({"address": "x", "port": 1}, {"address": "127.0.0.1", "port": 0}, {"port": 1}):
         with pytest.raises(NodeError):
-            snapshot_collect.checked({"reach": [row]})
+            snapshot_collect.parse_request({"reach": [row]})
 
 
 def test_a_port_that_was_opened_after_the_look_at_the_files_has_its_owner() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from node.engine.config import Engine, checked
+from node.engine.config import Engine, parse
 from tests.unit.node.support.host import Host
 
 UNIT = "rigbook-engine.service"
@@ -43,7 +43,7 @@ def document(url: str = "http://127.0.0.1:1", **changes: object) -> dict[str, An
 
 def engine(**changes: Any) -> Engine:
     """The engine as node reads it."""
-    return checked(document(**changes))
+    return parse(document(**changes))
 
 
 def engine_file(host: Host, **changes: Any) -> Path:

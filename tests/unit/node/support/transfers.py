@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 import socket
 import subprocess
 import threading
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from node.transfer import protocol
 from tests.unit.node.support.host import Host, change
 
 HERE = "127.0.0.1"
@@ -71,7 +71,24 @@ class Ends:
     source: Path
     target: Path
     port: int = field(default_factory=free_port)
-    key: str = field(default_factory=protocol.new_key)
+    key: str = field(default_factory=lambda: secrets.token_hex(32))
+    # the port that the taker calls, where a meddler stands in between
+    via: int | None = None
+
+    def place(self) -> dict[str, Any]:
+        """Where the taker finds the giver."""
+        return {"address": HERE, "port": self.via or self.port, "device": None}
+
+    @contextmanager
+    def meddled(self, spoil: Callable[[int, int, bytes], bytes | None]) -> Iterator[Meddler]:
+        """All that the taker gets passes through `spoil` (see Meddler)."""
+        meddler = Meddler(self.port, spoil)
+        self.via = meddler.port
+        try:
+            yield meddler
+        finally:
+            self.via = None
+            meddler.close()
 
     def offer(self, **more: object) -> dict[str, Any]:
         """The giver's request."""
@@ -81,9 +98,8 @@ class Ends:
 
     def receive(self, **more: object) -> dict[str, Any]:
         """The taker's request."""
-        place = {"address": HERE, "port": self.port, "device": None}
-        return {"change": change(), "path": str(self.target), "owner": USER, "from": place,
-                "key": self.key, **more}  # fmt: skip
+        return {"change": change(), "path": str(self.target), "owner": USER,
+                "from": self.place(), "key": self.key, **more}  # fmt: skip
 
     def start(self, host: Host, verb: str, request: dict[str, Any]) -> subprocess.Popen[str]:
         """A verb that runs on."""
@@ -167,6 +183,12 @@ class Meddler:
     def close(self) -> None:
         """No new connections."""
         self._listener.close()
+
+
+def slow(connection: int, offset: int, data: bytes) -> bytes:
+    """A link of about 10 MB/s, so that there is a middle to break it in."""
+    time.sleep(len(data) / 10e6)
+    return data
 
 
 def memory_peak_kb(pid: int) -> int:

@@ -113,23 +113,26 @@ def layered(tmp_path: Path) -> filesystem.Tree:
 def test_files_of_an_image_are_found_as_its_own_root_has_them(tmp_path: Path) -> None:
     tree = layered(tmp_path)
     for path in ("/w/new.sh", "/w/old.sh", "/w/link.sh", "/bin/bash", "/m/serve.sh", "/w/../bin"):
-        assert filesystem.mode(tree, path) is not None, path
+        assert filesystem.stat_mode(tree, path) is not None, path
     # /etc/passwd is this host's, not the image's
     for path in ("/w/gone.sh", "/shut/hidden", "/etc/passwd", "/m/none", "/w/old.sh/x"):
-        assert filesystem.mode(tree, path) is None, path
+        assert filesystem.stat_mode(tree, path) is None, path
     with pytest.raises(CannotRead, match="without end"):
-        filesystem.mode(tree, "/loop")
+        filesystem.stat_mode(tree, "/loop")
     assert (
-        filesystem.program(tree, "bash") is None and filesystem.program(tree, "/bin/bash") is None
+        filesystem.program_problem(tree, "bash") is None
+        and filesystem.program_problem(tree, "/bin/bash") is None
     )
-    assert filesystem.program(tree, "python3") == "which is not in image box"
-    assert filesystem.program(tree, "/w/old.sh") == "which is no executable file in image box"
+    assert filesystem.program_problem(tree, "python3") == "which is not in image box"
+    assert filesystem.program_problem(tree, "/w/old.sh") == (
+        "which is no executable file in image box"
+    )
 
 
 def wrong(line: str) -> list[str]:
     """What is wrong with a unit whose ExecStart is this."""
-    return exec_check.wrong(unit_files.commands([Part("/u", f"[Service]\nExecStart={line}\n")],
-                                          "ExecStart"))  # fmt: skip
+    part = Part("/u", f"[Service]\nExecStart={line}\n")
+    return exec_check.missing_programs(unit_files.commands([part], "ExecStart"))
 
 
 def test_a_script_behind_docker_run_is_looked_for_in_mounts_and_layers(

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from node.change import undo
+from node.core import systemctl
 from node.core.errors import NodeError
+from node.core.step_kind import Steps
 from node.engine import before_start, held_stopped, memory_need
 from node.engine.memory_need import Shortage
+from node.systemd import hold
 from tests.unit.node.support.enginefile import UNIT, engine_file
 from tests.unit.node.support.host import Host, change, file_step
 
@@ -22,13 +25,13 @@ class Look:
     def __init__(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host, self.units = host, host.systemctl()
         self.log = self.units / "log"
-        self.file = host.root / "run" / f"{UNIT}.d" / held_stopped.FILE
+        self.file = host.root / "run" / f"{UNIT}.d" / hold.FILE
         self.held_while: list[tuple[str, bool]] = []
         (host.root / "run").mkdir()
         path = engine_file(host)
         monkeypatch.setenv("RIGBOOK_ENGINE", str(path))
         monkeypatch.setenv("PATH", host.environ()["PATH"])
-        monkeypatch.setattr(held_stopped, "RUNTIME", str(host.root / "run"))
+        monkeypatch.setattr(systemctl, "BOOTED", str(host.root / "run"))
         monkeypatch.setattr(held_stopped, "MEMORY_S", 0.3)
         monkeypatch.setattr(
             before_start, "orphans", lambda _: self.note("orphans", ["ended pid 7"])
@@ -60,7 +63,7 @@ def look(host: Host, monkeypatch: pytest.MonkeyPatch) -> Look:
 
 
 def test_stop_hold_reap_files_memory_start(look: Look) -> None:
-    answer = undo.undo({})
+    answer = undo.undo({}, held_stopped.EngineHold())
     assert answer["status"] == "ROLLED_BACK"
     assert look.ran() == [
         f"stop {UNIT}", "daemon-reload", "orphans", "daemon-reload", "memory",
@@ -85,7 +88,7 @@ def test_a_way_that_is_not_free_is_told_and_the_files_go_back_all_the_same(
     monkeypatch.setattr(
         memory_need, "shortage", lambda _: Shortage("1.00 GiB available, 3 needed", 3)
     )
-    answer = undo.undo({})
+    answer = undo.undo({}, held_stopped.EngineHold())
     assert answer["status"] == "ROLLED_BACK"
     told = [row["detail"] for row in answer["steps"] if row["op"] == "clear"]
     assert "port 8000 is held by pid 9" in told[0] and "1.00 GiB available" in told[1]
@@ -103,10 +106,10 @@ def test_a_hold_of_an_undo_that_was_killed_is_lifted_by_the_next(
 
     monkeypatch.setattr(before_start, "orphans", killed)
     with pytest.raises(Killed):
-        undo.undo({})
+        undo.undo({}, held_stopped.EngineHold())
     assert look.file.exists()
     monkeypatch.setattr(before_start, "orphans", lambda _: [])
-    assert undo.undo({})["status"] == "ROLLED_BACK"
+    assert undo.undo({}, held_stopped.EngineHold())["status"] == "ROLLED_BACK"
     assert not look.file.exists()
     assert (look.units / f"{UNIT}.active").read_text() == "active\n"
 
@@ -117,7 +120,7 @@ def test_an_engine_that_goes_on_is_neither_held_nor_cleared(
     found = Look(host, monkeypatch)
     (found.units / f"{UNIT}.active").write_text("active\n")
     assert host.call("apply", {"change": change(), "steps": [file_step(host.file())]})["ok"]
-    assert undo.undo({})["status"] == "ROLLED_BACK"
+    assert undo.undo({}, held_stopped.EngineHold())["status"] == "ROLLED_BACK"
     assert found.held_while == [] and not found.file.exists()
 
 
@@ -127,8 +130,8 @@ def test_a_restore_holds_the_unit_and_lifts_it_on_an_error(
     found = Look(host, monkeypatch)
     opened = {"id": "change-2", "steps": []}
     saved: list[bool] = []
-    monkeypatch.setattr(held_stopped.journal, "save", lambda row: saved.append("held" in row))
-    with pytest.raises(OSError), held_stopped.held(opened, held_stopped.stopped_engine()):
+    steps = Steps(opened, lambda: saved.append("held" in opened))
+    with pytest.raises(OSError), held_stopped.unit_held(steps, held_stopped.engine_if_stopped()):
         assert found.file.exists() and "AssertPathExists=!" in found.file.read_text()
         raise OSError("full")
     assert saved == [True] and not found.file.exists() and "held" not in opened

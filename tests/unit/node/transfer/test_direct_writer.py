@@ -49,7 +49,7 @@ def test_bytes_anywhere_in_memory_and_any_offset_arrive(tmp_path: Path) -> None:
 
 
 def test_a_running_hash_takes_what_is_right_and_nothing_else() -> None:
-    giver, taker = protocol.Running(), protocol.Running()
+    giver, taker = protocol.RunningDigest(), protocol.RunningDigest()
     word = giver.sent(b"one")
     assert not taker.came(b"onf", word)
     assert taker.came(b"one", word)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.unit.node.support.transfers import HERE, Ends, Meddler, answer, content, files, wait_for
+from tests.unit.node.support.transfers import Ends, answer, content, files, slow, wait_for
 
 MIB = 1 << 20
 
@@ -56,21 +55,14 @@ def test_no_room_is_told_before_anything_comes(ends: Ends) -> None:
 def test_a_disk_that_fills_in_the_middle_leaves_no_half_file_and_goes_on(ends: Ends) -> None:
     made = files(ends.source, a_bin=40 * MIB)
 
-    def slow(connection: int, offset: int, data: bytes) -> bytes:
-        time.sleep(len(data) / 10e6)
-        return data
-
     def came() -> int:
         return sum(part.stat().st_size for part in (ends.target / ".rigbook").glob("*.part"))
 
-    meddler = Meddler(ends.port, slow)
-    place = {"address": HERE, "port": meddler.port, "device": None}
-    with ends.offering():
-        taker = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
+    with ends.meddled(slow), ends.offering():
+        taker = ends.start(ends.taker, "weights receive", ends.receive())
         wait_for(lambda: came() > 2 * MIB)
         fill(ends.target / "other")
         got = answer(taker, 60)
-    meddler.close()
     assert not got["ok"] and "No space left" in got["error"], got
     assert "a.bin" not in content(ends.target) and came() > 2 * MIB
     (ends.target / "other").unlink()

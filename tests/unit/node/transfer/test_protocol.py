@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from node.transfer import protocol
 from tests.unit.node.support.transfers import (
     HERE,
     Ends,
-    Meddler,
     answer,
     content,
     files,
@@ -26,6 +25,7 @@ from tests.unit.node.support.transfers import (
     kill_when,
     listening,
     memory_peak_kb,
+    slow,
     wait_for,
 )
 
@@ -70,7 +70,7 @@ def test_hashes_are_kept_beside_the_weights_and_forgotten_when_a_file_changes(en
 def test_a_wrong_key_gets_nothing_and_the_offer_goes_on(ends: Ends) -> None:
     made = files(ends.source, a_bin=MIB)
     with ends.offering() as offer:
-        wrong = ends.taker.call("weights receive", ends.receive(key=protocol.new_key()))
+        wrong = ends.taker.call("weights receive", ends.receive(key=secrets.token_hex(32)))
         assert (wrong["ok"], wrong["code"]) == (False, "wrong_key") and not ends.target.exists()
         assert ends.taker.call("weights receive", ends.receive())["ok"]
         assert answer(offer)["strangers"] >= 1
@@ -97,7 +97,7 @@ def test_who_is_no_peer_is_not_greeted(ends: Ends) -> None:
     with ends.offering(peers=["127.0.0.9"]):
         wait_for(lambda: listening(ends.port))
         with pytest.raises(protocol.WireError):
-            protocol.call(HERE, ends.port, ends.key)
+            protocol.connect(HERE, ends.port, ends.key)
 
 
 def test_the_key_is_in_no_command_line(ends: Ends) -> None:
@@ -189,13 +189,9 @@ def test_a_cut_in_the_middle_of_a_block_goes_on_from_there(ends: Ends) -> None:
             return None
         return data
 
-    meddler = Meddler(ends.port, spoil)
-    with ends.offering() as offer:
-        place = {"address": HERE, "port": meddler.port, "device": None}
-        got = ends.taker.call("weights receive", ends.receive(**{"from": place}, streams=1))
-        assert got["ok"] and answer(offer)["ok"]
-    meddler.close()
-    assert len(cut) == 2 and content(ends.target) == made
+    with ends.meddled(spoil):
+        got, gave = ends.move(streams=1)
+    assert got["ok"] and gave["ok"] and len(cut) == 2 and content(ends.target) == made
     # The 5 MiB before each cut did not come twice.
     assert got["wire_bytes"] < 15 * MIB
 
@@ -211,11 +207,8 @@ def test_a_flipped_byte_is_found_and_only_its_block_comes_again(ends: Ends) -> N
             return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
         return data
 
-    meddler = Meddler(ends.port, spoil)
-    with ends.offering():
-        place = {"address": HERE, "port": meddler.port, "device": None}
-        got = ends.taker.call("weights receive", ends.receive(**{"from": place}, streams=1))
-    meddler.close()
+    with ends.meddled(spoil):
+        got, _ = ends.move(streams=1)
     assert got["ok"] and flipped and content(ends.target) == made
     assert got["damaged"] == 1 and got["wire_bytes"] < 15 * MIB
 
@@ -232,30 +225,18 @@ def test_a_message_that_somebody_changed_is_refused(ends: Ends) -> None:
             return data[:at] + b'"b.bin"' + data[at + 7 :]
         return data
 
-    meddler = Meddler(ends.port, spoil)
-    with ends.offering():
-        place = {"address": HERE, "port": meddler.port, "device": None}
-        got = ends.taker.call("weights receive", ends.receive(**{"from": place}))
-    meddler.close()
+    with ends.meddled(spoil):
+        got, _ = ends.move()
     assert done and got["ok"] and list(content(ends.target)) == ["a.bin"]
-
-
-def slow(connection: int, offset: int, data: bytes) -> bytes:
-    """A link of about 10 MB/s, so that there is a middle to break it in."""
-    time.sleep(len(data) / 10e6)
-    return data
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_taker_goes_on_where_it_was(ends: Ends, how: int) -> None:
     made = files(ends.source, a_bin=20 * MIB)
-    meddler = Meddler(ends.port, slow)
-    place = {"address": HERE, "port": meddler.port, "device": None}
-    with ends.offering():
-        taker = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
+    with ends.meddled(slow), ends.offering():
+        taker = ends.start(ends.taker, "weights receive", ends.receive())
         kill_when(taker, lambda: part_bytes(ends) > 4 * MIB, how)
         taker.communicate()
-    meddler.close()
     there = part_bytes(ends)
     assert there > 4 * MIB and content(ends.target) == {}
     got, _ = ends.move()
@@ -265,28 +246,22 @@ def test_a_killed_taker_goes_on_where_it_was(ends: Ends, how: int) -> None:
 
 def test_a_killed_giver_leaves_no_half_file_under_its_name(ends: Ends) -> None:
     files(ends.source, a_bin=20 * MIB, b_bin=MIB)
-    meddler = Meddler(ends.port, slow)
-    place = {"address": HERE, "port": meddler.port, "device": None}
-    with ends.offering() as offer:
-        taker = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
+    with ends.meddled(slow), ends.offering() as offer:
+        taker = ends.start(ends.taker, "weights receive", ends.receive())
         kill_when(offer, lambda: part_bytes(ends) > 4 * MIB, signal.SIGKILL)
         assert "a.bin" not in content(ends.target)
         taker.send_signal(signal.SIGTERM)
         assert answer(taker)["code"] == "interrupted"
-    meddler.close()
     assert "a.bin" not in content(ends.target) and part_bytes(ends) > 4 * MIB
 
 
 def test_a_damaged_part_is_found_and_fetched_anew(ends: Ends) -> None:
     """A power cut may leave zeroes in a part: its end is the same length and another content."""
     made = files(ends.source, a_bin=20 * MIB)
-    meddler = Meddler(ends.port, slow)
-    place = {"address": HERE, "port": meddler.port, "device": None}
-    with ends.offering():
-        taker = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
+    with ends.meddled(slow), ends.offering():
+        taker = ends.start(ends.taker, "weights receive", ends.receive())
         kill_when(taker, lambda: part_bytes(ends) > 2 * MIB, signal.SIGKILL)
         taker.communicate()
-    meddler.close()
     (part,) = parts(ends)
     with part.open("rb+") as file:
         file.write(bytes(4096))
@@ -306,19 +281,16 @@ def test_two_transfers_at_once_the_second_is_refused(ends: Ends) -> None:
             go_on.wait()
         return data
 
-    meddler = Meddler(ends.port, hold)
-    place = {"address": HERE, "port": meddler.port, "device": None}
-    try:
-        with ends.offering(deadline_s=600):
-            first = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
+    with ends.meddled(hold), ends.offering(deadline_s=600):
+        first = ends.start(ends.taker, "weights receive", ends.receive())
+        try:
             wait_for(lambda: part_bytes(ends) > MIB, 300)
             second = ends.taker.call("weights receive", ends.receive())
             assert second["code"] == "transfer_runs" and f"pid {first.pid}" in second["error"]
+        finally:
             first.kill()
             first.communicate()
-    finally:
-        go_on.set()
-        meddler.close()
+            go_on.set()
 
 
 def test_two_peers_get_it_at_the_same_time(ends: Ends, tmp_path: Path) -> None:
@@ -367,7 +339,7 @@ def test_no_giver_is_told_with_the_way_that_was_tried(
 def test_a_device_that_is_not_there_is_no_way(ends: Ends) -> None:
     """Bound to the fabric's device, a transfer fails rather than take another route."""
     with pytest.raises(protocol.WireError, match="no way to"):
-        protocol.call(HERE, free_port(), ends.key, "nosuchdev0")
+        protocol.connect(HERE, free_port(), ends.key, "nosuchdev0")
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/x", ".rigbook/x", "a/../../x", "a\nb", "-"])
@@ -420,13 +392,10 @@ def test_prune_deletes_the_extra_files_and_nothing_else(ends: Ends) -> None:
 
 def test_memory_stays_small(ends: Ends) -> None:
     files(ends.source, a_bin=64 * MIB, b_bin=64 * MIB, c_bin=64 * MIB, d_bin=64 * MIB)
-    meddler = Meddler(ends.port, lambda number, offset, data: data)
-    place = {"address": HERE, "port": meddler.port, "device": None}
-    with ends.offering() as offer:
-        taker = ends.start(ends.taker, "weights receive", ends.receive(**{"from": place}))
+    with ends.meddled(lambda number, offset, data: data), ends.offering() as offer:
+        taker = ends.start(ends.taker, "weights receive", ends.receive())
         wait_for(lambda: part_bytes(ends) > 100 * MIB)
         peaks = [memory_peak_kb(process.pid) for process in (offer, taker)]
         got = answer(taker)
         assert got["ok"], got
-    meddler.close()
     assert max(peaks) < 100 * 1024

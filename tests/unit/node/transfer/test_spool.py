@@ -69,7 +69,7 @@ def row(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_line_has_bytes_share_rate_and_estimate(changes: dict[str, Any], line: str) -> None:
-    assert spool.line(row(**changes)) == line
+    assert spool.progress_line(row(**changes)) == line
 
 
 def test_progress_counts_the_rate_without_what_was_there_before(clock: Clock) -> None:
@@ -130,7 +130,7 @@ def test_the_console_says_how_far_a_transfer_is(
 ) -> None:
     """While it runs, after a kill, and of each kind by itself."""
     monkeypatch.setenv("RIGBOOK_STATE", str(host.state))
-    with spool.Busy("weights"):
+    with spool.TransferLock("weights"):
         assert held(host).startswith(f"weights: nothing came yet (pid {os.getpid()}, since ")
         progress = spool.Progress("weights", 4 * GB)
         progress.done = GB
@@ -156,8 +156,8 @@ def test_a_look_at_the_progress_refuses_no_transfer(
     looking = lock.open()
     fcntl.flock(looking, fcntl.LOCK_SH)
     threading.Timer(0.02, looking.close).start()
-    with spool.Busy("image"), pytest.raises(NodeError, match="another transfer"):
-        spool.Busy("image").__enter__()
+    with spool.TransferLock("image"), pytest.raises(NodeError, match="another transfer"):
+        spool.TransferLock("image").__enter__()
 
 
 def test_the_remedy_fits_the_filesystem_that_lacks_room(tmp_path: Path) -> None:

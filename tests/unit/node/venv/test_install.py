@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from node.venv import check as venv_check, install as venv_install, versions
 from node.core.errors import NodeError
+from node.venv import check as venv_check
+from node.venv import install as venv_install
+from node.venv import versions
 from tests.unit.node.support import trees
 from tests.unit.node.support.host import Host
 
@@ -61,7 +63,7 @@ def says(folder: Path) -> str:
 
 def test_a_version_is_installed_beside_and_the_link_is_left(rig: trees.Engine) -> None:
     asked = {key: request(rig)[key] for key in ("venv", "package", "version")}
-    seen = versions.look(asked)
+    seen = versions.inspect_versions(asked)
     assert (seen["found"], seen["installed"]) == (None, [OLD]) and seen["free_bytes"] > 0
     answer = venv_install.install(request(rig))
     assert answer["made"] is True and answer["folder"] == str(rig.tree.parent / NEW)
@@ -74,7 +76,7 @@ def test_a_version_is_installed_beside_and_the_link_is_left(rig: trees.Engine) -
         .read_text()
         .startswith(f"#!{rig.tree.parent / NEW}/bin/python")
     )
-    assert versions.look(asked)["found"] == str(rig.tree.parent / NEW)
+    assert versions.inspect_versions(asked)["found"] == str(rig.tree.parent / NEW)
 
 
 def test_a_second_time_finds_it(rig: trees.Engine) -> None:
@@ -112,7 +114,7 @@ def test_a_gone_interpreter_is_named(rig: trees.Engine) -> None:
 
 
 def test_two_at_once_are_one(rig: trees.Engine) -> None:
-    with venv_install.Held(), pytest.raises(NodeError, match="another installation"):
+    with venv_install.InstallLock(), pytest.raises(NodeError, match="another installation"):
         venv_install.install(request(rig))
 
 
@@ -162,7 +164,7 @@ def test_killed_at_each_stage_the_next_run_makes_it_anew(rig: trees.Engine, stag
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     asked = {key: request(rig)[key] for key in ("venv", "package", "version")}
-    seen = versions.look(asked)
+    seen = versions.inspect_versions(asked)
     # a folder that is not whole is never offered, whatever lies in it
     if seen["partial"]:
         assert seen["found"] is None and f"{NEW}.partial" in beside(rig)
@@ -205,7 +207,7 @@ def test_a_folder_of_that_name_with_something_else_is_left(rig: trees.Engine) ->
 
 def check(venv: Path, quick: bool = False) -> dict[str, Any]:
     """`venv check`."""
-    return dict(venv_check.look({"venv": str(venv), "package": "vllm", "quick": quick}))
+    return dict(venv_check.check_venv({"venv": str(venv), "package": "vllm", "quick": quick}))
 
 
 def test_a_quick_check_runs_the_interpreter_alone(rig: trees.Engine) -> None:

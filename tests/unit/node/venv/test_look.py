@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from node.snapshot.collect import collect
 from node.snapshot import venv
-from schema.observed.snapshot import Venv
+from node.snapshot.collect import collect
+from schema.observed.files import Venv
 
 USER = getpass.getuser()
 

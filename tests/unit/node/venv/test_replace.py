@@ -163,16 +163,16 @@ def test_no_room_for_the_way_back_refuses_before_pip(
     rig: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk must hold the whole tree a second time, or there is no way back."""
-    from node.venv import replace as venv_replace
     from node.core.errors import NodeError
+    from node.venv import replace as venv_replace
 
     backup = rig.verified()
     before = trees.picture(rig.tree)
 
-    def full(entry: object) -> None:
+    def full(kind: object, entry: object) -> None:
         raise NodeError("no room in /x: 1.0 MiB are free", "no_room")
 
-    monkeypatch.setattr(in_place_step, "ready", full)
+    monkeypatch.setattr(in_place_step.InPlaceKind, "check_revertible", full)
     with pytest.raises(NodeError, match=r"no room.*nothing was changed"):
         venv_replace.replace(request(rig, backup))
     assert trees.picture(rig.tree) == before

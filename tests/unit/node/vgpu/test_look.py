@@ -222,7 +222,7 @@ def test_look_tells_files_preload_and_who_maps(built: Path, vgpu: Path) -> None:
     (vgpu / "other.so").write_bytes(b"no business of ours")
     (vgpu / "libvgpu.so.link").symlink_to(target)
     with holding(built / "holder", target, 2) as held:
-        found = inspect.look({"folder": str(vgpu)})
+        found = inspect.inspect_library({"folder": str(vgpu)})
         pids = [row["pid"] for row in found["mappers"]]
         assert set(held.pids) <= set(pids)
     names = {row["path"].rpartition("/")[2]: row for row in found["files"]}
@@ -234,7 +234,7 @@ def test_look_tells_files_preload_and_who_maps(built: Path, vgpu: Path) -> None:
 
 
 def test_a_host_without_the_folder_has_no_libraries() -> None:
-    assert inspect.look({"folder": "/nowhere/vgpu"})["files"] == []
+    assert inspect.inspect_library({"folder": "/nowhere/vgpu"})["files"] == []
 
 
 def test_a_bind_mount_is_followed_to_the_hosts_file(built: Path, vgpu: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_bad_configuration_is_one_line(rig: Rig, change: dict[str, object]) ->
 def test_notices_do_not_grow_without_end() -> None:
     """A webhook that is gone for months, and an endpoint that flaps."""
     endpoint = {"url": "http://h", "model": "m", "reasoning": False, "chat_template_kwargs": {}}
-    conf = config.checked({"format": 1, "rig": "r", "node": "n", "endpoint": endpoint,
+    conf = config.parse({"format": 1, "rig": "r", "node": "n", "endpoint": endpoint,
                               "misses": 1, "repeat_s": 60, "webhook": None,
                               "webhook_file": None})  # fmt: skip
     state = watch.new_state(0)

@@ -47,7 +47,7 @@ def look(tmp_path: Path, raw: bytes) -> dict[str, object]:
     """What the verb says of a file with these bytes."""
     path = tmp_path / "model"
     path.write_bytes(raw)
-    return dict(model_header.look({"paths": [str(path)]})["files"][0])
+    return dict(model_header.inspect_models({"paths": [str(path)]})["files"][0])
 
 
 def test_whole_files_tell_what_they_are(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_a_vocabulary_larger_than_the_window_is_passed_over(
 
 
 def test_a_missing_file_a_folder_and_bad_paths(tmp_path: Path) -> None:
-    gone = model_header.look({"paths": [str(tmp_path / "gone")]})["files"][0]
+    gone = model_header.inspect_models({"paths": [str(tmp_path / "gone")]})["files"][0]
     assert "No such file" in gone["broken"]
-    assert model_header.look({"paths": [str(tmp_path)]})["files"][0]["broken"]
+    assert model_header.inspect_models({"paths": [str(tmp_path)]})["files"][0]["broken"]
     for paths in ([], ["relative"], ["/a/../b"], "x"):
         with pytest.raises(model_header.NodeError):
-            model_header.look({"paths": paths})
+            model_header.inspect_models({"paths": paths})
 
 
 def test_only_the_header_is_read(tmp_path: Path) -> None:

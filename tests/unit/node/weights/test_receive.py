@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import threading
 import time
@@ -22,7 +23,6 @@ from tests.unit.node.support.host import Host
 from tests.unit.node.support.transfers import (
     HERE,
     Ends,
-    Meddler,
     answer,
     content,
     files,
@@ -31,11 +31,6 @@ from tests.unit.node.support.transfers import (
 )
 
 MIB = 1 << 20
-
-
-def through(meddler: Meddler) -> dict[str, Any]:
-    """The place of a giver behind a meddler."""
-    return {"from": {"address": HERE, "port": meddler.port, "device": None}}
 
 
 def hashed(host: Host, path: Path, **more: object) -> dict[str, Any]:
@@ -75,10 +70,8 @@ def test_links_laid_in_our_own_folder_meanwhile_are_not_followed(
             swapped.append(name)
         return data
 
-    meddler = Meddler(ends.port, spoil)
-    with ends.offering():
-        got = ends.taker.call("weights receive", ends.receive(**through(meddler)))
-    meddler.close()
+    with ends.meddled(spoil):
+        got, _ = ends.move()
     assert swapped and got["ok"]
     assert secret.stat().st_mode & 0o777 == 0o600 and secret.read_text() == "secret"
     assert not (ends.target / "a.bin").is_symlink()
@@ -191,7 +184,7 @@ def test_a_taker_that_is_refused_does_not_leave_the_giver_waiting(
     monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
     with ends.offering() as offer:
         wait_for(lambda: offer.poll() is None)
-        with spool.Busy("weights"):
+        with spool.TransferLock("weights"):
             got = ends.taker.call("weights receive", ends.receive())
         assert got["code"] == "transfer_runs"
         gave = answer(offer)
@@ -201,14 +194,14 @@ def test_a_taker_that_is_refused_does_not_leave_the_giver_waiting(
 @contextmanager
 def giver(play: Any) -> Iterator[tuple[dict[str, Any], str]]:
     """A double of a giver that proves itself and then does `play(line)` on each connection."""
-    key, port = protocol.new_key(), free_port()
+    key, port = secrets.token_hex(32), free_port()
     listener = socket.create_server((HERE, port))
 
     def serve() -> None:
         while True:
             try:
                 near, _ = listener.accept()
-                line = protocol.answer(near, key)
+                line = protocol.accept_handshake(near, key)
                 play(line)
                 line.close()
             except (OSError, protocol.WireError):
@@ -237,8 +230,7 @@ def test_what_a_giver_cannot_read_is_said_and_not_asked_for_again(ends: Ends) ->
     files(ends.source, a_bin=10)
     with ends.offering() as offer:
         wait_for(lambda: offer.poll() is None)
-        peer = client.Peer({"address": HERE, "port": ends.port, "device": None}, ends.key,
-                          lambda: None)  # fmt: skip
+        peer = client.Peer(ends.place(), ends.key, lambda: None)
         with pytest.raises(NodeError) as caught:
             peer.ask({"size": 7})
         assert caught.value.code == "source"
@@ -247,12 +239,10 @@ def test_what_a_giver_cannot_read_is_said_and_not_asked_for_again(ends: Ends) ->
 
 def test_a_line_that_is_lost_during_the_handshake_is_called_again(ends: Ends) -> None:
     made = files(ends.source, a_bin=MIB)
-    meddler = Meddler(
-        ends.port, lambda number, offset, data: None if number == 1 and offset else data
-    )
-    with ends.offering():
-        got = ends.taker.call("weights receive", ends.receive(**through(meddler)))
-    meddler.close()
+    with ends.meddled(
+        lambda number, offset, data: None if number == 1 and offset else data
+    ) as meddler:
+        got, _ = ends.move()
     assert got["ok"] and meddler.connections > 1 and content(ends.target) == made
 
 
@@ -264,11 +254,11 @@ def test_a_giver_hears_of_a_taker_that_reads_what_it_has(
     (tmp_path / "part").write_bytes(bytes(9 * MIB))
     heard: list[Any] = []
 
-    def play(line: protocol.Line) -> None:
+    def play(line: protocol.Connection) -> None:
         while True:
-            heard.append(line.message())
+            heard.append(line.receive_message())
             if "get" in heard[-1]:
-                line.say({"end": True, "sha256": "0" * 64})
+                line.send_message({"end": True, "sha256": "0" * 64})
                 return
 
     with giver(play) as (place, key):

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from node.change import file_step as node_steps
+from node.change import kinds
 from operations.engine.engine import file_steps, folder_steps, timer_steps, unit_steps
 from schema.desired.plan import ENGINE_DIR, PAIR_TIMER, Document
-from schema.observed.snapshot import FileState, Unit
+from schema.observed.files import FileState
+from schema.observed.units import Unit
 from schema.render.engine_files import PAIR_TIMER_PATH
 from tests.plans.support.scenario import HEAD, tiny_plan
 from tests.unit.builders.engine_parts import absent_file, written_file
@@ -132,7 +133,7 @@ def test_node_accepts_every_step() -> None:
     steps = folder_steps(spec, absent, "root") + file_steps(DOCUMENTS, {}) + unit_steps(None, True)
     assert len(steps) == 3 + len(DOCUMENTS) + 1
     for number, step in enumerate(steps):
-        node_steps.checked(step, f"steps[{number}]")
+        kinds.parse(step, f"steps[{number}]")
 
 
 @pytest.mark.parametrize(

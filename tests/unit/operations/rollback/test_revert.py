@@ -11,9 +11,9 @@ import pytest
 from facts.endpoint.completion import Answer, Endpoint
 from operations.change.node_call import StepFailed
 from operations.rollback import revert
-from operations.rollback.revert import file_endpoint, revert_change, script_endpoint
+from operations.rollback.revert import installed_endpoint, revert_change
 from schema.desired.plan import UNIT
-from schema.render.engine_files import NODE_PATH
+from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
 from tests.unit.builders.snapshots import healthy, serving
 from tests.unit.operations.doubles import FakeState, Node, failing
@@ -77,15 +77,17 @@ def test_a_node_that_does_not_answer_keeps_the_others_from_nothing(rig: FakeStat
 def test_the_former_engine_is_asked_as_its_own_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that thinks first needs its tokens; eight of them are all thought."""
     documents = {d.path: d.content for d in PLAN.documents[HEAD]}
-    said = file_endpoint(documents[NODE_PATH])
+    said = installed_endpoint(documents[SCRIPT_PATH], documents[NODE_PATH], "h")
     assert said is not None and not said.reasoning
     assert said == Endpoint(f"http://{PLAN.rig.head.lan_address}:8000", "tiny")
     thinking = json.loads(documents[NODE_PATH])
     thinking["endpoint"].update(reasoning=True, chat_template_kwargs={"thinking": True})
-    said = file_endpoint(json.dumps(thinking))
+    said = installed_endpoint(documents[SCRIPT_PATH], json.dumps(thinking), "h")
     assert said is not None and said.reasoning and dict(said.chat_template_kwargs)["thinking"]
     worker = {d.path: d.content for d in PLAN.documents[WORKER]}
-    assert file_endpoint(worker[NODE_PATH]) is None and file_endpoint("[]") is None
+    script = documents[SCRIPT_PATH]
+    for text in (worker[NODE_PATH], "[]", ""):
+        assert installed_endpoint(script, text, "h") == Endpoint("http://h:8000", "tiny")
 
 
 def test_only_nodes_that_have_the_change(rig: FakeState) -> None:
@@ -163,5 +165,5 @@ def test_a_former_engine_has_to_answer(
 )
 def test_a_scripts_endpoint(script: str, wanted: tuple[str, str] | None) -> None:
     """Read from the command line that the former engine was started with."""
-    found = script_endpoint(script, "h")
+    found = installed_endpoint(script, "", "h")
     assert found == (Endpoint(*wanted) if wanted else None)

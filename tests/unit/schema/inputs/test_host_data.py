@@ -6,8 +6,8 @@ import pytest
 from pyinfra.connectors import fake, ssh
 
 from schema.core.errors import SpecError
+from schema.core.types import PYINFRA_KEYS
 from schema.inputs.check import host_data
-from schema.inputs.host_data import PYINFRA_KEYS
 from schema.inputs.load import plan, profile_name, recipe
 from schema.inputs.runbook_data import DoctorData, HostData, RollbackData, WatchData
 from tests.unit.builders.spark_rig import ROOT, host, spark_plan

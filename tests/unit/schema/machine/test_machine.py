@@ -20,8 +20,8 @@ from schema.machine.wake_record import (
     read_machines,
     write_machines,
 )
+from schema.observed.files import FileState
 from schema.observed.hardware import NmConnection, Wol
-from schema.observed.snapshot import FileState
 from schema.render.wake_on_lan_files import persistence
 from tests.unit.builders import machine_parts as m
 from tests.unit.builders.spark_rig import ROOT

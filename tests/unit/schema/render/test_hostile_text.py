@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from node.engine.config import checked
+from node.engine.config import parse
 from schema.core.errors import SpecError
 from schema.core.parse import known_keys
 from schema.desired.plan import Plan
@@ -89,7 +89,7 @@ def harmless_or_refused(make: Callable[[], Plan], folder: Path) -> None:
         assert {key for key, _ in unit_lines(unit)} <= BARE
         lines = [f"{key}={value}" for key, value in spec.environ.items()]
         assert environment.content.split("\n") == [*lines, ""]
-        assert checked(json.loads(node_file.content)).node == name
+        assert parse(json.loads(node_file.content)).node == name
         for document in pair:
             assert {key for key, _ in unit_lines(document)} <= BARE_PAIR
     assert sorted(path.name for path in work.iterdir()) == ["bin", "serve.sh"]

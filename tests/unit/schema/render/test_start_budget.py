@@ -10,7 +10,7 @@ import pytest
 from gates.gpu import memory
 from gates.gpu.driver import gpus_needed
 from node.engine import peer_watchdog, prelaunch
-from node.engine.config import checked
+from node.engine.config import parse
 from schema.core.errors import SpecError
 from schema.inputs.load import plan as plan_of
 from schema.render.start_budget import FABRIC_WAIT_S, MARGIN_S
@@ -60,7 +60,7 @@ def test_node_reads_the_file_that_is_rendered(recipe: str) -> None:
     for node in plan.rig.nodes:
         file = plan.documents[node.name][3]
         assert (file.path, file.mode) == ("/etc/rigbook/engine/node.json", "0644")
-        engine = checked(json.loads(file.content))
+        engine = parse(json.loads(file.content))
         assert (engine.role, engine.rank, engine.node) == (node.role, node.rank, node.name)
         assert engine.fabric is not None and engine.fabric.address == str(node.fabric_address)
         assert engine.master == ("10.0.0.1", 29501)
@@ -68,7 +68,7 @@ def test_node_reads_the_file_that_is_rendered(recipe: str) -> None:
         assert engine.start_budget_s == plan.recipe.expect.start_budget_s
         assert not any(value in file.content for value in plan.specs[node.name].environ.values()
                        if len(value) > 12)  # fmt: skip
-    head = checked(json.loads(plan.documents["spark1"][3].content))
+    head = parse(json.loads(plan.documents["spark1"][3].content))
     assert head.endpoint is not None and head.endpoint.url == "http://192.168.1.11:8000"
     assert (head.peers, head.ports) == (("10.0.0.2",), (8000, 29501))
 
@@ -78,7 +78,7 @@ def test_node_and_gates_ask_for_the_same_memory() -> None:
     for recipe in ("deepseek-v4-flash", "tiny"):
         plan = spark_plan(recipe=recipe)
         node = plan.rig.head
-        need = checked(json.loads(plan.documents[node.name][3].content)).memory
+        need = parse(json.loads(plan.documents[node.name][3].content)).memory
         assert need.gpu_memory_utilization == memory.utilization(plan, node)
         if plan.recipe.expect.needs_nvidia:
             assert need.gpus == gpus_needed(plan, node)
@@ -100,7 +100,7 @@ def test_a_rig_of_one_node_has_no_pair_to_check(tmp_path: Path) -> None:
     alone = plan_of({"spark1": host(1, recipe="broken")}, None, project(tmp_path, data))
     files = alone.documents["spark1"]
     assert len(files) == 4
-    engine = checked(json.loads(files[3].content))
+    engine = parse(json.loads(files[3].content))
     assert (engine.fabric, engine.master, engine.peers) == (None, None, ())
     assert alone.requests["spark1"].units == ("rigbook-engine.service",)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from node.engine.config import checked
+from node.engine.config import parse
 from schema.core.errors import SpecError
 from schema.core.quoting import environment_text, environment_value
 from tests.unit.builders.engine_files import unit_lines
@@ -127,7 +127,7 @@ def test_unit_supervises_alone() -> None:
 
 
 def test_node_reads_its_file() -> None:
-    engine = checked(json.loads(tower_plan().documents[TOWER][3].content))
+    engine = parse(json.loads(tower_plan().documents[TOWER][3].content))
     assert (engine.container, engine.image, engine.fabric, engine.peers) == (None, None, None, ())
     assert engine.venv is not None
     assert engine.venv == (VENV, "milo", "0.32.0+cpu")
@@ -135,7 +135,7 @@ def test_node_reads_its_file() -> None:
 
 
 def test_a_container_has_no_venv_in_its_file() -> None:
-    engine = checked(json.loads(spark_plan().documents["spark1"][3].content))
+    engine = parse(json.loads(spark_plan().documents["spark1"][3].content))
     assert engine.venv is None and engine.container == "rigbook-engine"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from node.core import webhook
-from node.watch import watch
-from node.watch.config import checked
+from node.watch import notices, watch
+from node.watch.config import parse
 from schema.inputs.check import host_data
 from schema.inputs.runbook_data import WatchData
 from schema.render.watch_files import watch_documents
@@ -27,11 +27,11 @@ def documents(**changes: object) -> tuple:  # type: ignore[type-arg]
 
 
 def test_node_reads_what_is_rendered() -> None:
-    made = checked(json.loads(documents(webhook="https://h/x", misses=5)[0].content))
+    made = parse(json.loads(documents(webhook="https://h/x", misses=5)[0].content))
     assert (made.misses, made.repeat_s, made.webhook) == (5, 3600, "https://h/x")
     assert made.endpoint.url == "http://192.168.1.11:8000"
     assert (made.endpoint.model, made.endpoint.reasoning) == ("deepseek-v4-flash", True)
-    asked = checked(json.loads(documents(url="http://gateway:4000/", model="best")[0].content))
+    asked = parse(json.loads(documents(url="http://gateway:4000/", model="best")[0].content))
     assert (asked.endpoint.url, asked.endpoint.model) == ("http://gateway:4000", "best")
 
 
@@ -43,7 +43,7 @@ def test_only_root_may_read_the_configuration() -> None:
 
 def test_the_service_outlasts_a_look() -> None:
     service = dict(unit_lines(documents()[1]))
-    longest = watch.ANSWER_S + watch.DELIVER_S + webhook.TIMEOUT_S
+    longest = watch.ANSWER_S + notices.DELIVER_S + webhook.TIMEOUT_S
     assert int(service["TimeoutStartSec"]) > longest
 
 

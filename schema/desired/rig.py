@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from schema.core.base import Frozen
-from schema.core.strings import absolute_path, device_name, host_name, mount_path, plain_name
-
-
-def host_address(value: object) -> object:
-    """The value, when it is one machine's IPv4 address; ValueError otherwise."""
-    example = "an IPv4 address such as 192.168.1.11"
-    if not isinstance(value, str | IPv4Address):
-        # ipaddress would read a number as an address, too.
-        raise ValueError(f"{value!r} is not text; allowed: {example}")
-    try:
-        address = IPv4Address(value)
-    except ValueError:
-        raise ValueError(f"is not an address; allowed: {example}") from None
-    if address.is_unspecified or address.is_multicast or address.is_reserved:
-        raise ValueError(f"is not one machine's address; allowed: {example}")
-    return value
-
-
-Address = Annotated[IPv4Address, BeforeValidator(host_address)]
-Device = Annotated[str, AfterValidator(device_name)]
-Name = Annotated[str, AfterValidator(plain_name)]
-HostName = Annotated[str, AfterValidator(host_name)]
-AbsolutePath = Annotated[str, AfterValidator(absolute_path)]
+from schema.core.strings import mount_path
+from schema.core.types import Address, Device, HostName, Name
 
 
 class Fabric(Frozen):

@@ -1,0 +1,115 @@
+"""A reading verb of node as a fact: one bounded command, one typed answer; read-only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+import gevent
+from pydantic import BaseModel, ValidationError
+from pyinfra.api import FactBase, Host, State, StringCommand
+from pyinfra.api.exceptions import FactProcessError
+
+from facts.rignode import pack
+from facts.rignode.call import bounded
+from facts.rignode.context import in_host, real
+from schema.desired.plan import Plan
+from schema.observed.snapshot import Unreadable
+
+T = TypeVar("T")
+
+
+class NodeFact(FactBase[T], Generic[T]):
+    """What `verb` answers, as `kind` (a model, or dict for the plain document).
+
+    The program travels with the command and writes nothing on the host (facts/rignode/pack.py).
+    `always` is added to each request; every user of the host can read it in the command line.
+    """
+
+    verb: ClassVar[str]
+    kind: ClassVar[type]
+    always: ClassVar[Mapping[str, object]] = {}
+    timeout_s: ClassVar[int] = 60
+
+    def command(self, request: str = "{}") -> str:
+        """The one command; `request` is the verb's request as JSON text."""
+        wanted = {**json.loads(request), **self.always}
+        return bounded(pack.inline_command(self.verb, wanted), self.seconds(wanted))
+
+    def seconds(self, request: Mapping[str, object]) -> int:
+        """How long the host may take over `request`."""
+        return self.timeout_s
+
+    def process(self, output: list[str]) -> T:
+        """The typed answer; FactProcessError says in one line what the host answered instead."""
+        try:
+            document = json.loads(output[-1])
+        except (IndexError, ValueError):
+            document = None
+        if not isinstance(document, dict):
+            said = " ".join(output)[:300]
+            answered = f"no {self.verb} but: {said!r}" if said else f"nothing in {self.timeout_s} s"
+            raise FactProcessError(f"the host answered {answered}")
+        # A model says by itself what it lacks: a snapshot that somebody kept has no `ok`.
+        if not document.pop("ok", self.kind is not dict):
+            said = "; ".join(str(document[k]) for k in ("error", "remedy") if document.get(k))
+            raise FactProcessError(f"node {self.verb} failed: {said}")
+        return self.typed(document)
+
+    def typed(self, document: dict[str, Any]) -> T:
+        """The document as `kind`; FactProcessError says where it does not fit."""
+        kind: Any = self.kind
+        if not issubclass(kind, BaseModel):
+            answer: T = kind(document)
+            return answer
+        try:
+            answer = kind.model_validate(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise FactProcessError(
+                f"the host's {self.verb} does not fit at {where}: {first['msg']}"
+            ) from None
+        return answer
+
+
+def ask_each(
+    state: State, plan: Plan, fact: NodeFact[T], requests: Mapping[str, str] | None = None
+) -> dict[str, T | Unreadable]:
+    """The fact of every node of the rig by name, all asked at the same time; an `Unreadable` says
+    why a node could not be asked.
+
+    `requests`: the request of each node as JSON text; None: the verb needs none.
+    """
+    state = real(state)
+    jobs = {
+        node.name: gevent.spawn(_ask, state, node.name, fact, (requests or {}).get(node.name, "{}"))
+        for node in plan.rig.nodes
+    }
+    gevent.joinall(list(jobs.values()))
+    return {name: job.get() for name, job in jobs.items()}
+
+
+def _ask(state: State, name: str, fact: NodeFact[T], request: str) -> T | Unreadable:
+    host: Host = state.inventory.get_host(name)
+    if not state.is_host_in_limit(host):
+        return Unreadable(unreadable="left out by --limit or --exclude; a rig is taken whole")
+    if host not in state.active_hosts:
+        return Unreadable(unreadable="no ssh connection (pyinfra's line above says why)")
+    try:
+        # Not get_fact: it answers None and keeps the reason, which the gate has to name.
+        _, output = in_host(
+            state,
+            host,
+            host.run_shell_command,
+            StringCommand(fact.command(request)),
+            print_output=state.print_fact_output,
+            print_input=state.print_fact_input,
+            _sudo=True,
+        )
+        return fact.process(output.stdout_lines or output.stderr_lines)
+    except FactProcessError as error:
+        return Unreadable(unreadable=str(error))
+    except Exception as error:  # whatever went wrong: this node is unknown, not fine
+        return Unreadable(unreadable=f"{type(error).__name__}: {error}")

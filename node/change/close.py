@@ -1,0 +1,69 @@
+"""close: a change's final status, which must be true."""
+
+from __future__ import annotations
+
+from node.change import journal, kinds
+from node.core import validate
+from node.core.errors import Json, NodeError
+from node.core.step_state import DONE, FAILED, INTENT, UNDONE, UNKNOWN, subject
+from node.files.host_lock import Lock
+
+
+def _unfinished(change: Json) -> list[str]:
+    """Gives the steps that were announced or failed and not done by a later one."""
+    left: list[str] = []
+    for n, entry in enumerate(change["steps"]):
+        if entry["state"] not in (INTENT, UNKNOWN, FAILED):
+            continue
+        about = subject(entry)
+        later = change["steps"][n + 1 :]
+        if not any(subject(row) == about and row["state"] == DONE for row in later):
+            left.append(journal.describe(entry))
+    return left
+
+
+def close(request: Json) -> Json:
+    """Set a change's final status. Raises NodeError for a status that would not be true."""
+    body = validate.keys(request, "request", ("change", "status", "reason"), ("change", "status"))
+    wanted = validate.choice(body["status"], "status", journal.STATUSES[1:])
+    reason: str | None = None
+    if body.get("reason") is not None:
+        reason = validate.text(body["reason"], "reason", 2000)
+    identifier = validate.change_id(body["change"])
+    with Lock(f"close {identifier}"):
+        change = journal.get(identifier)
+        kinds.require_known(change)
+        now = change["status"]
+        if now == wanted:
+            return {"change": change, "changed": False}
+        allowed = {
+            "OPEN": ("COMMITTED", "ROLLED_BACK", "INCONSISTENT"),
+            "INCONSISTENT": ("COMMITTED", "ROLLED_BACK"),
+            "ROLLED_BACK": ("INCONSISTENT",),
+        }
+        if wanted not in allowed.get(now, ()):
+            raise NodeError(f"change {change['id']} is {now}: it cannot become {wanted}",
+                            "change_closed")  # fmt: skip
+        if now != "OPEN" and not reason:
+            raise validate.bad(f"a change that is {now} becomes {wanted} only with a reason")
+        if now == "OPEN":
+            kinds.recover(change["steps"])
+            _refuse_untrue(change, wanted)
+        journal.close(change, wanted, reason)
+    return {"change": change, "changed": True}
+
+
+def _refuse_untrue(change: Json, wanted: str) -> None:
+    """Raise NodeError when the steps contradict the wanted status."""
+    if wanted == "COMMITTED" and _unfinished(change):
+        todo = "; ".join(_unfinished(change))
+        raise NodeError(f"not all steps are done: {todo}", "unfinished", "rignode undo")
+    if wanted == "ROLLED_BACK":
+        left = [
+            journal.describe(row)
+            for row in change["steps"]
+            if row["state"] != UNDONE and not kinds.of(row).irreversible
+        ]
+        if left:
+            raise NodeError(f"not all steps are undone: {'; '.join(left)}", "unfinished",
+                            f"rignode undo {change['id']}")  # fmt: skip

@@ -1,0 +1,70 @@
+"""What the kinds have in common that are about one path of the host."""
+
+from __future__ import annotations
+
+from node.core.errors import Json
+from node.core.step_kind import PATH, Kind, Seen, differing
+from node.core.step_state import DONE, UNDONE, UNKNOWN
+
+
+class PathKind(Kind):
+    """A step about the entry `path`; `pre` and `post` are what `inspect` gives."""
+
+    phase = PATH
+    plans_ahead = True
+    # what lies below the path goes away with it
+    moves = False
+
+    def inspect(self, path: str) -> Json:
+        """Gives the description of what lies at the path now. Raises NodeError."""
+        raise NotImplementedError(self.op)
+
+    def target(self, step: Json) -> Json:
+        """Gives the description of the path when the step is done."""
+        raise NotImplementedError(self.op)
+
+    def changes(self, step: Json, current: Json) -> bool:
+        """Gives whether the step changes what lies there. Raises NodeError when it must not."""
+        return current != self.target(step)
+
+    def plan(self, step: Json, seen: Seen) -> tuple[bool, str]:
+        """Gives whether the step would change something after those before it."""
+        path = step["path"]
+        if path not in seen.now:
+            seen.now[path] = self.first_seen(step, seen)
+        changed = self.changes(step, seen.now[path])
+        seen.now[path] = self.target(step)
+        return changed, "would change"
+
+    def first_seen(self, step: Json, seen: Seen) -> Json:
+        """Gives what lies at a path that no step before was about."""
+        return self.inspect(step["path"])
+
+    def is_ours(self, entry: Json, current: Json) -> bool:
+        """Gives True when the path is as the step found it or left it."""
+        return current in (entry["pre"], entry["post"])
+
+    def check_revertible(self, entry: Json) -> None:
+        """Raise NodeError when there is no way back, before an undo touches anything."""
+
+    def conflicts(self, entry: Json, seen: Seen) -> bool:
+        """Gives True for a path that somebody edited after the step."""
+        path = entry["path"]
+        if any(path.startswith(moved + "/") for moved in seen.moved):
+            return False  # it lies in the other tree now; looked at when that one is back
+        self.check_revertible(entry)
+        if self.moves:
+            seen.moved.append(path)
+        now = seen.now[path] if path in seen.now else self.inspect(path)
+        seen.now[path] = entry["pre"]
+        return not self.is_ours(entry, now)
+
+    def state_of(self, entry: Json, current: Json) -> str:
+        """Gives the state that what lies there tells."""
+        if not any(current == entry[side] for side in ("pre", "post")):
+            return UNKNOWN
+        return DONE if current == entry["post"] else UNDONE
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives the line in which the path differs from what was recorded of it."""
+        return differing(entry["path"], self.inspect(entry["path"]), entry[side])

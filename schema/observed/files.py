@@ -1,0 +1,101 @@
+"""Files, weights, venvs, and the journal of changes.
+
+Sections of the snapshot (schema/observed/snapshot.py, which says what its units are).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from schema.core.base import Frozen
+
+
+class FileState(Frozen):
+    """A file that the request named. `content` is given for text up to 64 KiB, else None."""
+
+    path: str
+    kind: Literal["file", "directory", "link", "other", "absent"]
+    sha256: str | None
+    size: int | None
+    mode: str | None
+    uid: int | None
+    gid: int | None
+    content: str | None
+
+
+class WeightsFile(Frozen):
+    """One file of a weights folder. `magic` is the hex of its first 16 bytes.
+
+    `header_says` is the length that the own header of a safetensors or GGUF file gives it; None
+    for others. A GGUF may be longer. `broken` is why a GGUF's header cannot be read to its end.
+    """
+
+    name: str
+    size: int
+    magic: str
+    sha256: str | None
+    header_says: int | None = None
+    broken: str | None = None
+
+
+class Weights(Frozen):
+    """A weights folder (or file). `missing_shards` are named by the index and not there."""
+
+    path: str
+    exists: bool
+    files: tuple[WeightsFile, ...]
+    missing_shards: tuple[str, ...]
+
+
+class VenvProbe(Frozen):
+    """A question about a venv: its folder (or the link to it), and the user who runs it."""
+
+    path: str
+    user: str
+
+
+class Venv(VenvProbe):
+    """A venv as its files tell; nothing in it is run.
+
+    `target` is the folder that `path` leads to, None when there is none. `python` is what its
+    bin/python leads to, None when that does not exist; `base` is the interpreter's folder of
+    pyvenv.cfg. `entry_shebang` is the interpreter that bin/vllm names. `versions` are those of
+    the distributions that rigbook compares. `shm_goes` says that logind removes this user's shared
+    memory at the last logout (None: it could not be told).
+    """
+
+    target: str | None
+    python: str | None
+    base: str | None
+    python_version: str | None
+    entry_kind: Literal["file", "absent", "other"]
+    entry_executable: bool
+    entry_shebang: str | None
+    entry_shebang_exists: bool | None
+    versions: dict[str, tuple[str, ...]]
+    user_exists: bool
+    shm_goes: bool | None
+
+
+class ChangeSummary(Frozen):
+    """One change of the host's journal. `saved_unix_s` is when its run last wrote there."""
+
+    id: str
+    deploy: str
+    status: Literal["OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT"]
+    opened_unix_s: float
+    closed_unix_s: float | None
+    operator: str
+    boot_id: str
+    steps: tuple[str, ...]
+    reason: str | None
+    saved_unix_s: float | None = None
+
+
+class Journal(Frozen):
+    """The host's lock and its changes, newest first (at most 20)."""
+
+    lock_held: bool
+    lock_holder: str | None
+    changes: tuple[ChangeSummary, ...]
+    broken: tuple[str, ...]

@@ -1,0 +1,90 @@
+"""Values that a table of cases breaks a rig with, written as YAML tags: `!port {port: 8000}`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gates.core.check import GIB
+from schema.observed.files import WeightsFile
+from schema.observed.kernel import GrubDefault
+from schema.observed.machine import ComputeProcess, Disk, EngineProcess, ShmSegment
+from schema.observed.snapshot import Unreadable
+from schema.observed.units import GhostFile, Override
+from tests.unit.builders import engine_parts as e
+from tests.unit.builders import host_parts as h
+from tests.unit.builders import kernel_parts as k
+from tests.unit.builders import tower_rig as t
+
+
+def _process(argv: list[str], pid: int = 77, **changes: Any) -> EngineProcess:
+    return h.process(pid, *argv, **changes)
+
+
+def _disk(path: str, free: int = 2000 * GIB) -> Disk:
+    return Disk(
+        path=path, mount="/", total=4000 * GIB, free=free, inodes_free=10**8, read_only=False
+    )
+
+
+def _segment(name: str, **changes: Any) -> ShmSegment:
+    values = {"size": 2**28, "uid": 0, "inode": 7, "mtime": h.NOW - 900, "mappers": (), **changes}
+    return ShmSegment(name=name, **values)
+
+
+MADE: dict[str, Callable[..., Any]] = {
+    "change": h.change,
+    "compute": ComputeProcess,
+    "connection": h.connection,
+    "container": e.foreign_container,
+    "disk": _disk,
+    "ghost": GhostFile,
+    "gpu": h.discrete_gpu,
+    "grub": k.grub,
+    "grub_default": GrubDefault,
+    "kernel_entry": k.entry,
+    "boot_place": k.place,
+    "boot_target": k.target,
+    "installed_kernel": k.installed,
+    "link": h.link,
+    "module": k.module,
+    "override": Override,
+    "port": h.port,
+    "process": _process,
+    "shm": _segment,
+    "unit": h.unit,
+    "venv": t.venv,
+    "weights_file": WeightsFile,
+}
+SCALARS: dict[str, Callable[[Any], Any]] = {
+    "GiB": lambda text: int(float(text) * GIB),
+    "now": lambda text: h.NOW + float(text or 0),
+    "unreadable": lambda text: Unreadable(unreadable=text),
+}
+
+
+def _tuples(value: Any) -> Any:
+    """YAML's lists as the snapshot's tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose tags are the parts of a snapshot."""
+
+
+def _build(loader: _Loader, tag: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        values = loader.construct_mapping(node, deep=True)
+        return MADE[tag](**{str(key): _tuples(value) for key, value in values.items()})
+    return SCALARS[tag](getattr(node, "value", ""))
+
+
+_Loader.add_multi_constructor("!", _build)
+
+
+def load(path: Path) -> Any:
+    """A YAML file with the tags above."""
+    return yaml.load(path.read_text(), _Loader)

@@ -1,0 +1,180 @@
+"""Gates as tables: cases/*.yaml break a healthy rig and say what is found (README.md there)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gates.core.codes import CODES
+from gates.core.violation import Violation
+from gates.doctor.examine import examine
+from gates.doctor.rank import Finding
+from gates.gate_sets import check
+from gates.kernel.next_boot import BOOT
+from gates.kernel.pin import bootable_once, pinnable
+from gates.transfer.image import image_gates
+from gates.transfer.route import TransferRequest
+from gates.transfer.weights import weights_gates, weights_source
+from schema.desired.plan import Plan
+from schema.observed.endpoint_probe import Probe
+from tests.unit.builders import kernel_parts, parts, snapshots, tower_rig
+from tests.unit.builders.spark_rig import spark_plan
+
+CASES = Path(__file__).with_name("cases")
+PORT = 29680
+Found = list[Violation]
+FIELDS = ("summary", "evidence", "remedy", "cause", "explains", "explained_by")
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A kind of rig: its plan, and its nodes' snapshots by state."""
+
+    plan: Callable[..., Plan]
+    states: Mapping[str, Callable[[Plan], dict[str, Any]]]
+
+
+def _with_kernels(plan: Plan) -> dict[str, Any]:
+    seen = snapshots.healthy(plan)
+    return {name: kernel_parts.with_kernel(s, kernel_parts.facts()) for name, s in seen.items()}
+
+
+RIGS = {
+    "spark": Rig(
+        spark_plan,
+        {
+            "healthy": snapshots.healthy,
+            "serving": snapshots.serving,
+            "kernels": _with_kernels,
+        },
+    ),
+    "tower": Rig(
+        tower_rig.tower_plan, {"healthy": tower_rig.healthy, "serving": tower_rig.serving}
+    ),
+}
+
+
+def _doctor(plan: Plan, seen: Any, refused: bool = False) -> Found:
+    nobody = Probe("http://192.168.1.11:8000", "nobody listens there", "refused")
+    return list(examine(plan, seen, nobody if refused else None))
+
+
+def _image(plan: Plan, seen: Any, chosen: str | None = None, **options: Any) -> Found:
+    return check(plan, seen, image_gates(TransferRequest(chosen, PORT, **options)))
+
+
+def _weights(plan: Plan, seen: Any, chosen: str | None = None, **options: Any) -> Found:
+    source = weights_source(plan, seen, chosen)
+    return check(plan, seen, weights_gates(TransferRequest(source, PORT, **options)))
+
+
+def _pin(plan: Plan, seen: Any, release: str, nodes: tuple[str, ...] = ("spark1",)) -> Found:
+    return check(plan, seen, pinnable(release, frozenset(nodes)))
+
+
+def _once(plan: Plan, seen: Any, release: str) -> Found:
+    return check(plan, seen, bootable_once(release, frozenset({"spark1"})))
+
+
+GATES: dict[str, Callable[..., Found]] = {
+    "serving": check,
+    "doctor": _doctor,
+    "image": _image,
+    "weights": _weights,
+    "boot": lambda plan, seen: check(plan, seen, BOOT),
+    "pin": _pin,
+    "once": _once,
+}
+
+
+def _cases() -> list[Any]:
+    """Every case with its file's defaults, named by file and words."""
+    found = []
+    for path in sorted(CASES.glob("*.yaml")):
+        table = parts.load(path)
+        for number, row in enumerate(table["cases"]):
+            case = {**table.get("all", {}), **row}
+            words = case.get("case") or f"{number}-{'-'.join(map(_code, case['finds']))}"
+            found.append(pytest.param(case, id=f"{path.stem}: {words}"))
+    return found
+
+
+def _code(wanted: Any) -> str:
+    return str(next(iter(wanted)) if isinstance(wanted, dict) else wanted).partition("@")[0]
+
+
+@cache
+def _plan(rig: str, changes: tuple[tuple[str, Any], ...]) -> Plan:
+    return RIGS[rig].plan(**dict(changes))
+
+
+def _findings(case: dict[str, Any], breaks: Mapping[str, Any]) -> Found:
+    """What the case's gates find on its rig with these parts broken."""
+    rig = case.get("rig", "spark")
+    plan = _plan(rig, tuple(case.get("plan", {}).items()))
+    seen = RIGS[rig].states[case.get("state", "healthy")](plan)
+    for place, value in breaks.items():
+        nodes, _, path = place.partition(" ")
+        for node in seen if nodes == "all" else nodes.split("+"):
+            seen[node] = snapshots.put(seen[node], path, value)
+    gates = case.get("gates", "serving")
+    name, options = next(iter(gates.items())) if isinstance(gates, dict) else (gates, {})
+    found = GATES[name](plan, seen, **options)
+    only = case.get("only", ("block", "warn"))
+    return [v for v in found if v.severity in only or v.code in only]
+
+
+def _holds(found: Violation, wanted: Any) -> bool:
+    """Whether a finding is the wanted one: `code@node`, or that with what it has to say."""
+    key, says = next(iter(wanted.items())) if isinstance(wanted, dict) else (wanted, {})
+    code, _, node = key.partition("@")
+    if (found.code, found.node or "") != (code, node):
+        return False
+    assert found.severity == says.get("severity", CODES[code].severity), found
+    assert found.unknown == says.get("unknown", found.unknown), found
+    for field in FIELDS:
+        text = getattr(found, field, "")
+        assert "\n" not in text
+        words = says.get(field, ())
+        assert words != [] or not text, (field, found)
+        for word in [words] if isinstance(words, str) else words:
+            assert word in text, (field, word, found)
+    for word in says.get("never", ()):
+        assert word not in found.summary + found.evidence + found.remedy, found
+    return True
+
+
+@pytest.mark.parametrize("case", _cases())
+def test_a_broken_part_is_found(case: dict[str, Any]) -> None:
+    """Just the wanted findings (`some`: at least these), in any order, each with its words."""
+    breaks = case.get("break", {})
+    usual = set() if case.get("usual") else {(v.code, v.node) for v in _findings(case, {})}
+    found = [v for v in _findings(case, breaks) if (v.code, v.node) not in usual]
+    for one in found:
+        assert one.summary and one.evidence and one.remedy, one
+        assert case.get("says", "") in f"{one.summary} {one.evidence} {one.remedy}", one
+        assert not isinstance(one, Finding) or one.cause, one
+    first = case.get("first")
+    assert first is None or f"{found[0].code}@{found[0].node}" == first, found
+    left = list(found)
+    for wanted in case["finds"]:
+        match = next((one for one in left if _holds(one, wanted)), None)
+        assert match is not None, (wanted, [(v.code, v.node) for v in found])
+        left.remove(match)
+    never = case.get("never", ())
+    assert not {v.code for v in left} & set(never), left
+    assert case.get("some") or left == [], left
+    if case.get("doctors_own"):  # serve mends it, so it may not stop serve
+        serve = _findings({**case, "gates": "serving"}, breaks)
+        assert not {v.code for v in serve} & {v.code for v in found}
+
+
+def codes() -> set[str]:
+    """Every code that a case of the tables finds."""
+    cases = [param.values[0] for param in _cases()]
+    return {_code(wanted) for case in cases for wanted in case["finds"]}
