@@ -80,8 +80,8 @@ def scenario_hosts() -> list[Any]:
         lines = [OutputLine("stdout", line) for line in out.splitlines()]
         return done, CommandOutput(lines + [OutputLine("stderr", x) for x in err.splitlines()])
 
-    FakeConnector.run_shell_command = with_stdin  # type: ignore[method-assign]
-    FakeConnector._lookup_response = look_up  # type: ignore[method-assign]
+    FakeConnector.run_shell_command = with_stdin  # type: ignore[assignment, method-assign]
+    FakeConnector._lookup_response = look_up  # type: ignore[assignment, method-assign]
     return [(name, {"fake_delay": 0, "fake_delay_jitter": 0, **data}) for name, data in
             scenario["hosts"]]  # fmt: skip
 
@@ -145,7 +145,7 @@ class FakeNode:
         """A canned answer; of a list each in turn, the last one again and again."""
         if isinstance(said, dict):
             return said
-        return said.pop(0) if len(said) > 1 else said[0]
+        return dict(said.pop(0) if len(said) > 1 else said[0])
 
     def _verb(self, command: Sent) -> Json:
         planned = self.faults.get(command.what)
