@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.house.rooms import PARTS, ROOT, circles, files, module_arrows, room_arrows
+from tests.unit.house.import_graph import PARTS, ROOT, circles, files, module_arrows, package_arrows
 
 PICTURE = ROOT / "docs" / "architecture.svg"
 _STYLE = (
@@ -30,10 +30,10 @@ def layer_arrows() -> dict[str, set[str]]:
     return arrows
 
 
-def _held(room: str) -> list[Path]:
+def _held(package: str) -> list[Path]:
     """The files of a package."""
-    folder = ROOT / room.replace(".", "/")
-    return [path for path in files(room.split(".")[0]) if path.parent == folder]
+    folder = ROOT / package.replace(".", "/")
+    return [path for path in files(package.split(".")[0]) if path.parent == folder]
 
 
 def digest() -> str:
@@ -47,12 +47,12 @@ def _lines() -> Iterator[str]:
     for part in PARTS:
         yield f'subgraph "cluster_{part}" {{ label="{part}/"; style="rounded,filled";'
         yield " color=gray70; fillcolor=gray95; fontsize=13;"
-        rooms = room_arrows(part)
-        for room in sorted(room for room in rooms if len(_held(room)) > 1 or rooms[room]):
-            label = room.removeprefix(f"{part}.") if room != part else f"{part}/*.py"
-            yield f'"{room}" [label="{label}"];'
-        for room, targets in sorted(rooms.items()):
-            yield from (f'"{room}" -> "{target}";' for target in sorted(targets))
+        packages = package_arrows(part)
+        for package in sorted(p for p in packages if len(_held(p)) > 1 or packages[p]):
+            label = package.removeprefix(f"{part}.") if package != part else f"{part}/*.py"
+            yield f'"{package}" [label="{label}"];'
+        for package, targets in sorted(packages.items()):
+            yield from (f'"{package}" -> "{target}";' for target in sorted(targets))
         yield "}"
     for part, targets in layer_arrows().items():
         for target in sorted(targets):
@@ -73,5 +73,5 @@ def drawn() -> bytes:
 
 
 if __name__ == "__main__":
-    assert not any(circles(room_arrows(part)) for part in PARTS), "a circle cannot be drawn"
+    assert not any(circles(package_arrows(part)) for part in PARTS), "a circle cannot be drawn"
     PICTURE.write_bytes(drawn())
