@@ -36,6 +36,11 @@ def _held(room: str) -> list[Path]:
     return [path for path in files(room.split(".")[0]) if path.parent == folder]
 
 
+def _shown(part: str) -> list[str]:
+    """The packages of a part that hold modules, the part itself first."""
+    return sorted(room for room in room_arrows(part) if len(_held(room)) > 1)
+
+
 def digest() -> str:
     """The sha256 of what is drawn; the picture carries it, so that a test sees an old one."""
     return hashlib.sha256("\n".join(_lines()).encode()).hexdigest()
@@ -48,7 +53,7 @@ def _lines() -> Iterator[str]:
         yield f'subgraph "cluster_{part}" {{ label="{part}/"; style="rounded,filled";'
         yield " color=gray70; fillcolor=gray95; fontsize=13;"
         rooms = room_arrows(part)
-        for room in sorted(room for room in rooms if len(_held(room)) > 1 or rooms[room]):
+        for room in _shown(part):
             label = room.removeprefix(f"{part}.") if room != part else f"{part}/*.py"
             yield f'"{room}" [label="{label}"];'
         for room, targets in sorted(rooms.items()):
@@ -57,7 +62,8 @@ def _lines() -> Iterator[str]:
     for part, targets in layer_arrows().items():
         for target in sorted(targets):
             yield (
-                f'"{part}" -> "{target}" [ltail="cluster_{part}", lhead="cluster_{target}",'
+                f'"{_shown(part)[0]}" -> "{_shown(target)[0]}"'
+                f' [ltail="cluster_{part}", lhead="cluster_{target}",'
                 " penwidth=1.6, color=black];"
             )
     yield "}"
