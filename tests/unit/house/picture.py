@@ -36,6 +36,11 @@ def _held(package: str) -> list[Path]:
     return [path for path in files(package.split(".")[0]) if path.parent == folder]
 
 
+def _shown(part: str) -> list[str]:
+    """The packages of a part that hold modules, the part itself first."""
+    return sorted(package for package in package_arrows(part) if len(_held(package)) > 1)
+
+
 def digest() -> str:
     """The sha256 of what is drawn; the picture carries it, so that a test sees an old one."""
     return hashlib.sha256("\n".join(_lines()).encode()).hexdigest()
@@ -48,7 +53,7 @@ def _lines() -> Iterator[str]:
         yield f'subgraph "cluster_{part}" {{ label="{part}/"; style="rounded,filled";'
         yield " color=gray70; fillcolor=gray95; fontsize=13;"
         packages = package_arrows(part)
-        for package in sorted(p for p in packages if len(_held(p)) > 1 or packages[p]):
+        for package in _shown(part):
             label = package.removeprefix(f"{part}.") if package != part else f"{part}/*.py"
             yield f'"{package}" [label="{label}"];'
         for package, targets in sorted(packages.items()):
@@ -57,7 +62,8 @@ def _lines() -> Iterator[str]:
     for part, targets in layer_arrows().items():
         for target in sorted(targets):
             yield (
-                f'"{part}" -> "{target}" [ltail="cluster_{part}", lhead="cluster_{target}",'
+                f'"{_shown(part)[0]}" -> "{_shown(target)[0]}"'
+                f' [ltail="cluster_{part}", lhead="cluster_{target}",'
                 " penwidth=1.6, color=black];"
             )
     yield "}"
