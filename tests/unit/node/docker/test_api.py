@@ -130,17 +130,11 @@ def test_an_engine_that_errs_is_unreadable(engine: Path, monkeypatch: pytest.Mon
     assert isinstance(seen, Unreadable) and "answered 404 to /info" in seen.unreadable
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"",
-        b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{}",
-        b"HTTP/1.0 200 OK\r\n\r\n{",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-        b"HTTP/1.0 200 OK\r\nContent-Length: x\r\n\r\n{}",
-        b"{}",
-    ],
-)
+@pytest.mark.parametrize("said", [
+    b"", b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{}", b"HTTP/1.0 200 OK\r\n\r\n{",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    b"HTTP/1.0 200 OK\r\nContent-Length: x\r\n\r\n{}", b"{}",
+])  # fmt: skip
 def test_an_answer_that_is_cut_or_none_is_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:

@@ -197,10 +197,7 @@ def test_a_layer_that_an_image_has_twice_comes_once(
     giver = _Giver([b"lowest", empty, empty, b"middle", empty, b"lowest"])
     monkeypatch.setattr(client, "fetch_without_digest", giver.fetch)
     store = _Store(monkeypatch, giver)
-    want = {
-        "id": f"sha256:{hashlib.sha256(giver.config).hexdigest()}",
-        "layers": giver.diff_ids,
-    }
+    want = {"id": f"sha256:{hashlib.sha256(giver.config).hexdigest()}", "layers": giver.diff_ids}
     job = image_receive.ImageReceiver({"want": want, "deadline_s": 5}, giver)  # type: ignore[arg-type]
     job.bring(str(tmp_path))
     assert giver.fetched == [0, 1, 3] and store.have == 6

@@ -73,13 +73,9 @@ def test_what_the_tag_named_before_comes_back(store: Store) -> None:
     assert TAG.revert(step, overwrite=False) == "restored" and store.names == {NAME: OLD}
 
 
-@pytest.mark.parametrize(
-    ("now", "state", "names"),
-    [
-        (NEW, "done", {NAME: NEW, "rigbook-kept:111111111111": OLD}),
-        (OLD, "undone", {NAME: OLD}),
-    ],
-)
+@pytest.mark.parametrize(("now", "state", "names"), [
+    (NEW, "done", {NAME: NEW, "rigbook-kept:111111111111": OLD}), (OLD, "undone", {NAME: OLD}),
+])  # fmt: skip
 def test_a_tag_that_a_kill_left_announced_is_looked_up(
     store: Store, now: str, state: str, names: dict[str, str]
 ) -> None:

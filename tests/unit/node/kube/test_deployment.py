@@ -42,17 +42,14 @@ def test_env_is_patched_by_name_with_the_resource_version() -> None:
     assert box["env"] == [{"name": NAME, "$patch": "delete"}]
 
 
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    [
-        (SEED, SEED.replace("23000m", "24000m")),
-        (f"{NAME}=23000m python3 x", f"{NAME}=24000m python3 x"),
-        (f"a && export {NAME}=23000m&& b", f"a && export {NAME}=24000m&& b"),
-        (f"(export {NAME}=23000m; b)", f"(export {NAME}=24000m; b)"),
-        (f"export {NAME}=\nb", f"export {NAME}=24000m\nb"),
-        (f"export A=1 {NAME}=2 B=3", f"export A=1 {NAME}=24000m B=3"),
-    ],
-)
+@pytest.mark.parametrize(("line", "wanted"), [
+    (SEED, SEED.replace("23000m", "24000m")),
+    (f"{NAME}=23000m python3 x", f"{NAME}=24000m python3 x"),
+    (f"a && export {NAME}=23000m&& b", f"a && export {NAME}=24000m&& b"),
+    (f"(export {NAME}=23000m; b)", f"(export {NAME}=24000m; b)"),
+    (f"export {NAME}=\nb", f"export {NAME}=24000m\nb"),
+    (f"export A=1 {NAME}=2 B=3", f"export A=1 {NAME}=24000m B=3"),
+])  # fmt: skip
 def test_the_one_export_of_a_shell_line_is_replaced(line: str, wanted: str) -> None:
     document = deployment("first", line)
     patch = kube_deployment.patch(document, engine_of(document), {NAME: "24000m"})
@@ -63,20 +60,12 @@ def test_the_one_export_of_a_shell_line_is_replaced(line: str, wanted: str) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        (f"export {NAME}=$(cat x)",),
-        (f"export {NAME}=`cat x`",),
-        (f"export {NAME}=$X",),
-        (f'export {NAME}="23000m"',),
-        (f"export {NAME}='23000m'",),
-        (f"echo '{NAME}=1' > x",),
-        (f"export {NAME}=1; export {NAME}=2",),
-        (f"export {NAME}=1\\\n2",),
-        (f"export {NAME}=1", f"export {NAME}=2"),
-    ],
-)
+@pytest.mark.parametrize("args", [
+    (f"export {NAME}=$(cat x)",), (f"export {NAME}=`cat x`",), (f"export {NAME}=$X",),
+    (f'export {NAME}="23000m"',), (f"export {NAME}='23000m'",), (f"echo '{NAME}=1' > x",),
+    (f"export {NAME}=1; export {NAME}=2",), (f"export {NAME}=1\\\n2",),
+    (f"export {NAME}=1", f"export {NAME}=2"),
+])  # fmt: skip
 def test_what_is_not_plain_is_refused(args: tuple[str, ...]) -> None:
     document = deployment(*args)
     with pytest.raises(NodeError) as caught:

@@ -171,10 +171,9 @@ def test_killed_at_the_patch_the_same_apply_gets_through(cluster: Host, when: st
     assert closed["change"]["status"] == "COMMITTED"
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "code"),
-    [("forbidden", "7", "forbidden"), ("", "6", "conflict"), ("webhook", "7", "not_patched")],
-)
+@pytest.mark.parametrize(("name", "version", "code"), [
+    ("forbidden", "7", "forbidden"), ("", "6", "conflict"), ("webhook", "7", "not_patched"),
+])  # fmt: skip
 def test_what_the_server_refuses_leaves_no_change(
     cluster: Host, name: str, version: str, code: str
 ) -> None:
@@ -191,12 +190,11 @@ def test_dry_asks_the_server_and_changes_nothing(cluster: Host) -> None:
     assert env(cluster) == {NAME: "23000m"}
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [{"deployment": "-x"}, {"namespace": "a b"}, {"set": {}}, {"set": {"A B": "x"}},
-     {"set": {"A": "x\ny"}}, {"kubectl": "rm"}, {"kubeconfig": "relative"}, {"more": 1},
-     {"replicas": 1}, {"clear_cache": "yes"}],
-)  # fmt: skip
+@pytest.mark.parametrize("bad", [
+    {"deployment": "-x"}, {"namespace": "a b"}, {"set": {}}, {"set": {"A B": "x"}},
+    {"set": {"A": "x\ny"}}, {"kubectl": "rm"}, {"kubeconfig": "relative"}, {"more": 1},
+    {"replicas": 1}, {"clear_cache": "yes"},
+])  # fmt: skip
 def test_bad_steps_are_refused(cluster: Host, bad: dict[str, object]) -> None:
     answer = cluster.call("apply", apply_request(step(**bad)))
     assert answer["code"] == "bad_request" and env(cluster) == {NAME: "23000m"}

@@ -234,10 +234,9 @@ def test_what_may_sleep() -> None:
     assert board.sleep_targets(SHOW) == {"sleep.target": "masked", "suspend.target": "loaded"}
 
 
-@pytest.mark.parametrize(
-    ("rc", "found"),
-    [(8, None), (10, "Error: no such device"), (None, "nmcli did not answer in 10 s")],
-)
+@pytest.mark.parametrize(("rc", "found"), [
+    (8, None), (10, "Error: no such device"), (None, "nmcli did not answer in 10 s"),
+])  # fmt: skip
 def test_a_networkmanager_that_does_not_say_is_unknown(
     monkeypatch: pytest.MonkeyPatch, rc: int | None, found: str | None
 ) -> None:

@@ -66,14 +66,10 @@ def test_a_later_edit_is_left(host: Host, card: Path) -> None:
     assert letters(card) == "ug"
 
 
-@pytest.mark.parametrize(
-    ("flag", "words"),
-    [
-        ("refuses", "Operation not supported"),
-        ("deaf", "afterwards ethtool says d"),
-        ("none", "has no Wake-on-LAN"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "words"), [
+    ("refuses", "Operation not supported"), ("deaf", "afterwards ethtool says d"),
+    ("none", "has no Wake-on-LAN"),
+])  # fmt: skip
 def test_what_does_not_work_changes_nothing(host: Host, card: Path, flag: str, words: str) -> None:
     (card / flag).touch()
     answer = apply(host)

@@ -205,11 +205,10 @@ def test_an_engine_that_wants_a_key_lives(rig: Rig) -> None:
     assert rig.told() == [] and rig.state()["misses"] == 0
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"misses": 0}, {"repeat_s": 5}, {"format": 2}, {"extra": 1}, {"webhook": "x"}, {"rig": "a\n"},
-     {"endpoint": {"url": "http://h"}}],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"misses": 0}, {"repeat_s": 5}, {"format": 2}, {"extra": 1}, {"webhook": "x"}, {"rig": "a\n"},
+    {"endpoint": {"url": "http://h"}},
+])  # fmt: skip
 def test_a_bad_configuration_is_one_line(rig: Rig, change: dict[str, object]) -> None:
     rig.configure(**change)
     said = rig.look(1)
