@@ -25,25 +25,29 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def test_the_lowest_layer_of_all_goes_by_itself() -> None:
+LARGE = image_receive.GROUP
+
+
+@pytest.mark.parametrize(("sizes", "from_nothing", "groups"), [
+    ({0: 5, 1: 5, 2: 5}, True, [[0], [1, 2]]), ({1: 5, 2: 5}, False, [[1, 2]]), ({}, False, []),
+    # large layers are registered while the next travels
+    ({1: LARGE, 2: GIB, 3: 10, 4: LARGE, 5: 1}, False, [[1], [2], [3, 4], [5]]),
+])  # fmt: skip
+def test_the_lowest_layer_of_all_goes_by_itself(
+    sizes: dict[int, int], from_nothing: bool, groups: list[list[int]]
+) -> None:
     """Only a layer with nothing below it can be imported."""
-    sizes = {0: 5, 1: 5, 2: 5}
-    assert image_receive.load_groups(sizes, from_nothing=True) == [[0], [1, 2]]
-    assert image_receive.load_groups({1: 5, 2: 5}, from_nothing=False) == [[1, 2]]
-    assert image_receive.load_groups({}, from_nothing=False) == []
+    assert image_receive.load_groups(sizes, from_nothing) == groups
 
 
-def test_large_layers_are_registered_while_the_next_travels() -> None:
-    sizes = {1: image_receive.GROUP, 2: GIB, 3: 10, 4: image_receive.GROUP, 5: 1}
-    assert image_receive.load_groups(sizes, from_nothing=False) == [[1], [2], [3, 4], [5]]
-
-
-def test_room_is_for_all_layers_and_one_unpacked_archive() -> None:
-    sizes = {0: 4 * GIB, 1: 3 * GIB, 2: 2 * GIB}
-    assert image_receive.room_needed(sizes, from_nothing=True) == 9 * GIB + 3 * GIB
-    assert image_receive.room_needed({0: 4 * GIB}, from_nothing=True) == 4 * GIB
-    assert image_receive.room_needed({1: GIB}, from_nothing=False) == 2 * GIB
-    assert image_receive.room_needed({}, from_nothing=False) == 0
+@pytest.mark.parametrize(("sizes", "from_nothing", "room"), [
+    ({0: 4 * GIB, 1: 3 * GIB, 2: 2 * GIB}, True, 9 * GIB + 3 * GIB), ({0: 4 * GIB}, True, 4 * GIB),
+    ({1: GIB}, False, 2 * GIB), ({}, False, 0),
+])  # fmt: skip
+def test_room_is_for_all_layers_and_one_unpacked_archive(
+    sizes: dict[int, int], from_nothing: bool, room: int
+) -> None:
+    assert image_receive.room_needed(sizes, from_nothing) == room
 
 
 def test_what_keeps_layers_has_no_command_and_says_what_it_is() -> None:
