@@ -19,7 +19,7 @@ from node.image import load, verbs
 from node.image import receive as image_receive
 from node.transfer import client, spool
 from tests.unit.node.support.host import change
-from tests.unit.node.support.transfers import HERE, Ends, answer, files
+from tests.unit.node.support.transfers import HERE, Ends, Once, answer, files, flipped
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -61,20 +61,13 @@ def test_what_keeps_layers_has_no_command_and_says_what_it_is() -> None:
 def test_a_layer_whose_byte_flipped_on_the_wire_comes_right(ends: Ends, tmp_path: Path) -> None:
     """The blocks are checked where they come, though nobody takes a sha256 there."""
     made = files(ends.source, a_bin=12 * MIB)
-    flipped: list[int] = []
-
-    def spoil(connection: int, offset: int, data: bytes) -> bytes:
-        if offset > 6 * MIB and not flipped:
-            flipped.append(connection)
-            return data[:-1] + bytes([data[-1] ^ 1])
-        return data
-
+    spoil = Once(6 * MIB, flipped)
     path, grown = tmp_path / "layer", []
     with ends.meddled(spoil), ends.offering():
         peer = client.Peer(ends.place(), ends.key, lambda: None)
         client.fetch_without_digest(peer, 0, str(path), grown.append)
         peer.bye(None)
-    assert flipped and peer.damaged == 1
+    assert not spoil.left and peer.damaged == 1
     assert path.read_bytes() == made["a.bin"] and sum(grown) == 12 * MIB
 
 

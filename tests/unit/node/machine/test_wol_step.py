@@ -28,10 +28,7 @@ echo "	Wake-on: $(cat "$here/letters")"
 @pytest.fixture
 def card(host: Host) -> Path:
     """A host with a card whose Wake-on-LAN is off; the folder of the stand-in."""
-    host.bin.mkdir(exist_ok=True)
-    program = host.bin / "ethtool"
-    program.write_text(ETHTOOL)
-    program.chmod(0o755)
+    host.double("ethtool", ETHTOOL)
     (host.bin / "letters").write_text("d")
     return host.bin
 
