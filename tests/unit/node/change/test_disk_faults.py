@@ -22,8 +22,7 @@ def error_line(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("call", "error", "words"), [
-    ("fsync", "EIO", "Input/output error"),
-    ("write", "ENOSPC", "No space left on device"),
+    ("fsync", "EIO", "Input/output error"), ("write", "ENOSPC", "No space left on device"),
     ("rename", "EROFS", "Read-only file system"),
 ])  # fmt: skip
 def test_a_failing_call_leaves_the_old_file(host: Host, call: str, error: str, words: str) -> None:
