@@ -89,11 +89,7 @@ class ClusterData(HostKeys):
         600, "for a start, kernels compiled included", "seconds", ge=10, le=7200
     )
     deadline: int | None = key(
-        None,
-        "in place of start_budget_s, for this run; none: start_budget_s",
-        "seconds",
-        ge=10,
-        le=7200,
+        None, "for a start, this run alone; none: start_budget_s", "seconds", ge=10, le=7200
     )
     needs_nvidia: bool = key(True, "the host must have a driver that sees a GPU")
 
