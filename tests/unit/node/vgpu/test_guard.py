@@ -122,7 +122,7 @@ def test_a_plugin_that_overwrites_in_a_loop_is_not_fought_for_ever(guarded: Guar
     assert sha(guarded.target) == sha(guarded.original)
 
 
-def test_another_library_is_left_and_one_that_is_gone_is_told(
+def test_another_library_is_never_overwritten(
     guarded: Guarded,
 ) -> None:
     """It may be a new plugin's own, fixed one."""
