@@ -38,15 +38,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(300):
         (home / "snapshots" / str(number) / "fs").mkdir(parents=True)
     monkeypatch.setattr(api, "_CONTAINERD_ROOT", str(tmp_path))
+    packed = {"Id": "sha256:bb", "GraphDriver": OVERLAYFS, "RootFS": {"Layers": DIFFS[1:]}}
     answers: dict[str, Any] = {
-        "/info": INFO,
-        "/images/a:1/json": {
-            "Id": "sha256:aa", "GraphDriver": OVERLAYFS, "RootFS": {"Layers": DIFFS}
-        },
-        "/images/packed:1/json": {
-            "Id": "sha256:bb", "GraphDriver": OVERLAYFS, "RootFS": {"Layers": DIFFS[1:]}
-        },
-        "/containers/json": [],
+        "/info": INFO, "/images/packed:1/json": packed, "/containers/json": [],
+        "/images/a:1/json": {**packed, "Id": "sha256:aa", "RootFS": {"Layers": DIFFS}},
         "/containers/stopped/json": {
             "Id": VIEW, "State": {"Pid": 0}, "GraphDriver": OVERLAYFS, "Config": {}
         },

@@ -23,25 +23,22 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prelaunch, "DOCKER_WAIT_S", 0.1)
 
 
+PARTS = (("link", fabric_link, "missing", None), ("mtu", fabric_link, "mtu", 9000),
+         ("docker", containers, "answers", True), ("leftover", containers, "remove", False),
+         ("orphans", before_start, "orphans", []), ("peer", fabric_link, "peer_answers", True),
+         ("short", memory_need, "shortage", None))  # fmt: skip
+
+
 class Machine:
     """What a start meets, part by part, and the order in which it was asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
-        self.answers: dict[str, Any] = {"link": None, "docker": True, "leftover": False,
-                                        "orphans": [], "peer": True, "mtu": 9000}  # fmt: skip
-        for module, name, key in (
-            (fabric_link, "missing", "link"),
-            (fabric_link, "mtu", "mtu"),
-            (containers, "answers", "docker"),
-            (containers, "remove", "leftover"),
-            (before_start, "orphans", "orphans"),
-            (fabric_link, "peer_answers", "peer"),
-        ):
+        self.answers: dict[str, Any] = {}
+        for key, module, name, answer in PARTS:
+            self.answers[key] = answer
             monkeypatch.setattr(module, name, self._part(key))
-        monkeypatch.setattr(memory_need, "shortage", self._part("short"))
         monkeypatch.setattr(before_start, "drop_caches", lambda *_: "page cache: dropped")
-        self.answers["short"] = None
 
     def _part(self, key: str) -> Callable[..., Any]:
         def ask(*_: object, **__: object) -> Any:
@@ -52,16 +49,6 @@ class Machine:
             return answer() if callable(answer) else answer
 
         return ask
-
-    def after(self, times: int, before: object, then: object) -> Callable[[], object]:
-        """An answer that changes once it was asked `times` times."""
-        left = [times]
-
-        def answer() -> object:
-            left[0] -= 1
-            return before if left[0] >= 0 else then
-
-        return answer
 
 
 @pytest.fixture
@@ -81,7 +68,7 @@ def test_a_start_in_order(machine: Machine, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_fabric_may_be_late(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    machine.answers["link"] = machine.after(12, "no device bond0", None)
+    machine.answers["link"] = lambda: "no device bond0" if len(machine.asked) <= 12 else None
     start()
     said = capsys.readouterr().out.splitlines()
     assert "waiting for the fabric (lo, 127.0.0.1)" in said[0] and "no device bond0" in said[0]

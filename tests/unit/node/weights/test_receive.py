@@ -139,7 +139,6 @@ def test_a_folder_of_links_says_what_it_is(ends: Ends, tmp_path: Path) -> None:
     assert "cp -rL" in said["remedy"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
 def test_our_own_folder_in_another_users_hands(ends: Ends) -> None:
     """rsync or cp of a weights folder brings `.rigbook` along, as the user's."""
     made = files(ends.source, a_bin=1000)
