@@ -15,7 +15,7 @@ from deploys.procedures.cluster.ask import ask_typed
 from gates.cluster import gpu_limit, memory_limit
 from gates.cluster.memory_limit import MIB, LimitError
 from gates.core.violation import Violation
-from operations.engine.engine import Steps
+from operations.change.apply import Steps
 from schema.desired.plan import Plan
 from schema.inputs.cluster_runbook_data import GpuLimitData
 from schema.observed.kube import KubeLook, ModelFiles

@@ -22,8 +22,9 @@ from gates.firmware.checklist import BARE_METAL, Lists, card_there, cards_of, ow
 from gates.gate_sets import CHANGING
 from operations.change.apply import Steps, texts_of
 from operations.change.node_call import StepFailed
+from operations.change.steps import folder_steps
 from operations.engine.engine import file_steps
-from operations.host.machine import folder_steps, sleep_steps, wol_steps
+from operations.host.machine import folders_of, sleep_steps, wol_steps
 from operations.rollback.revert import undo_only
 from schema.core.errors import SpecError, unknown
 from schema.desired.plan import Document, Plan
@@ -186,7 +187,7 @@ def steps_of(machine: Machine, files: Mapping[str, FileState], enabled: frozense
     if "sleep_targets" in probes and not isinstance(machine.facts.sleep, Unreadable):
         steps += sleep_steps(machine.facts.sleep)
     if machine.attested:
-        steps += folder_steps(machine.attested, files, "0700")
+        steps += folder_steps(folders_of(machine.attested), files, "0700")
         steps += file_steps(machine.attested, files)
     return steps
 

@@ -21,6 +21,7 @@ from gates.firmware.checklist import rebootable
 from gates.gate_sets import CHANGING
 from gates.kernel.pin import bootable_once, own_entries, pinnable
 from operations.change.apply import Steps, texts_of
+from operations.change.steps import folder_steps, unit_step
 from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import KernelData
@@ -30,12 +31,11 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.kernel_files import (
     CANDIDATE_PATHS,
     CANDIDATE_SERVICE,
+    GRUB_DIR,
     PIN_PATHS,
     candidate_documents,
     pin_documents,
 )
-
-_FOLDERS = ("/etc/default/grub.d", "/etc/rigbook")
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,6 @@ def plan(rig: Procedure, want: Want) -> KernelWork:
     )
 
 
-def _folders(files: Mapping[str, FileState]) -> Steps:
-    return [
-        {"op": "directory", "path": path, "mode": "0755", "owner": "root", "group": "root"}
-        for path in _FOLDERS
-        if path in files and files[path].kind == "absent"
-    ]
-
-
 def pin_steps(release: str, grub: Grub, apt: Apt, files: Mapping[str, FileState]) -> Steps:
     """The steps that pin a kernel; none where it is pinned as it should be."""
     packages = apt.pinning.get(release, ())
@@ -168,8 +160,7 @@ def pin_steps(release: str, grub: Grub, apt: Apt, files: Mapping[str, FileState]
     for step in written:
         if str(step["path"]).startswith("/etc/apt/"):
             step["validate"] = ["apt-config", "-c", "{tmp}", "dump"]
-    folders = [step for step in _folders(files) if step["path"] == "/etc/default/grub.d"]
-    steps = [*folders, *written] if written else []
+    steps = [*folder_steps([GRUB_DIR], files), *written] if written else []
     if set(packages) - set(apt.holds):
         steps.append({"op": "hold", "packages": list(packages), "held": True})
     entries = own_entries(grub, release)
@@ -210,11 +201,9 @@ def candidate_steps(
     `sticky_ok`: also where GRUB cannot take next_entry back; the unit does it in its place.
     """
     documents = candidate_documents(want.kernel, facts.running, want.budget_s, change)
-    folders = [step for step in _folders(files) if step["path"] == "/etc/rigbook"]
     return [
-        *folders,
+        *folder_steps(["/etc/rigbook"], files),
         *file_steps(documents, files),
-        {"op": "unit", "unit": CANDIDATE_SERVICE, "enabled": True, "active": None,
-         "daemon_reload": True},
+        unit_step(CANDIDATE_SERVICE, enabled=True),
         {"op": "grub", "saved": facts.running, "next": want.kernel, "sticky_ok": sticky_ok},
-    ]  # fmt: skip
+    ]

@@ -24,15 +24,14 @@ from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
 from node.rules.versions import same_version
+from operations.change.apply import Steps, texts_of
 from operations.change.run import Run
 from operations.engine import engine
 from operations.engine.baseline import fast_enough
-from operations.engine.engine import Steps
 from operations.rollback.revert import recipe_baseline, revert_change
 from operations.venv.venv import PatchSteps, Version, wait_with_retries
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
-from schema.observed.files import FileState
 from schema.observed.pip_report import VenvWheels, parse
 from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
 
@@ -66,7 +65,7 @@ class UpgradeWork:
     backup: BackupPlan | None = None
     backups: dict[str, str] = field(default_factory=dict)
     documents: Steps = field(default_factory=list)
-    files: Mapping[str, FileState] = field(default_factory=dict)
+    before: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -144,7 +143,7 @@ def plan(rig: Procedure) -> UpgradeWork:
         backup_request=request,
         backup=backup,
         documents=documents + engine.unit_steps(unit, bool(documents)),
-        files=files,
+        before=texts_of(files),
     )
     # For whoever undoes it; the backup's id comes in before the change is opened.
     rig.run.context.update(
