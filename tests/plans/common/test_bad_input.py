@@ -113,7 +113,7 @@ REFUSED = {
     "parallel": (serve("--parallel", "1"), ("--parallel 1 breaks a rig of 2 hosts",)),
     "torn key": (
         Scenario(SERVE, healthy, env={"RIGBOOK_API_KEY": "s3cret\n"}),
-        ("RIGBOOK_API_KEY holds what no HTTP header can",),
+        ("RIGBOOK_API_KEY has characters no HTTP header can hold",),
     ),
     "no wait": (serve("--no-wait"), ("--no-wait breaks the order",)),
     "empty": (serve(hosts=[]), (f"{INVENTORY} is not there or has no hosts",)),
