@@ -1,4 +1,7 @@
-"""The keys that each runbook takes with --data, beside those of every runbook: closed sets."""
+"""The keys that each runbook takes with --data, beside those of every runbook: closed sets.
+
+`...Keys` are those that it takes on a Kubernetes rig as well (cluster_runbook_data.py).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from schema.core.base import Frozen
+from schema.core.host_keys import key
 from schema.core.types import (
     AbsolutePath,
     Argument,
@@ -19,7 +24,7 @@ from schema.core.types import (
     Url,
     listed,
 )
-from schema.inputs.host_data import HostData, key
+from schema.inputs.host_data import HostData
 from schema.observed.artifact import commit_or_pr
 from schema.recipe.venv import Version
 from schema.render.drop_in import (
@@ -69,11 +74,16 @@ class VerifyData(HostData):
     unused = GATED
 
 
-class DoctorData(HostData):
+class DoctorKeys(Frozen):
+    """doctor, on any rig."""
+
+    as_json: bool = key(False, "print the findings for a machine", alias="json")
+
+
+class DoctorData(DoctorKeys, HostData):
     """doctor."""
 
     unused = frozenset({"waive", "reason"})
-    as_json: bool = key(False, "print the findings for a machine", alias="json")
 
 
 class OfABackupData(HostData):
@@ -86,29 +96,43 @@ class RestoreData(OfABackupData):
     """restore."""
 
 
-class RollbackData(OfABackupData):
-    """rollback."""
+class RollbackKeys(Frozen):
+    """rollback, on any rig."""
 
     change: Name | None = key(None, "the change to undo; none: the last that is not blessed")
     overwrite: Paths = key((), "files whose later edits it may discard")
 
 
-class RebootData(HostData):
-    """reboot."""
+class RollbackData(RollbackKeys, OfABackupData):
+    """rollback."""
 
-    only: HostName | None = key(None, "one node; none: all of them")
+
+class RebootKeys(Frozen):
+    """reboot, on any rig."""
+
     budget: int = key(1800, "until a node has booted", "seconds", ge=30, le=86400)
 
 
-class KernelData(HostData):
-    """kernel."""
+class RebootData(RebootKeys, HostData):
+    """reboot."""
+
+    only: HostName | None = key(None, "one node; none: all of them")
+
+
+class KernelKeys(Frozen):
+    """kernel, on any rig."""
 
     kernel: Release | None = key(None, "the release to pin; current: the one that runs")
     candidate: Release | None = key(None, "the release to boot once, prove and pin")
-    only: HostName | None = key(None, "one node; none: all of them")
     budget: int = key(
         1800, "from a candidate's start until it must be blessed", "seconds", ge=30, le=86400
     )
+
+
+class KernelData(KernelKeys, HostData):
+    """kernel."""
+
+    only: HostName | None = key(None, "one node; none: all of them")
 
 
 class FirmwareData(HostData):
@@ -260,26 +284,3 @@ class WeightsData(TransferData):
 
     verify: bool = key(False, "read and hash everything, everywhere")
     prune: bool = key(False, "delete what the giver has not")
-
-
-RUNBOOKS: dict[str, type[HostData]] = {
-    "backup": BackupData,
-    "doctor": DoctorData,
-    "firmware": FirmwareData,
-    "image": ImageData,
-    "kernel": KernelData,
-    "patch": PatchData,
-    "provenance": ProvenanceData,
-    "reboot": RebootData,
-    "restart": RestartData,
-    "restore": RestoreData,
-    "rollback": RollbackData,
-    "serve": ServeData,
-    "stop": StopData,
-    "unit": UnitData,
-    "upgrade": UpgradeData,
-    "verify": VerifyData,
-    "wake": WakeData,
-    "watch": WatchData,
-    "weights": WeightsData,
-}

@@ -10,7 +10,7 @@ from gevent import Greenlet
 from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import endpoint, inventory_name, once
+from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.patch_findings import InForce, installed_versions
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
@@ -60,13 +60,14 @@ def endpoint_with_key(plan: Plan) -> Endpoint:
     return endpoint(plan)
 
 
+@once_a_run
 def ask_in_background(plan: Plan) -> Greenlet[..., Answer]:
     """Begins to ask for a completion while the hosts are looked at; its answer comes with get.
 
     DeployError as `endpoint_with_key`.
     """
     where = endpoint_with_key(plan)
-    return once("asked", lambda: gevent.spawn_later(0.05, ask, where, ASK_S))
+    return gevent.spawn_later(0.05, ask, where, ASK_S)
 
 
 def plan_serve(rig: Procedure) -> Work:

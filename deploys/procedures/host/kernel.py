@@ -11,7 +11,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.boot_needs import driver_module, load_lists
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, wider
 from facts.hardware import observe_machines
@@ -69,26 +69,21 @@ class KernelWork:
         return words[0] if words else "nothing to do here in this step"
 
 
+@once_a_run
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for both kinds at once."""
-    return once("want", lambda: _parse(rig.plan, rig.data(KernelData)))
-
-
-def _parse(plan: Plan, data: KernelData) -> Want:
-    names = frozenset(node.name for node in plan.rig.nodes)
-    if data.only is not None and data.only not in names:
-        known = ", ".join(sorted(names))
-        raise DeployError(f"--data only={data.only}: no such node; the rig has: {known}")
+    plan, data = rig.plan, rig.data(KernelData)
+    nodes = frozenset(rig.asked_nodes(data.only))
     if (data.kernel is None) == (data.candidate is None):
         raise DeployError("--data kernel=RELEASE (or current) pins, --data candidate=RELEASE tries "
                           "once: give one of them")  # fmt: skip
     if data.candidate == "current":
         raise DeployError("--data candidate=current: it runs already; name another kernel")
     return Want(
-        plan=wider(plan, names, (*PIN_PATHS, *CANDIDATE_PATHS), (CANDIDATE_SERVICE,)),
+        plan=wider(plan, rig.nodes.all, (*PIN_PATHS, *CANDIDATE_PATHS), (CANDIDATE_SERVICE,)),
         kernel=data.kernel or data.candidate or "",
         candidate=data.candidate is not None,
-        nodes=frozenset({data.only}) if data.only else names,
+        nodes=nodes,
         module=driver_module(plan, data),
         budget_s=data.budget,
     )
@@ -107,7 +102,7 @@ def gates(want: Want) -> tuple[Gate, ...]:
     """The gates of this run; a candidate's boot needs nobody's hands, or it is not begun."""
     if not want.candidate:
         return (*CHANGING, *pinnable(want.kernel, want.nodes))
-    hands = rebootable(once("lists", load_lists), time.time(), want.nodes)
+    hands = rebootable(load_lists(), time.time(), want.nodes)
     return (*CHANGING, *bootable_once(want.kernel, want.nodes), *hands)
 
 
@@ -123,12 +118,9 @@ def kernels_of(snapshot: NodeSnapshot) -> tuple[KernelFacts, Grub, Apt]:
     return kernel, kernel.grub, kernel.apt
 
 
+@once_a_run
 def plan(rig: Procedure, want: Want) -> KernelWork:
     """The work of this run, planned and shown once; all hosts get the same object."""
-    return once("kernel", lambda: _plan(rig, want))
-
-
-def _plan(rig: Procedure, want: Want) -> KernelWork:
     steps: dict[str, Steps] = {}
     words: dict[str, tuple[str, ...]] = {}
     files = {name: files_in(snapshot) for name, snapshot in rig.snapshots.items()}

@@ -12,7 +12,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_pip, known_versions, pip_args, venv_of, wheels_spec
-from deploys.common.load_and_gate import endpoint, gate_here, once
+from deploys.common.load_and_gate import endpoint, gate_here, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_unit, files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
@@ -92,12 +92,9 @@ class Surplus:
     found: VenvPrunePlan
 
 
+@once_a_run
 def plan(rig: Procedure) -> UpgradeWork:
     """The work of this run; DeployError when a gate blocks or a host cannot tell."""
-    return once("upgrade", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> UpgradeWork:
     plan, state, data = rig.plan, rig.run.state, rig.data(UpgradeData)
     if plan.recipe.venv is None:
         raise DeployError(
@@ -157,12 +154,9 @@ def _plan(rig: Procedure) -> UpgradeWork:
     return work
 
 
+@once_a_run
 def plan_prune(rig: Procedure) -> Surplus:
     """What a prune would remove; DeployError when the host cannot tell."""
-    return once("versions to prune", lambda: _plan_prune(rig))
-
-
-def _plan_prune(rig: Procedure) -> Surplus:
     plan, state, node = rig.plan, rig.run.state, rig.plan.rig.head.name
     if plan.recipe.venv is None:
         raise DeployError(f"recipe {plan.recipe.name} runs in a container: it has no versions")

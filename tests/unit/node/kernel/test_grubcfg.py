@@ -98,19 +98,10 @@ def test_entries_with_quotes_and_braces_in_their_titles() -> None:
     assert menu.entries[0]["kernel"] == "1.2.3"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "set default=0\n",
-        grub_cfg(BOTH)[:-1200],
-        grub_cfg(BOTH) + "}\n",
-        grub_cfg(BOTH) + "menuentry 'never ends\n",
-        grub_cfg(BOTH) + "if [ 1 ]; then\n",
-        "\0" * 4096,
-    ],
-    ids=["empty", "no-entry", "cut", "closed-twice", "quote", "if", "zeros"],
-)
+@pytest.mark.parametrize("text", [
+    "", "set default=0\n", grub_cfg(BOTH)[:-1200], grub_cfg(BOTH) + "}\n",
+    grub_cfg(BOTH) + "menuentry 'never ends\n", grub_cfg(BOTH) + "if [ 1 ]; then\n", "\0" * 4096,
+], ids=["empty", "no-entry", "cut", "closed-twice", "quote", "if", "zeros"])  # fmt: skip
 def test_a_malformed_file_is_said_to_be_one(text: str) -> None:
     with pytest.raises(grubcfg.Malformed):
         grubcfg.Menu(text, {})

@@ -153,13 +153,10 @@ def test_a_tool_that_changes_nothing_opens_no_change(host: Host, venv: Path) -> 
     assert [c["id"] for c in host.call("journal")["changes"]] == ["change-1"]
 
 
-@pytest.mark.parametrize(
-    ("env", "part"),
-    [
-        ({"FAILED": "2"}, "1 applied, 36 skipped, 2 failed"),
-        ({"STATUS": "3"}, "the tool ended with 3"),
-    ],
-)
+@pytest.mark.parametrize(("env", "part"), [
+    ({"FAILED": "2"}, "1 applied, 36 skipped, 2 failed"),
+    ({"STATUS": "3"}, "the tool ended with 3"),
+])  # fmt: skip
 def test_a_tool_that_fails_leaves_nothing(
     host: Host, venv: Path, env: dict[str, str], part: str
 ) -> None:
@@ -242,20 +239,10 @@ def end_sleepers(host: Host) -> None:
             os.kill(int(folder.name), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "change_",
-    [
-        {"argv": ["-c"]},
-        {"argv": []},
-        {"tree": "../vllm"},
-        {"tree": "nowhere"},
-        {"env": {"A B": "x"}},
-        {"env": {"A": "x\ny"}},
-        {"id": "../x"},
-        {"timeout_s": 0},
-        {"more": 1},
-    ],
-)
+@pytest.mark.parametrize("change_", [
+    {"argv": ["-c"]}, {"argv": []}, {"tree": "../vllm"}, {"tree": "nowhere"}, {"env": {"A B": "x"}},
+    {"env": {"A": "x\ny"}}, {"id": "../x"}, {"timeout_s": 0}, {"more": 1},
+])  # fmt: skip
 def test_hostile_values_of_a_tool_are_refused(
     host: Host, venv: Path, change_: dict[str, object]
 ) -> None:

@@ -143,12 +143,9 @@ def test_another_users_process_is_spared(monkeypatch: pytest.MonkeyPatch) -> Non
     (("/opt/vllm/bin/vllm", "serve"), True),
     (("python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"), True),
     (("python3", "-m", "vllm.entrypoints.cli.main", "serve", "m"), True),
-    (("python3", "/opt/vllm/bin/vllm", "bench", "serve"), False),
-    (("vllm", "chat"), False),
-    (("bash", "-c", "vllm serve /m"), False),
-    (("docker", "run", "image", "vllm", "serve"), False),
-    (("vim", "/opt/vllm/bin/vllm"), False),
-    (("VLLM::EngineCore",), False),
+    (("python3", "/opt/vllm/bin/vllm", "bench", "serve"), False), (("vllm", "chat"), False),
+    (("bash", "-c", "vllm serve /m"), False), (("docker", "run", "image", "vllm", "serve"), False),
+    (("vim", "/opt/vllm/bin/vllm"), False), (("VLLM::EngineCore",), False),
 ])  # fmt: skip
 def test_what_serves_a_model(argv: tuple[str, ...], wanted: bool) -> None:
     assert is_server(argv) is wanted

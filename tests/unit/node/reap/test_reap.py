@@ -171,10 +171,8 @@ print(json.dumps({{"pid": open(ready).read()}}))
 @pytest.mark.parametrize(("more", "words"), [
     ({"hold": True, "change": None}, "hold needs a change"),
     ({"vram_free_mib": 10}, "there is no nvidia-smi here"),
-    ({"ports": ["8000"]}, "ports[0] is not a number"),
-    ({"ports": [0]}, "ports[0] is not a number"),
-    ({"unit": "-x.service"}, "unit name"),
-    ({"pattern": "VLLM"}, "unknown key 'pattern'"),
+    ({"ports": ["8000"]}, "ports[0] is not a number"), ({"ports": [0]}, "ports[0] is not a number"),
+    ({"unit": "-x.service"}, "unit name"), ({"pattern": "VLLM"}, "unknown key 'pattern'"),
 ])  # fmt: skip
 def test_bad_requests(world: World, more: dict[str, object], words: str) -> None:
     answer = world.call("reap", reap_request(**more))

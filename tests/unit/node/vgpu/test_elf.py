@@ -71,15 +71,12 @@ def test_any_flipped_byte_gives_an_answer_or_our_error(good: Path) -> None:
             elf.parse(changed)
 
 
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        (b"", "not an ELF file (starts with nothing)"),
-        (b"#!/bin/sh\necho hello\n", "not an ELF file (starts with 23212f62696e2f73)"),
-        (b"GGUF" + b"\0" * 100, "not an ELF file (starts with 4747554600000000)"),
-        (b"\x7fELF" + b"\x09" * 80, "no known class"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "said"), [
+    (b"", "not an ELF file (starts with nothing)"),
+    (b"#!/bin/sh\necho hello\n", "not an ELF file (starts with 23212f62696e2f73)"),
+    (b"GGUF" + b"\0" * 100, "not an ELF file (starts with 4747554600000000)"),
+    (b"\x7fELF" + b"\x09" * 80, "no known class"),
+])  # fmt: skip
 def test_what_is_no_elf_is_told(raw: bytes, said: str) -> None:
     with pytest.raises(elf.BrokenElf) as caught:
         elf.parse(raw)

@@ -278,12 +278,11 @@ def test_a_request_of_any_length_goes_by_stdin_and_writes_nothing(built: Path) -
     assert json.loads(done.stdout)["ok"] is True and done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [{"folder": "relative"}, {"folder": "/a/../b"}, {"folder": "/x", "base": "../etc"},
-     {"folder": "/x", "base": "a; touch /tmp/x"}, {"folder": "/x", "kubectl": "rm -rf /"},
-     {"folder": "/x", "more": 1}],
-)  # fmt: skip
+@pytest.mark.parametrize("bad", [
+    {"folder": "relative"}, {"folder": "/a/../b"}, {"folder": "/x", "base": "../etc"},
+    {"folder": "/x", "base": "a; touch /tmp/x"}, {"folder": "/x", "kubectl": "rm -rf /"},
+    {"folder": "/x", "more": 1},
+])  # fmt: skip
 def test_bad_requests_are_refused(host: Host, bad: dict[str, object]) -> None:
     answer = host.call("library look", bad)
     assert answer["code"] == "bad_request"

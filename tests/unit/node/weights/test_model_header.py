@@ -70,15 +70,11 @@ def test_every_cut_is_named(tmp_path: Path, make: object) -> None:
     assert "cut off" in str(look(tmp_path, raw[:-1])["broken"])
 
 
-@pytest.mark.parametrize(
-    ("raw", "kind"),
-    [
-        (b"p\xff\x01\x02" * 8, "unknown (starts with 70ff010270ff0102)"),
-        (b"", "empty or zeroes"),
-        (bytes(64), "empty or zeroes"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "kind"), [
+    (b"p\xff\x01\x02" * 8, "unknown (starts with 70ff010270ff0102)"), (b"", "empty or zeroes"),
+    (bytes(64), "empty or zeroes"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
+])  # fmt: skip
 def test_other_files_are_named_by_what_they_are(tmp_path: Path, raw: bytes, kind: str) -> None:
     assert str(look(tmp_path, raw)["format"]).startswith(kind)
 
