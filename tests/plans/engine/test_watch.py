@@ -27,9 +27,9 @@ def watching(plan: Plan) -> Snapshots:
         plan, HEAD, host_data(HEAD, host(1, address, interval=30), {}, WatchData)
     )
     head = seen[HEAD]
-    files = (*head.files, *map(written_file, documents))  # type: ignore[misc]
+    files = (*head.files, *map(written_file, documents))
     timer = pair_timer(name=WATCH_TIMER, fragment=f"/etc/systemd/system/{WATCH_TIMER}")
-    seen[HEAD] = put(put(head, "files", files), "units", (*head.units, timer))  # type: ignore[misc]
+    seen[HEAD] = put(put(head, "files", files), "units", (*head.units, timer))
     return seen
 
 

@@ -51,8 +51,8 @@ def rig(text: str | None, **changes: object) -> Snapshots:
         files = (state(PATH, text, "file" if text else "absent"),
                  state(FOLDER, None, "directory" if text else "absent"))  # fmt: skip
         for name, one in ((HEAD, ds4), (WORKER, absent)):
-            seen[name] = put(seen[name], "units", (*seen[name].units, one))  # type: ignore[misc]
-            seen[name] = put(seen[name], "files", (*seen[name].files, *files))  # type: ignore[misc]
+            seen[name] = put(seen[name], "units", (*seen[name].units, one))
+            seen[name] = put(seen[name], "files", (*seen[name].files, *files))
         return seen
 
     return make

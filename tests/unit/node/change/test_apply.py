@@ -26,7 +26,7 @@ def test_a_file_is_replaced_with_mode_and_the_pre_image_is_kept(host: Host) -> N
     answer = host.call("apply", apply_request(file_step(path)))
     assert (answer["changed"], answer["status"]) == (True, "OPEN")
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == (NEW, 0o644)
-    entry = journal(host)["steps"][0]  # type: ignore[index]
+    entry = journal(host)["steps"][0]
     assert entry["state"] == "done" and entry["pre"]["mode"] == "0640"
     blob = host.state / "blobs" / entry["pre"]["sha256"]
     assert blob.read_text() == OLD and stat.S_IMODE(blob.stat().st_mode) == 0o600
@@ -144,7 +144,7 @@ def test_an_open_change_is_appended_to_and_a_closed_one_is_not(host: Host) -> No
     first, second = host.file("first"), host.file("second")
     host.call("apply", apply_request(file_step(first)))
     host.call("apply", apply_request(file_step(second)))
-    assert len(journal(host)["steps"]) == 2  # type: ignore[arg-type]
+    assert len(journal(host)["steps"]) == 2
     host.call("close", {"change": "change-1", "status": "COMMITTED"})
     answer = host.call("apply", apply_request(file_step(first, "third\n")))
     assert answer["code"] == "change_closed"
@@ -288,7 +288,7 @@ def test_a_failing_unit_leaves_the_change_open_and_undo_goes_back(host: Host) ->
     answer = host.call("apply", apply_request(file_step(path), unit_step("restart")))
     assert answer["code"] == "unit_failed" and "Job for engine.service failed." in answer["error"]
     assert "stays OPEN" in answer["error"] and path.read_text() == NEW
-    assert [row["state"] for row in journal(host)["steps"]] == ["done", "failed"]  # type: ignore[attr-defined]
+    assert [row["state"] for row in journal(host)["steps"]] == ["done", "failed"]
     assert host.call("close", {"change": "change-1", "status": "COMMITTED"})["code"] == "unfinished"
     assert host.call("undo")["status"] == "ROLLED_BACK"
     assert path.read_text() == OLD

@@ -159,7 +159,7 @@ def test_a_unit_without_the_expected_thought_does_not_start(endpoint: Server) ->
 def test_no_proxy_is_asked(endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert ask(engine(url=endpoint.url).endpoint, 5.0).ok  # type: ignore[arg-type]
+    assert ask(engine(url=endpoint.url).endpoint, 5.0).ok
 
 
 def test_the_template_arguments_are_sent(endpoint: Server) -> None:
@@ -173,7 +173,7 @@ def test_the_template_arguments_are_sent(endpoint: Server) -> None:
 def test_a_server_that_says_nothing_is_given_up(endpoint: Server) -> None:
     endpoint.reply = lambda body: (time.sleep(30), LOADING)[1]
     started = time.monotonic()
-    reply = ask(engine(url=endpoint.url).endpoint, 0.3)  # type: ignore[arg-type]
+    reply = ask(engine(url=endpoint.url).endpoint, 0.3)
     assert (reply.ok, reply.final, reply.detail) == (False, False, "no answer in time")
     assert time.monotonic() - started < 15
 

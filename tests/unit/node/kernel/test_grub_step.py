@@ -208,7 +208,7 @@ def test_next_entry_that_grub_could_not_take_back_is_taken_away_alone(grub: Grub
 def test_a_hostile_kernel_name_is_refused(grub: Grub, value: object) -> None:
     before = grub.state()
     with pytest.raises(NodeError, match="saved"):
-        change_apply.apply(pin(value))  # type: ignore[arg-type]
+        change_apply.apply(pin(value))
     assert grub.state() == before
 
 
