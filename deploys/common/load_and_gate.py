@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar, cast, overload
+from functools import wraps
+from typing import ParamSpec, TypeVar, cast, overload
 
 from gevent.lock import RLock
 from pyinfra import host, logger, state
@@ -35,6 +36,7 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 D = TypeVar("D", bound=HostData)
 T = TypeVar("T")
+P = ParamSpec("P")
 Waivers = tuple[tuple[str, str], ...]
 _LOCK = RLock()
 # Without these a command that is named would mend another recipe's rig.
@@ -78,6 +80,19 @@ def once(key: str, make: Callable[[], T]) -> T:
     if isinstance(found, DeployError):
         raise found
     return cast(T, found)
+
+
+def once_a_run(make: Callable[P, T]) -> Callable[P, T]:
+    """The function, called once a run of pyinfra by `once`: all hosts get what the first one got.
+
+    For what is asked with the same arguments on every host.
+    """
+
+    @wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return once(f"{make.__module__}.{make.__qualname__}", lambda: make(*args, **kwargs))
+
+    return call
 
 
 def data_of(a_host: Host) -> tuple[dict[str, object], dict[str, str]]:

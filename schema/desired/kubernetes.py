@@ -69,11 +69,11 @@ class ClusterData(HostKeys):
 
     namespace: Label = key(..., "the Deployment's namespace")
     deployment: DnsName = key(..., "the Deployment of the engine")
-    container: Label | None = key(None, "its container; none: the only one")
+    container: Label | None = key(None, "the container in its pod; none: the only one")
     kubectl: Literal["auto", "kubectl", "k3s kubectl"] = key(
-        "auto", "the program on the host; auto: kubectl, else k3s kubectl"
+        "auto", "the program on the host; auto tries both"
     )
-    kubeconfig: AbsolutePath | None = key(None, "its --kubeconfig on the host")
+    kubeconfig: AbsolutePath | None = key(None, "kubectl's --kubeconfig, a file on the host")
     vgpu_dir: Folder = key("/usr/local/vgpu", "where the library of the GPU's sharing lies")
     models: dict[AbsolutePath, Literal["gguf", "safetensors"]] = key(
         {}, "model files on the host, each with the format that its loader reads"
@@ -82,14 +82,14 @@ class ClusterData(HostKeys):
     url: Url | None = key(None, "where the host reaches the engine")
     service: DnsName | None = key(None, "the engine's Service")
     port: int | None = key(
-        None, "of the Service; without service the pod itself is asked", "TCP port", ge=1, le=65535
+        None, "TCP port of the Service; without service the pod itself is asked", ge=1, le=65535
     )
     reasoning: bool = key(False, "an answer must hold its reasoning")
     start_budget_s: int = key(
-        600, "for a start, kernels compiled included", "seconds", ge=10, le=7200
+        600, "how long a start may take, kernels compiled included", "seconds", ge=10, le=7200
     )
     deadline: int | None = key(
-        None, "for a start, this run alone; none: start_budget_s", "seconds", ge=10, le=7200
+        None, "the same for this run alone; none: start_budget_s", "seconds", ge=10, le=7200
     )
     needs_nvidia: bool = key(True, "the host must have a driver that sees a GPU")
 

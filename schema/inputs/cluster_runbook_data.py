@@ -92,7 +92,7 @@ class LibvgpuData(ClusterData):
         (), "exported names that the library may lack"
     )
     restart_pods: bool = key(False, "restart the pods that keep the former library")
-    guard: bool = key(False, "watch the file for another's hand")
+    guard: bool = key(False, "notice when the plugin puts its own library back")
     reapply: bool = key(False, "the guard puts the library back; with guard")
     webhook: Url | None = key(None, "the URL that the guard tells", repr=False)
     webhook_file: AbsolutePath | None = key(None, "a file of root's on the host with the URL")
@@ -110,16 +110,16 @@ class GpuLimitData(ClusterData):
     """gpu_limit."""
 
     limit: Annotated[str | None, BeforeValidator(limit_text)] = key(
-        None, "such as 24000m; none: computed from the OOM line in the log"
+        None, "the limit, such as 24000m; none: computed from the OOM line in the log"
     )
     wanted: int | None = key(
-        None, "of the OOM line; none: read from the log", "bytes", ge=1, le=1 << 50
+        None, "what the OOM line asks for; none: read from the log", "bytes", ge=1, le=1 << 50
     )
-    reserve_mib: int = key(256, "stays free", "MiB", ge=0, le=1 << 20)
+    reserve_mib: int = key(256, "memory of the GPU that stays free", "MiB", ge=0, le=1 << 20)
     device: int | None = key(
-        None, "the GPU that the limit is for; none: the one that is limited", "index", ge=0, le=63
+        None, "the GPU that the limit is for, by index; none: the one that is limited", ge=0, le=63
     )
     hardware_mib: int | None = key(
-        None, "the GPU's memory; none: the driver is asked", "MiB", ge=1, le=1 << 24
+        None, "the GPU's memory; none: as the driver says", "MiB", ge=1, le=1 << 24
     )
     set: Variables | None = key(None, 'other variables: \'{"NAME": "value"}\'')

@@ -28,10 +28,10 @@ class HostData(HostKeys):
     fabric_device: Device | None = key(None, "the device of that link, such as bond0")
     fabric_mtu: int = key(9000, "what the link carries", "bytes", ge=1280, le=65535)
     home: Annotated[str, AfterValidator(mount_path)] | None = key(
-        None, "the login user's home; none: the usual one"
+        None, "the login user's home; none: /root or /home/USER"
     )
     recipe: Name = key(..., "what the rig is to serve")
-    profile: Name | None = key(None, "of the recipe; none: its default")
+    profile: Name | None = key(None, "a profile of the recipe; none: the recipe's own")
     recipes_dir: Arguments = key((), "more folders of recipes, from the project's root")
     deep: bool = key(False, "hash the weights while looking; slow")
 

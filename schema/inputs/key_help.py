@@ -31,21 +31,21 @@ def _of_rigs(runbook: str, rigs: type[HostKeys]) -> list[str]:
     return [
         f"{name}: keys of its own" if own else f"{name}: no keys of its own",
         *(_line(key, fields[key]) for key in own),
-        f"{name}: of every runbook; what describes the rig stands in inventory and group_data",
+        f"{name}: keys of every runbook; those of the rig belong in inventory and group_data",
         *(_line(key, fields[key]) for key in shared),
     ]
 
 
 def _line(key: str, field: FieldInfo) -> str:
-    """`key=type of unit (default): purpose`."""
+    """`key: purpose (type, limits and unit; default)`."""
     says, _, none = str(field.description).partition("; none: ")
     extra: Any = field.json_schema_extra
-    unit = f", {extra['unit']}" if extra["unit"] else ""
     bounds = {name: getattr(m, name) for m in field.metadata for name in ("ge", "le")
               if hasattr(m, name)}  # fmt: skip
-    limits = f" {bounds['ge']} to {bounds['le']}" if bounds else ""
-    default = none or ("none" if field.is_required() else _shown(field.default))
-    return f"  {key}: {_words(field.annotation)}{limits}{unit}; default {default}: {says}"
+    limits = f", {bounds['ge']} to {bounds['le']}" if bounds else ""
+    unit = f" {extra['unit']}" if extra["unit"] else ""
+    default = "required" if field.is_required() else f"default: {none or _shown(field.default)}"
+    return f"  {key}: {says} ({_words(field.annotation)}{limits}{unit}; {default})"
 
 
 def _shown(value: object) -> str:

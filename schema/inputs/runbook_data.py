@@ -87,13 +87,15 @@ class DoctorData(DoctorKeys, HostData):
 
 
 class OfABackupData(HostData):
-    """What brings a backup back."""
+    """What restores a backup."""
 
-    backup: Name | None = key(None, "restore this backup; last: the newest verified one")
+    backup: Name | None = key(None, "the backup to restore; last: the newest verified one")
 
 
 class RestoreData(OfABackupData):
     """restore."""
+
+    backup: Name | None = key(None, "the backup to restore; none: the newest verified one")
 
 
 class RollbackKeys(Frozen):
@@ -268,7 +270,7 @@ class TransferData(HostData):
     source: HostName | None = key(
         None, "the node that gives; none: one that is whole", alias="from"
     )
-    port: int = key(29680, "the giver's port for this transfer", "TCP port", ge=1024, le=65535)
+    port: int = key(29680, "the giver's TCP port for this transfer", ge=1024, le=65535)
 
 
 class ImageData(TransferData):

@@ -9,13 +9,13 @@ from typing import Any
 from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.procedures.cluster.ask import ask_typed
 from gates.cluster import gpu_limit, memory_limit
 from gates.cluster.memory_limit import MIB, LimitError
 from gates.core.violation import Violation
-from operations.engine.engine import Steps
+from operations.change.apply import Steps
 from schema.desired.plan import Plan
 from schema.inputs.cluster_runbook_data import GpuLimitData
 from schema.observed.kube import KubeLook, ModelFiles
@@ -157,40 +157,35 @@ def _hardware(plan: Plan, snapshot: NodeSnapshot, device: int | None) -> int:
     return min(sizes) * MIB
 
 
+@once_a_run
 def plan(rig: Procedure) -> Patch:
     """The work of this run, planned once; what the server would change is part of it."""
     plan = rig.plan
-
-    def make() -> Patch:
-        values = asked_values(plan, rig.snapshots[plan.rig.head.name])
-        now = inspect_deployment(plan)
-        former = frozenset(pod.uid for pod in now.pods)
-        unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
-        if unclear:
-            raise DeployError("; ".join(unclear))
-        todo = {n: v for n, v in values.items() if now.variables[n].value != v}
-        if not todo:
-            logger.info(f"    {title(plan, now)} has {assignments(values)} already")
-            return Patch(values, [], (), now.rollout.generation, former)
-        asked = deployment_request(plan, set=todo, logs=False, variables=list(todo))
-        planned = ask_typed(plan, "kube look", asked, KubeLook, "planned")
-        step = {
-            key: value for key, value in deployment_request(plan).items() if key != "container"
-        } | {
-            "op": "kube",
-            "container": planned.container,
-            "set": todo,
-            # a limit that an earlier process wrote into HAMi's shared cache would stay in force
-            "clear_cache": any(name in LIMITS for name in todo),
-            "uid": planned.uid,
-            "resource_version": planned.resource_version,
-        }
-        lines = [f"{title(plan, planned)}, resourceVersion {planned.resource_version}:"]
-        for change in planned.changes or ():
-            lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
-        return Patch(values, [step], tuple(lines), planned.rollout.generation, former)
-
-    return once("patch", make)
+    values = asked_values(plan, rig.snapshots[plan.rig.head.name])
+    now = inspect_deployment(plan)
+    former = frozenset(pod.uid for pod in now.pods)
+    unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
+    if unclear:
+        raise DeployError("; ".join(unclear))
+    todo = {n: v for n, v in values.items() if now.variables[n].value != v}
+    if not todo:
+        logger.info(f"    {title(plan, now)} has {assignments(values)} already")
+        return Patch(values, [], (), now.rollout.generation, former)
+    asked = deployment_request(plan, set=todo, logs=False, variables=list(todo))
+    planned = ask_typed(plan, "kube look", asked, KubeLook, "planned")
+    step = {key: value for key, value in deployment_request(plan).items() if key != "container"} | {
+        "op": "kube",
+        "container": planned.container,
+        "set": todo,
+        # a limit that an earlier process wrote into HAMi's shared cache would stay in force
+        "clear_cache": any(name in LIMITS for name in todo),
+        "uid": planned.uid,
+        "resource_version": planned.resource_version,
+    }
+    lines = [f"{title(plan, planned)}, resourceVersion {planned.resource_version}:"]
+    for change in planned.changes or ():
+        lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
+    return Patch(values, [step], tuple(lines), planned.rollout.generation, former)
 
 
 def title(plan: Plan, now: KubeLook) -> str:

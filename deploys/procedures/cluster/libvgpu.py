@@ -10,7 +10,7 @@ from pathlib import Path
 from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in
 from deploys.procedures.cluster.ask import ask_typed
@@ -54,32 +54,28 @@ def inspect_library(plan: Plan) -> LibraryLook:
     return ask_typed(plan, "library look", request, LibraryLook, "library")
 
 
+@once_a_run
 def local_bytes(plan: Plan) -> bytes:
     """The candidate's bytes, from here, its sha256 checked; DeployError says what is wrong."""
-
-    def make() -> bytes:
-        data = plan.chart_as(LibvgpuData)
-        if data.library is None or data.sha256 is None:
-            raise DeployError(
-                "libvgpu needs --data library=FILE --data sha256=HEX (what `sha256sum FILE` prints "
-                "where it was built), or --data remove=true"
-            )
-        path = Path(data.library)
-        try:
-            if path.stat().st_size > MAX_LIBRARY:
-                raise DeployError(f"{path} is larger than {MAX_LIBRARY >> 20} MiB: no such library")
-            raw = path.read_bytes()
-        except OSError as error:
-            raise DeployError(f"library: {path}: {error.strerror}") from None
-        found = hashlib.sha256(raw).hexdigest()
-        if found != data.sha256:
-            raise DeployError(
-                f"{path} is not the library that sha256 names: it is {found}, {len(raw)} bytes; "
-                "copy it again"
-            )
-        return raw
-
-    raw: bytes = once("library-bytes", make)
+    data = plan.chart_as(LibvgpuData)
+    if data.library is None or data.sha256 is None:
+        raise DeployError(
+            "libvgpu needs --data library=FILE --data sha256=HEX (what `sha256sum FILE` prints "
+            "where it was built), or --data remove=true"
+        )
+    path = Path(data.library)
+    try:
+        if path.stat().st_size > MAX_LIBRARY:
+            raise DeployError(f"{path} is larger than {MAX_LIBRARY >> 20} MiB: no such library")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DeployError(f"library: {path}: {error.strerror}") from None
+    found = hashlib.sha256(raw).hexdigest()
+    if found != data.sha256:
+        raise DeployError(
+            f"{path} is not the library that sha256 names: it is {found}, {len(raw)} bytes; "
+            "copy it again"
+        )
     return raw
 
 
@@ -113,10 +109,11 @@ def to_restart(now: LibraryLook, ours: str) -> dict[str, PodName]:
     return {uid: pods[uid] for uid in dict.fromkeys(old) if uid is not None}
 
 
+@once_a_run
 def plan(rig: Procedure) -> Swap:
     """The work of this run, planned once."""
     make = _removal if rig.plan.chart_as(LibvgpuData).remove else _swap
-    return once("swap", lambda: make(rig.plan, rig.snapshots[rig.plan.rig.head.name]))
+    return make(rig.plan, rig.snapshots[rig.plan.rig.head.name])
 
 
 def _swap(plan: Plan, snapshot: NodeSnapshot) -> Swap:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deploys.common.snapshot_view import files_in, units_in
-from operations.engine.engine import Steps, file_steps, timer_steps
+from operations.change.apply import Steps
+from operations.change.steps import folder_steps, unit_step
+from operations.engine.engine import file_steps, timer_steps
 from schema.desired.plan import Plan
 from schema.inputs.cluster_runbook_data import LibvgpuData
 from schema.observed.files import FileState
@@ -19,10 +21,7 @@ def around(plan: Plan, snapshot: NodeSnapshot, target: str, original: str, ours:
     files, units = files_in(snapshot), units_now(snapshot)
     data = plan.chart_as(LibvgpuData)
     documents = library_documents(plan, data, target, original, ours)
-    steps: Steps = []
-    folder = files.get("/etc/rigbook")
-    if folder is not None and folder.kind == "absent":
-        steps.append({"op": "directory", "path": "/etc/rigbook", "mode": "0755"})
+    steps = folder_steps(["/etc/rigbook"], files)
     if not data.guard:
         steps += no_guard(files, units)
     changes = [{**step, "sensitive": True} for step in file_steps(documents, files)]
@@ -39,14 +38,10 @@ def no_guard(files: Mapping[str, FileState], units: Mapping[str, Unit]) -> Steps
     steps: Steps = []
     for name, unit in units.items():
         if unit.active_state == "active" or unit.enabled == "enabled":
-            steps.append(_unit_step(name, "stop", False))
+            steps.append(unit_step(name, "stop", enabled=False))
     there = [p for p in FILES if p.endswith((".service", ".path", ".timer")) and _is_file(files, p)]
     steps += [{"op": "absent", "path": path} for path in there]
     return steps
-
-
-def _unit_step(name: str, active: str, enabled: bool) -> dict[str, object]:
-    return {"op": "unit", "unit": name, "enabled": enabled, "active": active, "daemon_reload": True}
 
 
 def _is_file(files: Mapping[str, FileState], path: str) -> bool:

@@ -147,7 +147,7 @@ def test_help_lists_the_keys_of_a_kubernetes_rig(ran: Runs) -> None:
     """Apart from those of the other rigs, where a runbook has both."""
     alone, both = ran["help"], ran["help of both"]
     assert alone.status == both.status == 0 and alone.commands == both.commands == ()
-    assert "\n  reserve_mib: whole number 0 to 1048576, MiB; default 256: " in alone.output
+    assert "(whole number, 0 to 1048576 MiB; default: 256)\n" in alone.output
     assert "  library" not in alone.output and "  profile" not in alone.output
     assert both.output.index("  recipe: ") < both.output.index("doctor on a Kubernetes rig: keys")
     assert both.output.count("\n  json: ") == 2 and "  namespace: " in both.output

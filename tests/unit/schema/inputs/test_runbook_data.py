@@ -55,14 +55,14 @@ def test_each_key_of_a_runbook_stands_on_its_page(page: Path) -> None:
 
 @pytest.mark.parametrize("runbook", RUNBOOKS)
 def test_help_has_each_key_on_a_line_of_its_own(runbook: str) -> None:
-    """With its type, its default and what it is for; a number has a unit or is a rank."""
+    """What it is for, its type and its default; a number has a unit, unless it is a name."""
     lines = [line for line in key_lines(runbook) if line.startswith("  ")]
     keys = [line.split(":")[0].strip() for line in lines]
     assert sorted(keys) == sorted(key for kind in RUNBOOKS[runbook] for key in taken(kind))
     for line in lines:
-        assert re.match(r"  \w+: .+; default .+: \S", line)
-        if ": whole number" in line and "  rank:" not in line:
-            assert re.search(r"\d, (seconds|bytes|MiB|looks|starts|backups|index|TCP port);", line)
+        assert re.match(r"  \w+: \S.* \(\S.*; (default: .+|required)\)$", line)
+        if "(whole number" in line and not re.match(r"  (rank|port|device):", line):
+            assert re.search(r"\d (seconds|bytes|MiB|looks|starts|backups);", line)
 
 
 def test_one_type_for_several_runbooks_and_for_somebodys_own_deploy() -> None:
