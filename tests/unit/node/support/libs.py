@@ -66,13 +66,9 @@ class Holders:
     """Processes that have a library mapped through LD_PRELOAD and use it without a pause."""
 
     def __init__(self, program: Path, preload: Path, count: int) -> None:
+        env = {"LD_PRELOAD": str(preload), "PATH": os.environ["PATH"]}
         self.processes = [
-            subprocess.Popen(
-                [str(program)],
-                env={"LD_PRELOAD": str(preload), "PATH": os.environ["PATH"]},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            subprocess.Popen([str(program)], env=env, stdout=subprocess.PIPE, text=True)
             for _ in range(count)
         ]
         for process in self.processes:

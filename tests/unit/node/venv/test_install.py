@@ -28,10 +28,7 @@ OLD, NEW = "0.27.0", "0.28.0"
 @pytest.fixture
 def rig(host: Host, venv: Path) -> trees.Engine:
     """A link `venv` to venvs/0.27.0, and wheels of both versions."""
-    tree = host.root / "engine" / "venvs" / OLD
-    tree.parent.mkdir(parents=True)
-    trees.moved(venv, tree)
-    (host.root / "engine" / "venv").symlink_to(tree)
+    tree = trees.versions(host, venv, OLD).tree.resolve()
     wheels = host.root / "wheels"
     wheels.mkdir()
     for version in (OLD, NEW):
