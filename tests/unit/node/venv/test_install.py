@@ -122,13 +122,10 @@ def stages(rig: trees.Engine) -> dict[str, Path]:
     folder = rig.tree.parent / NEW
     site = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     return {
-        "announced": rig.tree.parent / f"{NEW}.partial",
-        "folder": folder,
-        "venv": folder / "pyvenv.cfg",
-        "pip there": site / "pip" / "__init__.py",
-        "package": site / "vllm",
-        "entry": folder / "bin" / "vllm",
-    }
+        "announced": rig.tree.parent / f"{NEW}.partial", "folder": folder,
+        "venv": folder / "pyvenv.cfg", "pip there": site / "pip" / "__init__.py",
+        "package": site / "vllm", "entry": folder / "bin" / "vllm",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", ["announced", "folder", "venv", "pip there", "package", "entry"])
