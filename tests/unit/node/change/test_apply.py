@@ -75,6 +75,18 @@ def test_content_base64_directory_and_absent(host: Host) -> None:
     assert gone.read_text() == OLD and not folder.exists()
 
 
+def test_what_lies_in_a_folder_that_only_changes_its_mode_is_looked_at(host: Host) -> None:
+    make = {"op": "directory", "path": str(host.root / "there"), "mode": "0751"}
+    (host.root / "there").mkdir(mode=0o755)
+    edited = host.file("there/edited")
+    same = apply_request(make, file_step(edited, OLD, mode="0640"))
+    dry = host.call("apply", {**same, "dry": True})
+    assert [row["changed"] for row in dry["steps"]] == [True, False]
+    stale = file_step(edited, expect_sha256="absent")
+    assert host.call("apply", apply_request(make, stale))["code"] == "changed_meanwhile"
+    assert edited.read_text() == OLD
+
+
 def test_file_install_is_an_apply_of_one_step(host: Host) -> None:
     path = host.file(text=None)
     file = {"path": str(path), "content": NEW, "mode": "0755"}

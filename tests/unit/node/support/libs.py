@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -43,6 +44,18 @@ def cc(source: str, out: Path, *flags: str) -> Path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out
+
+
+def sha(path: Path) -> str:
+    """A file's sha256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def needing(folder: Path) -> Path:
+    """A library that needs libdep.so, which only `folder` has."""
+    library(folder / "libdep.so", 100)
+    return cc("int f(void){return 1;}", folder / "x.so", "-shared", "-fPIC",
+              "-Wl,--no-as-needed", f"-L{folder}", "-ldep")  # fmt: skip
 
 
 def library(out: Path, size: int = 900_000, fill: int = 1, more: str = "", *flags: str) -> Path:
