@@ -77,21 +77,26 @@ def move_image(plan: Plan, observed: Observed, target: Node) -> str:
     return f"{pyinfra(plan, 'image')} (pulls {reference} once, then moves it)"
 
 
-def image_present(plan: Plan, observed: Observed) -> list[Violation]:
-    """The image is on every node before anything changes: a pull takes minutes and may fail."""
+def _images(
+    plan: Plan, observed: Observed
+) -> tuple[list[tuple[Node, Image | None]], list[Violation]]:
+    """The recipe's image on each node (a venv has none), and the nodes whose docker is unknown."""
     reference = image_name(plan)
     if reference is None:
-        return []
-    images, found = gather(
-        plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference)
-    )
+        return [], []
+    return gather(plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference))
+
+
+def image_present(plan: Plan, observed: Observed) -> list[Violation]:
+    """The image is on every node before anything changes: a pull takes minutes and may fail."""
+    images, found = _images(plan, observed)
     for node, image in images:
         if image is None:
             found.append(
                 violation(
                     "image-missing",
                     node.name,
-                    f"the image {reference} is not on {node.name}",
+                    f"the image {image_name(plan)} is not on {node.name}",
                     evidence="; ".join(
                         f"{n.name}: {identity_of(i) if i else 'absent'}" for n, i in images
                     ),
@@ -103,21 +108,16 @@ def image_present(plan: Plan, observed: Observed) -> list[Violation]:
 
 def image_equal(plan: Plan, observed: Observed) -> list[Violation]:
     """Every node runs the same bytes: one tag may name two builds (faults.md 41)."""
-    reference = image_name(plan)
-    if reference is None:
-        return []
-    images, found = gather(
-        plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference)
-    )
+    images, found = _images(plan, observed)
     present = [(node, image) for node, image in images if image is not None]
     for node, image in present[1:]:
-        first, reference_image = present[0]
-        if not same_content(reference_image, image):
+        first, its_image = present[0]
+        if not same_content(its_image, image):
             found.append(
                 violation(
                     "image-differs",
                     node.name,
-                    f"{reference} is another build on {node.name} than on {first.name}",
+                    f"{image_name(plan)} is another build on {node.name} than on {first.name}",
                     evidence="; ".join(f"{n.name}: {identity_of(i)}" for n, i in present),
                     remedy=move_image(plan, observed, node),
                 )

@@ -41,22 +41,19 @@ def _lies_there(
 ) -> Violation:
     """The finding about a version that is installed although the table calls it broken."""
     facts = facts_of(plan, node, snapshot)
-    where = f"{node.name}: {describe(facts)}; {TABLE}, {entry.id}: {entry.text()}"
-    if answers:
-        return violation(
-            "version-broken",
-            node.name,
-            f"{ENGINE} {version} answers on this rig, and is known to fail there: {entry.reason}",
-            evidence=where,
-            remedy=f"write what you see into {TABLE}: verdict works, your name as the source, "
-            "today's date",
-            severity="warn",
-        )
+    said = "answers on this rig, and is known to fail there"
+    remedy = (
+        f"write what you see into {TABLE}: verdict works, your name as the source, today's date"
+    )
+    if not answers:
+        said = "is installed, and known to fail on this rig"
+        back = pyinfra(plan, "rollback", "backup=last")
+        remedy = f"{pyinfra(plan, 'rollback')}; where no change is open: {back}"
     return violation(
         "version-broken",
         node.name,
-        f"{ENGINE} {version} is installed, and known to fail on this rig: {entry.reason}",
-        evidence=where,
-        remedy=f"{pyinfra(plan, 'rollback')}; where no change is open: "
-        f"{pyinfra(plan, 'rollback', 'backup=last')}",
+        f"{ENGINE} {version} {said}: {entry.reason}",
+        evidence=f"{node.name}: {describe(facts)}; {TABLE}, {entry.id}: {entry.text()}",
+        remedy=remedy,
+        severity="warn" if answers else None,
     )

@@ -9,8 +9,7 @@ from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of,
 from gates.core.check import Gate, Observed, known, per_node, pyinfra, reached
 from gates.core.codes import Severity, violation
 from gates.core.violation import Violation
-from gates.host import reachable, storage
-from gates.transfer import fabric, route
+from gates.transfer import route
 from gates.transfer.route import TransferRequest, gates_for
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
@@ -21,14 +20,6 @@ PRUNE = "sudo docker image prune"
 DOCKER_ROOT = "/var/lib/docker"
 # the only store whose layers node reads and registers one by one
 LAYERS_STORE = "overlay2"
-
-MOVING: tuple[Gate, ...] = (
-    reachable.nodes_reachable,
-    *fabric.GATES,
-    storage.lock_free,
-    storage.changes_closed_but("image"),
-    storage.journal_whole,
-)
 
 
 def images(plan: Plan, observed: Observed) -> dict[str, Image | None]:
@@ -111,11 +102,18 @@ def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
     ]
 
 
-def arch(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
-    """The image is built for the processor of the node that gets it."""
+def _giving(
+    asked: TransferRequest, plan: Plan, observed: Observed
+) -> tuple[dict[str, Image | None], str | None, Image | None]:
+    """The image on each node, the node that gives it, and what that node has."""
     found = images(plan, observed)
     source = source_of(found, asked.source)
-    image = found.get(source) if source else None
+    return found, source, found.get(source) if source else None
+
+
+def arch(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """The image is built for the processor of the node that gets it."""
+    found, source, image = _giving(asked, plan, observed)
     if image is None:
         return []
     return [
@@ -141,9 +139,7 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
     so this warns, and node refuses by the exact count before a byte comes. It blocks where
     there is no room at all, and where the whole image goes through docker, which counts none.
     """
-    found = images(plan, observed)
-    source = source_of(found, asked.source)
-    image = found.get(source) if source else None
+    found, source, image = _giving(asked, plan, observed)
     if image is None:
         return []
     absent = [name for name in targets_of(found, source) if found[name] is None]
@@ -167,14 +163,13 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
 
 def port_free(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """Nobody listens on the port that the giver uses for this one transfer."""
-    source = source_of(images(plan, observed), asked.source)
+    _, source, _ = _giving(asked, plan, observed)
     return list(route.port_free(asked, plan, observed, source))
 
 
 def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """A firewall in between shows only after a minute of trying, as "no way to"."""
-    found = images(plan, observed)
-    source = source_of(found, asked.source)
+    found, source, _ = _giving(asked, plan, observed)
     names = targets_of(found, source)
     if through_docker(asked, observed, (*names, source)):
         return []
@@ -184,4 +179,4 @@ def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
 def image_gates(asked: TransferRequest) -> tuple[Gate, ...]:
     """All gates before an image moves."""
     about = gates_for(asked, one_source, arch, room, port_free, route_open)
-    return (*MOVING, docker_known, *about)
+    return (*route.gates_before("image"), docker_known, *about)

@@ -9,6 +9,7 @@ from functools import partial, update_wrapper
 from gates.core.check import Gate, Observed, gib, reached
 from gates.core.codes import violation
 from gates.core.violation import Violation
+from gates.host import reachable, storage
 from gates.transfer import fabric
 from schema.desired.plan import Plan
 from schema.observed.network import ReachAsk
@@ -36,6 +37,17 @@ class TransferRequest:
     is_made: bool = False
     is_whole: bool = False
     is_compared: bool = False
+
+
+def gates_before(deploy: str) -> tuple[Gate, ...]:
+    """The gates before any transfer: nodes, fabric, nobody else at work but a cut-off run."""
+    return (
+        reachable.nodes_reachable,
+        *fabric.GATES,
+        storage.lock_free,
+        storage.changes_closed_but(deploy),
+        storage.journal_whole,
+    )
 
 
 RequestGate = Callable[[TransferRequest, Plan, Observed], list[Violation]]

@@ -7,8 +7,7 @@ from dataclasses import replace
 from gates.core.check import Gate, Observed, gib, pyinfra, reached
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.host import reachable, storage
-from gates.transfer import fabric, route
+from gates.transfer import route
 from gates.transfer.route import TransferRequest, gates_for
 from gates.weights import weights
 from schema.desired.plan import Plan
@@ -21,16 +20,9 @@ UNNEEDED = "remove from that filesystem what is not needed"
 def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """There is a node whose weights look whole by themselves; what is wrong there is named."""
     if asked.source is not None:
-        found = [
-            v
-            for check in (weights.weights_magic, weights.weights_cut, weights.weights_whole)
-            for v in check(plan, observed)
-            if v.node == asked.source
-        ]
-        return [
-            *found,
-            *(v for v in weights.weights_present(plan, observed) if v.node == asked.source),
-        ]
+        checks = (weights.weights_magic, weights.weights_cut, weights.weights_whole,
+                  weights.weights_present)  # fmt: skip
+        return [v for check in checks for v in check(plan, observed) if v.node == asked.source]
     return [replace(v, node=None) for v in weights.weights_present(plan, observed)][:1] or [
         violation(
             "weights-differ",
@@ -48,9 +40,7 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
     giving = _weights_bytes(plan, observed, asked.source)
     for node, snapshot in reached(plan, observed):
         if node.name != asked.source and not isinstance(snapshot.weights, Unreadable):
-            there = weights.weights_of(plan, node, snapshot)
-            have = sum(f.size for f in there.files) if there else 0
-            wanted[node.name] = max(0, giving - have)
+            wanted[node.name] = max(0, giving - _weights_bytes(plan, observed, node.name))
     found: list[Violation] = []
     for node in plan.rig.nodes:
         path = plan.specs[node.name].weights
@@ -83,17 +73,12 @@ def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
 
 def weights_gates(asked: TransferRequest) -> tuple[Gate, ...]:
     """All gates before weights move; the source of `asked` is None where no node can give."""
-    return (
-        reachable.nodes_reachable,
-        *fabric.GATES,
-        storage.lock_free,
-        storage.changes_closed_but("weights"),
-        storage.journal_whole,
-        *gates_for(asked, one_source, room, port_free, route_open),
-    )
+    about = gates_for(asked, one_source, room, port_free, route_open)
+    return (*route.gates_before("weights"), *about)
 
 
 def _weights_bytes(plan: Plan, observed: Observed, name: str | None) -> int:
+    """The size of a node's weights; 0 where it has none, or they cannot be read."""
     for node, snapshot in reached(plan, observed):
         if node.name == name and not isinstance(snapshot.weights, Unreadable):
             found = weights.weights_of(plan, node, snapshot)

@@ -52,7 +52,8 @@ def script_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
 
 def _own(plan: Plan, node: Node, snapshot: NodeSnapshot, unit: Unit) -> Iterator[Violation]:
     """The same about our own unit, whose script serve bind-mounts from the host."""
-    serve, container, script = pyinfra(plan, "serve"), own_container(snapshot), _script(snapshot)
+    serve, script = pyinfra(plan, "serve"), _script(snapshot)
+    container = own_container(snapshot) if plan.recipe.container else None
     if script is not None and script.kind != "file":
         yield _ghost(
             node,
@@ -66,17 +67,6 @@ def _own(plan: Plan, node: Node, snapshot: NodeSnapshot, unit: Unit) -> Iterator
             ),
             serve,
         )
-    elif plan.recipe.container is None:
-        if _not_run(unit) and not _venv_broken(plan, node, snapshot):
-            named = _NAMED.search("\n".join(unit.errors))
-            yield _ghost(
-                node,
-                f"what the unit of {node.name} has to start is not there: "
-                f"{named[1] if named else 'exit status ' + str(unit.exit_status)}",
-                f"last exit: {last_exit(unit)}; log: {'; '.join(unit.errors[-2:]) or 'none'}",
-                serve,
-                cause=from_log(unit.errors) or "",
-            )
     elif container is not None and not _mounted(container):
         yield _ghost(
             node,
@@ -87,11 +77,12 @@ def _own(plan: Plan, node: Node, snapshot: NodeSnapshot, unit: Unit) -> Iterator
             serve,
             warn=container.state == "running",
         )
-    elif _not_run(unit):
+    elif _not_run(unit) and (plan.recipe.container or not _venv_broken(plan, node, snapshot)):
+        which = "container" if plan.recipe.container else "unit"
         named = _NAMED.search("\n".join(unit.errors))
         yield _ghost(
             node,
-            f"what the container of {node.name} has to start is not there: "
+            f"what the {which} of {node.name} has to start is not there: "
             f"{named[1] if named else 'exit status ' + str(unit.exit_status)}",
             f"last exit: {last_exit(unit)}; log: {'; '.join(unit.errors[-2:]) or 'none'}",
             serve,

@@ -10,7 +10,7 @@ from gevent import Greenlet
 from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import endpoint, inventory_name, once
+from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.patch_findings import InForce, installed_versions
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
@@ -22,8 +22,8 @@ from gates.core.check import Observed
 from gates.core.violation import Violation
 from gates.doctor.healthy import at_work
 from gates.drift.compare import Difference, drift, engine_state
+from operations.change.apply import Steps, texts_of
 from operations.engine import engine
-from operations.engine.engine import Steps
 from operations.engine.wait_ready import wait_for_answer
 from schema.desired.plan import PAIR_TIMER, Plan
 from schema.observed.endpoint_probe import Probe
@@ -60,18 +60,20 @@ def endpoint_with_key(plan: Plan) -> Endpoint:
     return endpoint(plan)
 
 
+@once_a_run
 def ask_in_background(plan: Plan) -> Greenlet[..., Answer]:
     """Begins to ask for a completion while the hosts are looked at; its answer comes with get.
 
     DeployError as `endpoint_with_key`.
     """
     where = endpoint_with_key(plan)
-    return once("asked", lambda: gevent.spawn_later(0.05, ask, where, ASK_S))
+    return gevent.spawn_later(0.05, ask, where, ASK_S)
 
 
 def plan_serve(rig: Procedure) -> Work:
     plan, snapshots = rig.plan, rig.snapshots
     files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
+    before = {name: texts_of(found) for name, found in files.items()}
     steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
     states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
@@ -84,8 +86,8 @@ def plan_serve(rig: Procedure) -> Work:
             logger.info(f"    serving as the recipe says; a real answer: {answer.detail}")
         # A step without a restart (a unit that was disabled) opens a change, which must be ended.
         needs_proof = any(steps.values()) or not (answer and answer.ok)
-        return Work(steps, files, needs_proof=needs_proof)
-    return Work(steps, files, stop=rig.up, start=rig.nodes, needs_proof=True)
+        return Work(steps, before, needs_proof=needs_proof)
+    return Work(steps, before, stop=rig.up, start=rig.nodes, needs_proof=True)
 
 
 def _steps(

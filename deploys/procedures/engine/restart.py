@@ -12,7 +12,7 @@ from pyinfra import state
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from facts.orphans import Orphans
 from facts.rignode.context import fact_of, real
@@ -37,12 +37,9 @@ class ColdWork:
     needs: Mapping[str, Mapping[str, Any]]
 
 
+@once_a_run
 def plan(rig: Procedure) -> ColdWork:
     """The work of this run, the same object for all hosts; DeployError when it cannot be known."""
-    return once("cold", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> ColdWork:
     plan, snapshots, up = rig.plan, rig.snapshots, rig.up.all
     rig.resume()
     request = reap_request(plan)

@@ -12,7 +12,7 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
@@ -76,16 +76,13 @@ class UnitWork:
 revert = undo_only("the unit is as it was before", UNDO_TIMEOUT_S)
 
 
+@once_a_run
 def parse_request(rig: Procedure) -> tuple[Plan, Wanted]:
     """The plan with the unit and its drop-in in the snapshots, and what is wanted.
 
     DeployError for keys that do not go together.
     """
-    return once("want", lambda: _parse(rig.plan, rig.data(UnitData)))
-
-
-def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
-    names = tuple(node.name for node in plan.rig.nodes)
+    plan, data = rig.plan, rig.data(UnitData)
     override = data.override()
     if data.unit is None:
         raise DeployError("--data unit=NAME.service is missing; which unit?")
@@ -94,8 +91,7 @@ def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
             "give --data remove=true, or what the drop-in is to set (exec_start, restart, "
             "restart_sec, environment, start_limit_interval, start_limit_burst): one of them"
         )
-    if data.only is not None and data.only not in names:
-        raise DeployError(f"--data only={data.only}: no such node; the rig has: {', '.join(names)}")
+    nodes = rig.asked_nodes(data.only)
     if not data.remove and data.unit.startswith(OWN):
         raise DeployError(
             f"--data unit={data.unit}: serve writes this unit and a drop-in would outlive it; "
@@ -108,17 +104,13 @@ def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
         )
     path = drop_in_path(data.unit, data.drop_in)
     text = None if data.remove else override.text()
-    nodes = (data.only,) if data.only else names
     wanted = Wanted(data.unit, path, text, override.exec_start, nodes, data.only is not None)
     return wider(plan, nodes, (path, path.rpartition("/")[0]), (data.unit,)), wanted
 
 
+@once_a_run
 def plan(rig: Procedure, wanted: Wanted) -> UnitWork:
     """The work of this run; DeployError where the unit would be broken, or is nowhere."""
-    return once("unit", lambda: _plan(rig, wanted))
-
-
-def _plan(rig: Procedure, wanted: Wanted) -> UnitWork:
     targets = {
         node: found
         for node in wanted.nodes

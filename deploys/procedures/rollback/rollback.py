@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once, operator_data
+from deploys.common.load_and_gate import once_a_run, operator_data
 from deploys.common.procedure import Procedure
 from deploys.common.resume import refuse_live
 from operations.rollback.revert import RecordedChanges
@@ -29,11 +29,10 @@ class Chosen:
     lines: tuple[str, ...]
 
 
+@once_a_run
 def ask_journals(plan: Plan) -> RecordedChanges:
     """Asks for the changes while the gates do: every second counts for who is down."""
-    return once(
-        "recorded", lambda: RecordedChanges(state, plan, operator_data(RollbackData).change)
-    )
+    return RecordedChanges(state, plan, operator_data(RollbackData).change)
 
 
 def choose(rig: Procedure, wanted: str | None) -> Chosen:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
@@ -71,12 +71,9 @@ def parse_request(rig: Procedure) -> Want:
     return wanted(rig, lambda _: asked)
 
 
+@once_a_run
 def plan(rig: Procedure) -> ImageWork:
     """The work of this run, planned once and told once; DeployError when it cannot be done."""
-    return once("image", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> ImageWork:
     data, snapshots = rig.data(ImageData), rig.snapshots
     reference = image_of_recipe(rig.plan)
     found = images(rig.plan, snapshots)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyinfra import logger, state
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
@@ -53,12 +53,9 @@ def parse_request(rig: Procedure) -> Want:
     return wanted(rig, ask)
 
 
+@once_a_run
 def plan(rig: Procedure) -> WeightsWork:
     """The work of this run, planned once and told once."""
-    return once("weights", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> WeightsWork:
     plan, snapshots, data = rig.plan, rig.snapshots, rig.data(WeightsData)
     rig.resume()
     source = weights_source(plan, snapshots, data.source)

@@ -12,7 +12,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import look_at_patches, tool_request, tools_of, venv_of
-from deploys.common.load_and_gate import gate_here, once
+from deploys.common.load_and_gate import gate_here, once_a_run
 from deploys.common.procedure import Procedure
 from gates.artifact.file_patch_state import PatchState
 from gates.artifact.file_patches import findings, unfinished
@@ -53,12 +53,9 @@ def count(plan: Plan) -> int:
     return len(plan.recipe.file_patches) + len(tools_of(plan))
 
 
+@once_a_run
 def plan(rig: Procedure) -> PatchWork:
     """The work of this run; DeployError when a file is in no known state."""
-    return once("patches", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> PatchWork:
     if not count(rig.plan):
         raise DeployError(
             f"recipe {rig.plan.recipe.name} has no file_patches and no patch_tools: nothing to "
