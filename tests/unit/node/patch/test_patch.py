@@ -92,14 +92,11 @@ def test_look_gives_the_file_with_owner_mode_and_version(host: Host, venv: Path)
     assert none["file"] is None and none["matches"] == []
     assert found["version"] == "0.20.2"
     assert found["tools"] == [{"id": "genesis", "done": False}]
-
-
-def test_look_follows_the_link_of_the_venv(host: Host, venv: Path) -> None:
-    """An upgrade switches a link; the step must name the tree that it was decided on."""
+    # an upgrade switches a link; the step must name the tree that it was decided on
     link = host.root / "current"
     link.symlink_to(venv)
     (row,) = look(host, link, "vllm/a.py")["files"]
-    assert row["file"]["path"] == str(venv / PACKAGES / "vllm/a.py")
+    assert row["file"]["path"] == str(path)
 
 
 def test_a_patched_file_is_an_ordinary_step(host: Host, venv: Path) -> None:
@@ -221,9 +218,6 @@ def test_hostile_values_of_a_tool_are_refused(
 @pytest.mark.parametrize("path", ["../../etc/passwd", "-x", "", "/etc/../x", "a\nb"])
 def test_hostile_paths_are_refused(host: Host, venv: Path, path: str) -> None:
     assert host.call("patch look", {"venv": str(venv), "paths": [path]})["code"] == "bad_request"
-
-
-def test_a_path_below_site_packages_needs_a_venv(host: Host) -> None:
     answer = host.call("patch look", {"paths": ["vllm/a.py"]})
     assert answer["code"] == "bad_request" and "no venv is named" in answer["error"]
 
