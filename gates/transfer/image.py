@@ -17,7 +17,6 @@ from schema.observed.docker import Image
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 PRUNE = "sudo docker image prune"
-DOCKER_ROOT = "/var/lib/docker"
 # the only store whose layers node reads and registers one by one
 LAYERS_STORE = "overlay2"
 
