@@ -1,4 +1,4 @@
-"""upgrade: another version of a venv's engine, beside the one that serves; any failure goes back.
+"""upgrade: another version of a venv's engine, beside the one that serves, or back to that one.
 
 Runbook: docs/runbooks/upgrade.md. Data: version (else the recipe's venv.version), profile, waive +
 reason; inplace=true installs into the venv that serves; prune=true removes versions nobody needs.

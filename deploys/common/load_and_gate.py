@@ -29,8 +29,9 @@ from schema.core.errors import SpecError
 from schema.desired.kubernetes import host_part, is_cluster
 from schema.desired.plan import Plan, Runtime
 from schema.inputs import load as loader
-from schema.inputs.check import host_data, kind_of
+from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
+from schema.inputs.runbooks import kind_of
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 D = TypeVar("D", bound=HostData)
@@ -139,7 +140,7 @@ def load(runtimes: Collection[Runtime] = INSTALLED) -> Plan:
                 {name: merged for name, (merged, _) in pairs.items()},
                 {name: sources for name, (_, sources) in pairs.items()},
                 ROOT,
-                runbook_data(),
+                _runbooks(),
             )
         except SpecError as error:
             raise _refused(error) from None
@@ -153,9 +154,10 @@ def _refused(error: SpecError) -> DeployError:
     return DeployError("\n".join(dict.fromkeys(lines)))
 
 
-def runbook_data() -> type[HostData]:
-    """The type of data that the runbooks of this command line take."""
-    return kind_of(ctx_state.get().__dict__.get("rigbook_runbooks", ()))
+def _runbooks() -> tuple[str, ...]:
+    """The runbooks of this command line, by name."""
+    names: tuple[str, ...] = ctx_state.get().__dict__.get("rigbook_runbooks", ())
+    return names
 
 
 @overload
@@ -167,7 +169,7 @@ def operator_data(kind: type[HostData] = HostData) -> HostData:
     merged, sources = data_of(host)
     merged = host_part(merged) if is_cluster(merged) else merged
     try:
-        found = host_data(host.name, merged, sources, runbook_data())
+        found = host_data(host.name, merged, sources, kind_of(_runbooks(), HostData))
     except SpecError as error:
         raise _refused(error) from None
     assert isinstance(found, kind), f"{type(found).__name__} is no {kind.__name__}"

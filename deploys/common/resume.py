@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.load_and_gate import inventory_name
 from gates.host.storage import quiet_s
 from operations.change.run import operator
 from schema.observed.files import ChangeSummary, Journal
@@ -35,8 +36,8 @@ def refuse_live(node: str, snapshot: NodeSnapshot, change: ChangeSummary) -> Non
         return
     raise DeployError(
         f"nothing was changed: {change.operator} may still be at work on {node}: change "
-        f"{change.id}, last step {quiet:.0f} s ago; wait, or when that run is gone: "
-        f"deploys/rollback.py --data change={change.id}"
+        f"{change.id}, last step {quiet:.0f} s ago; wait for it, or, if that run is dead: "
+        f"{_rollback(change)}"
     )
 
 
@@ -48,15 +49,20 @@ def _refuse_closed_elsewhere(
         if status == "OPEN":
             continue
         mend = (
-            f"its proof came, only this journal is not closed; on {node}: sudo rignode close "
+            f"it was proven, and only this journal is still open; on {node}: sudo rignode close "
             f'\'{{"change": "{change.id}", "status": "COMMITTED", "reason": "proven"}}\''
             if status == "COMMITTED"
-            else f"undo the rest of it: deploys/rollback.py --data change={change.id}"
+            else f"undo the rest of it: {_rollback(change)}"
         )
         raise DeployError(
             f"nothing was changed: change {change.id} is OPEN on {node} and {status} on {other}; "
             + mend
         )
+
+
+def _rollback(change: ChangeSummary) -> str:
+    """The command that undoes a change, with the inventory that the operator typed."""
+    return f"pyinfra {inventory_name()} deploys/rollback.py -y --data change={change.id}"
 
 
 def _changes(snapshot: NodeSnapshot) -> tuple[ChangeSummary, ...]:

@@ -17,6 +17,7 @@ from gates.cluster.memory_limit import MIB, LimitError
 from gates.core.violation import Violation
 from operations.change.apply import Steps
 from schema.desired.plan import Plan
+from schema.inputs.cluster_runbook_data import GpuLimitData
 from schema.observed.kube import KubeLook, ModelFiles
 from schema.observed.machine import Gpus
 from schema.observed.snapshot import NodeSnapshot
@@ -51,7 +52,9 @@ def deployment_request(plan: Plan, **more: object) -> dict[str, Any]:
 
 def inspect_deployment(plan: Plan) -> KubeLook:
     """The Deployment with every memory limit, asked once a run."""
-    asked = dict.fromkeys((*LIMITS, *(plan.chart.set or {})))
+    chart = plan.chart
+    others = chart.set if isinstance(chart, GpuLimitData) else None
+    asked = dict.fromkeys((*LIMITS, *(others or {})))
     return ask_typed(
         plan, "kube look", deployment_request(plan, variables=list(asked)), KubeLook, "deployment"
     )
@@ -68,7 +71,7 @@ def model_findings(plan: Plan) -> list[Violation]:
 
 def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
     """The variables to set, the memory limit among them; DeployError says what may not be set."""
-    data, now = plan.chart, inspect_deployment(plan)
+    data, now = plan.chart_as(GpuLimitData), inspect_deployment(plan)
     values = dict(data.set or {})
     for name in values:
         if name in LIMITS:
@@ -84,7 +87,7 @@ def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
 
 def _limit(plan: Plan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, str]:
     """The limit's variable and text; its arithmetic is told. LimitError when it does not fit."""
-    data = plan.chart
+    data = plan.chart_as(GpuLimitData)
     if data.limit is not None:
         memory_limit.parse_limit(data.limit)  # before the driver is asked for anything
     name, device = _variable(plan, now, snapshot)
@@ -115,8 +118,9 @@ def _variable(plan: Plan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, i
     """The variable that counts and its device (None: all): the one asked for, the one that is set,
     or that of the only GPU.
     """
-    if plan.chart.device is not None:
-        return memory_limit.variable(plan.chart.device), plan.chart.device
+    asked = plan.chart_as(GpuLimitData).device
+    if asked is not None:
+        return memory_limit.variable(asked), asked
     there = [name for name in LIMITS if name in now.variables and _is_set(now, name)]
     if len(there) == 1:
         index = LIMITS.index(there[0])
@@ -135,8 +139,9 @@ def _is_set(now: KubeLook, name: str) -> bool:
 
 def _hardware(plan: Plan, snapshot: NodeSnapshot, device: int | None) -> int:
     """The memory of the device (the smallest, where the limit is for all), in bytes."""
-    if plan.chart.hardware_mib is not None:
-        return plan.chart.hardware_mib * MIB
+    given = plan.chart_as(GpuLimitData).hardware_mib
+    if given is not None:
+        return given * MIB
     if not isinstance(snapshot.gpus, Gpus):
         raise LimitError(
             f"the driver does not say how much memory there is ({snapshot.gpus.unreadable}); "

@@ -9,6 +9,7 @@ from operations.change.apply import Steps
 from operations.change.steps import folder_steps, unit_step
 from operations.engine.engine import file_steps, timer_steps
 from schema.desired.plan import Plan
+from schema.inputs.cluster_runbook_data import LibvgpuData
 from schema.observed.files import FileState
 from schema.observed.snapshot import NodeSnapshot
 from schema.observed.units import Unit
@@ -18,13 +19,14 @@ from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER, library_
 def around(plan: Plan, snapshot: NodeSnapshot, target: str, original: str, ours: str) -> Steps:
     """The state file and the guard: written, started, or taken away."""
     files, units = files_in(snapshot), units_now(snapshot)
-    documents = library_documents(plan, target, original, ours)
+    data = plan.chart_as(LibvgpuData)
+    documents = library_documents(plan, data, target, original, ours)
     steps = folder_steps(["/etc/rigbook"], files)
-    if not plan.chart.guard:
+    if not data.guard:
         steps += no_guard(files, units)
     changes = [{**step, "sensitive": True} for step in file_steps(documents, files)]
     steps += changes
-    if plan.chart.guard:
+    if data.guard:
         written = [str(step["path"]) for step in changes]
         for unit in (GUARD_PATH, GUARD_TIMER):
             steps += timer_steps(unit, units.get(unit), written)

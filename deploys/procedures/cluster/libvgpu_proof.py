@@ -13,6 +13,7 @@ from facts.rignode.call import AskFailed, ask_node
 from gates.cluster.mounted_library import files_of, mappers_of
 from operations.change.node_call import StepFailed
 from operations.cluster.restart_pods import restart_pods
+from schema.inputs.cluster_runbook_data import LibvgpuData
 from schema.observed.library import LibraryLook, Mapped
 
 
@@ -21,7 +22,7 @@ def verify(rig: Procedure, work: Swap) -> str:
 
     Pods that are to be restarted are restarted once the host's own proof holds.
     """
-    state, data = rig.run.state, rig.plan.chart
+    state, data = rig.run.state, rig.plan.chart_as(LibvgpuData)
     asks = partial(_ask, state, rig.run.host(rig.plan.rig.head.name))
     request = {"folder": data.vgpu_dir, "kubectl": data.kubectl, "kubeconfig": data.kubeconfig}
     now = LibraryLook.model_validate(asks("library look", request))

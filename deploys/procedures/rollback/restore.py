@@ -1,7 +1,7 @@
 """What restore has to do: a verified backup of a venv back in its place, and proven.
 
-An open change is undone first, without a start: the way back must not end at a former version that
-does not run either.
+An open change is undone first, without starting the engine: the former version of that change might
+not run either.
 """
 
 from __future__ import annotations

@@ -61,6 +61,20 @@ ILL = {
     "clock": ("clock-jump", clock_set_back),
     "journal": ("journal-broken", ill("journal.broken", ("journal/x.json: not JSON",))),
 }
+# Each runbook with a key of --data that it does not take, and who does.
+STRAYS = {
+    "serve": ("kernel=current", "kernel: serve does not take it; allowed: with kernel;"),
+    "verify": (
+        "waive=x",
+        "waive: verify does not take it; allowed: with gpu_limit, kernel,",
+    ),
+    "doctor": ("change=x", "change: doctor does not take it; allowed: with rollback;"),
+    "libvgpu": ("limit=24000m", "limit: libvgpu does not take it; allowed: with gpu_limit;"),
+    "gpu_limit": ("remove=true", "remove: gpu_limit does not take it; allowed: with libvgpu;"),
+    "rollback": ("library=x", "library: rollback does not take it; allowed: with libvgpu;"),
+    "kernel": ("json=true", "json: kernel does not take it; allowed: with doctor;"),
+    "reboot": ("candidate=x", "candidate: reboot does not take it; allowed: with kernel;"),
+}
 SCENARIOS = {
     **{f"doctor {name}": run("doctor", "-y", *ASK, seen=seen) for name, (_, seen) in ILL.items()},
     "serve disk": run("serve", "-y", *ASK, seen=full_disk),
@@ -72,7 +86,12 @@ SCENARIOS = {
     "reboot": run("reboot", "--dry", *ASK),
     "reboot disk": run("reboot", "--dry", seen=ill("journal.lock_held", True)),
     **{name: run(name, "--dry") for name in ("backup", "stop", "restart", "upgrade", "restore")},
-    "kernel of serve": run("serve", "--dry", *ASK, "--data", "kernel=current"),
+    **{f"key of {name}": run(name, "--dry", "--data", pair) for name, (pair, _) in STRAYS.items()},
+    "keys of two": scenario(
+        "deploys/libvgpu.py", "deploys/doctor.py", "--dry", "--data", "limit=1m"
+    ),
+    "help": scenario("deploys/gpu_limit.py", "--data", "help=true"),
+    "help of both": scenario("deploys/doctor.py", "--data", "help=true"),
 }
 
 
@@ -113,5 +132,22 @@ def test_what_the_chart_does_is_refused_in_a_line(ran: Runs, name: str) -> None:
     assert len(ran[name].last_words.splitlines()) == 1
 
 
-def test_a_key_of_another_runbook_is_refused_here_too(ran: Runs) -> None:
-    ran["kernel of serve"].refused("kernel: serve does not take it", "allowed: with kernel")
+@pytest.mark.parametrize("name", STRAYS)
+def test_a_key_of_another_runbook_is_refused_here_too(ran: Runs, name: str) -> None:
+    done = ran[f"key of {name}"]
+    done.refused(f"--data: {STRAYS[name][1]}", "--data help=true lists the keys")
+    assert done.commands == () and len(done.last_words.splitlines()) == 1
+
+
+def test_two_runbooks_take_the_keys_of_both(ran: Runs) -> None:
+    ran["keys of two"].refused("limit: doctor or libvgpu does not take it; allowed: with gpu_limit")
+
+
+def test_help_lists_the_keys_of_a_kubernetes_rig(ran: Runs) -> None:
+    """Apart from those of the other rigs, where a runbook has both."""
+    alone, both = ran["help"], ran["help of both"]
+    assert alone.status == both.status == 0 and alone.commands == both.commands == ()
+    assert "(whole number, 0 to 1048576 MiB; default: 256)\n" in alone.output
+    assert "  library" not in alone.output and "  profile" not in alone.output
+    assert both.output.index("  recipe: ") < both.output.index("doctor on a Kubernetes rig: keys")
+    assert both.output.count("\n  json: ") == 2 and "  namespace: " in both.output

@@ -135,7 +135,7 @@ def test_named_by_its_id_it_is_undone(ran: Runs) -> None:
 def test_a_change_that_another_node_has_closed_is_not_taken_up(ran: Runs) -> None:
     """Node takes no step of it there: the head would be stopped, and stay so."""
     undone = f"OPEN on {HEAD} and ROLLED_BACK on {WORKER}"
-    ran["undone there"].refused(undone, f"rollback.py --data change={CUT_OFF}")
+    ran["undone there"].refused(undone, f"rollback.py -y --data change={CUT_OFF}")
     blessed = f"OPEN on {WORKER} and COMMITTED on {HEAD}"
     ran["blessed there"].refused(blessed, f"on {WORKER}: sudo rignode close")
 

@@ -54,6 +54,11 @@ sys.path[0] = ""
 PYINFRA = "from pyinfra_cli.main import main; main()"
 
 
+def data(*pairs: str) -> tuple[str, ...]:
+    """The words of these --data."""
+    return tuple(word for pair in pairs for word in ("--data", pair))
+
+
 def host(number: int, address: str, **changes: object) -> dict[str, object]:
     """Host `number`'s whole data (1 is the head); a change to `...` leaves the key out."""
     head = number == 1

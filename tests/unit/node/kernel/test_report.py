@@ -54,10 +54,9 @@ parm:           version:a parameter of that name
 """
 
 
-@pytest.mark.parametrize(
-    ("rc", "out", "found"),
-    [(0, MODINFO, "580.126.09"), (1, "", None), (0, "filename:       (builtin)\n", None)],
-)
+@pytest.mark.parametrize(("rc", "out", "found"), [
+    (0, MODINFO, "580.126.09"), (1, "", None), (0, "filename:       (builtin)\n", None),
+])  # fmt: skip
 def test_the_module_of_a_kernel(
     monkeypatch: pytest.MonkeyPatch, rc: int, out: str, found: str | None
 ) -> None:
@@ -124,18 +123,14 @@ def test_the_mount_that_holds_grub() -> None:
     assert bootloader.mount_of("/etc", MOUNTS)[3] == "/dev/vda1"
 
 
-@pytest.mark.parametrize(
-    ("number", "filesystem", "source", "uuid", "kind"),
-    [
-        ("252:1", "ext4", "/dev/vda1", "", "plain"),
-        ("253:0", "ext4", "/dev/mapper/vg-boot", "LVM-abc", "lvm"),
-        ("253:0", "ext4", "/dev/mapper/x", "CRYPT-LUKS2-abc", "crypt"),
-        ("253:0", "ext4", "/dev/mapper/x", "mpath-abc", "unknown"),
-        ("9:0", "ext4", "/dev/md0", "", "raid"),
-        ("0:31", "btrfs", "/dev/sda2", "", "btrfs"),
-        ("0:99", "overlay", "overlay", "", "unknown"),
-    ],
-)
+@pytest.mark.parametrize(("number", "filesystem", "source", "uuid", "kind"), [
+    ("252:1", "ext4", "/dev/vda1", "", "plain"),
+    ("253:0", "ext4", "/dev/mapper/vg-boot", "LVM-abc", "lvm"),
+    ("253:0", "ext4", "/dev/mapper/x", "CRYPT-LUKS2-abc", "crypt"),
+    ("253:0", "ext4", "/dev/mapper/x", "mpath-abc", "unknown"),
+    ("9:0", "ext4", "/dev/md0", "", "raid"), ("0:31", "btrfs", "/dev/sda2", "", "btrfs"),
+    ("0:99", "overlay", "overlay", "", "unknown"),
+])  # fmt: skip
 def test_what_grub_can_write_through(
     tmp_path: Path, number: str, filesystem: str, source: str, uuid: str, kind: str
 ) -> None:

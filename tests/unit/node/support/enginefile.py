@@ -26,12 +26,7 @@ def document(url: str = "http://127.0.0.1:1", **changes: object) -> dict[str, An
         "fabric": {"device": "lo", "address": "127.0.0.1", "mtu": 9000, "wait_s": 1},
         "peers": ["127.0.0.2"],
         "master": {"address": "127.0.0.1", "port": 29501},
-        "endpoint": {
-            "url": url,
-            "model": "tiny",
-            "reasoning": False,
-            "chat_template_kwargs": {},
-        },
+        "endpoint": {"url": url, "model": "tiny", "reasoning": False, "chat_template_kwargs": {}},
         "ports": [8000, 29501],
         "start_budget_s": 30,
         "memory": {"gpu_memory_utilization": 0.9, "gpus": 0, "cpu_bytes": 1024},

@@ -43,16 +43,12 @@ def test_a_reset_takes_away_what_stood_before() -> None:
     assert [line.path for line in unit_files.exec_lines([base, more], "ExecStart")] == ["/d"]
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("/bin/a  b", ("/bin/a", "b")),
-        ('/bin/a "two words" \'x "y"\'', ("/bin/a", "two words", 'x "y"')),
-        ('/bin/a "q\\"q" 50%% $$HOME ""', ("/bin/a", 'q"q', "50%", "$HOME", "")),
-        ("@/bin/a zero one", ("/bin/a", "one")),
-        ("/bin/a x ; /bin/b", ("/bin/a", "x")),
-    ],
-)
+@pytest.mark.parametrize(("value", "words"), [
+    ("/bin/a  b", ("/bin/a", "b")),
+    ('/bin/a "two words" \'x "y"\'', ("/bin/a", "two words", 'x "y"')),
+    ('/bin/a "q\\"q" 50%% $$HOME ""', ("/bin/a", 'q"q', "50%", "$HOME", "")),
+    ("@/bin/a zero one", ("/bin/a", "one")), ("/bin/a x ; /bin/b", ("/bin/a", "x")),
+])  # fmt: skip
 def test_words_are_systemds(value: str, words: tuple[str, ...]) -> None:
     part = Part("/u", f"[Service]\nExecStart={value}\n")
     assert unit_files.commands([part], "ExecStart")[0].words == words

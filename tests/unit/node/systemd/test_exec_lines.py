@@ -35,15 +35,12 @@ def test_files_that_are_there_are_no_ghosts(tmp_path: Path) -> None:
         assert ghosts(line) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "path"),
-    [
-        ("/opt/gone/bin/vllm serve", "/opt/gone/bin/vllm"),
-        ("/bin/bash /opt/gone/run.sh --x", "/opt/gone/run.sh"),
-        ("/bin/bash -eu /opt/gone/run.sh", "/opt/gone/run.sh"),
-        ("/usr/bin/env /opt/gone/run", "/opt/gone/run"),
-    ],
-)
+@pytest.mark.parametrize(("line", "path"), [
+    ("/opt/gone/bin/vllm serve", "/opt/gone/bin/vllm"),
+    ("/bin/bash /opt/gone/run.sh --x", "/opt/gone/run.sh"),
+    ("/bin/bash -eu /opt/gone/run.sh", "/opt/gone/run.sh"),
+    ("/usr/bin/env /opt/gone/run", "/opt/gone/run"),
+])  # fmt: skip
 def test_a_ghost_of_the_host(line: str, path: str) -> None:
     assert ghosts(line) == [(path, None)]
     assert ghosts(line, may_fail=True) == [], "a command with `-` before it stops no start"

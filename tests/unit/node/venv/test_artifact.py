@@ -65,19 +65,13 @@ def test_the_link_of_a_venv_is_followed(host: Host, root: Path) -> None:
     assert len(ask(host, link, path="/lib/*/site-packages/vllm/_version.py")) == 1
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        {"probes": []},
-        {"root": "/a", "image": "b", "probes": []},
-        {"root": "a", "probes": []},
-        {"image": "-x", "probes": []},
-        {"root": "/", "probes": []},
-        {"root": "/srv", "probes": [{"path": "/../etc/passwd"}]},
-        {"root": "/srv", "probes": [{"path": "a"}]},
-        {"root": "/srv", "probes": [{"path": "/a", "more": 1}]},
-    ],
-)
+@pytest.mark.parametrize("request_", [
+    {"probes": []}, {"root": "/a", "image": "b", "probes": []}, {"root": "a", "probes": []},
+    {"image": "-x", "probes": []}, {"root": "/", "probes": []},
+    {"root": "/srv", "probes": [{"path": "/../etc/passwd"}]},
+    {"root": "/srv", "probes": [{"path": "a"}]},
+    {"root": "/srv", "probes": [{"path": "/a", "more": 1}]},
+])  # fmt: skip
 def test_wrong_requests_are_refused(host: Host, request_: dict[str, object]) -> None:
     assert host.call("artifact", request_)["code"] == "bad_request"
 

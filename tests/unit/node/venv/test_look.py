@@ -110,17 +110,11 @@ def test_an_unknown_user(made: Path) -> None:
     assert (row["user_exists"], row["shm_goes"]) == (False, None)
 
 
-@pytest.mark.parametrize(
-    ("uid", "text", "goes"),
-    [
-        (1000, "", True),
-        (1000, "[Login]\n#RemoveIPC=no\n", True),
-        (1000, "[Login]\nRemoveIPC=no\n", False),
-        (1000, "[Login]\nRemoveIPC=yes\n", True),
-        (0, "", False),
-        (998, "", False),
-    ],
-)
+@pytest.mark.parametrize(("uid", "text", "goes"), [
+    (1000, "", True), (1000, "[Login]\n#RemoveIPC=no\n", True),
+    (1000, "[Login]\nRemoveIPC=no\n", False), (1000, "[Login]\nRemoveIPC=yes\n", True),
+    (0, "", False), (998, "", False),
+])  # fmt: skip
 def test_whose_shared_memory_logind_removes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, text: str, goes: bool
 ) -> None:

@@ -114,20 +114,11 @@ def test_pip_is_ended_when_it_hangs(host: Host, made: Path, tmp_path: Path) -> N
     assert answer["code"] == "timeout" and "did not end in 1 s" in answer["error"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"package": "-r/etc/passwd"},
-        {"package": "vllm; touch x"},
-        {"wanted": "--upgrade"},
-        {"wanted": "1.0 $(touch x)"},
-        {"pip_args": ["--target=/etc"]},
-        {"pip_args": ["-e", "."]},
-        {"pip_args": ["--find-links=/a\n--target=/etc"]},
-        {"venv": "relative/venv"},
-        {"timeout_s": 0},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"package": "-r/etc/passwd"}, {"package": "vllm; touch x"}, {"wanted": "--upgrade"},
+    {"wanted": "1.0 $(touch x)"}, {"pip_args": ["--target=/etc"]}, {"pip_args": ["-e", "."]},
+    {"pip_args": ["--find-links=/a\n--target=/etc"]}, {"venv": "relative/venv"}, {"timeout_s": 0},
+])  # fmt: skip
 def test_hostile_values_are_refused(host: Host, made: Path, change: dict[str, object]) -> None:
     request = {"venv": str(made / "venv"), "package": "vllm", "wanted": "1.0", **change}
     assert host.call("wheels", request)["code"] == "bad_request"
