@@ -1,7 +1,7 @@
 """rollback: undo the last change that is not blessed, on every node that it touched.
 
-Runbook: docs/runbooks/rollback.md. Data: change=ID for another one, overwrite='["PATH"]' for a
-file that was edited since; backup=ID (or last) does what deploys/restore.py does.
+Runbook: docs/runbooks/rollback.md. Data: change=ID for another one, overwrite=PATH,… for
+files that were edited since; backup=ID (or last) does what deploys/restore.py does.
 `sudo rignode undo` does one node at its console, with no network.
 """
 

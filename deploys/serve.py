@@ -10,6 +10,7 @@ from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import gated
 from deploys.procedures.engine import serve
 from gates.gate_sets import SERVING
+from operations.change.apply import apply
 from operations.cluster import restart_pods
 from operations.engine import engine
 
@@ -25,13 +26,14 @@ rig = gated(
 work = serve.plan(rig)
 
 # Act: files on all nodes at once; then head down, workers down, workers up, head up.
-engine.configure(
+apply(
     name="Write the launch script, the environment and the unit",
     run=rig.run,
+    label="configure",
     steps=work.steps[host.name],
     members=work.to_configure,
-    files=work.files[host.name],
     idle=work.idle,
+    before=work.before[host.name],
 )
 engine.stop(name="Stop the head", run=rig.run, nodes=work.stop.head)
 engine.stop(name="Stop the workers", run=rig.run, nodes=work.stop.workers)

@@ -1,4 +1,4 @@
-"""upgrade: another version of a venv's engine, beside the one that serves; any failure goes back.
+"""upgrade: another version of a venv's engine, beside the one that serves, or back to that one.
 
 Runbook: docs/runbooks/upgrade.md. Data: version (else the recipe's venv.version), profile, waive +
 reason; inplace=true installs into the venv that serves; prune=true removes versions nobody needs.
@@ -9,6 +9,7 @@ from pyinfra import host
 from deploys.common.procedure import loaded
 from deploys.procedures.venv import upgrade
 from gates.gate_sets import CHANGING, UPGRADING
+from operations.change.apply import apply
 from operations.engine import engine
 from operations.venv import backup, venv
 from schema.inputs.runbook_data import UpgradeData
@@ -70,12 +71,14 @@ if not is_prune:
     if not work.stops_before_install:
         engine.stop(name="Stop the engine, which served so far", run=rig.run, nodes=work.nodes_up)
     venv.switch(name="Switch to it by one rename", run=rig.run, version=work.version)
-    engine.configure(
+    apply(
         name="Write the launch script, the environment and the unit",
         run=rig.run,
+        label="configure",
         steps=work.documents,
-        members=work.nodes if work.documents else (),
-        files=work.files,
+        members=work.nodes,
+        idle=engine.AS_RENDERED,
+        before=work.before,
     )
     engine.start(name="Start the engine", run=rig.run, nodes=work.nodes)
 

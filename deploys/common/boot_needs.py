@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.cli_guards import ROOT
+from deploys.common.load_and_gate import once_a_run
 from gates.firmware.checklist import Lists
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
@@ -12,6 +13,7 @@ from schema.inputs.host_data import HostData
 from schema.machine.checklist import checklists
 
 
+@once_a_run
 def load_lists() -> Lists:
     """The checklists of the catalog; DeployError says what is wrong in them."""
     try:

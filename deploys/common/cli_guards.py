@@ -36,7 +36,7 @@ def install(state: State, arguments: Sequence[str]) -> None:
     key = os.environ.get(KEY_VARIABLE, "")
     # Its HTTP client would quote the key in the error.
     if not (key.isascii() and key.isprintable()):
-        raise PyinfraError(f"{KEY_VARIABLE} holds what no HTTP header can; set it anew")
+        raise PyinfraError(f"{KEY_VARIABLE} has characters no HTTP header can hold; set it again")
     for pair in _data_pairs(arguments):
         if not pair.partition("=")[1]:
             raise PyinfraError(f"--data {pair!r} has no value; allowed: --data key=value")
@@ -76,7 +76,7 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 
     # pyinfra gives no hook there: the method is replaced.
-    state.init = init  # type: ignore[method-assign]
+    state.__dict__["init"] = init
 
 
 def _print_keys(runbooks: Sequence[str]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar, cast, overload
+from functools import wraps
+from typing import ParamSpec, TypeVar, cast, overload
 
 from gevent.lock import RLock
 from pyinfra import host, logger, state
@@ -28,12 +29,14 @@ from schema.core.errors import SpecError
 from schema.desired.kubernetes import host_part, is_cluster
 from schema.desired.plan import Plan, Runtime
 from schema.inputs import load as loader
-from schema.inputs.check import host_data, kind_of
+from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
+from schema.inputs.runbooks import kind_of
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 D = TypeVar("D", bound=HostData)
 T = TypeVar("T")
+P = ParamSpec("P")
 Waivers = tuple[tuple[str, str], ...]
 _LOCK = RLock()
 # Without these a command that is named would mend another recipe's rig.
@@ -77,6 +80,19 @@ def once(key: str, make: Callable[[], T]) -> T:
     if isinstance(found, DeployError):
         raise found
     return cast(T, found)
+
+
+def once_a_run(make: Callable[P, T]) -> Callable[P, T]:
+    """The function, called once a run of pyinfra by `once`: all hosts get what the first one got.
+
+    For what is asked with the same arguments on every host.
+    """
+
+    @wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return once(f"{make.__module__}.{make.__qualname__}", lambda: make(*args, **kwargs))
+
+    return call
 
 
 def data_of(a_host: Host) -> tuple[dict[str, object], dict[str, str]]:
@@ -124,7 +140,7 @@ def load(runtimes: Collection[Runtime] = INSTALLED) -> Plan:
                 {name: merged for name, (merged, _) in pairs.items()},
                 {name: sources for name, (_, sources) in pairs.items()},
                 ROOT,
-                runbook_data(),
+                _runbooks(),
             )
         except SpecError as error:
             raise _refused(error) from None
@@ -138,9 +154,10 @@ def _refused(error: SpecError) -> DeployError:
     return DeployError("\n".join(dict.fromkeys(lines)))
 
 
-def runbook_data() -> type[HostData]:
-    """The type of data that the runbooks of this command line take."""
-    return kind_of(ctx_state.get().__dict__.get("rigbook_runbooks", ()))
+def _runbooks() -> tuple[str, ...]:
+    """The runbooks of this command line, by name."""
+    names: tuple[str, ...] = ctx_state.get().__dict__.get("rigbook_runbooks", ())
+    return names
 
 
 @overload
@@ -152,7 +169,7 @@ def operator_data(kind: type[HostData] = HostData) -> HostData:
     merged, sources = data_of(host)
     merged = host_part(merged) if is_cluster(merged) else merged
     try:
-        found = host_data(host.name, merged, sources, runbook_data())
+        found = host_data(host.name, merged, sources, kind_of(_runbooks(), HostData))
     except SpecError as error:
         raise _refused(error) from None
     assert isinstance(found, kind), f"{type(found).__name__} is no {kind.__name__}"
@@ -221,13 +238,15 @@ def remedy(violation: Violation) -> str:
     return full.replace("INVENTORY", inventory_name())
 
 
-def report(violation: Violation) -> None:
-    """One finding for a person: code, place, summary, evidence, command."""
+def report(violation: Violation, with_cause: bool = False) -> None:
+    """One finding for a person: code, place, summary, evidence, the cause if asked, command."""
     colour = "red" if violation.severity == "block" else "yellow"
     where = f" [{violation.node}]" if violation.node else ""
     head = format_text(f"{violation.severity} {violation.code}", colour, bold=True)
     logger.warning(f"{head}{where} {violation.layer.name.lower()}: {violation.summary}")
     logger.warning(f"    evidence: {violation.evidence}")
+    if with_cause:
+        logger.warning(f"    cause:    {violation.cause}")
     logger.warning(f"    mend:     {remedy(violation)}")
 
 

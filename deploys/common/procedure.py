@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 from pyinfra import state
+from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import (
     INSTALLED,
@@ -75,6 +76,15 @@ class Procedure:
     def data(self, kind: type[D]) -> D:
         """The checked data of the host in context, as the runbook's type `kind`."""
         return operator_data(kind)
+
+    def asked_nodes(self, only: str | None, key: str = "only") -> tuple[str, ...]:
+        """The node that --data `key` names, or all of them by rank where it names none; DeployError
+        when it is no node of the rig.
+        """
+        names = tuple(node.name for node in self.plan.rig.nodes)
+        if only is not None and only not in names:
+            raise DeployError(f"--data {key}={only}: no such node; the rig has: {', '.join(names)}")
+        return (only,) if only is not None else names
 
     @property
     def at_head(self) -> bool:

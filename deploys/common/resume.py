@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from pyinfra.api.exceptions import DeployError
 
-from gates.host.storage import quiet_s
+from deploys.common.load_and_gate import inventory_name
+from gates.host.storage import seconds_since_last_step
 from operations.change.run import operator
 from schema.observed.files import ChangeSummary, Journal
 from schema.observed.snapshot import NodeSnapshot
@@ -30,13 +31,13 @@ def unfinished(snapshots: Mapping[str, NodeSnapshot], deploy: str) -> str | None
 
 def refuse_live(node: str, snapshot: NodeSnapshot, change: ChangeSummary) -> None:
     """DeployError when the run that opened the change is another operator's and may be alive."""
-    quiet = quiet_s(change, snapshot)
+    quiet = seconds_since_last_step(change, snapshot)
     if quiet is None or change.status != "OPEN" or change.operator == operator():
         return
     raise DeployError(
         f"nothing was changed: {change.operator} may still be at work on {node}: change "
-        f"{change.id}, last step {quiet:.0f} s ago; wait, or when that run is gone: "
-        f"deploys/rollback.py --data change={change.id}"
+        f"{change.id}, last step {quiet:.0f} s ago; wait for it, or, if that run is dead: "
+        f"{_rollback(change)}"
     )
 
 
@@ -48,15 +49,20 @@ def _refuse_closed_elsewhere(
         if status == "OPEN":
             continue
         mend = (
-            f"its proof came, only this journal is not closed; on {node}: sudo rignode close "
+            f"it was proven, and only this journal is still open; on {node}: sudo rignode close "
             f'\'{{"change": "{change.id}", "status": "COMMITTED", "reason": "proven"}}\''
             if status == "COMMITTED"
-            else f"undo the rest of it: deploys/rollback.py --data change={change.id}"
+            else f"undo the rest of it: {_rollback(change)}"
         )
         raise DeployError(
             f"nothing was changed: change {change.id} is OPEN on {node} and {status} on {other}; "
             + mend
         )
+
+
+def _rollback(change: ChangeSummary) -> str:
+    """The command that undoes a change, with the inventory that the operator typed."""
+    return f"pyinfra {inventory_name()} deploys/rollback.py -y --data change={change.id}"
 
 
 def _changes(snapshot: NodeSnapshot) -> tuple[ChangeSummary, ...]:

@@ -17,7 +17,6 @@ from operations.change.apply import Steps
 from operations.engine.engine import AS_RENDERED, Start
 from schema.desired.plan import Plan
 from schema.observed.endpoint_probe import Probe
-from schema.observed.files import FileState
 from schema.observed.library import PodName
 
 
@@ -25,13 +24,13 @@ from schema.observed.library import PodName
 class Work:
     """The steps of one serve run; everything empty when nothing is to do.
 
-    `steps` and `files` (what is there now) are by node, `idle` is why a node has none. `how`
-    starts the head's engine (None: its unit). `restarts` are the pods, by uid, that start anew,
-    `words` say why, `former` are the uids of those before the run.
+    `steps` and `before` (the texts that are there now) are by node, `idle` is why a node has none.
+    `how` starts the head's engine (None: its unit). `restarts` are the pods, by uid, that start
+    anew, `words` say why, `former` are the uids of those before the run.
     """
 
     steps: Mapping[str, Steps]
-    files: Mapping[str, Mapping[str, FileState]]
+    before: Mapping[str, Mapping[str, str | None]]
     idle: str = AS_RENDERED
     stop: Nodes = NOWHERE
     start: Nodes = NOWHERE

@@ -1,1 +1,1 @@
-"""The one door to node: packs the program, sends it with a request, types its answer."""
+"""The only way to node: packs the program, sends it with a request, types its answer."""

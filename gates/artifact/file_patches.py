@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gates.artifact.file_patch_state import DONE, PatchState
-from gates.core.codes import Severity, violation
+from gates.core.codes import violation
 from gates.core.violation import Violation
 
 
@@ -14,11 +14,11 @@ def findings(node: str, states: Iterable[PatchState]) -> list[Violation]:
 
     What `deploys/patch.py` can mend (not applied, doubled with a known content) is no finding.
     """
-    found = []
-    for state in states:
-        if state.state in ("unknown", "drifted") or _stuck(state):
-            found.append(_finding(node, state))
-    return found
+    return [
+        _finding(node, state)
+        for state in states
+        if state.state in ("unknown", "drifted") or _stuck(state)
+    ]
 
 
 def told(node: str, states: Iterable[PatchState]) -> list[Violation]:
@@ -32,11 +32,11 @@ def told(node: str, states: Iterable[PatchState]) -> list[Violation]:
 
 def unfinished(node: str, states: Iterable[PatchState]) -> list[Violation]:
     """The required patches that are not in force: what must be empty before an engine starts."""
-    found = []
-    for state in states:
-        if state.patch.required and state.state not in DONE:
-            found.append(_finding(node, state))
-    return found
+    return [
+        _finding(node, state)
+        for state in states
+        if state.patch.required and state.state not in DONE
+    ]
 
 
 def _stuck(state: PatchState) -> bool:
@@ -54,19 +54,15 @@ def _finding(node: str, state: PatchState) -> Violation:
             "bring back the file that the recipe knows (the verified backup, or the wheel again), "
             "or have the recipe say what is right now"
         )
-    if state.state == "unknown":
-        return violation(
-            "patch-unknown", node, summary, evidence=evidence, remedy=remedy, unknown=True
-        )
-    weight: Severity | None = None if patch.required else "warn"
-    if state.state == "drifted":
-        return violation(
-            "patch-drifted", node, summary, evidence=evidence, remedy=remedy, severity=weight
-        )
-    if state.state == "doubled":
-        return violation(
-            "patch-doubled", node, summary, evidence=evidence, remedy=remedy, severity=weight
-        )
+    unknown, drifted = state.state == "unknown", state.state == "drifted"
+    doubled = state.state == "doubled"
     return violation(
-        "patch-missing", node, summary, evidence=evidence, remedy=remedy, severity=weight
-    )
+        "patch-unknown" if unknown else "patch-drifted" if drifted
+        else "patch-doubled" if doubled else "patch-missing",
+        node,
+        summary,
+        evidence=evidence,
+        remedy=remedy,
+        unknown=unknown,
+        severity=None if patch.required or unknown else "warn",
+    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import Observed, gather, known, per_node, pyinfra, reached
+from gates.core.check import Observed, answering_nodes, collect, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -67,31 +67,36 @@ def identity_of(image: Image) -> str:
 def move_image(plan: Plan, observed: Observed, target: Node) -> str:
     """The line that brings the image to `target`: from a node that has it, else built or pulled."""
     reference = image_name(plan) or ""
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         if node.name == target.name or isinstance(snapshot.docker, Unreadable):
             continue
         if image_of(snapshot.docker, reference) is not None:
-            return pyinfra(plan, "image", f"from={node.name}")
+            return deploy_command(plan, "image", f"from={node.name}")
     if plan.recipe.container and plan.recipe.container.build:
-        return pyinfra(plan, "image", "build=true")
-    return f"{pyinfra(plan, 'image')} (pulls {reference} once, then moves it)"
+        return deploy_command(plan, "image", "build=true")
+    return f"{deploy_command(plan, 'image')} (pulls {reference} once, then moves it)"
+
+
+def _images(
+    plan: Plan, observed: Observed
+) -> tuple[list[tuple[Node, Image | None]], list[Violation]]:
+    """The recipe's image on each node (a venv has none), and the nodes whose docker is unknown."""
+    reference = image_name(plan)
+    if reference is None:
+        return [], []
+    return collect(plan, observed, lambda _, s: image_of(require(s.docker, "docker"), reference))
 
 
 def image_present(plan: Plan, observed: Observed) -> list[Violation]:
     """The image is on every node before anything changes: a pull takes minutes and may fail."""
-    reference = image_name(plan)
-    if reference is None:
-        return []
-    images, found = gather(
-        plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference)
-    )
+    images, found = _images(plan, observed)
     for node, image in images:
         if image is None:
             found.append(
                 violation(
                     "image-missing",
                     node.name,
-                    f"the image {reference} is not on {node.name}",
+                    f"the image {image_name(plan)} is not on {node.name}",
                     evidence="; ".join(
                         f"{n.name}: {identity_of(i) if i else 'absent'}" for n, i in images
                     ),
@@ -103,21 +108,16 @@ def image_present(plan: Plan, observed: Observed) -> list[Violation]:
 
 def image_equal(plan: Plan, observed: Observed) -> list[Violation]:
     """Every node runs the same bytes: one tag may name two builds (faults.md 41)."""
-    reference = image_name(plan)
-    if reference is None:
-        return []
-    images, found = gather(
-        plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference)
-    )
+    images, found = _images(plan, observed)
     present = [(node, image) for node, image in images if image is not None]
     for node, image in present[1:]:
-        first, reference_image = present[0]
-        if not same_content(reference_image, image):
+        first, its_image = present[0]
+        if not same_content(its_image, image):
             found.append(
                 violation(
                     "image-differs",
                     node.name,
-                    f"{reference} is another build on {node.name} than on {first.name}",
+                    f"{image_name(plan)} is another build on {node.name} than on {first.name}",
                     evidence="; ".join(f"{n.name}: {identity_of(i)}" for n, i in present),
                     remedy=move_image(plan, observed, node),
                 )
@@ -131,7 +131,7 @@ def image_arch(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
     reference = image_name(plan)
     if reference is None:
         return
-    image = image_of(known(snapshot.docker, "docker"), reference)
+    image = image_of(require(snapshot.docker, "docker"), reference)
     arch = snapshot.identity.arch
     if image is not None and KERNEL_ARCH.get(image.arch, image.arch) != arch:
         yield violation(

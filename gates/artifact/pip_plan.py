@@ -41,8 +41,13 @@ def wheels(
 
 def would_install(spec: WheelsSpec, answer: VenvWheels) -> str | None:
     """The version that pip would install; None: it is there already, or pip refused."""
+    return _version_in(answer.wanted, spec)
+
+
+def _version_in(report: str | None, spec: WheelsSpec) -> str | None:
+    """The version of the engine's package in a report of pip; None: not in it, or not readable."""
     try:
-        item = parse(answer.wanted).item(spec.package) if answer.wanted else None
+        item = parse(report).item(spec.package) if report else None
     except ValueError:
         return None
     return item.metadata.version if item else None
@@ -147,7 +152,7 @@ def _unnamed(node: str, evidence: str) -> Violation:
 def _old(spec: WheelsSpec, node: str, answer: VenvWheels, backed_up: bool) -> list[Violation]:
     """Whether the version that is installed could be installed again."""
     installed = answer.version_of(spec.package)
-    if installed is None or _to_be_had(spec, installed, answer.old):
+    if installed is None or _version_in(answer.old, spec) == installed:
         return []
     evidence = f"pip {answer.pip}: {answer.old_error or 'offers another version'}"
     found = [
@@ -173,14 +178,6 @@ def _old(spec: WheelsSpec, node: str, answer: VenvWheels, backed_up: bool) -> li
             )
         )
     return found
-
-
-def _to_be_had(spec: WheelsSpec, version: str, report: str | None) -> bool:
-    try:
-        item = parse(report).item(spec.package) if report else None
-    except ValueError:
-        return False
-    return item is not None and item.metadata.version == version
 
 
 def _options(answer: VenvWheels) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from gates.artifact.build_metadata import Evidence
@@ -19,6 +20,7 @@ from schema.desired.plan import Plan
 from schema.observed.artifact import ArtifactAnswer, Module
 
 Verdict = Literal["in", "not in", "cannot tell"]
+_NO_CLONE = "no clone to ask was given (--data git=/path/of/a/clone); a date would prove nothing"
 
 
 @dataclass(frozen=True)
@@ -63,31 +65,29 @@ def _pr(wanted: str, evidence: Evidence, clone: Ancestry | None) -> Answer:
         if answer.verdict != "cannot tell":
             why = f"its commit {merge[:12]} on the clone's branches: {answer.why}"
             return Answer(wanted, answer.verdict, why)
-    lists = "no list of pull requests in the artefact names it"
     if clone is None:
-        return Answer(wanted, "cannot tell", f"{lists}; {_no_clone()}")
-    if not merges:
-        return Answer(
-            wanted,
-            "cannot tell",
-            f"{lists}, and no commit of {clone.path} has it in its subject: not merged, or the "
-            "clone is older",
+        why = f"; {_NO_CLONE}"
+    elif not merges:
+        why = (
+            f", and no commit of {clone.path} has it in its subject: not merged, or the clone is "
+            "older"
         )
-    return Answer(wanted, "cannot tell", f"{lists}; {_local(evidence, clone)}")
+    else:
+        why = f"; {_local(evidence, clone)}"
+    return Answer(wanted, "cannot tell", f"no list of pull requests in the artefact names it{why}")
 
 
 def _commit(wanted: str, evidence: Evidence, clone: Ancestry | None) -> Answer:
     for commit, where in evidence.commits.items():
         if commit.startswith(wanted) or wanted.startswith(commit):
             return Answer(wanted, "in", f"{where} is {commit}")
+    unknown = partial(Answer, wanted, "cannot tell")
     if clone is None:
-        return Answer(wanted, "cannot tell", f"the artefact's files do not name it; {_no_clone()}")
+        return unknown(f"the artefact's files do not name it; {_NO_CLONE}")
     full = clone.known(wanted)
     if full is None:
-        return Answer(
-            wanted,
-            "cannot tell",
-            f"{clone.path} has no such commit, or several that begin so: fetch it, write it whole",
+        return unknown(
+            f"{clone.path} has no such commit, or several that begin so: fetch it, write it whole"
         )
     for commit, where in evidence.commits.items():
         base = clone.known(commit)
@@ -96,18 +96,14 @@ def _commit(wanted: str, evidence: Evidence, clone: Ancestry | None) -> Answer:
             return Answer(wanted, "in", f"git: it is an ancestor of {commit[:12]} ({where})")
     own = clone.known(evidence.vllm_commit) if evidence.vllm_commit else None
     if own is None:
-        return Answer(wanted, "cannot tell", _local(evidence, clone))
+        return unknown(_local(evidence, clone))
     if clone.holds(full, own) is None:
-        return Answer(
-            wanted, "cannot tell", f"{clone.path} is a shallow clone: git fetch --unshallow"
-        )
+        return unknown(f"{clone.path} is a shallow clone: git fetch --unshallow")
     if evidence.prs:
         listed = ", ".join(f"#{number}" for number in evidence.prs)
-        return Answer(
-            wanted,
-            "cannot tell",
+        return unknown(
             f"git: it is no ancestor of {own[:12]}, but the build applied {listed} on top, which "
-            "may have brought it",
+            "may have brought it"
         )
     return Answer(
         wanted,
@@ -123,10 +119,6 @@ def _local(evidence: Evidence, clone: Ancestry) -> str:
         f"{evidence.vllm_commit[:12]}, of which it was built, is not in {clone.path}: a local "
         "merge commit is in no public repository, and dates of force-pushed branches prove nothing"
     )
-
-
-def _no_clone() -> str:
-    return "no clone to ask was given (--data git=/path/of/a/clone); a date would prove nothing"
 
 
 def findings(

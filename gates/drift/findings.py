@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import per_node, pyinfra
+from gates.core.check import deploy_command, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.drift.compare import drift
@@ -41,7 +41,7 @@ def _told_elsewhere(difference: Difference, snapshot: NodeSnapshot) -> bool:
 
 
 def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
-    look = f"{pyinfra(plan, 'serve')} --dry --diff, then without --dry"
+    serve = deploy_command(plan, "serve")
     if difference.kind == "forbidden":
         return violation(
             "forbidden-env",
@@ -50,7 +50,7 @@ def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
             "which the recipe forbids",
             evidence=f"in its container or its environment file; forbidden because: "
             f"{difference.want}",
-            remedy=pyinfra(plan, "serve"),
+            remedy=serve,
             severity="warn",
         )
     if difference.kind == "flag" and difference.name == "headless" and difference.want == "true":
@@ -59,7 +59,7 @@ def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
             node.name,
             f"the worker {node.name} runs without --headless: it binds the rendezvous itself",
             evidence=f"{difference.text}; {LIVE}",
-            remedy=pyinfra(plan, "serve"),
+            remedy=serve,
         )
     if difference.kind == "flag" and difference.have.endswith(LOST_QUOTES):
         have = difference.have.removesuffix(LOST_QUOTES).strip()
@@ -68,14 +68,14 @@ def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
             node.name,
             f"{difference.name} of {node.name} lost its JSON quotes on the way",
             evidence=f"the engine got {have}, the recipe says {difference.want}",
-            remedy=pyinfra(plan, "serve"),
+            remedy=serve,
         )
     return violation(
         "drift",
         node.name,
         f"differs from the recipe: {difference}",
         evidence=LIVE,
-        remedy=look,
+        remedy=f"{serve} --dry --diff, then without --dry",
     )
 
 

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.core.check import Gate, Observed, known, per_node, pyinfra, reached
+from gates.core.check import Gate, Observed, answering_nodes, deploy_command, per_node, require
 from gates.core.codes import Severity, violation
 from gates.core.violation import Violation
-from gates.host import reachable, storage
-from gates.transfer import fabric, route
+from gates.transfer import route
 from gates.transfer.route import TransferRequest, gates_for
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
@@ -18,24 +17,15 @@ from schema.observed.docker import Image
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 PRUNE = "sudo docker image prune"
-DOCKER_ROOT = "/var/lib/docker"
 # the only store whose layers node reads and registers one by one
 LAYERS_STORE = "overlay2"
-
-MOVING: tuple[Gate, ...] = (
-    reachable.nodes_reachable,
-    *fabric.GATES,
-    storage.lock_free,
-    storage.changes_closed_but("image"),
-    storage.journal_whole,
-)
 
 
 def images(plan: Plan, observed: Observed) -> dict[str, Image | None]:
     """The recipe's image on each node whose docker can be read; None where it is not there."""
     return {
         node.name: image_of(snapshot.docker, (image_name(plan) or ""))
-        for node, snapshot in reached(plan, observed)
+        for node, snapshot in answering_nodes(plan, observed)
         if not isinstance(snapshot.docker, Unreadable)
     }
 
@@ -69,7 +59,7 @@ def through_docker(
 @per_node
 def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Docker answers on every node: what cannot be read is not "no image"."""
-    known(snapshot.docker, "docker")
+    require(snapshot.docker, "docker")
     yield from ()
 
 
@@ -105,17 +95,24 @@ def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
             f"{reference} is another build on {others[0]} than on {there[0][0]}, and nobody "
             "said which is the right one",
             evidence=evidence,
-            remedy=pyinfra(plan, "image", f"from={there[0][0]}")
+            remedy=deploy_command(plan, "image", f"from={there[0][0]}")
             + f", or from={others[0]}; the other one is kept under another tag",
         )
     ]
 
 
-def arch(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
-    """The image is built for the processor of the node that gets it."""
+def _giving(
+    asked: TransferRequest, plan: Plan, observed: Observed
+) -> tuple[dict[str, Image | None], str | None, Image | None]:
+    """The image on each node, the node that gives it, and what that node has."""
     found = images(plan, observed)
     source = source_of(found, asked.source)
-    image = found.get(source) if source else None
+    return found, source, found.get(source) if source else None
+
+
+def arch(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
+    """The image is built for the processor of the node that gets it."""
+    found, source, image = _giving(asked, plan, observed)
     if image is None:
         return []
     return [
@@ -128,7 +125,7 @@ def arch(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
             remedy=f"name an image for {snapshot.identity.arch} in "
             f"catalog/recipes/{plan.recipe.name}.yaml, container.image",
         )
-        for node, snapshot in reached(plan, observed)
+        for node, snapshot in answering_nodes(plan, observed)
         if node.name in targets_of(found, source)
         and KERNEL_ARCH.get(image.arch, image.arch) != snapshot.identity.arch
     ]
@@ -141,15 +138,13 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
     so this warns, and node refuses by the exact count before a byte comes. It blocks where
     there is no room at all, and where the whole image goes through docker, which counts none.
     """
-    found = images(plan, observed)
-    source = source_of(found, asked.source)
-    image = found.get(source) if source else None
+    found, source, image = _giving(asked, plan, observed)
     if image is None:
         return []
     absent = [name for name in targets_of(found, source) if found[name] is None]
     roots = {
         node.name: snapshot.docker.store_root
-        for node, snapshot in reached(plan, observed)
+        for node, snapshot in answering_nodes(plan, observed)
         if not isinstance(snapshot.docker, Unreadable)
     }
     by_docker = through_docker(asked, observed, (*absent, source))
@@ -167,14 +162,13 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
 
 def port_free(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """Nobody listens on the port that the giver uses for this one transfer."""
-    source = source_of(images(plan, observed), asked.source)
+    _, source, _ = _giving(asked, plan, observed)
     return list(route.port_free(asked, plan, observed, source))
 
 
 def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """A firewall in between shows only after a minute of trying, as "no way to"."""
-    found = images(plan, observed)
-    source = source_of(found, asked.source)
+    found, source, _ = _giving(asked, plan, observed)
     names = targets_of(found, source)
     if through_docker(asked, observed, (*names, source)):
         return []
@@ -184,4 +178,4 @@ def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
 def image_gates(asked: TransferRequest) -> tuple[Gate, ...]:
     """All gates before an image moves."""
     about = gates_for(asked, one_source, arch, room, port_free, route_open)
-    return (*MOVING, docker_known, *about)
+    return (*route.gates_before("image"), docker_known, *about)

@@ -154,10 +154,12 @@ class FileKind(PathKind):
 
     def plan(self, step: Json, seen: Seen) -> tuple[bool, str]:
         """Gives whether the step would change something after those before it."""
-        told = super().plan(step, seen)
-        if told[0] and self.op == "directory":
-            seen.made.add(step["path"])
-        return told
+        path = step["path"]
+        if path not in seen.now:
+            seen.now[path] = self.first_seen(step, seen)
+        if self.op == "directory" and seen.now[path]["kind"] == "absent":
+            seen.made.add(path)
+        return super().plan(step, seen)
 
     def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
         """Do it: the pre-image is on the disk before, the path is flushed after."""

@@ -1,1 +1,1 @@
-"""What all rooms stand on: errors, validation, processes, commands with limits."""
+"""What all other packages of node need: errors, validation, processes, commands with limits."""

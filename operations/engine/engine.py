@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
-from operations.change.apply import Steps as Steps
-from operations.change.apply import apply, texts_of
+from operations.change.apply import Steps
 from operations.change.run import Run
+from operations.change.steps import folder_steps as make_folders
+from operations.change.steps import unit_step
 from schema.desired.plan import ENGINE_FOLDERS, UNIT, Document, EngineSpec
 from schema.observed.files import FileState
 from schema.observed.units import Unit
@@ -68,13 +69,8 @@ def folder_steps(spec: EngineSpec, files: Mapping[str, FileState], owner: str) -
     """Steps that make absent folders: the engine's own, and bind mounts (docker would make them
     root's). The weights' folder is never made: an empty one would hide that they are missing.
     """
-    folders = [(path, "root") for path in ENGINE_FOLDERS]
-    folders += [(path, owner) for path in spec.cache_folders]
-    return [
-        {"op": "directory", "path": path, "mode": "0755", "owner": who, "group": who}
-        for path, who in folders
-        if path in files and files[path].kind == "absent"
-    ]
+    own = make_folders(ENGINE_FOLDERS, files)
+    return own + make_folders(spec.cache_folders, files, owner=owner)
 
 
 def unit_steps(unit: Unit | None, files_change: bool) -> Steps:
@@ -83,7 +79,7 @@ def unit_steps(unit: Unit | None, files_change: bool) -> Steps:
     if not enable and not files_change and not (unit and unit.needs_reload):
         return []
     # Again when its file changes: `enable` adds the links that a new [Install] asks for.
-    return [_unit_step(None, enabled=True if enable or files_change else None)]
+    return [unit_step(UNIT, enabled=True if enable or files_change else None)]
 
 
 def timer_steps(name: str, timer: Unit | None, files: Collection[str]) -> Steps:
@@ -95,53 +91,7 @@ def timer_steps(name: str, timer: Unit | None, files: Collection[str]) -> Steps:
     runs = timer is not None and timer.active_state == "active"
     if timer is not None and timer.enabled == "enabled" and runs and not changed:
         return []
-    return [
-        {
-            "op": "unit",
-            "unit": name,
-            "enabled": True,
-            "active": "restart" if runs and changed else "start",
-            "daemon_reload": True,
-        }
-    ]
-
-
-def _unit_step(active: str | None, enabled: bool | None = None) -> dict[str, object]:
-    reload = active is None
-    return {
-        "op": "unit",
-        "unit": UNIT,
-        "enabled": enabled,
-        "active": active,
-        "daemon_reload": reload,
-    }
-
-
-@operation()
-def configure(
-    run: Run,
-    steps: Steps,
-    members: Collection[str],
-    files: Mapping[str, FileState],
-    idle: str = AS_RENDERED,
-) -> Generator[FunctionCommand, None, None]:
-    """
-    Write the launch script, the environment file and the unit, as one journalled change.
-
-    + run: the change
-    + steps: what to do here, from `file_steps`, `folder_steps` and `unit_steps`
-    + members: the nodes on which something is to do
-    + files: what the files are now, by path, for the diff
-    + idle: why nothing is to do here
-    """
-    yield from apply._inner(
-        run=run,
-        label="configure",
-        steps=steps,
-        members=members,
-        idle=idle,
-        before=texts_of(files),
-    )
+    return [unit_step(name, "restart" if runs and changed else "start", enabled=True)]
 
 
 @operation()
@@ -178,7 +128,7 @@ def _set_active(
     node = host.name
     box = " and its container" if run.plan.recipe.container else ""
     words = how.words if how else f"{active} {UNIT}{box}"
-    steps = how.steps if how else [_unit_step(active)]
+    steps = how.steps if how else [unit_step(UNIT, active, reload=False)]
     run.show_once(host, active, lambda: host.log(words))
     yield run.step(
         f"{active}:{','.join(sorted(nodes))}",
@@ -189,7 +139,7 @@ def _set_active(
 
 @operation()
 def prove(
-    run: Run, needed: bool, check: Callable[[], str], status: str = "COMMITTED"
+    run: Run, needed: bool, check: Callable[[], str]
 ) -> Generator[FunctionCommand, None, None]:
     """
     End the change by a proof; without one the rig goes back to what it was.
@@ -197,7 +147,6 @@ def prove(
     + run: the change
     + needed: whether anything was changed that is to be proven
     + check: proves it and says how, or raises StepFailed
-    + status: how the journal ends the change
     """
     if not needed:
         host.noop("nothing was changed")
@@ -207,8 +156,8 @@ def prove(
     def work() -> None:
         proof = check()
         run.proven = True
-        run.close(status, proof)
-        reporter.log_styled(f"{proof}; change {run.id} {status}", fg="green")
+        run.close("COMMITTED", proof)
+        reporter.log_styled(f"{proof}; change {run.id} COMMITTED", fg="green")
 
     run.show_once(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
     yield run.step("prove", [host.name], work)

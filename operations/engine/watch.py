@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from operations.change.apply import Steps
+from operations.change.steps import unit_step
 from operations.engine.engine import file_steps, timer_steps
 from schema.desired.plan import Document
 from schema.observed.files import FileState
@@ -20,7 +21,7 @@ def install_steps(
     steps += timer_steps(WATCH_TIMER, timer, [str(step["path"]) for step in steps])
     if steps:
         # One look at once: it proves the configuration, the program and the webhook's file.
-        steps.append(_unit(WATCH_SERVICE, "start"))
+        steps.append(unit_step(WATCH_SERVICE, "start", reload=False))
     return steps
 
 
@@ -28,21 +29,9 @@ def remove_steps(files: Mapping[str, FileState], timer: Unit | None) -> Steps:
     """The steps that end the watch and take its files away; none where there is none."""
     steps: Steps = []
     if timer is not None and (timer.active_state == "active" or timer.enabled == "enabled"):
-        steps.append(_unit(WATCH_TIMER, "stop", enabled=False))
+        steps.append(unit_step(WATCH_TIMER, "stop", enabled=False, reload=False))
     there = [path for path, state in files.items() if state.kind == "file"]
     steps += [{"op": "absent", "path": path} for path in there]
     if there:
-        steps.append(_unit(WATCH_TIMER, None, daemon_reload=True))
+        steps.append(unit_step(WATCH_TIMER))
     return steps
-
-
-def _unit(
-    name: str, active: str | None, enabled: bool | None = None, daemon_reload: bool = False
-) -> dict[str, object]:
-    return {
-        "op": "unit",
-        "unit": name,
-        "enabled": enabled,
-        "active": active,
-        "daemon_reload": daemon_reload,
-    }

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass
 
 from operations.change.apply import Steps
+from operations.change.steps import unit_step
 from schema.observed.files import FileState
 from schema.observed.units import Unit
 
@@ -73,11 +74,4 @@ def _equal(now: FileState, text: str) -> bool:
 def _with_unit(steps: Steps, target: Target, restart: bool) -> Steps:
     if not steps and not target.unit.needs_reload:
         return []
-    unit: dict[str, object] = {
-        "op": "unit",
-        "unit": target.unit.name,
-        "enabled": None,
-        "active": "restart" if steps and restart else None,
-        "daemon_reload": True,
-    }
-    return [*steps, unit]
+    return [*steps, unit_step(target.unit.name, "restart" if steps and restart else None)]

@@ -12,6 +12,7 @@ import wakeonlan
 from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, operation
 
+from operations.change.command import told
 from operations.change.node_call import StepFailed
 
 # A lost packet is nobody's fault: it is UDP, and the card may still be getting its standby power.
@@ -128,14 +129,4 @@ def wake(
         host.noop("answers ssh already")
         return
 
-    def execute(state: object, host: Host) -> bool:
-        try:
-            host.log_styled(work(host), fg="green")
-        except StepFailed as error:
-            host.log_styled(str(error), fg="red")
-            for line in causes(host):
-                host.log_styled(line, fg="yellow")
-            return False
-        return True
-
-    yield FunctionCommand(execute, (), {})
+    yield told(lambda _, host: work(host), causes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 
 from pyinfra import host
-from pyinfra.api import FunctionCommand, Host, State, operation
+from pyinfra.api import FunctionCommand, operation
 
-from operations.change.node_call import StepFailed
+from operations.change.command import told
 from operations.rollback.revert import RecordedChanges, revert_change
 from schema.desired.plan import Plan
 
@@ -35,16 +35,8 @@ def undo(
         host.noop("no change is open; to undo a blessed one: --data change=ID")
         return
 
-    def execute(state: State, host: Host) -> bool:
-        try:
-            told = revert_change(state, plan, change, nodes, overwrite, recorded=recorded)
-            host.log_styled(told, fg="green")
-        except StepFailed as error:
-            for line in str(error).splitlines():
-                host.log_styled(line, fg="red")
-            return False
-        return True
-
     for line in words:
         host.log(line)
-    yield FunctionCommand(execute, (), {})
+    yield told(
+        lambda state, _: revert_change(state, plan, change, nodes, overwrite, recorded=recorded)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from pyinfra import host
@@ -10,7 +10,8 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 
 from facts.backups import TreeBackups
 from facts.rignode.context import fact_of
-from operations.change.node_call import StepFailed, call
+from operations.change.command import told
+from operations.change.node_call import call
 from operations.change.progress import call_with_progress
 from schema.observed.backup import BackupPlan, PrunePlan
 
@@ -46,7 +47,7 @@ def back_up(
             f"{answer['took_s']:.1f} s"
         )
 
-    yield _command(work)
+    yield told(work)
 
 
 @operation()
@@ -72,7 +73,7 @@ def verify(
             lines.append(f"{backup} is whole: {size}")
         return "; ".join(lines)
 
-    yield _command(work)
+    yield told(work)
 
 
 @operation()
@@ -97,21 +98,7 @@ def prune(request: Mapping[str, Any], found: PrunePlan) -> Generator[FunctionCom
         kept = ", ".join(f"{row['id']} ({row['why']})" for row in answer["kept"])
         return f"{answer['freed_bytes'] / MIB:.0f} MiB freed; kept: {kept or 'nothing'}"
 
-    yield _command(work)
-
-
-def _command(work: Callable[[State, Host], str]) -> FunctionCommand:
-    """The command that does `work` and says its line; a StepFailed fails the host."""
-
-    def execute(state: State, host: Host) -> bool:
-        try:
-            host.log_styled(work(state, host), fg="green")
-        except StepFailed as error:
-            host.log_styled(str(error), fg="red")
-            return False
-        return True
-
-    return FunctionCommand(execute, (), {})
+    yield told(work)
 
 
 def _call(state: State, host: Host, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from facts.endpoint.throughput import NotMeasured
 from facts.endpoint.throughput import measure as measure_rate
 from facts.rignode.call import AskFailed, ask_node
 from operations.change.apply import Steps
+from operations.change.command import told
 from operations.change.node_call import StepFailed, call
 from operations.change.progress import call_with_progress
 from operations.change.run import Run
+from operations.change.steps import unit_step
 from operations.engine.wait_ready import EngineDied, wait_for_answer
 from operations.venv.patches import run_tool
 from schema.desired.plan import UNIT
@@ -273,16 +275,11 @@ def prune(
     for row in found.removed:
         host.log(f"remove {row.path} ({row.version}, {row.bytes / MIB:.0f} MiB): {row.why}")
 
-    def execute(state: State, host: Host) -> bool:
-        try:
-            answer = call(state, host, "venv prune", dict(request), PRUNE_TIMEOUT_S)
-        except StepFailed as error:
-            host.log_styled(str(error), fg="red")
-            return False
-        host.log_styled(f"{answer['freed_bytes'] / MIB:.0f} MiB freed", fg="green")
-        return True
+    def work(state: State, host: Host) -> str:
+        answer = call(state, host, "venv prune", dict(request), PRUNE_TIMEOUT_S)
+        return f"{answer['freed_bytes'] / MIB:.0f} MiB freed"
 
-    yield FunctionCommand(execute, (), {})
+    yield told(work)
 
 
 def check_venv(
@@ -318,6 +315,5 @@ def wait_with_retries(run: Run, node: str, endpoint: Endpoint, budget_s: int) ->
             if number == TRIES:
                 raise StepFailed(f"{TRIES} starts, and none came to an answer: {error}") from None
             run.host(node).log_styled(f"start {number} of {TRIES}: {error}", fg="yellow")
-            step: dict[str, object] = {"op": "unit", "unit": UNIT, "active": "restart"}
-            run.apply(node, [step], 180)
+            run.apply(node, [unit_step(UNIT, "restart", reload=False)], 180)
     raise AssertionError("a loop that ends by return or raise")

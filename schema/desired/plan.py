@@ -7,13 +7,14 @@ that land on a node, `schema.inputs.load` the whole plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from schema.desired.kubernetes import ClusterData
 from schema.desired.rig import Rig
 from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
 
+C = TypeVar("C", bound=ClusterData)
 UNIT = "rigbook-engine.service"
 CONTAINER = "rigbook-engine"
 ENGINE_DIR = "/etc/rigbook/engine"
@@ -87,3 +88,8 @@ class Plan:
         if self.deployment is None:
             raise LookupError(f"{self.rig.name} has no Deployment")
         return self.deployment
+
+    def chart_as(self, kind: type[C]) -> C:
+        """The same as the type of the runbook that runs."""
+        assert isinstance(self.chart, kind), f"{type(self.chart).__name__} is no {kind.__name__}"
+        return self.chart

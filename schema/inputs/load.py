@@ -11,11 +11,12 @@ from schema.core.errors import SpecError, shown, unknown
 from schema.core.parse import build
 from schema.core.strings import plain_name
 from schema.core.yaml_file import read_map
-from schema.desired.kubernetes import CHART, cluster_data, cluster_recipe, is_cluster
+from schema.desired.kubernetes import CHART, ClusterData, cluster_recipe, is_cluster
 from schema.desired.plan import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, EngineSpec, Plan
 from schema.desired.rig import Node, Rig
-from schema.inputs.check import host_data, kind_of
+from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
+from schema.inputs.runbooks import kind_of
 from schema.observed.docker import ImageFileProbe
 from schema.observed.files import VenvProbe
 from schema.observed.snapshot import SnapshotRequest
@@ -76,16 +77,16 @@ def profile_name(recipe: Recipe, wanted: str | None) -> str:
 def host_datas(
     hosts: Mapping[str, Mapping[str, object]],
     sources: Mapping[str, Mapping[str, str]] | None,
-    kind: type[HostData] | None = None,
+    runbooks: tuple[str, ...] = (),
 ) -> dict[str, HostData]:
     """The checked data of all hosts by name; all hosts' problems in one SpecError.
 
-    `kind` is the type of the runbook that runs; None takes what any of them takes.
+    `runbooks` are those that run, by name; none: what any of them takes is taken.
     Values that belong to the whole rig must be the same on every host.
     """
     if not hosts:
         raise SpecError("no hosts matched; allowed: an inventory, group or --limit that has hosts")
-    kind = kind or kind_of(())
+    kind = kind_of(runbooks, HostData)
     checked: dict[str, HostData] = {}
     problems: list[str] = []
     for name, data in hosts.items():
@@ -112,17 +113,17 @@ def plan(
     hosts: Mapping[str, Mapping[str, object]],
     sources: Mapping[str, Mapping[str, str]] | None,
     root: Path,
-    kind: type[HostData] | None = None,
+    runbooks: tuple[str, ...] = (),
 ) -> Plan:
     """What a run wants on every node, from pyinfra's merged data of ALL hosts of the rig.
 
     `hosts`: host name → data. `sources`: host name → key → where the key came from, for errors.
-    `root`: the project's root. `kind`: as for `host_datas`.
+    `root`: the project's root. `runbooks`: as for `host_datas`.
     A run limited to one host still needs the data of all.
     """
     if any(map(is_cluster, hosts.values())):
-        return _deployment(hosts, sources or {})
-    checked = host_datas(hosts, sources, kind)
+        return _deployment(hosts, sources or {}, kind_of(runbooks, ClusterData))
+    checked = host_datas(hosts, sources, runbooks)
     common = next(iter(checked.values()))
     rig = _rig(checked)
     chosen = recipe(common.recipe, root, common.recipes_dir)
@@ -139,7 +140,9 @@ def plan(
 
 
 def _deployment(
-    hosts: Mapping[str, Mapping[str, object]], sources: Mapping[str, Mapping[str, str]]
+    hosts: Mapping[str, Mapping[str, object]],
+    sources: Mapping[str, Mapping[str, str]],
+    kind: type[ClusterData],
 ) -> Plan:
     """The plan of a Kubernetes rig of one host, whose engine is a Deployment."""
     if len(hosts) != 1:
@@ -148,7 +151,7 @@ def _deployment(
             f"{', '.join(sorted(hosts))}; allowed: an inventory file each"
         )
     name, data = next(iter(hosts.items()))
-    chart = cluster_data(name, data, sources.get(name, {}))
+    chart = host_data(name, data, sources.get(name, {}), kind)
     home = "/root" if chart.ssh_user == "root" else f"/home/{chart.ssh_user}"
     try:
         node = Node(

@@ -1,4 +1,7 @@
-"""The keys that each runbook takes with --data, beside those of every runbook: closed sets."""
+"""The keys that each runbook takes with --data, beside those of every runbook: closed sets.
+
+`...Keys` are those that it takes on a Kubernetes rig as well (cluster_runbook_data.py).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from schema.core.base import Frozen
+from schema.core.host_keys import key
 from schema.core.types import (
     AbsolutePath,
     Argument,
@@ -19,7 +24,7 @@ from schema.core.types import (
     Url,
     listed,
 )
-from schema.inputs.host_data import HostData, key
+from schema.inputs.host_data import HostData
 from schema.observed.artifact import commit_or_pr
 from schema.recipe.venv import Version
 from schema.render.drop_in import (
@@ -69,46 +74,67 @@ class VerifyData(HostData):
     unused = GATED
 
 
-class DoctorData(HostData):
-    """doctor."""
+class DoctorKeys(Frozen):
+    """doctor, on any rig."""
 
-    unused = frozenset({"waive", "reason"})
     as_json: bool = key(False, "print the findings for a machine", alias="json")
 
 
-class OfABackupData(HostData):
-    """What brings a backup back."""
+class DoctorData(DoctorKeys, HostData):
+    """doctor."""
 
-    backup: Name | None = key(None, "restore this backup; last: the newest verified one")
+    unused = frozenset({"waive", "reason"})
+
+
+class OfABackupData(HostData):
+    """What restores a backup."""
+
+    backup: Name | None = key(None, "the backup to restore; last: the newest verified one")
 
 
 class RestoreData(OfABackupData):
     """restore."""
 
+    backup: Name | None = key(None, "the backup to restore; none: the newest verified one")
 
-class RollbackData(OfABackupData):
-    """rollback."""
+
+class RollbackKeys(Frozen):
+    """rollback, on any rig."""
 
     change: Name | None = key(None, "the change to undo; none: the last that is not blessed")
     overwrite: Paths = key((), "files whose later edits it may discard")
 
 
-class RebootData(HostData):
-    """reboot."""
+class RollbackData(RollbackKeys, OfABackupData):
+    """rollback."""
 
-    only: HostName | None = key(None, "one node; none: all of them")
+
+class RebootKeys(Frozen):
+    """reboot, on any rig."""
+
     budget: int = key(1800, "until a node has booted", "seconds", ge=30, le=86400)
 
 
-class KernelData(HostData):
-    """kernel."""
+class RebootData(RebootKeys, HostData):
+    """reboot."""
+
+    only: HostName | None = key(None, "one node; none: all of them")
+
+
+class KernelKeys(Frozen):
+    """kernel, on any rig."""
 
     kernel: Release | None = key(None, "the release to pin; current: the one that runs")
     candidate: Release | None = key(None, "the release to boot once, prove and pin")
-    only: HostName | None = key(None, "one node; none: all of them")
     budget: int = key(
         1800, "from a candidate's start until it must be blessed", "seconds", ge=30, le=86400
     )
+
+
+class KernelData(KernelKeys, HostData):
+    """kernel."""
+
+    only: HostName | None = key(None, "one node; none: all of them")
 
 
 class FirmwareData(HostData):
@@ -244,7 +270,7 @@ class TransferData(HostData):
     source: HostName | None = key(
         None, "the node that gives; none: one that is whole", alias="from"
     )
-    port: int = key(29680, "the giver's port for this transfer", "TCP port", ge=1024, le=65535)
+    port: int = key(29680, "the giver's TCP port for this transfer", ge=1024, le=65535)
 
 
 class ImageData(TransferData):
@@ -260,26 +286,3 @@ class WeightsData(TransferData):
 
     verify: bool = key(False, "read and hash everything, everywhere")
     prune: bool = key(False, "delete what the giver has not")
-
-
-RUNBOOKS: dict[str, type[HostData]] = {
-    "backup": BackupData,
-    "doctor": DoctorData,
-    "firmware": FirmwareData,
-    "image": ImageData,
-    "kernel": KernelData,
-    "patch": PatchData,
-    "provenance": ProvenanceData,
-    "reboot": RebootData,
-    "restart": RestartData,
-    "restore": RestoreData,
-    "rollback": RollbackData,
-    "serve": ServeData,
-    "stop": StopData,
-    "unit": UnitData,
-    "upgrade": UpgradeData,
-    "verify": VerifyData,
-    "wake": WakeData,
-    "watch": WatchData,
-    "weights": WeightsData,
-}

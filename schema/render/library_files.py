@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
 from schema.desired.plan import Document, Plan
 from schema.render.engine_files import UNITS_DIR, render
@@ -17,13 +18,27 @@ UNIT_FILES = tuple(f"{UNITS_DIR}/{name}" for name in UNITS)
 FILES = ("/etc/rigbook", STATE_PATH, *UNIT_FILES)
 
 
-def library_documents(plan: Plan, target: str, original: str, ours: str) -> tuple[Document, ...]:
+class Guarding(Protocol):
+    """What libvgpu is asked for: schema.inputs.cluster_runbook_data.LibvgpuData."""
+
+    @property
+    def guard(self) -> bool: ...
+    @property
+    def reapply(self) -> bool: ...
+    @property
+    def webhook(self) -> str | None: ...
+    @property
+    def webhook_file(self) -> str | None: ...
+
+
+def library_documents(
+    plan: Plan, data: Guarding, target: str, original: str, ours: str
+) -> tuple[Document, ...]:
     """The state of a swap (root's alone: it may hold the webhook) and, with `guard`, its units."""
-    data, node = plan.chart, plan.rig.head.name
     body = {
         "format": FORMAT,
         "rig": plan.rig.name,
-        "node": node,
+        "node": plan.rig.head.name,
         "target": target,
         "original": original,
         "ours": ours,

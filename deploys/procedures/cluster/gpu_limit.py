@@ -9,14 +9,15 @@ from typing import Any
 from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.procedures.cluster.ask import ask_typed
 from gates.cluster import gpu_limit, memory_limit
 from gates.cluster.memory_limit import MIB, LimitError
 from gates.core.violation import Violation
-from operations.engine.engine import Steps
+from operations.change.apply import Steps
 from schema.desired.plan import Plan
+from schema.inputs.cluster_runbook_data import GpuLimitData
 from schema.observed.kube import KubeLook, ModelFiles
 from schema.observed.machine import Gpus
 from schema.observed.snapshot import NodeSnapshot
@@ -51,7 +52,9 @@ def deployment_request(plan: Plan, **more: object) -> dict[str, Any]:
 
 def inspect_deployment(plan: Plan) -> KubeLook:
     """The Deployment with every memory limit, asked once a run."""
-    asked = dict.fromkeys((*LIMITS, *(plan.chart.set or {})))
+    chart = plan.chart
+    others = chart.set if isinstance(chart, GpuLimitData) else None
+    asked = dict.fromkeys((*LIMITS, *(others or {})))
     return ask_typed(
         plan, "kube look", deployment_request(plan, variables=list(asked)), KubeLook, "deployment"
     )
@@ -68,7 +71,7 @@ def model_findings(plan: Plan) -> list[Violation]:
 
 def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
     """The variables to set, the memory limit among them; DeployError says what may not be set."""
-    data, now = plan.chart, inspect_deployment(plan)
+    data, now = plan.chart_as(GpuLimitData), inspect_deployment(plan)
     values = dict(data.set or {})
     for name in values:
         if name in LIMITS:
@@ -84,7 +87,7 @@ def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
 
 def _limit(plan: Plan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, str]:
     """The limit's variable and text; its arithmetic is told. LimitError when it does not fit."""
-    data = plan.chart
+    data = plan.chart_as(GpuLimitData)
     if data.limit is not None:
         memory_limit.parse_limit(data.limit)  # before the driver is asked for anything
     name, device = _variable(plan, now, snapshot)
@@ -115,8 +118,9 @@ def _variable(plan: Plan, now: KubeLook, snapshot: NodeSnapshot) -> tuple[str, i
     """The variable that counts and its device (None: all): the one asked for, the one that is set,
     or that of the only GPU.
     """
-    if plan.chart.device is not None:
-        return memory_limit.variable(plan.chart.device), plan.chart.device
+    asked = plan.chart_as(GpuLimitData).device
+    if asked is not None:
+        return memory_limit.variable(asked), asked
     there = [name for name in LIMITS if name in now.variables and _is_set(now, name)]
     if len(there) == 1:
         index = LIMITS.index(there[0])
@@ -135,8 +139,9 @@ def _is_set(now: KubeLook, name: str) -> bool:
 
 def _hardware(plan: Plan, snapshot: NodeSnapshot, device: int | None) -> int:
     """The memory of the device (the smallest, where the limit is for all), in bytes."""
-    if plan.chart.hardware_mib is not None:
-        return plan.chart.hardware_mib * MIB
+    given = plan.chart_as(GpuLimitData).hardware_mib
+    if given is not None:
+        return given * MIB
     if not isinstance(snapshot.gpus, Gpus):
         raise LimitError(
             f"the driver does not say how much memory there is ({snapshot.gpus.unreadable}); "
@@ -152,40 +157,35 @@ def _hardware(plan: Plan, snapshot: NodeSnapshot, device: int | None) -> int:
     return min(sizes) * MIB
 
 
+@once_a_run
 def plan(rig: Procedure) -> Patch:
     """The work of this run, planned once; what the server would change is part of it."""
     plan = rig.plan
-
-    def make() -> Patch:
-        values = asked_values(plan, rig.snapshots[plan.rig.head.name])
-        now = inspect_deployment(plan)
-        former = frozenset(pod.uid for pod in now.pods)
-        unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
-        if unclear:
-            raise DeployError("; ".join(unclear))
-        todo = {n: v for n, v in values.items() if now.variables[n].value != v}
-        if not todo:
-            logger.info(f"    {title(plan, now)} has {assignments(values)} already")
-            return Patch(values, [], (), now.rollout.generation, former)
-        asked = deployment_request(plan, set=todo, logs=False, variables=list(todo))
-        planned = ask_typed(plan, "kube look", asked, KubeLook, "planned")
-        step = {
-            key: value for key, value in deployment_request(plan).items() if key != "container"
-        } | {
-            "op": "kube",
-            "container": planned.container,
-            "set": todo,
-            # a limit that an earlier process wrote into HAMi's shared cache would stay in force
-            "clear_cache": any(name in LIMITS for name in todo),
-            "uid": planned.uid,
-            "resource_version": planned.resource_version,
-        }
-        lines = [f"{title(plan, planned)}, resourceVersion {planned.resource_version}:"]
-        for change in planned.changes or ():
-            lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
-        return Patch(values, [step], tuple(lines), planned.rollout.generation, former)
-
-    return once("patch", make)
+    values = asked_values(plan, rig.snapshots[plan.rig.head.name])
+    now = inspect_deployment(plan)
+    former = frozenset(pod.uid for pod in now.pods)
+    unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
+    if unclear:
+        raise DeployError("; ".join(unclear))
+    todo = {n: v for n, v in values.items() if now.variables[n].value != v}
+    if not todo:
+        logger.info(f"    {title(plan, now)} has {assignments(values)} already")
+        return Patch(values, [], (), now.rollout.generation, former)
+    asked = deployment_request(plan, set=todo, logs=False, variables=list(todo))
+    planned = ask_typed(plan, "kube look", asked, KubeLook, "planned")
+    step = {key: value for key, value in deployment_request(plan).items() if key != "container"} | {
+        "op": "kube",
+        "container": planned.container,
+        "set": todo,
+        # a limit that an earlier process wrote into HAMi's shared cache would stay in force
+        "clear_cache": any(name in LIMITS for name in todo),
+        "uid": planned.uid,
+        "resource_version": planned.resource_version,
+    }
+    lines = [f"{title(plan, planned)}, resourceVersion {planned.resource_version}:"]
+    for change in planned.changes or ():
+        lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
+    return Patch(values, [step], tuple(lines), planned.rollout.generation, former)
 
 
 def title(plan: Plan, now: KubeLook) -> str:

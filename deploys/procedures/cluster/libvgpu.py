@@ -10,7 +10,7 @@ from pathlib import Path
 from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in
 from deploys.procedures.cluster.ask import ask_typed
@@ -20,6 +20,7 @@ from gates.cluster.mounted_library import files_of, mappers_of, named, state_of,
 from gates.core.violation import Violation
 from operations.change.apply import Steps
 from schema.desired.plan import Plan
+from schema.inputs.cluster_runbook_data import LibvgpuData
 from schema.observed.library import Candidate, LibraryFile, LibraryLook, PodName
 from schema.observed.snapshot import NodeSnapshot
 from schema.render.library_files import STATE_PATH
@@ -53,38 +54,34 @@ def inspect_library(plan: Plan) -> LibraryLook:
     return ask_typed(plan, "library look", request, LibraryLook, "library")
 
 
+@once_a_run
 def local_bytes(plan: Plan) -> bytes:
     """The candidate's bytes, from here, its sha256 checked; DeployError says what is wrong."""
-
-    def make() -> bytes:
-        data = plan.chart
-        if data.library is None or data.sha256 is None:
-            raise DeployError(
-                "libvgpu needs --data library=FILE --data sha256=HEX (what `sha256sum FILE` prints "
-                "where it was built), or --data remove=true"
-            )
-        path = Path(data.library)
-        try:
-            if path.stat().st_size > MAX_LIBRARY:
-                raise DeployError(f"{path} is larger than {MAX_LIBRARY >> 20} MiB: no such library")
-            raw = path.read_bytes()
-        except OSError as error:
-            raise DeployError(f"library: {path}: {error.strerror}") from None
-        found = hashlib.sha256(raw).hexdigest()
-        if found != data.sha256:
-            raise DeployError(
-                f"{path} is not the library that sha256 names: it is {found}, {len(raw)} bytes; "
-                "copy it again"
-            )
-        return raw
-
-    raw: bytes = once("library-bytes", make)
+    data = plan.chart_as(LibvgpuData)
+    if data.library is None or data.sha256 is None:
+        raise DeployError(
+            "libvgpu needs --data library=FILE --data sha256=HEX (what `sha256sum FILE` prints "
+            "where it was built), or --data remove=true"
+        )
+    path = Path(data.library)
+    try:
+        if path.stat().st_size > MAX_LIBRARY:
+            raise DeployError(f"{path} is larger than {MAX_LIBRARY >> 20} MiB: no such library")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DeployError(f"library: {path}: {error.strerror}") from None
+    found = hashlib.sha256(raw).hexdigest()
+    if found != data.sha256:
+        raise DeployError(
+            f"{path} is not the library that sha256 names: it is {found}, {len(raw)} bytes; "
+            "copy it again"
+        )
     return raw
 
 
 def findings(plan: Plan) -> list[Violation]:
     """What speaks against the swap (or against bringing the original back)."""
-    node, data, now = plan.rig.head.name, plan.chart, inspect_library(plan)
+    node, data, now = plan.rig.head.name, plan.chart_as(LibvgpuData), inspect_library(plan)
     found = [*gates.readable(node, now)]
     if data.remove:
         return found
@@ -102,7 +99,7 @@ def findings(plan: Plan) -> list[Violation]:
 
 
 def _target(plan: Plan, now: LibraryLook) -> LibraryFile | None:
-    return files_of(now).get(target_of(now, plan.chart.target).path or "")
+    return files_of(now).get(target_of(now, plan.chart_as(LibvgpuData).target).path or "")
 
 
 def to_restart(now: LibraryLook, ours: str) -> dict[str, PodName]:
@@ -112,14 +109,15 @@ def to_restart(now: LibraryLook, ours: str) -> dict[str, PodName]:
     return {uid: pods[uid] for uid in dict.fromkeys(old) if uid is not None}
 
 
+@once_a_run
 def plan(rig: Procedure) -> Swap:
     """The work of this run, planned once."""
-    make = _removal if rig.plan.chart.remove else _swap
-    return once("swap", lambda: make(rig.plan, rig.snapshots[rig.plan.rig.head.name]))
+    make = _removal if rig.plan.chart_as(LibvgpuData).remove else _swap
+    return make(rig.plan, rig.snapshots[rig.plan.rig.head.name])
 
 
 def _swap(plan: Plan, snapshot: NodeSnapshot) -> Swap:
-    now, raw = inspect_library(plan), local_bytes(plan)
+    data, now, raw = plan.chart_as(LibvgpuData), inspect_library(plan), local_bytes(plan)
     file, known = _target(plan, now), state_of(now)
     assert file is not None and file.sha256 is not None  # the gate has stopped the run otherwise
     ours, original = hashlib.sha256(raw).hexdigest(), file.sha256
@@ -129,8 +127,8 @@ def _swap(plan: Plan, snapshot: NodeSnapshot) -> Swap:
     if file.sha256 != ours:
         steps.append(_library_step(file, base64.b64encode(raw).decode("ascii")))
     steps += around(plan, snapshot, file.path, original, ours)
-    lines = [f"{file.path} counts: {target_of(now, plan.chart.target).how}"] if steps else []
-    restarts = to_restart(now, ours) if plan.chart.restart_pods else {}
+    lines = [f"{file.path} counts: {target_of(now, data.target).how}"] if steps else []
+    restarts = to_restart(now, ours) if data.restart_pods else {}
     lines += [f"will be restarted: {pod.namespace}/{pod.name}" for pod in restarts.values()]
     keep = [named(now, m) for m in mappers_of(now) if m.pod not in restarts and m.sha256 != ours]
     lines += [f"keeps the former one until its restart: {line}" for line in keep[:SHOWN]]

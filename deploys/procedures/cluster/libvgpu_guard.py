@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deploys.common.snapshot_view import files_in, units_in
-from operations.engine.engine import Steps, file_steps, timer_steps
+from operations.change.apply import Steps
+from operations.change.steps import folder_steps, unit_step
+from operations.engine.engine import file_steps, timer_steps
 from schema.desired.plan import Plan
+from schema.inputs.cluster_runbook_data import LibvgpuData
 from schema.observed.files import FileState
 from schema.observed.snapshot import NodeSnapshot
 from schema.observed.units import Unit
@@ -16,16 +19,14 @@ from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER, library_
 def around(plan: Plan, snapshot: NodeSnapshot, target: str, original: str, ours: str) -> Steps:
     """The state file and the guard: written, started, or taken away."""
     files, units = files_in(snapshot), units_now(snapshot)
-    documents = library_documents(plan, target, original, ours)
-    steps: Steps = []
-    folder = files.get("/etc/rigbook")
-    if folder is not None and folder.kind == "absent":
-        steps.append({"op": "directory", "path": "/etc/rigbook", "mode": "0755"})
-    if not plan.chart.guard:
+    data = plan.chart_as(LibvgpuData)
+    documents = library_documents(plan, data, target, original, ours)
+    steps = folder_steps(["/etc/rigbook"], files)
+    if not data.guard:
         steps += no_guard(files, units)
     changes = [{**step, "sensitive": True} for step in file_steps(documents, files)]
     steps += changes
-    if plan.chart.guard:
+    if data.guard:
         written = [str(step["path"]) for step in changes]
         for unit in (GUARD_PATH, GUARD_TIMER):
             steps += timer_steps(unit, units.get(unit), written)
@@ -37,14 +38,10 @@ def no_guard(files: Mapping[str, FileState], units: Mapping[str, Unit]) -> Steps
     steps: Steps = []
     for name, unit in units.items():
         if unit.active_state == "active" or unit.enabled == "enabled":
-            steps.append(_unit_step(name, "stop", False))
+            steps.append(unit_step(name, "stop", enabled=False))
     there = [p for p in FILES if p.endswith((".service", ".path", ".timer")) and _is_file(files, p)]
     steps += [{"op": "absent", "path": path} for path in there]
     return steps
-
-
-def _unit_step(name: str, active: str, enabled: bool) -> dict[str, object]:
-    return {"op": "unit", "unit": name, "enabled": enabled, "active": active, "daemon_reload": True}
 
 
 def _is_file(files: Mapping[str, FileState], path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Work
 from deploys.procedures.engine.runtimes import runtime_of
@@ -31,9 +31,10 @@ def findings(plan: Plan) -> Sequence[Violation]:
     return runtime_of(plan).findings(plan)
 
 
+@once_a_run
 def plan(rig: Procedure) -> Work:
     """The work of this run, planned once and shown once; all hosts get the same object."""
-    return once("serve", lambda: runtime_of(rig.plan).plan(rig))
+    return runtime_of(rig.plan).plan(rig)
 
 
 def verify(rig: Procedure, patient: bool = False, work: Work | None = None) -> str:
@@ -41,12 +42,7 @@ def verify(rig: Procedure, patient: bool = False, work: Work | None = None) -> s
 
     `patient`: a start that systemd tries again by itself is waited for (after a boot).
     """
-    return proof(rig.plan, patient, work)
-
-
-def proof(plan: Plan, patient: bool = False, work: Work | None = None) -> str:
-    """`verify` for a plan without a Procedure."""
-    return runtime_of(plan).prove(plan, work, patient)
+    return runtime_of(rig.plan).prove(rig.plan, work, patient)
 
 
 def revert(run: Run) -> str:

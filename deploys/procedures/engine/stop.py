@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from facts.observe import observe
 from operations.change.node_call import StepFailed
@@ -19,15 +18,13 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 SETTLE_S = 20.0
 
 
+@once_a_run
 def refuse_survivors(rig: Procedure) -> None:
     """DeployError when an engine outlived its stopped unit: "no change" would say it is gone."""
-    if not rig.up.all:
-        once("survivors", lambda: _refuse_survivors(rig.plan, rig.snapshots))
-
-
-def _refuse_survivors(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> None:
+    if rig.up.all:
+        return
     left = []
-    for name, snapshot in snapshots.items():
+    for name, snapshot in rig.snapshots.items():
         engines = (
             () if isinstance(snapshot.engine_processes, Unreadable) else (snapshot.engine_processes)
         )
@@ -37,7 +34,7 @@ def _refuse_survivors(plan: Plan, snapshots: Mapping[str, NodeSnapshot]) -> None
         found += [
             f"engine process {p.pid} on port {p.port}"
             for p in held
-            if p.pid in pids and p.port in _ports(plan)
+            if p.pid in pids and p.port in _ports(rig.plan)
         ]
         left += [f"{name}: {', '.join(found)}"] if found else []
     if left:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pyinfra.api.exceptions import DeployError
-
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
@@ -38,16 +36,11 @@ class Want:
 revert = undo_only("the watch is as it was before", UNDO_TIMEOUT_S)
 
 
+@once_a_run
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError when `only` is no node of the rig."""
-    return once("want", lambda: _parse(rig.plan, rig.data(WatchData)))
-
-
-def _parse(plan: Plan, data: WatchData) -> Want:
-    names = [node.name for node in plan.rig.nodes]
-    node = data.only or plan.rig.head.name
-    if node not in names:
-        raise DeployError(f"--data only={node}: no such node; the rig has: {', '.join(names)}")
+    plan, data = rig.plan, rig.data(WatchData)
+    (node,) = rig.asked_nodes(data.only or plan.rig.head.name)
     documents = watch_documents(plan, node, data)
     files = (document.path for document in documents)
     return Want(wider(plan, (node,), files, (WATCH_TIMER,)), node, documents)

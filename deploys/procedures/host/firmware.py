@@ -11,7 +11,7 @@ from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.boot_needs import load_lists
-from deploys.common.load_and_gate import dry_run, once
+from deploys.common.load_and_gate import dry_run, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
 from deploys.procedures.host.firmware_report import Machine, report, save_wake_records
@@ -22,8 +22,9 @@ from gates.firmware.checklist import BARE_METAL, Lists, card_there, cards_of, ow
 from gates.gate_sets import CHANGING
 from operations.change.apply import Steps, texts_of
 from operations.change.node_call import StepFailed
+from operations.change.steps import folder_steps
 from operations.engine.engine import file_steps
-from operations.host.machine import folder_steps, sleep_steps, wol_steps
+from operations.host.machine import folders_of, sleep_steps, wol_steps
 from operations.rollback.revert import undo_only
 from schema.core.errors import SpecError, unknown
 from schema.desired.plan import Document, Plan
@@ -64,21 +65,15 @@ class FirmwareWork:
 revert = undo_only("cards, sleep and attestations are as they were", UNDO_TIMEOUT_S)
 
 
+@once_a_run
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for an unclear attestation."""
-    return once("want", lambda: _parse(rig.plan, rig.data(FirmwareData)))
-
-
-def _parse(plan: Plan, data: FirmwareData) -> Want:
-    names = frozenset(node.name for node in plan.rig.nodes)
-    if data.only is not None and data.only not in names:
-        known = ", ".join(sorted(names))
-        raise DeployError(f"--data only={data.only}: no such node; the rig has: {known}")
-    nodes = frozenset({data.only}) if data.only else names
+    plan, data = rig.plan, rig.data(FirmwareData)
+    nodes = frozenset(rig.asked_nodes(data.only))
     if data.attest and len(nodes) > 1:
         raise DeployError(
             "--data attest: a person looks at one board; add --data only=NODE, one of "
-            + ", ".join(sorted(names))
+            + ", ".join(sorted(nodes))
         )
     return Want(plan, load_lists(), nodes, data.nic, data.attest, data.by or "", time.time())
 
@@ -103,12 +98,9 @@ def inspect(want: Want) -> Observed:
     return with_hardware(observe(state, plan), found)
 
 
+@once_a_run
 def plan(rig: Procedure, want: Want) -> FirmwareWork:
     """The work of this run, planned and told once; all hosts get the same object."""
-    return once("firmware", lambda: _plan(rig, want))
-
-
-def _plan(rig: Procedure, want: Want) -> FirmwareWork:
     machines = {
         name: machine_of(want, name, snapshot)
         for name, snapshot in rig.snapshots.items()
@@ -195,7 +187,7 @@ def steps_of(machine: Machine, files: Mapping[str, FileState], enabled: frozense
     if "sleep_targets" in probes and not isinstance(machine.facts.sleep, Unreadable):
         steps += sleep_steps(machine.facts.sleep)
     if machine.attested:
-        steps += folder_steps(machine.attested, files, "0700")
+        steps += folder_steps(folders_of(machine.attested), files, "0700")
         steps += file_steps(machine.attested, files)
     return steps
 

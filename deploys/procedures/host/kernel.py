@@ -11,7 +11,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.boot_needs import driver_module, load_lists
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, wider
 from facts.hardware import observe_machines
@@ -21,6 +21,7 @@ from gates.firmware.checklist import rebootable
 from gates.gate_sets import CHANGING
 from gates.kernel.pin import bootable_once, own_entries, pinnable
 from operations.change.apply import Steps, texts_of
+from operations.change.steps import folder_steps, unit_step
 from operations.engine.engine import file_steps
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import KernelData
@@ -30,12 +31,11 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.kernel_files import (
     CANDIDATE_PATHS,
     CANDIDATE_SERVICE,
+    GRUB_DIR,
     PIN_PATHS,
     candidate_documents,
     pin_documents,
 )
-
-_FOLDERS = ("/etc/default/grub.d", "/etc/rigbook")
 
 
 @dataclass(frozen=True)
@@ -69,26 +69,21 @@ class KernelWork:
         return words[0] if words else "nothing to do here in this step"
 
 
+@once_a_run
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError for a node that is none, and for both kinds at once."""
-    return once("want", lambda: _parse(rig.plan, rig.data(KernelData)))
-
-
-def _parse(plan: Plan, data: KernelData) -> Want:
-    names = frozenset(node.name for node in plan.rig.nodes)
-    if data.only is not None and data.only not in names:
-        known = ", ".join(sorted(names))
-        raise DeployError(f"--data only={data.only}: no such node; the rig has: {known}")
+    plan, data = rig.plan, rig.data(KernelData)
+    nodes = frozenset(rig.asked_nodes(data.only))
     if (data.kernel is None) == (data.candidate is None):
         raise DeployError("--data kernel=RELEASE (or current) pins, --data candidate=RELEASE tries "
                           "once: give one of them")  # fmt: skip
     if data.candidate == "current":
         raise DeployError("--data candidate=current: it runs already; name another kernel")
     return Want(
-        plan=wider(plan, names, (*PIN_PATHS, *CANDIDATE_PATHS), (CANDIDATE_SERVICE,)),
+        plan=wider(plan, rig.nodes.all, (*PIN_PATHS, *CANDIDATE_PATHS), (CANDIDATE_SERVICE,)),
         kernel=data.kernel or data.candidate or "",
         candidate=data.candidate is not None,
-        nodes=frozenset({data.only}) if data.only else names,
+        nodes=nodes,
         module=driver_module(plan, data),
         budget_s=data.budget,
     )
@@ -107,7 +102,7 @@ def gates(want: Want) -> tuple[Gate, ...]:
     """The gates of this run; a candidate's boot needs nobody's hands, or it is not begun."""
     if not want.candidate:
         return (*CHANGING, *pinnable(want.kernel, want.nodes))
-    hands = rebootable(once("lists", load_lists), time.time(), want.nodes)
+    hands = rebootable(load_lists(), time.time(), want.nodes)
     return (*CHANGING, *bootable_once(want.kernel, want.nodes), *hands)
 
 
@@ -123,12 +118,9 @@ def kernels_of(snapshot: NodeSnapshot) -> tuple[KernelFacts, Grub, Apt]:
     return kernel, kernel.grub, kernel.apt
 
 
+@once_a_run
 def plan(rig: Procedure, want: Want) -> KernelWork:
     """The work of this run, planned and shown once; all hosts get the same object."""
-    return once("kernel", lambda: _plan(rig, want))
-
-
-def _plan(rig: Procedure, want: Want) -> KernelWork:
     steps: dict[str, Steps] = {}
     words: dict[str, tuple[str, ...]] = {}
     files = {name: files_in(snapshot) for name, snapshot in rig.snapshots.items()}
@@ -161,14 +153,6 @@ def _plan(rig: Procedure, want: Want) -> KernelWork:
     )
 
 
-def _folders(files: Mapping[str, FileState]) -> Steps:
-    return [
-        {"op": "directory", "path": path, "mode": "0755", "owner": "root", "group": "root"}
-        for path in _FOLDERS
-        if path in files and files[path].kind == "absent"
-    ]
-
-
 def pin_steps(release: str, grub: Grub, apt: Apt, files: Mapping[str, FileState]) -> Steps:
     """The steps that pin a kernel; none where it is pinned as it should be."""
     packages = apt.pinning.get(release, ())
@@ -176,8 +160,7 @@ def pin_steps(release: str, grub: Grub, apt: Apt, files: Mapping[str, FileState]
     for step in written:
         if str(step["path"]).startswith("/etc/apt/"):
             step["validate"] = ["apt-config", "-c", "{tmp}", "dump"]
-    folders = [step for step in _folders(files) if step["path"] == "/etc/default/grub.d"]
-    steps = [*folders, *written] if written else []
+    steps = [*folder_steps([GRUB_DIR], files), *written] if written else []
     if set(packages) - set(apt.holds):
         steps.append({"op": "hold", "packages": list(packages), "held": True})
     entries = own_entries(grub, release)
@@ -218,11 +201,9 @@ def candidate_steps(
     `sticky_ok`: also where GRUB cannot take next_entry back; the unit does it in its place.
     """
     documents = candidate_documents(want.kernel, facts.running, want.budget_s, change)
-    folders = [step for step in _folders(files) if step["path"] == "/etc/rigbook"]
     return [
-        *folders,
+        *folder_steps(["/etc/rigbook"], files),
         *file_steps(documents, files),
-        {"op": "unit", "unit": CANDIDATE_SERVICE, "enabled": True, "active": None,
-         "daemon_reload": True},
+        unit_step(CANDIDATE_SERVICE, enabled=True),
         {"op": "grub", "saved": facts.running, "next": want.kernel, "sticky_ok": sticky_ok},
-    ]  # fmt: skip
+    ]

@@ -17,6 +17,7 @@ from gates.kernel.next_boot import driver_problem
 from operations.change.apply import limit_s
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
+from operations.change.steps import unit_step
 from operations.host.reboot import reboot_now
 from operations.rollback.revert import undo_only
 from schema.observed.kernel import KernelFacts, KernelSnapshot
@@ -97,9 +98,9 @@ def _promote(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -
     _, grub, apt = kernels_of(seen)
     end: list[dict[str, object]] = [
         {"op": "absent", "path": CANDIDATE_PATH},
-        {"op": "unit", "unit": CANDIDATE_SERVICE, "enabled": False, "active": "stop"},
+        unit_step(CANDIDATE_SERVICE, "stop", enabled=False, reload=False),
         {"op": "absent", "path": CANDIDATE_SERVICE_PATH},
-        {"op": "unit", "unit": CANDIDATE_SERVICE, "daemon_reload": True},
+        unit_step(CANDIDATE_SERVICE),
     ]
     steps = [*pin_steps(want.kernel, grub, apt, files_in(seen)), *end]
     run.apply(name, steps, limit_s(steps))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 
 from pyinfra import state
-from pyinfra.api.exceptions import DeployError
 
 from deploys.common.boot_needs import driver_module, load_lists
-from deploys.common.load_and_gate import once
 from deploys.common.procedure import Procedure
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
@@ -22,7 +20,7 @@ def gates(rig: Procedure) -> tuple[Gate, ...]:
     """The gates of a reboot; those about a person's hands are asked of the nodes it takes down."""
     name = rig.data(RebootData).only
     only = frozenset({name}) if name else None
-    return (*REBOOTING, *rebootable(once("lists", load_lists), time.time(), only))
+    return (*REBOOTING, *rebootable(load_lists(), time.time(), only))
 
 
 def inspect(rig: Procedure) -> Observed:
@@ -33,8 +31,4 @@ def inspect(rig: Procedure) -> Observed:
 
 def nodes(rig: Procedure) -> frozenset[str]:
     """The nodes to reboot; DeployError when `only` is no node of the rig."""
-    only, names = rig.data(RebootData).only, rig.nodes.all
-    if only is not None and only not in names:
-        known = ", ".join(sorted(names))
-        raise DeployError(f"--data only={only}: no such node; the rig has: {known}")
-    return frozenset({only}) if only is not None else names
+    return frozenset(rig.asked_nodes(rig.data(RebootData).only))

@@ -7,18 +7,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import gevent
 from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
 from facts import unit_state as engine_facts
 from facts.drop_in import DropInCheck
 from facts.observe import observe
 from facts.rignode.context import fact_of
+from facts.rignode.fact import ask_each
 from gates.unit.crash_loop import looping
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
@@ -26,7 +26,7 @@ from operations.host.drop_in import Target, remove_steps, write_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UnitData
-from schema.observed.snapshot import NodeSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.observed.units import Unit
 from schema.render.drop_in import drop_in_path, ordered
 
@@ -76,16 +76,13 @@ class UnitWork:
 revert = undo_only("the unit is as it was before", UNDO_TIMEOUT_S)
 
 
+@once_a_run
 def parse_request(rig: Procedure) -> tuple[Plan, Wanted]:
     """The plan with the unit and its drop-in in the snapshots, and what is wanted.
 
     DeployError for keys that do not go together.
     """
-    return once("want", lambda: _parse(rig.plan, rig.data(UnitData)))
-
-
-def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
-    names = tuple(node.name for node in plan.rig.nodes)
+    plan, data = rig.plan, rig.data(UnitData)
     override = data.override()
     if data.unit is None:
         raise DeployError("--data unit=NAME.service is missing; which unit?")
@@ -94,8 +91,7 @@ def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
             "give --data remove=true, or what the drop-in is to set (exec_start, restart, "
             "restart_sec, environment, start_limit_interval, start_limit_burst): one of them"
         )
-    if data.only is not None and data.only not in names:
-        raise DeployError(f"--data only={data.only}: no such node; the rig has: {', '.join(names)}")
+    nodes = rig.asked_nodes(data.only)
     if not data.remove and data.unit.startswith(OWN):
         raise DeployError(
             f"--data unit={data.unit}: serve writes this unit and a drop-in would outlive it; "
@@ -108,17 +104,13 @@ def _parse(plan: Plan, data: UnitData) -> tuple[Plan, Wanted]:
         )
     path = drop_in_path(data.unit, data.drop_in)
     text = None if data.remove else override.text()
-    nodes = (data.only,) if data.only else names
     wanted = Wanted(data.unit, path, text, override.exec_start, nodes, data.only is not None)
     return wider(plan, nodes, (path, path.rpartition("/")[0]), (data.unit,)), wanted
 
 
+@once_a_run
 def plan(rig: Procedure, wanted: Wanted) -> UnitWork:
     """The work of this run; DeployError where the unit would be broken, or is nowhere."""
-    return once("unit", lambda: _plan(rig, wanted))
-
-
-def _plan(rig: Procedure, wanted: Wanted) -> UnitWork:
     targets = {
         node: found
         for node in wanted.nodes
@@ -137,7 +129,7 @@ def _plan(rig: Procedure, wanted: Wanted) -> UnitWork:
         if steps[node] and not restart and target.unit.active_state == "active":
             logger.info(f"    {node}: {wanted.unit} runs; this counts from its next start on")
     to_check = [node for node in targets if steps[node]]
-    if _refuse_unsound(rig.run.state, wanted, to_check, GHOST in rig.data(UnitData).waive):
+    if _refuse_unsound(rig, wanted, to_check, GHOST in rig.data(UnitData).waive):
         rig.run.waivers = (*rig.waivers, (GHOST, rig.data(UnitData).reason or ""))
         steps = {node: [_accepting(step) for step in of] for node, of in steps.items()}
     before = {node: {wanted.path: target.now.content} for node, target in targets.items()}
@@ -181,24 +173,18 @@ def _target(node: str, snapshot: NodeSnapshot, wanted: Wanted) -> Target | None:
     return Target(unit, wanted.path, now, folder)
 
 
-def _refuse_unsound(state: State, wanted: Wanted, nodes: list[str], waived: bool) -> bool:
+def _refuse_unsound(rig: Procedure, wanted: Wanted, nodes: list[str], waived: bool) -> bool:
     """DeployError when a node says that the unit would be broken; asked at the same time.
 
     True when the unit would start what is not there, and `waived` says that this is meant.
     """
     request = json.dumps({"unit": wanted.unit, "path": wanted.path, "content": wanted.text})
-    jobs = {
-        node: gevent.spawn(
-            fact_of, state, state.inventory.get_host(node), DropInCheck, request=request
-        )
-        for node in nodes
-    }
-    gevent.joinall(list(jobs.values()))
+    answers = ask_each(rig.run.state, rig.plan, DropInCheck(), dict.fromkeys(nodes, request))
     lines, ghosts = [], []
-    for node, job in jobs.items():
-        answer = job.get()
-        if answer is None:
-            lines.append(f"{node}: did not say whether {wanted.unit} would be sound")
+    for node, answer in answers.items():
+        if isinstance(answer, Unreadable):
+            lines.append(f"{node}: did not say whether {wanted.unit} would be sound: "
+                         f"{answer.unreadable}")  # fmt: skip
             continue
         lines += [f"{node}: {wanted.unit}: {problem}" for problem in answer["problems"]]
         ghosts += [f"{node}: {wanted.unit}: {ghost}" for ghost in answer["ghosts"]]

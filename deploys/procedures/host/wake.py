@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 
@@ -13,7 +13,7 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import ConnectError, DeployError
 
 from deploys.common.cli_guards import connected_now
-from deploys.common.load_and_gate import data_of, inventory_name, once
+from deploys.common.load_and_gate import data_of, inventory_name, once_a_run
 from deploys.common.procedure import Procedure
 from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import real
@@ -59,25 +59,19 @@ class WakeWork:
         return name in self.sleepers and self.sleepers[name].asleep
 
 
+@once_a_run
 def plan(rig: Procedure) -> WakeWork:
     """What --data asks for, and who answers already, told once. DeployError before a packet."""
+    data = rig.data(WakeData)
+    asked = rig.asked_nodes(data.only)
+    rig.asked_nodes(data.via, "via")
+    work = _plan(state, rig.plan, data, asked)
+    report_plan(work)
+    return work
 
-    def make() -> WakeWork:
-        work = _plan(state, rig.plan, rig.data(WakeData))
-        report_plan(work)
-        return work
 
-    return once("wake", make)
-
-
-def _plan(state: State, plan: Plan, data: WakeData) -> WakeWork:
-    names = [node.name for node in plan.rig.nodes]
-    for key, value in (("only", data.only), ("via", data.via)):
-        if value is not None and value not in names:
-            raise DeployError(
-                f"--data {key}={value}: no such node; the rig has: {', '.join(names)}"
-            )
-    wanted = [n for n in names if data.only in (None, n) and n != data.via]
+def _plan(state: State, plan: Plan, data: WakeData, asked: Sequence[str]) -> WakeWork:
+    wanted = [name for name in asked if name != data.via]
     if not wanted:
         raise DeployError(
             f"--data via={data.via}: the neighbour that sends cannot be the one asleep"

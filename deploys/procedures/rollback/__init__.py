@@ -1,1 +1,1 @@
-"""The ways back: undo of a change, and restore of a backup."""
+"""Undo of a change, and restore of a backup."""

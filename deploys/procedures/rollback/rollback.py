@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once, operator_data
+from deploys.common.load_and_gate import once_a_run, operator_data
 from deploys.common.procedure import Procedure
 from deploys.common.resume import refuse_live
 from operations.rollback.revert import RecordedChanges
@@ -29,11 +29,10 @@ class Chosen:
     lines: tuple[str, ...]
 
 
+@once_a_run
 def ask_journals(plan: Plan) -> RecordedChanges:
     """Asks for the changes while the gates do: every second counts for who is down."""
-    return once(
-        "recorded", lambda: RecordedChanges(state, plan, operator_data(RollbackData).change)
-    )
+    return RecordedChanges(state, plan, operator_data(RollbackData).change)
 
 
 def choose(rig: Procedure, wanted: str | None) -> Chosen:
@@ -47,9 +46,9 @@ def choose(rig: Procedure, wanted: str | None) -> Chosen:
     known = {id_: change for changes in by_node.values() for id_, change in changes.items()}
     if wanted is not None and wanted not in known:
         raise DeployError(f"no node has a change {wanted!r}; known: {_known(known)}")
-    open_ids = [c.id for c in known.values() if c.status in _NOT_BLESSED]
-    for changes in by_node.values():
-        open_ids += [c.id for c in changes.values() if c.status in _NOT_BLESSED]
+    open_ids = [
+        c.id for changes in by_node.values() for c in changes.values() if c.status in _NOT_BLESSED
+    ]
     id_ = wanted or max(open_ids, default=None, key=lambda i: known[i].opened_unix_s)
     if id_ is None:
         return Chosen(None, (), ())

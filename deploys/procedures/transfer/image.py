@@ -9,13 +9,13 @@ from pathlib import Path
 from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
 from facts.observe import observe
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.core.check import pyinfra
+from gates.core.check import deploy_command
 from gates.transfer.image import LAYERS_STORE, images, source_of, targets_of
 from gates.transfer.route import TransferRequest
 from operations.change.node_call import StepFailed, call
@@ -71,12 +71,9 @@ def parse_request(rig: Procedure) -> Want:
     return wanted(rig, lambda _: asked)
 
 
+@once_a_run
 def plan(rig: Procedure) -> ImageWork:
     """The work of this run, planned once and told once; DeployError when it cannot be done."""
-    return once("image", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> ImageWork:
     data, snapshots = rig.data(ImageData), rig.snapshots
     reference = image_of_recipe(rig.plan)
     found = images(rig.plan, snapshots)
@@ -258,6 +255,6 @@ def revert(run: Run) -> str:
         who = ", ".join(unknown)
         where = (f"complete on {', '.join(kept)}; " if kept else "") + (
             f"{who} did not answer: whether its tag was set is not known. The next run finds out; "
-            f"to undo it: {pyinfra(run.plan, 'rollback', f'change={run.id}')}"
+            f"to undo it: {deploy_command(run.plan, 'rollback', f'change={run.id}')}"
         )
     return f"{where}; run it again: what has come is kept and not fetched twice"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from gates.transfer.route import TransferRequest, route_of, with_route_probe
 from operations.transfer.transfer import Route
@@ -21,18 +21,15 @@ class Want:
     asked: TransferRequest
 
 
+@once_a_run
 def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
     """What is asked for, once a run: the observation is remembered by its plan.
 
     `ask` gives the transfer, from the plan that is to be observed.
     """
-
-    def make() -> Want:
-        data = rig.data(TransferData)
-        plan = with_route_probe(rig.plan, data.port, data.waive)
-        return Want(plan, ask(plan))
-
-    return once("want", make)
+    data = rig.data(TransferData)
+    plan = with_route_probe(rig.plan, data.port, data.waive)
+    return Want(plan, ask(plan))
 
 
 def planned_route(rig: Procedure) -> Route:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyinfra import logger, state
 
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
@@ -17,6 +17,7 @@ from facts.rignode.context import real
 from gates.transfer.route import TransferRequest
 from gates.transfer.weights import weights_source
 from gates.weights import weights as gates
+from gates.weights.files import weights_of
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer.transfer import Transfer
@@ -53,16 +54,13 @@ def parse_request(rig: Procedure) -> Want:
     return wanted(rig, ask)
 
 
+@once_a_run
 def plan(rig: Procedure) -> WeightsWork:
     """The work of this run, planned once and told once."""
-    return once("weights", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> WeightsWork:
     plan, snapshots, data = rig.plan, rig.snapshots, rig.data(WeightsData)
     rig.resume()
     source = weights_source(plan, snapshots, data.source)
-    seen = {n.name: gates.weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
+    seen = {n.name: weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     for name, weights in seen.items():
         logger.info(f"    {name}: {_line(weights)}")
     differ = {v.node for v in gates.weights_equal(plan, snapshots)}

@@ -11,8 +11,8 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.ask_engine import look_at_patches, tool_request, tools_of, venv_of
-from deploys.common.load_and_gate import gate_here, once
+from deploys.common.ask_engine import look_at_patches, tool_request, venv_of
+from deploys.common.load_and_gate import gate_here, once_a_run
 from deploys.common.procedure import Procedure
 from gates.artifact.file_patch_state import PatchState
 from gates.artifact.file_patches import findings, unfinished
@@ -50,15 +50,12 @@ class PatchWork:
 
 def count(plan: Plan) -> int:
     """How many patches and patch tools the recipe has."""
-    return len(plan.recipe.file_patches) + len(tools_of(plan))
+    return len(plan.recipe.file_patches) + len(plan.recipe.patch_tools)
 
 
+@once_a_run
 def plan(rig: Procedure) -> PatchWork:
     """The work of this run; DeployError when a file is in no known state."""
-    return once("patches", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> PatchWork:
     if not count(rig.plan):
         raise DeployError(
             f"recipe {rig.plan.recipe.name} has no file_patches and no patch_tools: nothing to "
@@ -127,7 +124,7 @@ def _tools(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, frozenset[str]
 
 def tools_for(plan: Plan, venv: str | None) -> list[tuple[dict[str, Any], int]]:
     """Each of the recipe's patch tools as node takes it, with its time limit in seconds."""
-    return [(tool_request(t, venv), t.timeout_s) for t in tools_of(plan)]
+    return [(tool_request(t, venv), t.timeout_s) for t in plan.recipe.patch_tools]
 
 
 def inspect_beside(state: State, plan: Plan, node: str, venv: str) -> PatchSteps:

@@ -10,7 +10,7 @@ from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_artifacts, venv_of
-from deploys.common.load_and_gate import once
+from deploys.common.load_and_gate import once_a_run
 from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
 from facts.local.git_clone import CloneError, clone_at
@@ -24,14 +24,12 @@ from schema.inputs.runbook_data import ProvenanceData
 from schema.observed.artifact import ArtifactAnswer
 
 
+@once_a_run
 def report(rig: Procedure) -> None:
     """Reads the artefact of every node and tells what is in it, once a run; DeployError when it is
     not fit for this rig (exit status 1), or cannot be read.
     """
-    once("provenance", lambda: _report(rig.plan, rig.data(ProvenanceData)))
-
-
-def _report(plan: Plan, data: ProvenanceData) -> None:
+    plan, data = rig.plan, rig.data(ProvenanceData)
     clone = _clone(str(data.git)) if data.git else None
     seen = ask_artifacts(state, plan)
     evidence = {node: read(answers) for node, answers in seen.items()}

@@ -11,28 +11,33 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.ask_engine import ask_pip, known_versions, pip_args, venv_of, wheels_spec
-from deploys.common.load_and_gate import endpoint, gate_here, once
+from deploys.common.ask_engine import (
+    ask_all,
+    ask_pip,
+    known_versions,
+    pip_args,
+    venv_of,
+    wheels_spec,
+)
+from deploys.common.load_and_gate import endpoint, gate_here, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_unit, files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
 from deploys.procedures.venv import patch
 from facts.endpoint.completion import Endpoint
 from facts.observe import observe
-from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
 from node.rules.versions import same_version
+from operations.change.apply import Steps, texts_of
 from operations.change.run import Run
 from operations.engine import engine
 from operations.engine.baseline import fast_enough
-from operations.engine.engine import Steps
 from operations.rollback.revert import recipe_baseline, revert_change
 from operations.venv.venv import PatchSteps, Version, wait_with_retries
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
-from schema.observed.files import FileState
 from schema.observed.pip_report import VenvWheels, parse
 from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
 
@@ -66,7 +71,7 @@ class UpgradeWork:
     backup: BackupPlan | None = None
     backups: dict[str, str] = field(default_factory=dict)
     documents: Steps = field(default_factory=list)
-    files: Mapping[str, FileState] = field(default_factory=dict)
+    before: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -92,12 +97,9 @@ class Surplus:
     found: VenvPrunePlan
 
 
+@once_a_run
 def plan(rig: Procedure) -> UpgradeWork:
     """The work of this run; DeployError when a gate blocks or a host cannot tell."""
-    return once("upgrade", lambda: _plan(rig))
-
-
-def _plan(rig: Procedure) -> UpgradeWork:
     plan, state, data = rig.plan, rig.run.state, rig.data(UpgradeData)
     if plan.recipe.venv is None:
         raise DeployError(
@@ -147,7 +149,7 @@ def _plan(rig: Procedure) -> UpgradeWork:
         backup_request=request,
         backup=backup,
         documents=documents + engine.unit_steps(unit, bool(documents)),
-        files=files,
+        before=texts_of(files),
     )
     # For whoever undoes it; the backup's id comes in before the change is opened.
     rig.run.context.update(
@@ -157,21 +159,15 @@ def _plan(rig: Procedure) -> UpgradeWork:
     return work
 
 
+@once_a_run
 def plan_prune(rig: Procedure) -> Surplus:
     """What a prune would remove; DeployError when the host cannot tell."""
-    return once("versions to prune", lambda: _plan_prune(rig))
-
-
-def _plan_prune(rig: Procedure) -> Surplus:
     plan, state, node = rig.plan, rig.run.state, rig.plan.rig.head.name
     if plan.recipe.venv is None:
         raise DeployError(f"recipe {plan.recipe.name} runs in a container: it has no versions")
     request = {"venv": str(venv_of(plan, node)), "package": wheels_spec(plan).package}
-    host, dry = state.inventory.get_host(node), {**request, "dry": True}
-    try:
-        answer = ask_node(state, host, "venv prune", dry, PRUNE_TIMEOUT_S)
-    except AskFailed as error:
-        raise DeployError(str(error)) from None
+    dry = {node: {**request, "dry": True}}
+    answer = ask_all(state, "venv prune", dry, PRUNE_TIMEOUT_S)[node]
     return Surplus(request, VenvPrunePlan.model_validate(answer))
 
 

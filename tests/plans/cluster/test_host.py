@@ -61,6 +61,17 @@ ILL = {
     "clock-jump": clock_set_back,
     "journal-broken": ill("journal.broken", ("journal/x.json: not JSON",)),
 }
+# Each runbook with a key of --data that it does not take, and who does.
+STRAYS = {
+    "serve": ("kernel=current", "kernel: serve does not take it; allowed: with kernel;"),
+    "verify": ("waive=x", "waive: verify does not take it; allowed: with gpu_limit, kernel,"),
+    "doctor": ("change=x", "change: doctor does not take it; allowed: with rollback;"),
+    "libvgpu": ("limit=24000m", "limit: libvgpu does not take it; allowed: with gpu_limit;"),
+    "gpu_limit": ("remove=true", "remove: gpu_limit does not take it; allowed: with libvgpu;"),
+    "rollback": ("library=x", "library: rollback does not take it; allowed: with libvgpu;"),
+    "kernel": ("json=true", "json: kernel does not take it; allowed: with doctor;"),
+    "reboot": ("candidate=x", "candidate: reboot does not take it; allowed: with kernel;"),
+}
 CHARTS = ("backup", "stop", "restart", "upgrade", "restore")
 PIN = data("kernel=current")
 TABLE: Table = {
@@ -82,8 +93,17 @@ TABLE: Table = {
     **{name: (run(name, "--dry"), refused(
         "is a Kubernetes rig, whose chart installs the engine and stops it"))
        for name in CHARTS},
-    "kernel of serve": (run("serve", "--dry", *ASK, *PIN), refused(
-        "kernel: serve does not take it", "allowed: with kernel")),
+    **{f"key of {name}": (run(name, "--dry", *data(pair)), Ends(
+        None, last=(f"--data: {words}", "--data help=true lists the keys"), asks=[]))
+       for name, (pair, words) in STRAYS.items()},
+    "keys of two": (
+        scenario("deploys/libvgpu.py", "deploys/doctor.py", "--dry", *data("limit=1m")),
+        refused("limit: doctor or libvgpu does not take it; allowed: with gpu_limit")),
+    "help": (scenario("deploys/gpu_limit.py", *data("help=true")), Ends(
+        says=("(whole number, 0 to 1048576 MiB; default: 256)\n",),
+        never=("  library", "  profile"), asks=[])),
+    "help of both": (scenario("deploys/doctor.py", *data("help=true")), Ends(
+        says=("  namespace: ",), asks=[])),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 
@@ -91,3 +111,15 @@ test_each_run_ends_as_its_row_says = each_row(TABLE)
 def test_what_the_chart_does_is_refused_in_a_line(ran: Runs) -> None:
     for run in ran.each(CHARTS):
         assert len(run.last_words.splitlines()) == 1
+
+
+def test_a_key_of_another_runbook_is_refused_in_a_line(ran: Runs) -> None:
+    for run in ran.each(f"key of {name}" for name in STRAYS):
+        assert len(run.last_words.splitlines()) == 1
+
+
+def test_help_lists_the_keys_of_a_kubernetes_rig(ran: Runs) -> None:
+    """Apart from those of the other rigs, where a runbook has both."""
+    both = ran["help of both"].output
+    assert both.index("  recipe: ") < both.index("doctor on a Kubernetes rig: keys")
+    assert both.count("\n  json: ") == 2

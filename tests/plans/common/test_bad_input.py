@@ -109,7 +109,7 @@ REFUSED = {
     "parallel": (serve("--parallel", "1"), ("--parallel 1 breaks a rig of 2 hosts",)),
     "torn key": (
         Scenario(SERVE, healthy, env={"RIGBOOK_API_KEY": "s3cret\n"}),
-        ("RIGBOOK_API_KEY holds what no HTTP header can",),
+        ("RIGBOOK_API_KEY has characters no HTTP header can hold",),
     ),
     "no wait": (serve("--no-wait"), ("--no-wait breaks the order",)),
     "empty": (serve(hosts=[]), (f"{INVENTORY} is not there or has no hosts",)),
@@ -186,8 +186,8 @@ def test_the_keys_of_a_runbook_are_printed_without_a_host(ran: Runs) -> None:
     assert help_run.status == 0, help_run.output
     assert help_run.commands == () and "Connecting" not in help_run.output
     lines = help_run.stdout.splitlines()
-    line = "  interval: whole number 10 to 86400, seconds; default 60: between two looks"
-    assert line in lines and not any(line.startswith("  misses: text") for line in lines)
+    line = "  interval: between two looks (whole number, 10 to 86400 seconds; default: 60)"
+    assert line in lines and not any(line.startswith("  mac:") for line in lines)
 
 
 def test_what_describes_a_host_is_no_matter_of_the_runbook(ran: Runs) -> None:

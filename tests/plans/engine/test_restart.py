@@ -93,7 +93,7 @@ TABLE: Table = {
     "dead": (run(old(journals(**OPEN))), done()),
     # node takes no step of it there: the head would be stopped, and stay so
     "undone there": (run(old(journals(head="OPEN", worker="ROLLED_BACK"))), refused(
-        f"OPEN on {HEAD} and ROLLED_BACK on {WORKER}", f"rollback.py --data {BY_ID}")),
+        f"OPEN on {HEAD} and ROLLED_BACK on {WORKER}", f"rollback.py -y --data {BY_ID}")),
     "blessed there": (run(old(journals(head="COMMITTED", worker="OPEN"))), refused(
         f"OPEN on {WORKER} and COMMITTED on {HEAD}", f"on {WORKER}: sudo rignode close")),
     "another recipe": (run(another_recipe), OTHER),

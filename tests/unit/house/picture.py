@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.house.rooms import PARTS, ROOT, circles, files, module_arrows, room_arrows
+from tests.unit.house.import_graph import PARTS, ROOT, circles, files, module_arrows, package_arrows
 
 PICTURE = ROOT / "docs" / "architecture.svg"
 _STYLE = (
@@ -30,10 +30,15 @@ def layer_arrows() -> dict[str, set[str]]:
     return arrows
 
 
-def _held(room: str) -> list[Path]:
+def _held(package: str) -> list[Path]:
     """The files of a package."""
-    folder = ROOT / room.replace(".", "/")
-    return [path for path in files(room.split(".")[0]) if path.parent == folder]
+    folder = ROOT / package.replace(".", "/")
+    return [path for path in files(package.split(".")[0]) if path.parent == folder]
+
+
+def _shown(part: str) -> list[str]:
+    """The packages of a part that hold modules, the part itself first."""
+    return sorted(package for package in package_arrows(part) if len(_held(package)) > 1)
 
 
 def digest() -> str:
@@ -47,17 +52,18 @@ def _lines() -> Iterator[str]:
     for part in PARTS:
         yield f'subgraph "cluster_{part}" {{ label="{part}/"; style="rounded,filled";'
         yield " color=gray70; fillcolor=gray95; fontsize=13;"
-        rooms = room_arrows(part)
-        for room in sorted(room for room in rooms if len(_held(room)) > 1 or rooms[room]):
-            label = room.removeprefix(f"{part}.") if room != part else f"{part}/*.py"
-            yield f'"{room}" [label="{label}"];'
-        for room, targets in sorted(rooms.items()):
-            yield from (f'"{room}" -> "{target}";' for target in sorted(targets))
+        packages = package_arrows(part)
+        for package in _shown(part):
+            label = package.removeprefix(f"{part}.") if package != part else f"{part}/*.py"
+            yield f'"{package}" [label="{label}"];'
+        for package, targets in sorted(packages.items()):
+            yield from (f'"{package}" -> "{target}";' for target in sorted(targets))
         yield "}"
     for part, targets in layer_arrows().items():
         for target in sorted(targets):
             yield (
-                f'"{part}" -> "{target}" [ltail="cluster_{part}", lhead="cluster_{target}",'
+                f'"{_shown(part)[0]}" -> "{_shown(target)[0]}"'
+                f' [ltail="cluster_{part}", lhead="cluster_{target}",'
                 " penwidth=1.6, color=black];"
             )
     yield "}"
@@ -73,5 +79,5 @@ def drawn() -> bytes:
 
 
 if __name__ == "__main__":
-    assert not any(circles(room_arrows(part)) for part in PARTS), "a circle cannot be drawn"
+    assert not any(circles(package_arrows(part)) for part in PARTS), "a circle cannot be drawn"
     PICTURE.write_bytes(drawn())

@@ -12,7 +12,8 @@ from gates.core.codes import CODES
 from node.cli.verb_table import ALL as VERBS
 from schema.core.parse import known_keys
 from schema.desired.kubernetes import ClusterData
-from schema.inputs.check import kind_of
+from schema.inputs.host_data import HostData
+from schema.inputs.runbooks import kind_of
 from tests.tiers import TIERS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,6 +22,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 RUNBOOKS = ROOT / "docs" / "runbooks"
+KEYS = {"help", *(key for rigs in (HostData, ClusterData) for key in known_keys(kind_of((), rigs)))}
 INCIDENTS = ROOT / "docs" / "incidents.md"
 FAULTS = ROOT / "docs" / "reference" / "faults.md"
 # Names of files that a reader makes, or that a page says are not there yet.
@@ -131,7 +133,6 @@ def test_every_runbook_has_its_deploy() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_pyinfra_commands_can_be_typed(page: Path) -> None:
-    keys = {"help", *known_keys(kind_of(())), *known_keys(ClusterData)}
     for command in commands(page, "pyinfra"):
         words = command.split()
         deploy = next((word for word in words if word.startswith("deploys/")), None)
@@ -139,7 +140,7 @@ def test_pyinfra_commands_can_be_typed(page: Path) -> None:
         options = {word.partition("=")[0] for word in words if word.startswith("-")}
         assert options <= OPTIONS, command
         for pair in re.findall(r"--data (\S+)", command):
-            assert pair.partition("=")[0] in keys and "=" in pair, command
+            assert pair.partition("=")[0] in KEYS and "=" in pair, command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
@@ -150,7 +151,7 @@ def test_data_keys_in_sentences_and_tables_exist(page: Path) -> None:
         named |= {
             key for row in rows.splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])
         }
-    assert named - {"help", *known_keys(kind_of(())), *known_keys(ClusterData)} <= NOT_BUILT_KEYS
+    assert named - KEYS <= NOT_BUILT_KEYS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))

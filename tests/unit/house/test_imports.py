@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from tests.unit.house.arrows import ALLOWED
-from tests.unit.house.picture import PICTURE, digest
-from tests.unit.house.rooms import (
+from tests.unit.house.import_graph import (
     PARTS,
     ROOT,
     circles,
     files,
     imported,
     module_arrows,
-    room_arrows,
+    package_arrows,
 )
+from tests.unit.house.picture import PICTURE, digest
 
 # What each layer may import of the others.
 LAYERS: dict[str, set[str]] = {
@@ -65,7 +65,7 @@ def layer_faults(part: str, root: Path = ROOT) -> list[str]:
 
 def arrow_faults(part: str, root: Path = ROOT) -> list[str]:
     """The arrows between packages that the table lacks, and those that only the table has."""
-    there = {f"{a} -> {b}" for a, targets in room_arrows(part, root).items() for b in targets}
+    there = {f"{a} -> {b}" for a, targets in package_arrows(part, root).items() for b in targets}
     allowed = {f"{a} -> {b}" for a, targets in ALLOWED[part].items() for b in targets}
     return [f"not in the table: {row}" for row in sorted(there - allowed)] + [
         f"only in the table: {row}" for row in sorted(allowed - there)
@@ -104,7 +104,7 @@ def test_packages_import_as_the_table_says(part: str) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_no_packages_import_each_other_in_a_circle(part: str) -> None:
-    assert circles(room_arrows(part)) == []
+    assert circles(package_arrows(part)) == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tests.unit.house.rooms import PARTS, room_arrows
+from tests.unit.house.import_graph import PARTS, package_arrows
 
 HEAD = '''"""Which package may import from which, inside each layer: what the import test holds.
 
@@ -22,9 +22,9 @@ def main() -> None:
     print(HEAD)
     for part in PARTS:
         print(f'    "{part}": {{')
-        for room, targets in sorted(room_arrows(part).items()):
+        for package, targets in sorted(package_arrows(part).items()):
             if targets:
-                print(f'        "{room}": {{{", ".join(repr(t) for t in sorted(targets))}}},')
+                print(f'        "{package}": {{{", ".join(repr(t) for t in sorted(targets))}}},')
         print("    },")
     print("}")
 

@@ -8,7 +8,7 @@ from tests.unit.facts.cases import make_operation_tests
 
 CASES = Path(__file__).parent / "cases"
 
-Configure = make_operation_tests("operations", "engine.engine.configure", CASES / "configure")
+Apply = make_operation_tests("operations", "change.apply.apply", CASES / "apply")
 Stop = make_operation_tests("operations", "engine.engine.stop", CASES / "stop")
 Prove = make_operation_tests("operations", "engine.engine.prove", CASES / "prove")
 Undo = make_operation_tests("operations", "rollback.undo.undo", CASES / "undo")

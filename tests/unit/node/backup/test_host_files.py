@@ -16,17 +16,14 @@ def recorded(engine: Engine) -> Engine:
     """A backup with a unit, a drop-in and a launch script; then all of them are changed."""
     folder = engine.host.root / "etc"
     (folder / f"{UNIT}.d").mkdir(parents=True)
-    (folder / UNIT).write_text("[Service]\nExecStart=/old\n")
-    (folder / f"{UNIT}.d" / "10-old.conf").write_text("[Service]\nNice=5\n")
-    script = folder / "serve.sh"
-    script.write_text("exec old\n")
-    script.chmod(0o755)
-    files = [folder / UNIT, folder / f"{UNIT}.d" / "10-old.conf", script, folder / "absent"]
-    engine.verified(files=[str(path) for path in files])
+    for name, text in OLD.items():
+        (folder / name).write_text(text)
+    (folder / "serve.sh").chmod(0o755)
+    engine.verified(files=[str(folder / name) for name in (*OLD, "absent")])
     (folder / UNIT).write_text("[Service]\nExecStart=/new\n")
     (folder / f"{UNIT}.d" / "10-old.conf").unlink()
     (folder / f"{UNIT}.d" / "20-new.conf").write_text("[Service]\nNice=9\n")
-    script.write_text("exec new --flag\n")
+    (folder / "serve.sh").write_text("exec new --flag\n")
     return engine
 
 
@@ -36,10 +33,8 @@ def etc(engine: Engine) -> dict[str, str]:
     return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
-OLD = {
-    UNIT: "[Service]\nExecStart=/old\n", f"{UNIT}.d/10-old.conf": "[Service]\nNice=5\n",
-    "serve.sh": "exec old\n",
-}  # fmt: skip
+OLD = {UNIT: "[Service]\nExecStart=/old\n", f"{UNIT}.d/10-old.conf": "[Service]\nNice=5\n",
+       "serve.sh": "exec old\n"}  # fmt: skip
 
 
 def test_the_unit_its_drop_ins_and_its_launch_come_back_as_recorded(recorded: Engine) -> None:

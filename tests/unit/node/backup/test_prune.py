@@ -10,16 +10,18 @@ from pathlib import Path
 from facts.rignode import pack
 from tests.unit.node.backup.test_restore import upgrade
 from tests.unit.node.backup.test_verify import payload
-from tests.unit.node.support.host import change
+from tests.unit.node.support.host import change, file_step
 from tests.unit.node.support.trees import Engine
 
 
-def several(engine: Engine, count: int) -> list[str]:
-    """Backups of a tree that is another one each time, oldest first, none verified."""
+def several(engine: Engine, count: int, *verified: int) -> list[str]:
+    """Backups of a tree that is another one each time, oldest first; those of `verified` are."""
     found = []
     for number in range(count):
         (engine.package / "data.bin").write_text(f"version {number}")
         found.append(engine.backup())
+    for number in verified:
+        assert engine.ask("verify", {"backup": found[number]})["ok"]
     return found
 
 
@@ -29,8 +31,7 @@ def ids(rows: list[dict[str, object]]) -> set[object]:
 
 
 def test_the_newest_are_kept(engine: Engine) -> None:
-    made = several(engine, 4)
-    engine.ask("verify", {"backup": made[3]})
+    made = several(engine, 4, 3)
     dry = engine.ask("prune", {"keep": 2, "dry": True})
     assert ids(dry["removed"]) == set(made[:2]) and len(engine.ask("list")["backups"]) == 4
     answer = engine.ask("prune", {"keep": 2})
@@ -41,19 +42,14 @@ def test_the_newest_are_kept(engine: Engine) -> None:
 
 
 def test_the_last_verified_one_stays_however_old(engine: Engine) -> None:
-    made = several(engine, 4)
-    engine.ask("verify", {"backup": made[0]})
-    answer = engine.ask("prune", {"keep": 1})
-    assert ids(answer["kept"]) == {made[0], made[3]}
-    why = {row["id"]: row["why"] for row in answer["kept"]}
-    assert "last verified" in why[made[0]]
+    made = several(engine, 4, 0)
+    why = {row["id"]: row["why"] for row in engine.ask("prune", {"keep": 1})["kept"]}
+    assert why.keys() == {made[0], made[3]} and "last verified" in why[made[0]]
     assert engine.ask("verify", {"backup": made[0]})["ok"]
 
 
 def test_one_that_was_found_damaged_is_not_the_last_verified_one(engine: Engine) -> None:
-    made = several(engine, 3)
-    for backup in made:
-        engine.ask("verify", {"backup": backup})
+    made = several(engine, 3, 0, 1, 2)
     raw = bytearray(payload(engine, made[2]).read_bytes())
     raw[len(raw) // 2] ^= 1
     payload(engine, made[2]).write_bytes(raw)
@@ -68,23 +64,18 @@ def test_nothing_goes_while_none_is_verified(engine: Engine) -> None:
 
 
 def test_one_without_a_manifest_is_left_for_a_person(engine: Engine) -> None:
-    made = several(engine, 2)
-    engine.ask("verify", {"backup": made[1]})
+    made = several(engine, 2, 1)
     (engine.backups / made[0] / "manifest.json").unlink()
     answer = engine.ask("prune", {"keep": 1})
     assert answer["removed"] == [] and made[0] in ids(answer["kept"])
 
 
 def test_what_an_open_change_needs_stays(engine: Engine) -> None:
-    made = several(engine, 4)
-    for backup in made:
-        engine.ask("verify", {"backup": backup})
-    path = engine.host.file()
+    made = several(engine, 4, 0, 1, 2, 3)
     opened = change("upgrade-1", blob={"backup": made[1]})
-    step = {"op": "file", "path": str(path), "content": "x", "mode": "0644"}
-    assert engine.host.call("apply", {"change": opened, "steps": [step]})["status"] == "OPEN"
-    answer = engine.ask("prune", {"keep": 1})
-    assert ids(answer["kept"]) == {made[1], made[3]}
+    asked = {"change": opened, "steps": [file_step(engine.host.file())]}
+    assert engine.host.call("apply", asked)["status"] == "OPEN"
+    assert ids(engine.ask("prune", {"keep": 1})["kept"]) == {made[1], made[3]}
     engine.host.call("undo")
     assert ids(engine.ask("prune", {"keep": 1})["removed"]) == {made[1]}
 
@@ -97,8 +88,7 @@ def test_a_damaged_journal_stops_it(engine: Engine) -> None:
 
 
 def test_each_tree_for_itself(engine: Engine) -> None:
-    made = several(engine, 2)
-    engine.ask("verify", {"backup": made[1]})
+    made = several(engine, 2, 1)
     other = engine.tree.parent / "other"
     shutil.copytree(engine.tree, other, symlinks=True)
     theirs = engine.ask("backup", {"tree": str(other)})["backup"]
@@ -139,11 +129,8 @@ def test_what_a_kill_left_half_made_is_swept(engine: Engine) -> None:
 
 def test_what_only_reads_travels_inline_and_writes_nothing(engine: Engine) -> None:
     (engine.host.bin / "python3").symlink_to(sys.executable)
-    asked = {
-        "tree list": {},
-        "tree prune": {"keep": 1, "dry": True},
-        "tree backup": {"tree": str(engine.tree), "dry": True},
-    }
+    asked = {"tree list": {}, "tree prune": {"keep": 1, "dry": True},
+             "tree backup": {"tree": str(engine.tree), "dry": True}}  # fmt: skip
     for verb, request in asked.items():
         done = engine.host.run(["sh", "-c", pack.inline_command(verb, request)])
         assert json.loads(done.stdout)["ok"] is True and done.stderr == "", (verb, done)

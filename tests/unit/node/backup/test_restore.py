@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from node.backup import store
 from tests.unit.node.backup.test_verify import save
-from tests.unit.node.support import trees
+from tests.unit.node.support import strace, trees
 from tests.unit.node.support.host import target
 from tests.unit.node.support.trees import Engine, picture
 
@@ -23,6 +22,14 @@ def upgrade(engine: Engine) -> None:
     """The seed's upgrade, in place."""
     trees.install(engine.tree, engine.wheels, "0.28.0")
     assert engine.run() == "stand-in vllm 0.28.0"
+
+
+@pytest.fixture
+def upgraded(engine: Engine) -> Engine:
+    """A verified backup, and the upgrade after it."""
+    engine.verified()
+    upgrade(engine)
+    return engine
 
 
 def test_back_after_an_upgrade_in_place(engine: Engine) -> None:
@@ -43,28 +50,23 @@ def test_back_after_an_upgrade_in_place(engine: Engine) -> None:
     ]
 
 
-def test_undo_trades_back_and_again_changes_nothing(engine: Engine) -> None:
-    engine.verified()
-    upgrade(engine)
-    broken = picture(engine.tree)
-    engine.restore()
-    assert engine.host.call("undo")["status"] == "ROLLED_BACK"
-    assert picture(engine.tree) == broken
-    assert engine.host.call("undo")["changed"] is False
-    assert picture(engine.tree) == broken
+def test_undo_trades_back_and_again_changes_nothing(upgraded: Engine) -> None:
+    broken = picture(upgraded.tree)
+    upgraded.restore()
+    for answer in ({"status": "ROLLED_BACK"}, {"changed": False}):
+        assert upgraded.host.call("undo").items() >= answer.items()
+        assert picture(upgraded.tree) == broken
 
 
-def test_a_second_restore_changes_nothing(engine: Engine) -> None:
-    engine.verified()
-    upgrade(engine)
-    assert engine.restore()["changed"] is True
-    again = engine.restore()
+def test_a_second_restore_changes_nothing(upgraded: Engine) -> None:
+    assert upgraded.restore()["changed"] is True
+    again = upgraded.restore()
     assert (again["changed"], again["status"]) == (False, "OPEN")
-    engine.close()
-    names = engine.names()
-    other = engine.restore("restore-2")
-    assert (other["changed"], other["change"]) == (False, None) and engine.names() == names
-    assert engine.restore("restore-3", force=True)["changed"] is True
+    upgraded.close()
+    names = upgraded.names()
+    other = upgraded.restore("restore-2")
+    assert (other["changed"], other["change"]) == (False, None) and upgraded.names() == names
+    assert upgraded.restore("restore-3", force=True)["changed"] is True
 
 
 def test_the_tree_was_removed_altogether(engine: Engine) -> None:
@@ -146,14 +148,6 @@ def test_a_venv_behind_a_link(engine: Engine) -> None:
     assert target(engine.tree) == "venvs/0.28.0" and not real.exists()
 
 
-def misfit(engine: Engine, backup: str, part: str, key: str, value: object) -> None:
-    """Make a backup one of elsewhere."""
-    manifest: dict[str, Any] = engine.manifest(backup)
-    manifest["facts"][part][key] = value
-    save(engine, backup, manifest)
-    assert engine.ask("verify", {"backup": backup})["ok"]
-
-
 @pytest.mark.parametrize(("part", "key", "value", "waive"), [
     ("host", "machine_id", "f" * 32, "host"), ("host", "arch", "vax", "arch"),
     ("interpreter", "real", "/usr/bin/python3.4", "python"),
@@ -162,7 +156,10 @@ def test_a_backup_of_elsewhere_is_refused_and_can_be_allowed_by_name(
     engine: Engine, part: str, key: str, value: str, waive: str
 ) -> None:
     backup = engine.backup()
-    misfit(engine, backup, part, key, value)
+    manifest: dict[str, Any] = engine.manifest(backup)
+    manifest["facts"][part][key] = value
+    save(engine, backup, manifest)
+    assert engine.ask("verify", {"backup": backup})["ok"]
     upgrade(engine)
     seen = picture(engine.tree)
     answer = engine.restore()
@@ -209,109 +206,99 @@ def test_the_base_interpreter_is_gone(engine: Engine) -> None:
 
 
 def test_an_interpreter_inside_the_tree_comes_with_it(engine: Engine) -> None:
-    inside = engine.tree / "bin" / "python3-of-its-own"
-    shutil.copy2(os.path.realpath(engine.tree / "bin" / "python"), inside)
-    (engine.tree / "bin" / "python").unlink()
-    (engine.tree / "bin" / "python").symlink_to(inside.name)
+    python = engine.tree / "bin" / "python"
+    inside = python.with_name("python3-of-its-own")
+    shutil.copy2(os.path.realpath(python), inside)
+    python.unlink()
+    python.symlink_to(inside.name)
     backup = engine.verified()
     assert engine.manifest(backup)["facts"]["interpreter"]["inside"] is True
     shutil.rmtree(engine.tree)
     assert engine.restore()["changed"] is True and inside.exists()
 
 
-def on_small_disk(engine: Engine, small_disk: Path) -> str:
-    """The tree on a file system of 2 MB, filled by itself to more than the half."""
+@pytest.fixture
+def on_small_disk(engine: Engine, small_disk: Path) -> Engine:
+    """A tree with a backup on a file system of 2 MB, filled by itself to more than the half."""
     moved = small_disk / "venv"
     trees.moved(engine.tree, moved)
     (moved / "large.bin").write_bytes(os.urandom(700_000))
     engine.tree = moved
-    backup = engine.verified()
+    engine.verified()
     (moved / "large.bin").write_bytes(b"edited")
-    return backup
+    return engine
 
 
-def test_no_room_for_the_restore_is_said_before_anything_is_done(
-    engine: Engine, small_disk: Path
-) -> None:
-    on_small_disk(engine, small_disk)
-    (small_disk / "full").write_bytes(bytes(900_000))
-    answer = engine.restore()
+def untouched(engine: Engine) -> bool:
+    """Whether only the tree and what fills the disk lie there, and no change was opened."""
+    names = sorted(path.name for path in engine.tree.parent.iterdir())
+    return names == ["full", "venv"] and engine.host.call("journal")["changes"] == []
+
+
+def test_no_room_for_the_restore_is_said_before_anything_is_done(on_small_disk: Engine) -> None:
+    (on_small_disk.tree.parent / "full").write_bytes(bytes(900_000))
+    answer = on_small_disk.restore()
     assert answer["code"] == "no_room" and "MiB are free" in answer["error"]
-    assert sorted(path.name for path in small_disk.iterdir()) == ["full", "venv"]
-    assert engine.host.call("journal")["changes"] == []
+    assert untouched(on_small_disk)
 
 
-def test_a_disk_that_fills_in_the_restore_changes_nothing(engine: Engine, small_disk: Path) -> None:
-    on_small_disk(engine, small_disk)
-    seen = picture(engine.tree)
+def test_a_disk_that_fills_in_the_restore_changes_nothing(on_small_disk: Engine) -> None:
+    seen, full = picture(on_small_disk.tree), on_small_disk.tree.parent / "full"
     # a stand-in for another program that fills the disk once the room was looked at
-    engine.host.double("zstd", f"#!/bin/sh\nhead -c 1400000 /dev/zero > {small_disk}/full\n"
-                       'PATH=/usr/bin:/bin exec zstd "$@"\n')  # fmt: skip
-    answer = engine.restore()
+    on_small_disk.host.double("zstd", f"#!/bin/sh\nhead -c 1400000 /dev/zero > {full}\n"
+                              'PATH=/usr/bin:/bin exec zstd "$@"\n')  # fmt: skip
+    answer = on_small_disk.restore()
     assert answer["code"] == "tree_failed" and "No space left on device" in answer["error"]
     assert answer["error"].endswith("nothing was changed")
-    assert sorted(path.name for path in small_disk.iterdir()) == ["full", "venv"]
-    assert picture(engine.tree) == seen and engine.host.call("journal")["changes"] == []
+    assert untouched(on_small_disk) and picture(on_small_disk.tree) == seen
 
 
-def test_what_was_unpacked_is_looked_at_before_it_is_used(engine: Engine) -> None:
-    engine.verified()
-    upgrade(engine)
-    seen = picture(engine.tree)
+def test_what_was_unpacked_is_looked_at_before_it_is_used(upgraded: Engine) -> None:
+    seen = picture(upgraded.tree)
     # a stand-in for a tar that loses a file and says nothing
     script = """#!/bin/sh
 export PATH=/usr/bin:/bin; tar "$@"
 [ "$1" = --extract ] || exit 0
 for a; do case $a in --directory=*) rm "${a#*=}"/bin/vllm;; esac; done
 """
-    engine.host.double("tar", script)
-    answer = engine.restore()
+    upgraded.host.double("tar", script)
+    answer = upgraded.restore()
     assert answer["code"] == "tree_failed" and "bin/vllm" in answer["error"]
-    assert picture(engine.tree) == seen and engine.names()[0] == "venv"
+    assert picture(upgraded.tree) == seen and upgraded.names()[0] == "venv"
 
 
-def test_nothing_of_the_tree_is_run_before_it_is_in_place(engine: Engine, tmp_path: Path) -> None:
-    engine.verified()
-    upgrade(engine)
+def test_nothing_of_the_tree_is_run_before_it_is_in_place(upgraded: Engine, tmp_path: Path) -> None:
     log = tmp_path / "log"
     request = json.dumps({"change": {"id": "restore-1", "deploy": "x", "operator": "x"}})
-    argv = ["strace", "-f", "-qq", "-o", str(log), "-e", "trace=execve",
-            *engine.host.argv("tree restore", request)]  # fmt: skip
-    assert json.loads(engine.host.run(argv).stdout)["changed"] is True
+    options = ("-e", "trace=execve")
+    done = strace.traced(upgraded.host, "tree restore", request, options, log)
+    assert json.loads(done.stdout)["changed"] is True
     # strace splits a call in two lines when another process calls meanwhile
     lines = [line for line in log.read_text().splitlines() if "= -1" not in line]
     ran = {found[1] for line in lines if (found := re.search(r'execve\("([^"]+)"', line))}
-    assert len(ran) >= 3 and not any(str(engine.tree.parent) in path for path in ran)
+    assert len(ran) >= 3 and not any(str(upgraded.tree.parent) in path for path in ran)
 
 
-def test_another_open_change_comes_first(engine: Engine) -> None:
-    engine.verified()
-    upgrade(engine)
-    assert engine.restore("restore-1")["changed"] is True
-    answer = engine.restore("restore-2", force=True)
+def test_another_open_change_comes_first(upgraded: Engine) -> None:
+    assert upgraded.restore("restore-1")["changed"] is True
+    answer = upgraded.restore("restore-2", force=True)
     assert answer["code"] == "change_open" and "restore-1" in answer["error"]
 
 
-def test_at_the_console_no_more_than_the_verb_is_needed(engine: Engine) -> None:
-    engine.verified()
-    upgrade(engine)
-    done = subprocess.run(engine.host.argv("tree restore"), env=engine.host.environ(),
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True)  # fmt: skip
-    answer = json.loads(done.stdout)
+def test_at_the_console_no_more_than_the_verb_is_needed(upgraded: Engine) -> None:
+    answer = json.loads(upgraded.host.run(upgraded.host.argv("tree restore")).stdout)
     assert answer["changed"] is True and answer["status"] == "OPEN"
-    assert engine.run() == "stand-in vllm 0.27.0"
-    assert "OPEN" in engine.host.run(engine.host.argv("status")).stdout
+    assert upgraded.run() == "stand-in vllm 0.27.0"
+    assert "OPEN" in upgraded.host.run(upgraded.host.argv("status")).stdout
 
 
-def test_a_kept_tree_that_is_gone_is_said_before_an_undo_touches_anything(engine: Engine) -> None:
-    engine.verified()
-    upgrade(engine)
-    kept = engine.restore()["displaced"][0]
-    seen = picture(engine.tree)
+def test_a_kept_tree_that_is_gone_is_said_before_an_undo_touches_anything(upgraded: Engine) -> None:
+    kept = upgraded.restore()["displaced"][0]
+    seen = picture(upgraded.tree)
     shutil.rmtree(kept)
-    answer = engine.host.call("undo")
+    answer = upgraded.host.call("undo")
     assert answer["code"] == "tree_gone" and kept in answer["error"]
-    assert picture(engine.tree) == seen
+    assert picture(upgraded.tree) == seen
     assert store.all_backups()
 
 

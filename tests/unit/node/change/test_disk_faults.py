@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from node.change.undo import undo
-from tests.unit.node.change.test_killed_anywhere import OLD_STATE, check_all, request_for, reset
-from tests.unit.node.support import strace
+from tests.unit.node.change.test_killed_anywhere import files
 from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step
 
 
@@ -24,36 +22,20 @@ def error_line(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("call", "error", "words"), [
-    ("fsync", "EIO", "Input/output error"),
-    ("write", "ENOSPC", "No space left on device"),
+    ("fsync", "EIO", "Input/output error"), ("write", "ENOSPC", "No space left on device"),
     ("rename", "EROFS", "Read-only file system"),
 ])  # fmt: skip
-def test_a_failing_call_leaves_the_old_file(
-    host: Host, tmp_path: Path, call: str, error: str, words: str
-) -> None:
-    log = tmp_path / "strace.log"
-    reset(host)
-    points = strace.points(host, "apply", request_for(host), log)
+def test_a_failing_call_leaves_the_old_file(host: Host, call: str, error: str, words: str) -> None:
+    steps = files(host)
+    points = [point for point in steps.apply().points() if point[0].startswith(call)]
     # the last write is the answer to the caller: all is done by then
-    hit = [p for p in points if p[0].startswith(call)][: -1 if call == "write" else None]
+    hit = points[: -1 if call == "write" else None]
     assert len(hit) >= 4
-    for point in hit:
-        reset(host)
-        done = strace.inject(host, "apply", request_for(host), f"error={error}", point, log)
+    for point, done in steps.apply().each(hit, f"error={error}"):
         answer = error_line(done)
         assert answer["code"] == "io" and words in answer["error"], (point, answer)
-        check_all(host, OLD_STATE)
+        steps.check(steps.old, point)
         assert undo({})["changed"] is False, point
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)], check=True)
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 def test_no_room_for_the_new_file(host: Host, small_disk: Path) -> None:

@@ -1,9 +1,12 @@
-"""Killed at any changing system call: every file is old or new, and the journal tells the truth."""
+"""Killed at any changing system call: each path is old or new, and the journal tells the truth."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,127 +15,163 @@ from node.change.apply import apply
 from node.change.close import close
 from node.change.journal import read_all
 from node.change.undo import undo
-from tests.unit.node.support import strace
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step
+from tests.unit.node.change.test_link_and_tree_step import link_step, tree_step, two
+from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, target
+from tests.unit.node.support.strace import Faulted
 
 
-def request_for(host: Host, name: str = "change-1") -> str:
-    """An apply that replaces one file and makes another."""
-    steps = (file_step(host.root / "file.conf"), file_step(host.root / "made.conf", mode="0600"))
-    return json.dumps(apply_request(*steps, name=name))
+def lies(host: Host) -> dict[str, object]:
+    """All that lies on the host: files with their modes, links, and trees by their version."""
+    found: dict[str, object] = {}
+    for path in host.root.iterdir():
+        if path.is_symlink():
+            found[path.name] = target(path)
+        elif path.is_file():
+            found[path.name] = (path.read_text(), stat.S_IMODE(path.stat().st_mode))
+        elif path not in (host.bin, host.state):
+            found[path.name] = (path / "version").read_text()
+    return found
 
 
-def state_of(path: Path) -> tuple[str, int] | None:
-    """Content and mode, or None where there is no file."""
-    return (path.read_text(), stat.S_IMODE(path.stat().st_mode)) if path.exists() else None
+@dataclass
+class Steps:
+    """A change on a host: its steps, what lies there before, and what after it."""
+
+    host: Host
+    make: Callable[[Host], object]
+    steps: list[dict[str, object]]
+    old: dict[str, object]
+    new: dict[str, object]
+
+    def reset(self) -> None:
+        """The old state and an empty journal."""
+        for path in self.host.root.iterdir():
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            elif path != self.host.bin:
+                shutil.rmtree(path)
+        self.make(self.host)
+
+    def applied(self) -> None:
+        """The new state, by a change that is open."""
+        self.reset()
+        apply(apply_request(*self.steps))
+
+    def apply(self) -> Faulted:
+        """The apply, to be hit."""
+        return Faulted(self.host, "apply", apply_request(*self.steps), self.reset)
+
+    def check_between(self, at: object) -> None:
+        """Each path of the steps is old or new in whole, and the journal agrees with it."""
+        changes, broken = read_all()
+        assert broken == []
+        told = {row["path"]: row["state"] for found in changes for row in found["steps"]}
+        now = lies(self.host)
+        for name in (Path(str(step["path"])).name for step in self.steps):
+            before, after = self.old.get(name), self.new.get(name)
+            assert now.get(name) in (before, after), (at, name, now)
+            state = told.get(str(self.host.root / name))
+            if state == "done":
+                assert now.get(name) == after, f"{at}: the journal says done, but {name} is old"
+            if state in (None, "undone"):
+                assert now.get(name) == before, f"{at}: the journal knows nothing of new {name}"
+
+    def check(self, wanted: dict[str, object], at: object = None) -> None:
+        """All is as wanted and nothing is left over beside it."""
+        assert lies(self.host) == wanted, at
+        assert self.host.leftovers() == [], at
 
 
-OLD_STATE = {"file.conf": (OLD, 0o640), "made.conf": None}
-NEW_STATE = {"file.conf": (NEW, 0o644), "made.conf": (NEW, 0o600)}
+def files(host: Host) -> Steps:
+    """A change that replaces one file and makes another."""
+    steps = [file_step(host.root / "file.conf"), file_step(host.root / "made.conf", mode="0600")]
+    new: dict[str, object] = {"file.conf": (NEW, 0o644), "made.conf": (NEW, 0o600)}
+    return Steps(host, Host.file, steps, {"file.conf": (OLD, 0o640)}, new)
 
 
-def check_old_or_new(host: Host) -> None:
-    """Both files are old or new in whole, and the journal's steps agree with them."""
-    changes, broken = read_all()
-    assert broken == []
-    states = {}
-    for change in changes:
-        for step in change["steps"]:
-            states[Path(step["path"]).name] = step["state"]
-    for name in OLD_STATE:
-        now = state_of(host.root / name)
-        assert now in (OLD_STATE[name], NEW_STATE[name]), (name, now)
-        if states.get(name) == "done":
-            assert now == NEW_STATE[name], f"the journal says done, but {name} is old"
-        if states.get(name) in (None, "undone"):
-            assert now == OLD_STATE[name], f"the journal knows nothing of the new {name}"
+def trees(host: Host) -> Steps:
+    """A change that puts a fresh tree in place and points a link elsewhere."""
+
+    def make(host: Host) -> None:
+        two(host)
+        (host.root / "venv").symlink_to("venvs/old")
+
+    old: dict[str, object] = {"tree": "old", "fresh": "new", "venv": "venvs/old"}
+    new: dict[str, object] = {"tree": "new", "kept": "old", "venv": "venvs/new"}
+    return Steps(host, make, [tree_step(host), link_step(host)], old, new)
 
 
-def check_all(host: Host, wanted: dict[str, tuple[str, int] | None]) -> None:
-    """Both files are as wanted and nothing is left over beside them."""
-    assert {name: state_of(host.root / name) for name in wanted} == wanted
-    assert host.leftovers() == []
-    names = sorted(path.name for path in host.root.iterdir() if path.is_file())
-    assert names == sorted(name for name, state in wanted.items() if state)
+both = pytest.mark.parametrize("made", [files, trees])
 
 
-def reset(host: Host) -> None:
-    """Back to the old file and an empty journal."""
-    host.file()
-    (host.root / "made.conf").unlink(missing_ok=True)
-    for path in sorted(host.state.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    if host.state.exists():
-        host.state.rmdir()
-
-
-def test_apply_killed_at_every_changing_call(host: Host, tmp_path: Path) -> None:
-    log = tmp_path / "strace.log"
-    reset(host)
-    points = strace.points(host, "apply", request_for(host), log)
+@both
+def test_apply_killed_at_every_changing_call(host: Host, made: Callable[[Host], Steps]) -> None:
+    steps = made(host)
+    points = steps.apply().points()
     kinds = {call for call, _ in points}
-    assert {"write", "fsync", "openat", "fchmod"} <= kinds and kinds & {"rename", "renameat"}
-    assert len(points) > 40
-    killed = 0
-    for point in points:
-        reset(host)
-        done = strace.inject(host, "apply", request_for(host), "signal=SIGKILL", point, log)
-        killed += done.returncode != 0
-        check_old_or_new(host)
-        undone = undo({})
-        assert undone["status"] in (None, "ROLLED_BACK"), (point, undone)
-        check_all(host, OLD_STATE)
-        assert apply(json.loads(request_for(host, "change-2")))["changed"] is True, point
-        check_all(host, NEW_STATE)
-    assert killed == len(points)
+    assert {"write", "fsync", "openat"} <= kinds and kinds & {"rename", "renameat"}
+    assert len(points) > {files: 40, trees: 15}[made]
+    for point, done in steps.apply().each(points):
+        assert done.returncode != 0, point
+        steps.check_between(point)
+        assert undo({})["status"] in (None, "ROLLED_BACK"), point
+        steps.check(steps.old, point)
+        again = apply_request(*steps.steps, name="change-2")
+        assert apply(again)["changed"] is True, point
+        steps.check(steps.new, point)
 
 
-def test_the_same_apply_again_after_a_kill_gets_through(host: Host, tmp_path: Path) -> None:
-    log = tmp_path / "strace.log"
-    reset(host)
-    points = strace.points(host, "apply", request_for(host), log)
-    for point in (p for p in points if p[0] in ("renameat", "rename", "fchmod")):
-        reset(host)
-        strace.inject(host, "apply", request_for(host), "signal=SIGKILL", point, log)
-        apply(json.loads(request_for(host)))
-        check_all(host, NEW_STATE)
+@both
+def test_undo_killed_at_every_changing_call_is_finished_by_the_next(
+    host: Host, made: Callable[[Host], Steps]
+) -> None:
+    steps = made(host)
+    faulted = Faulted(host, "undo", {}, steps.applied)
+    points = faulted.points()
+    assert len(points) > 15
+    for point, _ in faulted.each(points):
+        assert read_all()[1] == []
+        now = lies(host)
+        for name in (Path(str(step["path"])).name for step in steps.steps):
+            assert now.get(name) in (steps.old.get(name), steps.new.get(name)), point
+        undo({})
+        steps.check(steps.old, point)
+
+
+def test_the_same_apply_again_after_a_kill_gets_through(host: Host) -> None:
+    steps = files(host)
+    points = steps.apply().points("renameat", "rename", "fchmod")
+    for point, _ in steps.apply().each(points):
+        apply(apply_request(*steps.steps))
+        steps.check(steps.new, point)
         blessed = close({"change": "change-1", "status": "COMMITTED"})
         assert blessed["change"]["status"] == "COMMITTED", point
         undo({"change": "change-1"})
-        check_all(host, OLD_STATE)
+        steps.check(steps.old, point)
 
 
-def test_undo_killed_at_every_changing_call_is_finished_by_the_next(
-    host: Host, tmp_path: Path
-) -> None:
-    log = tmp_path / "strace.log"
-    reset(host)
-    apply(json.loads(request_for(host)))
-    points = strace.points(host, "undo", "{}", log)
-    assert len(points) > 15
-    for point in points:
-        reset(host)
-        apply(json.loads(request_for(host)))
-        strace.inject(host, "undo", "{}", "signal=SIGKILL", point, log)
-        assert read_all()[1] == []
-        for name in OLD_STATE:
-            assert state_of(host.root / name) in (OLD_STATE[name], NEW_STATE[name]), point
-        undo({})
-        check_all(host, OLD_STATE)
+def test_killed_where_the_file_system_cannot_exchange(host: Host) -> None:
+    """Between two plain renames nothing lies at the path; undo knows what belongs there."""
+    steps, seen = trees(host), set()
+    for number in range(1, 12):
+        steps.apply().traced(
+            "-e", "trace=renameat2,renameat,rename", "-e", "inject=renameat2:error=EINVAL",
+            "-e", f"inject=renameat,rename:signal=SIGKILL:when={number}",
+        )  # fmt: skip
+        seen.add(lies(host).get("tree"))
+        assert undo({})["status"] in (None, "ROLLED_BACK"), number
+        steps.check(steps.old, number)
+    assert seen == {"old", "new", None}
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGHUP"])
-def test_a_signal_waits_for_the_end_of_the_step(host: Host, tmp_path: Path, signal: str) -> None:
-    log = tmp_path / "strace.log"
-    reset(host)
-    points = strace.points(host, "apply", request_for(host), log)
+def test_a_signal_waits_for_the_end_of_the_step(host: Host, signal: str) -> None:
+    steps = files(host)
     # the first rename in the folder of the files: past blob and journal, within the first step
-    renames = [p for p in points if p[0] in ("renameat", "rename")]
-    reset(host)
-    done = strace.inject(host, "apply", request_for(host), f"signal={signal}", renames[1], log)
+    renames = steps.apply().points("renameat", "rename")
+    done = steps.apply().hit(renames[1], f"signal={signal}")
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["code"]) == (1, "interrupted") and signal in answer["error"]
-    assert state_of(host.root / "file.conf") == NEW_STATE["file.conf"]
-    assert state_of(host.root / "made.conf") is None
+    assert lies(host) == {"file.conf": steps.new["file.conf"]}
     host.call("undo")
-    check_all(host, OLD_STATE)
+    steps.check(steps.old)

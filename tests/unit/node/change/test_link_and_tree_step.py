@@ -27,11 +27,8 @@ def tree_step(host: Host, **more: object) -> dict[str, object]:
 
 def folders(host: Host) -> dict[str, str]:
     """What lies in `tree`, `fresh` and `kept`: the text of their only file."""
-    found = {}
-    for name in ("tree", "fresh", "kept"):
-        if (host.root / name).is_dir():
-            found[name] = (host.root / name / "version").read_text()
-    return found
+    there = [name for name in ("tree", "fresh", "kept") if (host.root / name).is_dir()]
+    return {name: (host.root / name / "version").read_text() for name in there}
 
 
 def two(host: Host) -> None:
@@ -41,23 +38,23 @@ def two(host: Host) -> None:
         (host.root / name / "version").write_text(text)
 
 
-OLD, DONE, UNDONE = (
-    {"tree": "old", "fresh": "new"},
-    {"tree": "new", "kept": "old"},
-    {"tree": "old", "fresh": "new"},
-)
+OLD, DONE = {"tree": "old", "fresh": "new"}, {"tree": "new", "kept": "old"}
 
 
-def test_a_link_is_replaced_and_put_back(host: Host) -> None:
-    link = host.root / "venv"
-    link.symlink_to("venvs/old")
+@pytest.fixture
+def link(host: Host) -> Path:
+    """A link to the old one."""
+    (host.root / "venv").symlink_to("venvs/old")
+    return host.root / "venv"
+
+
+def test_a_link_is_replaced_and_put_back(host: Host, link: Path) -> None:
     os.chown(link, 1234, 4321, follow_symlinks=False)
     asked = apply_request(link_step(host, expect="venvs/old"))
     assert host.call("apply", {**asked, "dry": True})["changed"] is True
     assert target(link) == "venvs/old"
     assert host.call("apply", asked)["changed"] is True and target(link) == "venvs/new"
-    again = apply_request(link_step(host))
-    assert host.call("apply", again)["changed"] is False
+    assert host.call("apply", apply_request(link_step(host)))["changed"] is False
     assert host.call("undo")["status"] == "ROLLED_BACK"
     assert target(link) == "venvs/old" and link.lstat().st_uid == 1234
     assert host.call("undo")["changed"] is False and host.leftovers() == []
@@ -68,9 +65,7 @@ def test_a_new_link_is_removed_by_undo(host: Host) -> None:
     assert host.call("undo")["ok"] and not os.path.lexists(host.root / "venv")
 
 
-def test_a_link_that_was_edited_later_is_not_overwritten_unasked(host: Host) -> None:
-    link = host.root / "venv"
-    link.symlink_to("venvs/old")
+def test_a_link_that_was_edited_later_is_not_overwritten_unasked(host: Host, link: Path) -> None:
     host.call("apply", apply_request(link_step(host)))
     link.unlink()
     link.symlink_to("venvs/mine")
@@ -86,11 +81,10 @@ def test_a_link_that_was_edited_later_is_not_overwritten_unasked(host: Host) -> 
     ({"expect": "venvs/other"}, "not what the caller saw"),
     ({"expect": "absent"}, "not what the caller saw"), ({"owner": "x"}, "unknown key"),
 ])  # fmt: skip
-def test_bad_link_steps(host: Host, more: dict[str, object], words: str) -> None:
-    (host.root / "venv").symlink_to("venvs/old")
+def test_bad_link_steps(host: Host, link: Path, more: dict[str, object], words: str) -> None:
     answer = host.call("apply", apply_request({**link_step(host), **more}))
     assert answer["ok"] is False and words in answer["error"], answer
-    assert target(host.root / "venv") == "venvs/old"
+    assert target(link) == "venvs/old"
 
 
 def test_a_folder_where_the_link_should_be_is_not_touched(host: Host) -> None:
@@ -107,8 +101,8 @@ def test_trees_trade_places_and_undo_trades_back(host: Host) -> None:
     # the same request again, as after a lost connection: it is done
     assert host.call("apply", apply_request(tree_step(host)))["changed"] is False
     assert folders(host) == DONE
-    assert host.call("undo")["status"] == "ROLLED_BACK" and folders(host) == UNDONE
-    assert host.call("undo")["changed"] is False and folders(host) == UNDONE
+    assert host.call("undo")["status"] == "ROLLED_BACK" and folders(host) == OLD
+    assert host.call("undo")["changed"] is False and folders(host) == OLD
 
 
 def test_a_tree_where_none_was(host: Host) -> None:
@@ -148,7 +142,7 @@ def test_where_the_file_system_cannot_exchange(host: Host, tmp_path: Path) -> No
     """As on older ZFS and on NFS: plain renames, and the same end."""
     two(host)
     asked = json.dumps(apply_request(tree_step(host)))
-    for verb, request, wanted in (("apply", asked, DONE), ("undo", "{}", UNDONE)):
+    for verb, request, wanted in (("apply", asked, DONE), ("undo", "{}", OLD)):
         options = ["-e", "trace=renameat2", "-e", "inject=renameat2:error=EINVAL"]
         done = strace.traced(host, verb, request, options, tmp_path / "log")
         assert json.loads(done.stdout)["ok"], done.stdout
@@ -174,9 +168,8 @@ def test_files_in_a_tree_that_traded_places(host: Host) -> None:
     inside = host.root / "tree" / "patched"
     inside.write_text("as found\n")
     first, then = file_step(inside, "old, patched\n"), file_step(inside, "new, patched\n")
-    steps = [first, tree_step(host), then]
     # what `plan` looks at is what lies there now, so the patch of the new tree comes by itself
-    host.call("apply", apply_request(*steps[:2]))
+    host.call("apply", apply_request(first, tree_step(host)))
     assert not inside.exists()
     assert host.call("apply", apply_request(then))["changed"] is True
     assert host.call("undo")["status"] == "ROLLED_BACK"
@@ -184,11 +177,10 @@ def test_files_in_a_tree_that_traded_places(host: Host) -> None:
     assert not (host.root / "fresh" / "patched").exists()
 
 
-def test_a_step_that_fails_takes_the_others_back(host: Host) -> None:
+def test_a_step_that_fails_takes_the_others_back(host: Host, link: Path) -> None:
     two(host)
-    (host.root / "venv").symlink_to("venvs/old")
     bad = file_step(host.root / "x.conf", validate=["false"])
     answer = host.call("apply", apply_request(tree_step(host), link_step(host), bad))
     assert answer["code"] == "not_valid" and "nothing was changed" in answer["error"]
-    assert folders(host) == OLD and target(host.root / "venv") == "venvs/old"
+    assert folders(host) == OLD and target(link) == "venvs/old"
     assert host.call("journal")["changes"] == []

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-import stat
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, change, file_step, unit_step
+from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, mode, unit_step
+
+
+@pytest.fixture
+def units(host: Host) -> Path:
+    """The folder of the stand-in systemctl, whose engine.service runs."""
+    units = host.systemctl()
+    (units / "engine.service.active").write_text("active\n")
+    return units
+
+
+def states(units: Path) -> tuple[str, ...]:
+    """Whether engine.service runs, and whether it is enabled where that was touched."""
+    files = (units / f"engine.service.{name}" for name in ("active", "enabled"))
+    return tuple(file.read_text().strip() for file in files if file.exists())
+
+
+def committed(host: Host, text: str = NEW, name: str = "change-1") -> Path:
+    """A file that a blessed change wrote."""
+    path = host.root / "file.conf" if (host.root / "file.conf").exists() else host.file()
+    assert host.call("apply", apply_request(file_step(path, text), name=name))["changed"]
+    assert host.call("close", {"change": name, "status": "COMMITTED"})["ok"]
+    return path
 
 
 def test_undo_brings_back_content_and_mode_and_twice_is_nothing(host: Host) -> None:
@@ -14,8 +37,7 @@ def test_undo_brings_back_content_and_mode_and_twice_is_nothing(host: Host) -> N
     host.call("apply", apply_request(file_step(path), file_step(fresh)))
     answer = host.call("undo")
     assert (answer["change"], answer["status"]) == ("change-1", "ROLLED_BACK")
-    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == (OLD, 0o640)
-    assert not fresh.exists()
+    assert (path.read_text(), mode(path)) == (OLD, 0o640) and not fresh.exists()
     before = path.stat().st_ino
     again = host.call("undo", {"change": "change-1"})
     assert again["changed"] is False and path.stat().st_ino == before
@@ -29,24 +51,24 @@ def test_two_steps_on_one_file_go_back_to_the_first(host: Host) -> None:
     assert path.read_text() == OLD
 
 
-@pytest.mark.parametrize("edit", ["content", "mode", "gone"])
+EDITS: dict[str, Callable[[Path], object]] = {
+    "content": lambda path: path.write_text("mine\n"),
+    "mode": lambda path: path.chmod(0o600), "gone": Path.unlink,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
 def test_a_later_edit_is_refused_by_name(host: Host, edit: str) -> None:
     path, other = host.file(), host.file("other")
     host.call("apply", apply_request(file_step(path), file_step(other)))
-    if edit == "content":
-        path.write_text("mine\n")
-    elif edit == "mode":
-        path.chmod(0o600)
-    else:
-        path.unlink()
+    EDITS[edit](path)
     answer = host.call("undo")
     assert answer["code"] == "later_edit" and str(path) in answer["error"]
     assert str(other) not in answer["error"] and f"--overwrite {path}" in answer["remedy"]
     assert other.read_text() == NEW
     assert host.call("undo", {"overwrite": [str(other)]})["code"] == "later_edit"
     assert host.call("undo", {"overwrite": [str(path)]})["status"] == "ROLLED_BACK"
-    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == (OLD, 0o640)
-    assert other.read_text() == OLD
+    assert (path.read_text(), mode(path), other.read_text()) == (OLD, 0o640, OLD)
 
 
 def test_an_overwritten_edit_is_kept(host: Host) -> None:
@@ -59,20 +81,15 @@ def test_an_overwritten_edit_is_kept(host: Host) -> None:
 
 
 def test_a_blessed_change_is_undone_only_by_its_id(host: Host) -> None:
-    path = host.file()
-    host.call("apply", apply_request(file_step(path)))
-    host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    path = committed(host)
     assert host.call("undo")["changed"] is False and path.read_text() == NEW
     assert host.call("undo", {"change": "change-1"})["status"] == "ROLLED_BACK"
     assert path.read_text() == OLD
 
 
 def test_a_blessed_change_under_a_later_one_is_refused(host: Host) -> None:
-    path = host.file()
-    host.call("apply", apply_request(file_step(path)))
-    host.call("close", {"change": "change-1", "status": "COMMITTED"})
-    host.call("apply", apply_request(file_step(path, "third\n"), name="change-2"))
-    host.call("close", {"change": "change-2", "status": "COMMITTED"})
+    path = committed(host)
+    committed(host, "third\n", "change-2")
     assert host.call("undo", {"change": "change-1"})["code"] == "later_edit"
     assert path.read_text() == "third\n"
 
@@ -103,46 +120,39 @@ def test_a_damaged_pre_image_ends_inconsistent_and_the_rest_is_put_back(host: Ho
     assert path.read_text() == "precious\n"
 
 
-def test_units_go_back_in_order(host: Host) -> None:
-    units = host.systemctl()
-    (units / "engine.service.active").write_text("active\n")
-    path = host.file()
-    host.call("apply", apply_request(file_step(path), unit_step("restart", enabled=True)))
+def test_units_go_back_in_order(host: Host, units: Path) -> None:
+    host.call("apply", apply_request(file_step(host.file()), unit_step("restart", enabled=True)))
     (units / "log").unlink()
     host.call("undo")
     ran = [line for line in (units / "log").read_text().splitlines() if line[:4] != "show"]
     assert ran == ["stop engine.service", "disable engine.service", "daemon-reload ",
                    "reset-failed engine.service", "start --no-block engine.service"]  # fmt: skip
-    assert (units / "engine.service.active").read_text() == "active\n"
-    assert (units / "engine.service.enabled").read_text() == "disabled\n"
+    assert states(units) == ("active", "disabled")
 
 
-def test_without_start_units_it_stops_and_names_what_to_start(host: Host) -> None:
-    units = host.systemctl()
-    (units / "engine.service.active").write_text("active\n")
+def test_without_start_units_it_stops_and_names_what_to_start(host: Host, units: Path) -> None:
     host.call("apply", apply_request(unit_step("restart")))
     answer = host.call("undo", {"start_units": False})
     assert answer["to_start"] == ["engine.service"] and answer["status"] == "ROLLED_BACK"
-    assert (units / "engine.service.active").read_text() == "inactive\n"
+    assert states(units) == ("inactive",)
 
 
-def test_a_stop_step_is_undone_by_a_start_and_a_new_unit_is_not_left_running(host: Host) -> None:
-    units = host.systemctl()
-    (units / "engine.service.active").write_text("active\n")
+def test_a_stop_step_is_undone_by_a_start_and_a_new_unit_is_not_left_running(
+    host: Host, units: Path
+) -> None:
     host.call("apply", apply_request(unit_step("stop")))
-    assert (units / "engine.service.active").read_text() == "inactive\n"
+    assert states(units) == ("inactive",)
     host.call("undo")
-    assert (units / "engine.service.active").read_text() == "active\n"
+    assert states(units) == ("active",)
     (units / "engine.service.active").unlink()
     host.call("apply", apply_request(unit_step("start", enabled=True), name="change-2"))
     host.call("undo")
-    assert (units / "engine.service.active").read_text() == "inactive\n"
-    assert (units / "engine.service.enabled").read_text() == "disabled\n"
+    assert states(units) == ("inactive", "disabled")
 
 
-def test_a_unit_that_will_not_start_ends_inconsistent_and_can_be_repeated(host: Host) -> None:
-    units = host.systemctl()
-    (units / "engine.service.active").write_text("active\n")
+def test_a_unit_that_will_not_start_ends_inconsistent_and_can_be_repeated(
+    host: Host, units: Path
+) -> None:
     path = host.file()
     host.call("apply", apply_request(file_step(path), unit_step("restart")))
     (units / "fail-start").touch()
@@ -150,8 +160,7 @@ def test_a_unit_that_will_not_start_ends_inconsistent_and_can_be_repeated(host: 
     assert answer["code"] == "undo_incomplete" and path.read_text() == OLD
     assert host.call("journal")["changes"][0]["status"] == "INCONSISTENT"
     (units / "fail-start").unlink()
-    assert host.call("undo")["status"] == "ROLLED_BACK"
-    assert (units / "engine.service.active").read_text() == "active\n"
+    assert host.call("undo")["status"] == "ROLLED_BACK" and states(units) == ("active",)
 
 
 def test_a_second_apply_of_as_wanted_unit_runs_nothing(host: Host) -> None:
@@ -166,16 +175,15 @@ def test_a_second_apply_of_as_wanted_unit_runs_nothing(host: Host) -> None:
 def test_a_folder_that_is_in_use_stays(host: Host) -> None:
     folder = host.root / "made"
     make = {"op": "directory", "path": str(folder), "mode": "0755"}
-    host.call("apply", {"change": change(), "steps": [make]})
+    host.call("apply", apply_request(make))
     (folder / "theirs").write_text("x")
     answer = host.call("undo")
     assert "not empty" in answer["steps"][0]["detail"] and (folder / "theirs").exists()
 
 
 def test_a_rollback_may_look_at_what_is_not_settled_before_it_knows_which(host: Host) -> None:
-    first, second = host.file("first"), host.file("second")
-    host.call("apply", apply_request(file_step(first)))
-    host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    committed(host)
+    second = host.file("second")
     host.call("apply", apply_request(file_step(second), name="change-2"))
     (open_,) = host.call("journal look")["changes"]
     assert (open_["id"], open_["steps"][0]["path"]) == ("change-2", str(second))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import socketserver
-import threading
+import socket
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from node.docker import api
 from node.snapshot import collect as snapshot_collect
 from schema.observed.docker import Docker
 from schema.observed.snapshot import NodeSnapshot, Unreadable
+from tests.unit.node.support.servers import docker_socket, http_answer
 
 IMAGE = {
     "Id": "sha256:aa", "RepoTags": ["vllm:1"], "RepoDigests": ["vllm@sha256:bb"], "Size": 9,
@@ -40,39 +38,20 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Answers from ANSWERS, else 404."""
-
-    def do_GET(self) -> None:
-        body = json.dumps(ANSWERS.get(self.path, {"message": "no"})).encode()
-        self.send_response(200 if self.path in ANSWERS else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def address_string(self) -> str:
-        return "unix"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """A server on a unix socket."""
-
-    daemon_threads = True
+def answered(asked: str) -> bytes:
+    """The answer of ANSWERS, else 404."""
+    path = asked.removeprefix("GET ")
+    found = (200, ANSWERS[path]) if path in ANSWERS else (404, {"message": "no"})
+    return http_answer(*found)
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The socket of a running Engine API."""
     path = tmp_path / "docker.sock"
-    server = _Server(str(path), _Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setattr(api, "SOCKET", str(path))
-    yield path
-    server.shutdown()
-    server.server_close()
+    with docker_socket(path, answered):
+        yield path
 
 
 def take(*images: str) -> Docker | Unreadable:
@@ -130,43 +109,28 @@ def test_an_engine_that_errs_is_unreadable(engine: Path, monkeypatch: pytest.Mon
     assert isinstance(seen, Unreadable) and "answered 404 to /info" in seen.unreadable
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"",
-        b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{}",
-        b"HTTP/1.0 200 OK\r\n\r\n{",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-        b"HTTP/1.0 200 OK\r\nContent-Length: x\r\n\r\n{}",
-        b"{}",
-    ],
-)
+@pytest.mark.parametrize("said", [
+    b"", b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{}", b"HTTP/1.0 200 OK\r\n\r\n{",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    b"HTTP/1.0 200 OK\r\nContent-Length: x\r\n\r\n{}", b"{}",
+])  # fmt: skip
 def test_an_answer_that_is_cut_or_none_is_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    class Cut(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(1000)
-            self.wfile.write(said)
-
     path = tmp_path / "cut.sock"
-    with _Server(str(path), Cut) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(api, "SOCKET", str(path))
+    monkeypatch.setattr(api, "SOCKET", str(path))
+    with docker_socket(path, lambda asked: said):
         seen = take()
-        server.shutdown()
     assert isinstance(seen, Unreadable) and f"docker at {path}: " in seen.unreadable
 
 
 def test_a_dead_socket_and_none_are_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "SOCKET", str(tmp_path / "none"))
+    monkeypatch.setattr(api, "SOCKET", str(tmp_path / "dead"))
     seen = take()
     assert isinstance(seen, Unreadable) and "not running" in seen.unreadable
-    dead = tmp_path / "dead"
-    server = _Server(str(dead), _Handler)
-    server.server_close()
-    monkeypatch.setattr(api, "SOCKET", str(dead))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(api.SOCKET)
     seen = take()
     assert isinstance(seen, Unreadable) and "refused" in seen.unreadable

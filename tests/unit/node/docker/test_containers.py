@@ -2,74 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
-import json
-import socketserver
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from node.core.errors import CannotRead, NodeError
 from node.docker import api, containers
+from tests.unit.node.support.servers import DockerSocket, docker_socket, http_answer
 
-
-class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """A stand-in for docker's socket (labelled): gives the statuses in turn."""
-
-    daemon_threads = True
-
-    def __init__(self, path: Path, *statuses: int) -> None:
-        self.statuses = list(statuses)
-        self.seen: list[str] = []
-        docker = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                docker.seen.append(f"{self.command} {self.path}")
-                status = docker.statuses.pop(0) if len(docker.statuses) > 1 else docker.statuses[0]
-                raw = b"" if status == 204 else json.dumps({"message": "busy"}).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            do_GET = do_POST = do_DELETE = answer
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def address_string(self) -> str:
-                return "unix"
-
-        super().__init__(str(path), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+Docker = Callable[..., AbstractContextManager[DockerSocket]]
 
 
 @pytest.fixture
-def docker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., contextlib.AbstractContextManager[Docker]]]:
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
+    """Starts a stand-in for docker's socket that gives these statuses in turn."""
     path = tmp_path / "docker.sock"
     monkeypatch.setattr(api, "SOCKET", str(path))
 
-    @contextlib.contextmanager
-    def running(*statuses: int) -> Iterator[Docker]:
-        server = Docker(path, *statuses)
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            server.server_close()
-            path.unlink()
+    def running(*statuses: int) -> AbstractContextManager[DockerSocket]:
+        left = list(statuses)
 
-    yield running
+        def reply(asked: str) -> bytes:
+            status = left.pop(0) if len(left) > 1 else left[0]
+            return http_answer(status, None if status == 204 else {"message": "busy"})
+
+        return docker_socket(path, reply)
+
+    return running
 
 
-def test_removing_a_container(docker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_a_container(docker: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
     with docker(404) as none:
         assert containers.remove("rigbook-engine") is False
         assert none.seen == ["DELETE /containers/rigbook-engine?force=true"]
@@ -82,7 +46,7 @@ def test_removing_a_container(docker: Any, monkeypatch: pytest.MonkeyPatch) -> N
         containers.remove("rigbook-engine")
 
 
-def test_stopping_a_container(docker: Any) -> None:
+def test_stopping_a_container(docker: Docker) -> None:
     for status, stopped in ((204, True), (304, False), (404, False)):
         with docker(status) as asked:
             assert containers.stop("rigbook-engine", 30) is stopped
@@ -91,7 +55,7 @@ def test_stopping_a_container(docker: Any) -> None:
         containers.stop("rigbook-engine", 30)
 
 
-def test_docker_that_is_not_there(docker: Any) -> None:
+def test_docker_that_is_not_there(docker: Docker) -> None:
     assert containers.answers() is False
     with pytest.raises(CannotRead, match=r"docker at .*docker.sock"):
         containers.remove("x")

@@ -85,24 +85,19 @@ def test_a_layer_comes_byte_for_byte_from_any_offset(tmp_path: Path, offset: int
 
 def test_nothing_comes_from_outside_of_the_layer(tmp_path: Path) -> None:
     """A layer that holds a link to / must not give the host's own files to a peer."""
-    raw = made_tar({"evil/passwd": 100})
-    where = store(tmp_path, raw, {"evil/passwd": "way/passwd"})
+    where = store(tmp_path, made_tar({"evil/passwd": 100}), {"evil/passwd": "way/passwd"})
     (tmp_path / "overlay2" / CACHE / "diff" / "way").symlink_to("/etc")
     with pytest.raises(NodeError, match="leads out of layer"):
         list(overlay2.Layer(str(tmp_path), *where).blocks())
-    raw = made_tar({"passwd": 100})
-    where = store(tmp_path / "2", raw)
-    files = tmp_path / "2" / "overlay2" / CACHE / "diff"
-    (files / "passwd").unlink()
-    (files / "passwd").symlink_to("/etc/passwd")
+    where = store(tmp_path / "2", made_tar({"passwd": 100}))
+    file = tmp_path / "2" / "overlay2" / CACHE / "diff" / "passwd"
+    file.unlink()
+    file.symlink_to("/etc/passwd")
     with pytest.raises((NodeError, OSError)):
         list(overlay2.Layer(str(tmp_path / "2"), *where).blocks())
-
-
-def test_dots_in_a_name_stay_inside(tmp_path: Path) -> None:
     raw = made_tar({"x": 100})
-    layer = overlay2.Layer(str(tmp_path), *store(tmp_path, raw, {"x": "../../../../x"}))
-    assert b"".join(map(bytes, layer.blocks())) == raw
+    layer = overlay2.Layer(str(tmp_path / "3"), *store(tmp_path / "3", raw, {"x": "../../../../x"}))
+    assert b"".join(map(bytes, layer.blocks())) == raw, "dots in a name stay inside"
 
 
 def test_a_file_that_changed_is_told(tmp_path: Path) -> None:
@@ -113,16 +108,13 @@ def test_a_file_that_changed_is_told(tmp_path: Path) -> None:
         list(overlay2.Layer(str(tmp_path), *where).blocks())
 
 
-def test_chain_ids_are_dockers() -> None:
-    """The first is the diff id; the next hashes both (moby's layer.CreateChainID)."""
-    one, two = "sha256:" + "1" * 64, "sha256:" + "2" * 64
-    second = hashlib.sha256(f"{one} {two}".encode()).hexdigest()
-    assert overlay2.chains([one, two]) == [one, f"sha256:{second}"]
-
-
 def test_layers_that_are_there_are_counted_from_the_lowest(tmp_path: Path) -> None:
     diff, _ = store(tmp_path, made_tar({"a": 10}))
-    assert overlay2.present(str(tmp_path), [diff, "sha256:" + "2" * 64]) == 1
-    assert overlay2.present(str(tmp_path), ["sha256:" + "2" * 64, diff]) == 0
+    other = "sha256:" + "2" * 64
+    assert overlay2.present(str(tmp_path), [diff, other]) == 1
+    assert overlay2.present(str(tmp_path), [other, diff]) == 0
     with pytest.raises(NodeError):
         overlay2.present(str(tmp_path), ["../../etc"])
+    # moby's layer.CreateChainID: the first is the diff id; the next hashes both
+    second = hashlib.sha256(f"{diff} {other}".encode()).hexdigest()
+    assert overlay2.chains([diff, other]) == [diff, f"sha256:{second}"]

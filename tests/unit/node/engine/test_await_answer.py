@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 from node.core.errors import NodeError
 from node.docker import containers
 from node.engine import await_answer
-from node.engine.completion import ask, judge
+from node.engine.completion import ask
 from node.engine.config import Endpoint
 from node.rules.completion import RETRY
 from tests.unit.node.support.enginefile import engine, engine_file
@@ -23,6 +22,10 @@ from tests.unit.node.support.host import Host
 from tests.unit.node.support.servers import Server, completion, serving
 
 LOADING = (503, {"error": "loading"})
+VENV: dict[str, Any] = {
+    "container": None, "image": None,
+    "venv": {"path": "/opt/engine/venv", "user": "milo", "version": None},
+}  # fmt: skip
 
 
 class Scripted:
@@ -104,15 +107,18 @@ def test_a_container_that_is_not_there_yet_is_waited_for(
         wait(endpoint, start_budget_s=60)
 
 
-def test_it_gives_up_when_docker_run_has_ended(
-    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("changes", "said"), [
+    ({}, "docker run ended"), (VENV, "the engine's process ended"),
+])  # fmt: skip
+def test_it_gives_up_when_the_main_process_has_ended(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
 ) -> None:
     """systemd hands the main process's pid to ExecStartPost."""
     main = subprocess.Popen(["sleep", "60"])
     monkeypatch.setenv("MAINPID", str(main.pid))
     endpoint.reply = lambda body: (main.kill(), LOADING)[1]
-    with pytest.raises(NodeError, match="docker run ended"):
-        wait(endpoint, start_budget_s=60)
+    with pytest.raises(NodeError, match=said):
+        wait(endpoint, start_budget_s=60, **changes)
     main.wait()
 
 
@@ -133,20 +139,10 @@ def test_a_stop_during_the_start_ends_the_container(
     assert stopped == [("rigbook-engine", await_answer.GRACE_S)]
 
 
-def test_a_key_is_an_answer(endpoint: Server) -> None:
+def test_a_key_is_an_answer_and_a_worker_has_nothing_to_wait_for(endpoint: Server) -> None:
     endpoint.reply = Scripted((401, {}))
     assert "wants a key" in wait(endpoint)
-
-
-def test_a_worker_has_nothing_to_wait_for() -> None:
     assert "the head answers" in await_answer.answer(engine(role="worker", rank=1, endpoint=None))
-
-
-def test_thinking_alone_is_an_answer_only_of_a_model_that_thinks() -> None:
-    raw = json.dumps(completion("", reasoning="hm")).encode()
-    said = {"url": "http://h", "model": "tiny", "chat_template_kwargs": {}}
-    assert judge(raw, Endpoint(reasoning=True, **said), 1.0).ok
-    assert not judge(raw, Endpoint(reasoning=False, **said), 1.0).ok
 
 
 def test_a_unit_without_the_expected_thought_does_not_start(endpoint: Server) -> None:
@@ -156,24 +152,20 @@ def test_a_unit_without_the_expected_thought_does_not_start(endpoint: Server) ->
     assert (reply.ok, reply.final) == (False, True) and "reasoning field is empty" in reply.detail
 
 
-def test_no_proxy_is_asked(endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_is_asked_and_the_template_arguments_are_sent(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert ask(engine(url=endpoint.url).endpoint, 5.0).ok  # type: ignore[arg-type]
-
-
-def test_the_template_arguments_are_sent(endpoint: Server) -> None:
-    kwargs = {"thinking": True}
-    asked = Endpoint(endpoint.url, "tiny", True, kwargs)
-    ask(asked, 5.0)
-    assert endpoint.got[0]["chat_template_kwargs"] == kwargs
+    ask(Endpoint(endpoint.url, "tiny", True, {"thinking": True}), 5.0)
+    assert endpoint.got[0]["chat_template_kwargs"] == {"thinking": True}
     assert endpoint.got[0]["max_tokens"] == 512
 
 
 def test_a_server_that_says_nothing_is_given_up(endpoint: Server) -> None:
     endpoint.reply = lambda body: (time.sleep(30), LOADING)[1]
     started = time.monotonic()
-    reply = ask(engine(url=endpoint.url).endpoint, 0.3)  # type: ignore[arg-type]
+    reply = ask(engine(url=endpoint.url).endpoint, 0.3)
     assert (reply.ok, reply.final, reply.detail) == (False, False, "no answer in time")
     assert time.monotonic() - started < 15
 
@@ -188,11 +180,10 @@ def test_the_verb_logs_lines_and_ends_with_a_status(host: Host, endpoint: Server
     assert done.stdout.startswith("answer: no good answer") and "journalctl -u" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("", "not JSON"), ("[]", "not an object"), ('{"format": 1}', "is missing"),
-     (None, "No such file")],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "not JSON"), ("[]", "not an object"), ('{"format": 1}', "is missing"),
+    (None, "No such file"),
+])  # fmt: skip
 def test_a_bad_engine_file_is_one_line(host: Host, text: str | None, said: str) -> None:
     path = engine_file(host)
     path.unlink() if text is None else path.write_text(text)
@@ -201,24 +192,16 @@ def test_a_bad_engine_file_is_one_line(host: Host, text: str | None, said: str) 
     assert "engine.json" in done.stdout and "deploys/serve.py" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"format": 2}, {"role": "boss"}, {"rank": "0"}, {"unit": "-x"}, {"peers": ["x"]},
-     {"ports": [0]}, {"start_budget_s": 0}, {"extra": 1}, {"master": {"address": "10.0.0.1"}},
-     {"memory": {"gpus": 1}}, {"fabric": []}, {"container": "a b"}, {"endpoint": {"url": "x"}}],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"format": 2}, {"role": "boss"}, {"rank": "0"}, {"unit": "-x"}, {"peers": ["x"]},
+    {"ports": [0]}, {"start_budget_s": 0}, {"extra": 1}, {"master": {"address": "10.0.0.1"}},
+    {"memory": {"gpus": 1}}, {"fabric": []}, {"container": "a b"}, {"endpoint": {"url": "x"}},
+])  # fmt: skip
 def test_every_value_of_the_engine_file_is_checked(host: Host, change: dict[str, object]) -> None:
     engine_file(host, **change)
     done = host.run(host.argv("answer"))
     assert done.returncode == 1 and "engine.json: " in done.stdout, done.stdout
     assert "a fault of rignode" not in done.stdout
-
-
-VENV: dict[str, Any] = {
-    "container": None,
-    "image": None,
-    "venv": {"path": "/opt/engine/venv", "user": "milo", "version": None},
-}
 
 
 def test_a_venv_is_alive_while_its_process_is(
@@ -229,17 +212,6 @@ def test_a_venv_is_alive_while_its_process_is(
     monkeypatch.setenv("MAINPID", str(os.getpid()))
     endpoint.reply = Scripted(LOADING, LOADING, (200, completion()))
     assert "tiny answered" in wait(endpoint, **VENV)
-
-
-def test_a_venv_whose_process_ends_is_over_at_once(
-    endpoint: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint.reply = Scripted(LOADING)
-    child = subprocess.Popen(["sleep", "0.5"])
-    monkeypatch.setenv("MAINPID", str(child.pid))
-    with pytest.raises(NodeError, match="the engine's process ended"):
-        wait(endpoint, start_budget_s=60, **VENV)
-    child.wait()
 
 
 def test_a_venv_whose_process_had_ended_before_is_over_at_once(

@@ -30,8 +30,8 @@ def cards(monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, int | None, int | N
     monkeypatch.setattr(gpus, "read", lambda: {"gpus": found, "processes": [holder]})
 
 
-def gpu_engine(count: int) -> Engine:
-    need = {"gpu_memory_utilization": 0.9, "gpus": count, "cpu_bytes": 0}
+def gpu_engine(count: int, **more: object) -> Engine:
+    need = {"gpu_memory_utilization": 0.9, "gpus": count, "cpu_bytes": 0, **more}
     return engine(needs_nvidia=True, memory=need)
 
 
@@ -64,12 +64,9 @@ def test_only_the_gpus_that_the_engine_gets_count(
 ) -> None:
     """Another service fills GPU 0: that is none of ours."""
     cards(monkeypatch, ("RTX", 16000, 100), ("RTX", 16000, 16000), ("RTX", 16000, 16000))
-    need = {"gpu_memory_utilization": 0.9, "gpus": 1, "cpu_bytes": 0}
-    assert (
-        memory_need.shortage(engine(needs_nvidia=True, memory={**need, "devices": chosen})) is None
-    )
-    assert memory_need.shortage(engine(needs_nvidia=True, memory={**need, "devices": ["0"]}))
-    gone = memory_need.shortage(engine(needs_nvidia=True, memory={**need, "devices": ["7"]}))
+    assert memory_need.shortage(gpu_engine(1, devices=chosen)) is None
+    assert memory_need.shortage(gpu_engine(1, devices=["0"]))
+    gone = memory_need.shortage(gpu_engine(1, devices=["7"]))
     assert gone and "0 GPUs for 1 ranks" in gone.evidence
 
 
@@ -88,11 +85,7 @@ def test_the_cache_is_dropped_where_it_is_in_the_way(
     cards(monkeypatch, ("NVIDIA GB10", None, None))
     system(monkeypatch, available=115, free=free)
     asked: list[tuple[str, int]] = []
-
-    def drop(found: Engine, need: int) -> str:
-        asked.append((found.container, need))
-        return "page cache"
-
-    monkeypatch.setattr(before_start, "drop_caches", drop)
+    monkeypatch.setattr(before_start, "drop_caches",
+                        lambda found, need: str(asked.append((found.container, need))))  # fmt: skip
     prelaunch.make_room(gpu_engine(1))
     assert asked == ([("rigbook-engine", 108 * GIB)] if dropped else [])

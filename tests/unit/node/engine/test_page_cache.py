@@ -13,8 +13,6 @@ from tests.unit.node.support.host import change
 from tests.unit.node.support.reap_world import TITLE, UNIT, World
 
 NEVER = 1 << 49
-
-
 CODE = """
 import json, sys
 from node.engine import page_cache
@@ -30,8 +28,13 @@ except NodeError as error:
 def call(world: World, **more: object) -> dict[str, object]:
     """The verb's answer, with the world's switch."""
     world.file("drop_caches", "")
+    return switched(world, change=change(), **more)
+
+
+def switched(world: World, **more: object) -> dict[str, object]:
+    """The verb's answer, with the world's switch as it is."""
     code = CODE.replace("SWITCH", str(world.root / "drop_caches"))
-    return world.code(code, {"change": change(), **more})
+    return world.code(code, more)
 
 
 def dropped(world: World) -> str:
@@ -114,9 +117,9 @@ def test_docker_that_does_not_say_counts_as_a_container_that_runs(
 
 def test_where_the_kernel_does_not_let_us_the_error_is_clear(world: World) -> None:
     world.file("drop_caches", "")
+    # no change: the state lies there too, and could not be written
     world.sh(f"mount --bind -o ro {world.root} {world.root}; mount -o remount,ro,bind {world.root}")
-    code = CODE.replace("SWITCH", str(world.root / "drop_caches"))
-    answer = world.code(code, {"need_available_bytes": NEVER})
+    answer = switched(world, need_available_bytes=NEVER)
     assert answer["code"] == "no_drop_caches" and "Read-only file system" in answer["error"]
     assert "in a container" in json.dumps(answer)
 

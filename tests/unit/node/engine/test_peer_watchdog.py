@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from node.engine import peer_connections, peer_watchdog
@@ -15,157 +17,105 @@ BUDGET = 300.0
 STEP_S = 15.0
 
 
+LOADS, RUNS = ("activating", "start-post"), ("active", "running")
+# Steps of a case: looks at these connections (how many looks, and what the last one says), or
+# a change of what is looked at: the unit's state, a dead end, the clock, the start.
+Step = tuple[tuple[str, ...], int, str | None] | dict[str, Any]
+JOINED: Step = ((OLD,), 2, None)
+GONE = "is gone"
+CASES: dict[str, list[Step]] = {
+    "a pair that stays joined is left alone": [((), 4, None), ((OLD,), 50, None)],
+    "a lost peer is seen at the third look": [
+        JOINED, ((), 1, None), ((), 1, None),
+        ((), 1, f"the connection with {PEER} is gone for 30 s"),
+    ],
+    "a short gap is forgiven": [JOINED, ((), 2, None), ((OLD,), 1, None), ((), 2, None)],
+    "a gap that was forgiven does not count in the next one": [
+        JOINED, ((), 2, None), ((OLD,), 1, None), ((), 1, None), {"later": 120}, ((), 1, None),
+    ],
+    # a host that was suspended runs its late timers in a burst
+    "looks at once are one look": [
+        JOINED, *[{"later": 1 - STEP_S}, ((), 1, None)] * 5, {"later": 15}, ((), 1, GONE),
+    ],
+    # a busy host runs its timers late
+    "two looks are too few however far apart": [
+        JOINED, ((), 1, None), {"later": 120}, ((), 1, None), ((), 1, GONE),
+    ],
+    # its new connection has another port: the head still waits for the old one
+    "a peer that died and came back is not the one that was joined": [
+        JOINED, ((NEW,), 2, None), ((NEW,), 1, GONE),
+    ],
+    # a power cut leaves the head's end of the old connection ESTABLISHED for hours
+    "a peer that was cut off and joins anew is seen": [
+        JOINED, ((OLD,), 1, None), ((OLD, NEW), 2, None), ((OLD, NEW), 1, "has joined anew"),
+    ],
+    # until the head has answered, its engine may open further connections
+    "connections of the start are no newcomers": [
+        {"active": LOADS}, JOINED, ((OLD, NEW), 5, None), {"active": RUNS},
+        ((OLD, NEW), 10, None), ((OLD, NEW, THIRD), 2, None), ((OLD, NEW), 10, None),
+    ],
+    "while it starts a connection may be changed for another": [
+        {"active": LOADS}, ((OLD,), 1, None), ((NEW,), 2, None), {"active": RUNS},
+        ((NEW,), 5, None), ((), 2, None), ((), 1, GONE),
+    ],
+    # between two looks: a worker keeps the dead end of a connection that no look has found
+    "a worker's peer that dies right after it joined is seen": [
+        {"head": False}, ((), 3, None), {"half_open": {PEER}}, ((), 2, None), ((), 1, GONE),
+    ],
+    "a head's peer that dies right after it joined is seen": [
+        ((OLD,), 1, None), ((), 2, None), ((), 1, GONE),
+    ],
+    "a dead end beside a live connection is nothing": [{"half_open": {PEER}}, ((OLD,), 10, None)],
+    "a peer that never joins is a stale rendezvous": [
+        {"started": 1000.0}, ((), int((BUDGET + peer_watchdog.MARGIN_S) / STEP_S), None),
+        ((), 1, "never joined in 375 s (allowed: 360 s)"),
+    ],
+    "a new start forgets the old one": [
+        JOINED, ((), 2, None), {"invocation": "second"}, ((), 5, None), ((NEW,), 10, None),
+    ],
+}  # fmt: skip
+BOTH_ENDS = list(CASES)[:2]
+
+
 class Looks:
     """A run of looks, 15 s apart, at one start of the unit."""
 
     def __init__(self, head: bool = True) -> None:
-        self.head = head
+        self.head, self.active, self.invocation = head, RUNS, "first"
         self.state = peer_watchdog.fresh("")
-        self.now = 1000.0
-        self.invocation = "first"
-        self.started = 0.0
-        self.active = ("active", "running")
-        self.half_open = False
+        self.now, self.started = 1000.0, 0.0
+        self.half_open: set[str] = set()
 
-    def __call__(self, *held: str, times: int = 1) -> str | None:
+    def change(self, later: float = 0.0, **values: Any) -> None:
+        """Sets what is looked at, and moves the clock."""
+        self.now += later
+        vars(self).update(values)
+
+    def __call__(self, held: tuple[str, ...], times: int) -> str | None:
         """The reason to restart after `times` looks that see these connections, or None."""
         verdict = Verdict(self.state, None)
         for _ in range(times):
             self.now += STEP_S
             since = self.now - self.started if self.started else 20.0
-            joined = Joined({PEER: set(held)}, {PEER} if self.half_open else set())
-            seen = Seen(*self.active, self.invocation, since, joined)
+            seen = Seen(*self.active, self.invocation, since,
+                        Joined({PEER: set(held)}, self.half_open))  # fmt: skip
             verdict = peer_watchdog.judge(self.state, seen, self.now, BUDGET, self.head)
             self.state = verdict.state
         return verdict.restart
 
 
-@pytest.mark.parametrize("head", [True, False])
-def test_a_pair_that_stays_joined_is_left_alone(head: bool) -> None:
+@pytest.mark.parametrize(("case", "head"), [
+    *((case, True) for case in CASES), *((case, False) for case in BOTH_ENDS)
+])  # fmt: skip
+def test_what_the_looks_of_a_start_say(case: str, head: bool) -> None:
     look = Looks(head)
-    assert look(times=4) is None
-    assert look(OLD, times=50) is None
-
-
-@pytest.mark.parametrize("head", [True, False])
-def test_a_lost_peer_is_seen_at_the_third_look(head: bool) -> None:
-    look = Looks(head)
-    look(OLD, times=2)
-    assert look() is None and look() is None
-    assert look() == f"the connection with {PEER} is gone for 30 s"
-
-
-def test_a_short_gap_is_forgiven() -> None:
-    look = Looks()
-    look(OLD, times=2)
-    assert look(times=2) is None
-    assert look(OLD) is None
-    assert look(times=2) is None
-
-
-def test_a_gap_that_was_forgiven_does_not_count_in_the_next_one() -> None:
-    look = Looks()
-    look(OLD, times=2)
-    look(times=2)
-    assert look(OLD) is None
-    look()
-    look.now += 120
-    assert look() is None
-
-
-def test_three_looks_at_once_are_one_look() -> None:
-    """A host that was suspended runs its late timers in a burst."""
-    look = Looks()
-    look(OLD, times=2)
-    for _ in range(5):
-        look.now -= STEP_S - 1
-        assert look() is None
-    look.now += 15
-    assert "is gone" in str(look())
-
-
-def test_two_looks_are_too_few_however_far_apart() -> None:
-    """A busy host runs its timers late."""
-    look = Looks()
-    look(OLD, times=2)
-    look()
-    look.now += 120
-    assert look() is None
-    assert look() is not None
-
-
-def test_a_peer_that_died_and_came_back_is_not_the_one_that_was_joined() -> None:
-    """Its new connection has another port: the head still waits for the old one."""
-    look = Looks()
-    look(OLD, times=2)
-    assert look(NEW, times=2) is None
-    assert "is gone" in str(look(NEW))
-
-
-def test_a_peer_that_was_cut_off_and_joins_anew_is_seen() -> None:
-    """A power cut leaves the head's end of the old connection ESTABLISHED for hours."""
-    look = Looks()
-    look(OLD, times=3)
-    assert look(OLD, NEW, times=2) is None
-    assert "has joined anew" in str(look(OLD, NEW))
-
-
-def test_connections_of_the_start_are_no_newcomers() -> None:
-    """Until the head has answered, its engine may open further connections."""
-    look = Looks()
-    look.active = ("activating", "start-post")
-    look(OLD, times=2)
-    look(OLD, NEW, times=5)
-    look.active = ("active", "running")
-    assert look(OLD, NEW, times=10) is None
-    assert look(OLD, NEW, THIRD, times=2) is None
-    assert look(OLD, NEW, times=10) is None
-
-
-def test_while_it_starts_a_connection_may_be_changed_for_another() -> None:
-    look = Looks()
-    look.active = ("activating", "start-post")
-    look(OLD)
-    look(NEW, times=2)
-    look.active = ("active", "running")
-    assert look(NEW, times=5) is None
-    assert look(times=2) is None
-    assert "is gone" in str(look())
-
-
-def test_a_peer_that_dies_right_after_it_joined_is_seen() -> None:
-    """Between two looks: a worker keeps the dead end of a connection that no look has found."""
-    look = Looks(head=False)
-    assert look(times=3) is None
-    look.half_open = True
-    assert look(times=2) is None
-    assert "is gone" in str(look())
-    look = Looks()
-    look(OLD)
-    assert look(times=2) is None
-    assert "is gone" in str(look())
-
-
-def test_a_dead_end_beside_a_live_connection_is_nothing() -> None:
-    look = Looks()
-    look.half_open = True
-    assert look(OLD, times=10) is None
-
-
-def test_a_peer_that_never_joins_is_a_stale_rendezvous() -> None:
-    look = Looks()
-    look.started = look.now
-    assert look(times=int((BUDGET + peer_watchdog.MARGIN_S) / STEP_S)) is None
-    assert "never joined in 375 s (allowed: 360 s)" in str(look())
-
-
-def test_a_new_start_forgets_the_old_one() -> None:
-    look = Looks()
-    look(OLD, times=2)
-    look(times=2)
-    look.invocation = "second"
-    assert look(times=5) is None
-    assert look(NEW, times=10) is None
+    for number, step in enumerate(CASES[case]):
+        if isinstance(step, dict):
+            look.change(**step)
+            continue
+        held, times, said = step
+        found = look(held, times)
+        assert (found is None) if said is None else said in str(found), (number, found)
 
 
 def test_of_several_peers_one_is_enough() -> None:

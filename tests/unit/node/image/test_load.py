@@ -16,38 +16,16 @@ from node.docker import api, http
 from node.image import load as image_load
 
 
-class HungDocker:
-    """A stand-in for docker's socket (labelled): takes every connection, and never says a word."""
-
-    def __init__(self, path: Path) -> None:
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self.connections: list[socket.socket] = []
-        threading.Thread(target=self._take, daemon=True).start()
-
-    def _take(self) -> None:
-        while True:
-            try:
-                self.connections.append(self._listener.accept()[0])
-            except OSError:
-                return
-
-    def close(self) -> None:
-        """No more connections; those that are open end."""
-        for sock in (self._listener, *self.connections):
-            sock.close()
-
-
 @pytest.fixture
-def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HungDocker]:
-    """A docker that hangs, in place of the host's."""
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A stand-in for docker's socket (labelled): connections come in, and nobody says a word."""
     path = tmp_path / "docker.sock"
     monkeypatch.setattr(api, "SOCKET", str(path))
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
-    made = HungDocker(path)
-    yield made
-    made.close()
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+        made.listen()
+        yield made
 
 
 def nothing(*_: object) -> None:
@@ -58,7 +36,7 @@ def nothing(*_: object) -> None:
     ("number", "code", "remedy"), [(errno.ENOSPC, "no_room", "df -h"), (errno.EIO, "io", "dmesg")]
 )
 def test_a_spool_that_fails_is_not_laid_at_dockers_door(
-    hung: HungDocker, number: int, code: str, remedy: str
+    docker: socket.socket, number: int, code: str, remedy: str
 ) -> None:
     """The thread that fetches met it; the upload, which waits for its bytes, tells it."""
     growing = image_load.GrowingLayers()
@@ -87,7 +65,7 @@ def looking(after: int) -> tuple[list[int], Callable[[], None]]:
 
 @pytest.mark.parametrize("size", [100, 64 << 20])
 def test_a_docker_that_hangs_keeps_nobody_whom_nobody_waits_for(
-    hung: HungDocker, size: int, monkeypatch: pytest.MonkeyPatch
+    docker: socket.socket, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the answer is waited for (100 bytes), and while docker takes no more of the upload."""
     monkeypatch.setattr(http, "LOOK_EVERY_S", 0.01)
@@ -98,7 +76,7 @@ def test_a_docker_that_hangs_keeps_nobody_whom_nobody_waits_for(
 
 
 def test_a_docker_that_hangs_has_its_time_and_no_more(
-    hung: HungDocker, monkeypatch: pytest.MonkeyPatch
+    docker: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "LOOK_EVERY_S", 0.01)
     with pytest.raises(NodeError, match="was not done in"):
@@ -111,18 +89,11 @@ def test_a_giver_that_sends_nothing_keeps_nobody_whom_nobody_waits_for(tmp_path:
         next(image_load.GrowingLayers(look).read(0, str(tmp_path / "none"), 10))
 
 
-def test_an_answer_is_read_whole_though_docker_closes_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_is_read_whole_though_docker_closes_after_it(docker: socket.socket) -> None:
     """docker says why it takes no more, with `Connection: close`, in pieces."""
-    path = tmp_path / "docker.sock"
-    monkeypatch.setattr(api, "SOCKET", str(path))
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen()
 
     def refuse() -> None:
-        near, _ = listener.accept()
+        near, _ = docker.accept()
         near.recv(10)
         said = b'{"message": "no space left on device"}'
         head = f"HTTP/1.1 500 No\r\nConnection: close\r\nContent-Length: {len(said)}\r\n\r\n"
@@ -136,4 +107,3 @@ def test_an_answer_is_read_whole_though_docker_closes_after_it(
     with pytest.raises(NodeError, match="docker load: no space left on device"):
         image_load.load(iter([b"x"]), 5, nothing, nothing, nothing)
     thread.join()
-    listener.close()

@@ -19,31 +19,35 @@ from node.image import load, verbs
 from node.image import receive as image_receive
 from node.transfer import client, spool
 from tests.unit.node.support.host import change
-from tests.unit.node.support.transfers import HERE, Ends, answer, files
+from tests.unit.node.support.transfers import HERE, Ends, Once, answer, files, flipped
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-def test_the_lowest_layer_of_all_goes_by_itself() -> None:
+LARGE = image_receive.GROUP
+
+
+@pytest.mark.parametrize(("sizes", "from_nothing", "groups"), [
+    ({0: 5, 1: 5, 2: 5}, True, [[0], [1, 2]]), ({1: 5, 2: 5}, False, [[1, 2]]), ({}, False, []),
+    # large layers are registered while the next travels
+    ({1: LARGE, 2: GIB, 3: 10, 4: LARGE, 5: 1}, False, [[1], [2], [3, 4], [5]]),
+])  # fmt: skip
+def test_the_lowest_layer_of_all_goes_by_itself(
+    sizes: dict[int, int], from_nothing: bool, groups: list[list[int]]
+) -> None:
     """Only a layer with nothing below it can be imported."""
-    sizes = {0: 5, 1: 5, 2: 5}
-    assert image_receive.load_groups(sizes, from_nothing=True) == [[0], [1, 2]]
-    assert image_receive.load_groups({1: 5, 2: 5}, from_nothing=False) == [[1, 2]]
-    assert image_receive.load_groups({}, from_nothing=False) == []
+    assert image_receive.load_groups(sizes, from_nothing) == groups
 
 
-def test_large_layers_are_registered_while_the_next_travels() -> None:
-    sizes = {1: image_receive.GROUP, 2: GIB, 3: 10, 4: image_receive.GROUP, 5: 1}
-    assert image_receive.load_groups(sizes, from_nothing=False) == [[1], [2], [3, 4], [5]]
-
-
-def test_room_is_for_all_layers_and_one_unpacked_archive() -> None:
-    sizes = {0: 4 * GIB, 1: 3 * GIB, 2: 2 * GIB}
-    assert image_receive.room_needed(sizes, from_nothing=True) == 9 * GIB + 3 * GIB
-    assert image_receive.room_needed({0: 4 * GIB}, from_nothing=True) == 4 * GIB
-    assert image_receive.room_needed({1: GIB}, from_nothing=False) == 2 * GIB
-    assert image_receive.room_needed({}, from_nothing=False) == 0
+@pytest.mark.parametrize(("sizes", "from_nothing", "room"), [
+    ({0: 4 * GIB, 1: 3 * GIB, 2: 2 * GIB}, True, 9 * GIB + 3 * GIB), ({0: 4 * GIB}, True, 4 * GIB),
+    ({1: GIB}, False, 2 * GIB), ({}, False, 0),
+])  # fmt: skip
+def test_room_is_for_all_layers_and_one_unpacked_archive(
+    sizes: dict[int, int], from_nothing: bool, room: int
+) -> None:
+    assert image_receive.room_needed(sizes, from_nothing) == room
 
 
 def test_what_keeps_layers_has_no_command_and_says_what_it_is() -> None:
@@ -57,20 +61,13 @@ def test_what_keeps_layers_has_no_command_and_says_what_it_is() -> None:
 def test_a_layer_whose_byte_flipped_on_the_wire_comes_right(ends: Ends, tmp_path: Path) -> None:
     """The blocks are checked where they come, though nobody takes a sha256 there."""
     made = files(ends.source, a_bin=12 * MIB)
-    flipped: list[int] = []
-
-    def spoil(connection: int, offset: int, data: bytes) -> bytes:
-        if offset > 6 * MIB and not flipped:
-            flipped.append(connection)
-            return data[:-1] + bytes([data[-1] ^ 1])
-        return data
-
+    spoil = Once(6 * MIB, flipped)
     path, grown = tmp_path / "layer", []
     with ends.meddled(spoil), ends.offering():
         peer = client.Peer(ends.place(), ends.key, lambda: None)
         client.fetch_without_digest(peer, 0, str(path), grown.append)
         peer.bye(None)
-    assert flipped and peer.damaged == 1
+    assert not spoil.left and peer.damaged == 1
     assert path.read_bytes() == made["a.bin"] and sum(grown) == 12 * MIB
 
 
@@ -97,9 +94,7 @@ def test_a_layer_that_docker_finds_wrong_is_dropped_and_named(tmp_path: Path) ->
         made._damaged([0, 1])
     assert caught.value.code == "not_the_same"
     assert paths[0].exists() and not paths[1].exists()
-
-
-def test_a_layer_that_is_not_all_here_is_not_called_damaged(tmp_path: Path) -> None:
+    # one that is not all here is not called damaged
     made, paths = bringing(tmp_path, {0: b"rig"}, {0: b"right"})
     made._damaged([0])
     assert paths[0].exists()
@@ -150,23 +145,19 @@ class _Giver:
 
     def fetch(self, peer: object, item: int, path: str, grown: client.Grown) -> None:
         self.fetched.append(item)
-        there = Path(path).stat().st_size if Path(path).exists() else 0
-        with Path(path).open("ab") as file:
-            file.write(self.contents[item][there:])
-        grown(len(self.contents[item]) - there)
+        grown(Path(path).write_bytes(self.contents[item]))
 
-    def bye(self, error: str | None) -> None:
-        pass
+    def bye(self, error: str | None = None) -> None:
+        """Nobody is there to hear it."""
 
-    def stop_if_gone(self) -> None:
-        pass
+    stop_if_gone = bye
 
 
 class _Store:
     """Stand-in for docker's store: takes archives, and looks at each layer as docker does."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, giver: _Giver, have: int = 0) -> None:
-        self.giver, self.have, self.archives = giver, have, list[list[str]]()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, giver: _Giver) -> None:
+        self.giver, self.have, self.archives = giver, 0, list[list[str]]()
         monkeypatch.setattr(image_receive.overlay2, "present", lambda root, ids: self.have)
         monkeypatch.setattr(load, "import_layer", self._import)
         monkeypatch.setattr(load, "load", self._load)
@@ -197,11 +188,8 @@ def test_a_layer_that_an_image_has_twice_comes_once(
     giver = _Giver([b"lowest", empty, empty, b"middle", empty, b"lowest"])
     monkeypatch.setattr(client, "fetch_without_digest", giver.fetch)
     store = _Store(monkeypatch, giver)
-    want = {
-        "id": f"sha256:{hashlib.sha256(giver.config).hexdigest()}",
-        "layers": giver.diff_ids,
-    }
-    job = image_receive.ImageReceiver({"want": want, "deadline_s": 5}, giver)  # type: ignore[arg-type]
+    want = {"id": f"sha256:{hashlib.sha256(giver.config).hexdigest()}", "layers": giver.diff_ids}
+    job = image_receive.ImageReceiver({"want": want, "deadline_s": 5}, giver)
     job.bring(str(tmp_path))
     assert giver.fetched == [0, 1, 3] and store.have == 6
     assert [len(names) for names in store.archives] == [1, 3], "each layer once in an archive"
@@ -218,11 +206,10 @@ def test_two_images_at_once_the_second_is_refused_and_its_giver_is_told(
     """The giver listens a moment later than the refusal; unheard, it would wait for 90 s."""
     files(ends.source, a_bin=10)
     monkeypatch.setenv("RIGBOOK_STATE", ends.taker.environ()["RIGBOOK_STATE"])
-    request = {k: v for k, v in ends.receive().items() if k in ("change", "from", "key")}
+    request = {"change": change(), "from": ends.place(), "key": ends.key,
+               "image": "rigbook/small:1", "want": WANT}  # fmt: skip
     with spool.TransferLock("image"):
-        taker = ends.start(
-            ends.taker, "image receive", {**request, "image": "rigbook/small:1", "want": WANT}
-        )
+        taker = ends.start(ends.taker, "image receive", request)
         with ends.offering() as giver:
             got, gave = answer(taker), answer(giver)
     assert not got["ok"] and got["code"] == "transfer_runs", got

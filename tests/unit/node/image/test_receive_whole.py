@@ -53,15 +53,8 @@ def test_a_giver_that_listens_later_still_hears_that_nothing_is_needed(
         monkeypatch.setattr(load, "remove_partial_images", lambda: None)
         monkeypatch.setattr(verbs, "_tag", lambda body: True)
         want = {"id": DIGEST, "layers": [DIGEST]}
-        got = verbs.receive(
-            {
-                "change": change(),
-                "image": "x:1",
-                "want": want,
-                "from": ends.place(),
-                "key": ends.key,
-            }
-        )
+        got = verbs.receive({"change": change(), "image": "x:1", "want": want,
+                             "from": ends.place(), "key": ends.key})  # fmt: skip
         assert got["changed"]
         gave = answer(begun[0], 60)
         assert gave["ok"] and gave["peers"][HERE]["error"] is None, gave

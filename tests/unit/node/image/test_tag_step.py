@@ -13,8 +13,7 @@ from node.image import tag_step
 
 NAME = "rigbook/small:1"
 OLD, NEW = "sha256:" + "1" * 64, "sha256:" + "2" * 64
-
-
+THIRD = "sha256:" + "3" * 64
 TAG = tag_step.TagKind("tag")
 
 
@@ -73,26 +72,16 @@ def test_what_the_tag_named_before_comes_back(store: Store) -> None:
     assert TAG.revert(step, overwrite=False) == "restored" and store.names == {NAME: OLD}
 
 
-@pytest.mark.parametrize(
-    ("now", "state", "names"),
-    [
-        (NEW, "done", {NAME: NEW, "rigbook-kept:111111111111": OLD}),
-        (OLD, "undone", {NAME: OLD}),
-    ],
-)
+@pytest.mark.parametrize(("now", "state", "names"), [
+    (NEW, "done", {NAME: NEW, "rigbook-kept:111111111111": OLD}), (OLD, "undone", {NAME: OLD}),
+    (THIRD, "unknown", {NAME: THIRD, "rigbook-kept:111111111111": OLD}),
+])  # fmt: skip
 def test_a_tag_that_a_kill_left_announced_is_looked_up(
     store: Store, now: str, state: str, names: dict[str, str]
 ) -> None:
     """Before, such a change could be neither taken up nor closed."""
     store.names = {NAME: OLD}
     (step,) = done(store)
+    store.images.add(THIRD)
     step["state"], store.names[NAME] = "intent", now
     assert kinds.recover([step]) and step["state"] == state and store.names == names
-
-
-def test_a_tag_that_a_third_one_moved_is_unknown(store: Store) -> None:
-    store.names = {NAME: OLD}
-    (step,) = done(store)
-    store.images.add("sha256:" + "3" * 64)
-    step["state"], store.names[NAME] = "intent", "sha256:" + "3" * 64
-    assert kinds.recover([step]) and step["state"] == "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import subprocess
@@ -19,6 +20,15 @@ from tests.unit.node.support.host import Host
 RUNS = platform.release()
 
 
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the program looks for the file of the candidate, also in this process."""
+    monkeypatch.setenv("RIGBOOK_CANDIDATE", str(tmp_path / "candidate.json"))
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "host" / "state"))
+    monkeypatch.setattr(candidate, "POLL_S", 0.01)
+    return tmp_path / "candidate.json"
+
+
 def write(path: Path, **changes: Any) -> None:
     """The candidate's file."""
     facts = {"format": 1, "candidate": RUNS, "pinned": "6.1.0-1", "budget_s": 86400,
@@ -26,61 +36,45 @@ def write(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(facts))
 
 
-def start(host: Host, path: Path) -> subprocess.Popen[str]:
-    """The unit's program."""
+def start(host: Host, path: Path, **changes: Any) -> subprocess.Popen[str]:
+    """The unit's program with such a file."""
+    write(path, **changes)
     return subprocess.Popen(
-        host.argv("candidate"), env={**host.environ(), "RIGBOOK_CANDIDATE": str(path)},
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        host.argv("candidate"), env=host.environ(), stdout=subprocess.PIPE, text=True
+    )
 
 
-def test_it_waits_for_the_blessing_and_ends_well(host: Host, tmp_path: Path) -> None:
-    path = tmp_path / "candidate.json"
-    write(path)
-    process = start(host, path)
-    time.sleep(1.5)
-    assert process.poll() is None
-    path.unlink()
-    said, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and f"{RUNS} is blessed" in said
-
-
-def test_after_its_budget_it_fails_so_that_systemd_reboots(host: Host, tmp_path: Path) -> None:
-    path = tmp_path / "candidate.json"
-    write(path, budget_s=1)
-    process = start(host, path)
-    said, _ = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "was not blessed within 1 s: back to 6.1.0-1" in said
-
-
-def test_on_another_kernel_it_is_over_and_says_how_to_undo(host: Host, tmp_path: Path) -> None:
-    path = tmp_path / "candidate.json"
-    write(path, candidate="6.1.0-2")
-    process = start(host, path)
-    said, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and "rignode undo 20261120T000000Z-kernel-abcd" in said
-
-
-def test_a_blessing_that_is_under_way_goes_first(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("budget_s", "under_way"), [(86400, False), (1, True)])
+def test_it_waits_for_the_blessing_also_past_its_budget_for_one_that_is_under_way(
+    host: Host, path: Path, budget_s: int, under_way: bool
 ) -> None:
-    path = tmp_path / "candidate.json"
-    write(path, budget_s=1)
-    with Lock("the deploy blesses"):
-        process = start(host, path)
+    with Lock("the deploy blesses") if under_way else contextlib.nullcontext():
+        process = start(host, path, budget_s=budget_s)
         time.sleep(1.5)
         assert process.poll() is None
         path.unlink()
     said, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and "is blessed" in said
+    assert process.returncode == 0 and f"{RUNS} is blessed" in said
+
+
+@pytest.mark.parametrize(("changes", "code", "words"), [
+    ({"budget_s": 1}, 1, "was not blessed within 1 s: back to 6.1.0-1"),
+    ({"candidate": "6.1.0-2"}, 0, "rignode undo 20261120T000000Z-kernel-abcd"),
+])  # fmt: skip
+def test_after_its_budget_it_fails_and_on_another_kernel_it_is_over(
+    host: Host, path: Path, changes: dict[str, Any], code: int, words: str
+) -> None:
+    """A failure makes systemd reboot."""
+    process = start(host, path, **changes)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == code and words in said
 
 
 @pytest.mark.parametrize("fails", [0, 2], ids=["at once", "the disk is read-only at first"])
 def test_it_sees_that_one_boot_stays_one_boot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+    path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
-    path, asked = tmp_path / "candidate.json", []
+    asked: list[str] = []
     write(path)
 
     def use_up(kernel: str) -> bool:
@@ -90,16 +84,13 @@ def test_it_sees_that_one_boot_stays_one_boot(
         path.unlink()
         return True
 
-    monkeypatch.setenv("RIGBOOK_CANDIDATE", str(path))
-    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(grub_step, "use_up", use_up)
-    monkeypatch.setattr(candidate, "POLL_S", 0.01)
     candidate.run()
     assert asked == [RUNS] * (fails + 1)
 
 
 def test_before_it_falls_back_it_tries_again_to_make_it_one_boot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -107,9 +98,7 @@ def test_before_it_falls_back_it_tries_again_to_make_it_one_boot(
         asked.append(kernel)
         raise NodeError("no GRUB", "no_grub")
 
-    write(tmp_path / "candidate.json", budget_s=1)
-    monkeypatch.setenv("RIGBOOK_CANDIDATE", str(tmp_path / "candidate.json"))
-    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    write(path, budget_s=1)
     monkeypatch.setattr(grub_step, "use_up", use_up)
     with pytest.raises(NodeError, match="was not blessed"):
         candidate.run()
@@ -117,11 +106,7 @@ def test_before_it_falls_back_it_tries_again_to_make_it_one_boot(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}'])
-def test_a_damaged_file_fails_the_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    path = tmp_path / "candidate.json"
+def test_a_damaged_file_fails_the_unit(path: Path, text: str) -> None:
     path.write_text(text)
-    monkeypatch.setenv("RIGBOOK_CANDIDATE", str(path))
     with pytest.raises(NodeError):
         candidate.run()

@@ -15,29 +15,26 @@ def _next(text: str, env: dict[str, str] | None, state: str = "ok") -> dict[str,
     return bootloader.following(grubcfg.Menu(text, env), env, state)
 
 
-@pytest.mark.parametrize(
-    ("default", "env", "kernel", "how"),
-    [
-        ("0", {}, NEW, "menu"),
-        ("1>2", {}, OLD, "menu"),
-        ("1>9", {}, NEW, "first"),
-        ("gnulinux-simple-" + UUID, {}, NEW, "menu"),
-        # the seed's way: a title
-        ("Optionen für Debian>Debian GNU/Linux, with Linux " + OLD, {}, OLD, "menu"),
-        ("Advanced options for Ubuntu>Ubuntu, with Linux " + OLD, {}, NEW, "first"),
-        ("${saved_entry}", {"saved_entry": advanced(OLD)}, OLD, "saved"),
-        ("${saved_entry}", {}, NEW, "first"),
-        ("${saved_entry}", None, NEW, "first"),
-        ("${saved_entry}", {"saved_entry": advanced("6.1.0-1-gone")}, NEW, "first"),
-        ("${saved_entry}", {"saved_entry": advanced(OLD), "next_entry": advanced(NEW)}, NEW,
-         "next_entry"),
-        ("${saved_entry}", {"saved_entry": advanced(NEW), "next_entry": "nowhere"}, NEW, "first"),
-        ("0", {"next_entry": advanced(OLD)}, OLD, "next_entry"),
-        # what 00_header does before it reads saved_entry: an older saved one is put back, later
-        ("${saved_entry}", {"saved_entry": advanced(OLD), "initrdfail": "1",
-                            "prev_entry": advanced(NEW)}, NEW, "next_entry"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("default", "env", "kernel", "how"), [
+    ("0", {}, NEW, "menu"),
+    ("1>2", {}, OLD, "menu"),
+    ("1>9", {}, NEW, "first"),
+    ("gnulinux-simple-" + UUID, {}, NEW, "menu"),
+    # the seed's way: a title
+    ("Optionen für Debian>Debian GNU/Linux, with Linux " + OLD, {}, OLD, "menu"),
+    ("Advanced options for Ubuntu>Ubuntu, with Linux " + OLD, {}, NEW, "first"),
+    ("${saved_entry}", {"saved_entry": advanced(OLD)}, OLD, "saved"),
+    ("${saved_entry}", {}, NEW, "first"),
+    ("${saved_entry}", None, NEW, "first"),
+    ("${saved_entry}", {"saved_entry": advanced("6.1.0-1-gone")}, NEW, "first"),
+    ("${saved_entry}", {"saved_entry": advanced(OLD), "next_entry": advanced(NEW)}, NEW,
+     "next_entry"),
+    ("${saved_entry}", {"saved_entry": advanced(NEW), "next_entry": "nowhere"}, NEW, "first"),
+    ("0", {"next_entry": advanced(OLD)}, OLD, "next_entry"),
+    # what 00_header does before it reads saved_entry: an older saved one is put back, later
+    ("${saved_entry}", {"saved_entry": advanced(OLD), "initrdfail": "1",
+                        "prev_entry": advanced(NEW)}, NEW, "next_entry"),
+])  # fmt: skip
 def test_the_next_boot(default: str, env: dict[str, str] | None, kernel: str, how: str) -> None:
     state = "missing" if env is None else "ok"
     found = _next(grub_cfg(BOTH, default), env, state)
@@ -62,27 +59,20 @@ def test_what_lasts_is_told_apart_from_one_boot() -> None:
     assert bootloader.lasting(menu, env, "ok", text, "/nowhere")["kernel"] == OLD
 
 
-def test_an_entry_of_a_kernel_is_its_own_and_no_recovery() -> None:
-    menu = grubcfg.Menu(grub_cfg(BOTH), {})
-    assert [path for path, _ in grubcfg.entries_of(menu.entries, NEW)] == [advanced(NEW)]
-    assert grubcfg.entries_of(menu.entries, "6.17.0-2") == []
-
-
-def test_two_entries_of_one_kernel_are_both_told() -> None:
-    text = grub_cfg([NEW, NEW])
-    assert len(grubcfg.entries_of(grubcfg.Menu(text, {}).entries, NEW)) == 2
-
-
-def test_a_translated_menu_has_the_same_ids() -> None:
-    menu = grubcfg.Menu(grub_cfg(BOTH, said="Debian GNU/Linux, mit"), {})
-    assert [path for path, _ in grubcfg.entries_of(menu.entries, OLD)] == [advanced(OLD)]
+@pytest.mark.parametrize(("text", "kernel", "paths"), [
+    (grub_cfg(BOTH), NEW, [advanced(NEW)]), (grub_cfg(BOTH), "6.17.0-2", []),
+    (grub_cfg([NEW, NEW]), NEW, [advanced(NEW)] * 2),
+    (grub_cfg(BOTH, said="Debian GNU/Linux, mit"), OLD, [advanced(OLD)]),
+], ids=["no recovery", "none", "two are both told", "translated"])  # fmt: skip
+def test_the_entries_of_a_kernel(text: str, kernel: str, paths: list[str]) -> None:
+    menu = grubcfg.Menu(text, {})
+    assert [path for path, _ in grubcfg.entries_of(menu.entries, kernel)] == paths
 
 
 def test_a_default_under_a_condition_of_grub_itself_is_unknown() -> None:
     text = grub_cfg(BOTH) + 'if keystatus --shift; then\n set default="1>2"\nfi\n'
     found = _next(text, {"saved_entry": advanced(OLD)})
-    assert found["kernel"] is None
-    assert found["how"] == "unknown"
+    assert (found["kernel"], found["how"]) == (None, "unknown")
 
 
 def test_custom_cfg_counts() -> None:
@@ -92,25 +82,15 @@ def test_custom_cfg_counts() -> None:
 
 def test_entries_with_quotes_and_braces_in_their_titles() -> None:
     text = "menuentry 'It'\\''s {one}; # no comment' --id \"a\\\"b\" { linux /vmlinuz-1.2.3 x }\n"
-    menu = grubcfg.Menu(text, {})
-    assert menu.entries[0]["title"] == "It's {one}; # no comment"
-    assert menu.entries[0]["id"] == 'a"b'
-    assert menu.entries[0]["kernel"] == "1.2.3"
+    (entry,) = grubcfg.Menu(text, {}).entries
+    assert (entry["title"], entry["id"]) == ("It's {one}; # no comment", 'a"b')
+    assert entry["kernel"] == "1.2.3"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "set default=0\n",
-        grub_cfg(BOTH)[:-1200],
-        grub_cfg(BOTH) + "}\n",
-        grub_cfg(BOTH) + "menuentry 'never ends\n",
-        grub_cfg(BOTH) + "if [ 1 ]; then\n",
-        "\0" * 4096,
-    ],
-    ids=["empty", "no-entry", "cut", "closed-twice", "quote", "if", "zeros"],
-)
+@pytest.mark.parametrize("text", [
+    "", "set default=0\n", grub_cfg(BOTH)[:-1200], grub_cfg(BOTH) + "}\n",
+    grub_cfg(BOTH) + "menuentry 'never ends\n", grub_cfg(BOTH) + "if [ 1 ]; then\n", "\0" * 4096,
+], ids=["empty", "no-entry", "cut", "closed-twice", "quote", "if", "zeros"])  # fmt: skip
 def test_a_malformed_file_is_said_to_be_one(text: str) -> None:
     with pytest.raises(grubcfg.Malformed):
         grubcfg.Menu(text, {})
@@ -129,8 +109,7 @@ def test_every_cut_of_a_file_is_malformed_or_says_where_it_leads() -> None:
 
 def test_the_environment_block_is_read_and_written_as_grub_does() -> None:
     raw = grubenv.render({"saved_entry": advanced(OLD), "odd": "back\\slash"})
-    assert len(raw) == 1024
-    assert raw.startswith(b"# GRUB Environment Block\n")
+    assert len(raw) == 1024 and raw.startswith(b"# GRUB Environment Block\n")
     assert grubenv.parse(raw) == {"saved_entry": advanced(OLD), "odd": "back\\slash"}
 
 

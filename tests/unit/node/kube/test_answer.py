@@ -79,19 +79,16 @@ def test_through_the_service_and_inside_the_pod(cluster: Host) -> None:
         inside = ask(cluster, port=port_of(server))
     assert (through["answered"], through["where"]) == (True, server.url)
     assert (inside["answered"], inside["where"]) == (True, f"{server.url} in new")
-    assert [body["model"] for body in server.got] == ["qwen", "qwen"]
     assert server.got[0] == server.got[1] and server.got[0]["messages"]
+    assert server.got[0]["model"] == "qwen"
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "final", "said"),
-    [
-        (500, {"detail": "dflash daemon has exited unexpectedly"}, True, "HTTP 500: "),
-        (503, b"loading", False, "HTTP 503: loading"),
-        (200, completion(""), True, "the completion is empty"),
-        (200, b"<html>", True, "HTTP 200 without a completion"),
-    ],
-)
+@pytest.mark.parametrize(("status", "body", "final", "said"), [
+    (500, {"detail": "dflash daemon has exited unexpectedly"}, True, "HTTP 500: "),
+    (503, b"loading", False, "HTTP 503: loading"),
+    (200, completion(""), True, "the completion is empty"),
+    (200, b"<html>", True, "HTTP 200 without a completion"),
+])  # fmt: skip
 def test_both_ways_judge_alike(
     cluster: Host, status: int, body: object, final: bool, said: str
 ) -> None:
@@ -116,28 +113,17 @@ def test_nothing_listens_no_python_no_pod(cluster: Host) -> None:
     assert ask(cluster, port=port)["detail"] == "no pod of it runs"
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({}, "bad_request"),
-        ({"port": 0}, "bad_request"),
-        ({"service": "a;b"}, "bad_request"),
-        ({"service": "lucebox"}, "no_cluster"),
-        ({"port": 1, "deployment": "-x"}, "bad_request"),
-    ],
-)
-def test_what_cannot_be_asked(cluster: Host, changes: dict[str, Any], code: str) -> None:
+@pytest.mark.parametrize(("changes", "code", "said"), [
+    ({}, "bad_request", ""), ({"port": 0}, "bad_request", ""),
+    ({"service": "a;b"}, "bad_request", ""), ({"service": "lucebox"}, "no_cluster", ""),
+    ({"port": 1, "deployment": "-x"}, "bad_request", ""),
+    ({"service": "None", "ports": (80,)}, "no_service", "has no address of its own"),
+    ({"service": "10.0.0.1", "ports": (80, 81)}, "no_service", "has the ports 80, 81"),
+])  # fmt: skip
+def test_what_cannot_be_asked(cluster: Host, changes: dict[str, Any], code: str, said: str) -> None:
+    """A row with `ports` has a Service of that address, which does not say where to ask."""
+    if ports := changes.get("ports"):
+        service(cluster, changes["service"], *ports)
+        changes = {"service": "lucebox"}
     answer = ask(cluster, **changes)
-    assert (answer["ok"], answer["code"]) == (False, code), answer
-
-
-@pytest.mark.parametrize(
-    ("address", "ports", "said"),
-    [("None", (80,), "has no address of its own"), ("10.0.0.1", (80, 81), "has the ports 80, 81")],
-)
-def test_a_service_that_does_not_say_where(
-    cluster: Host, address: str, ports: tuple[int, ...], said: str
-) -> None:
-    service(cluster, address, *ports)
-    answer = ask(cluster, service="lucebox")
-    assert answer["code"] == "no_service" and said in answer["error"]
+    assert (answer["ok"], answer["code"]) == (False, code) and said in answer["error"], answer

@@ -70,10 +70,15 @@ def cluster(host: Host) -> Host:
     return host
 
 
+def spec_of(host: Host) -> dict[str, Any]:
+    """What the Deployment asks for now."""
+    found: dict[str, Any] = json.loads((host.bin / "deployment.json").read_text())["spec"]
+    return found
+
+
 def env(host: Host) -> dict[str, str]:
     """The variables of the Deployment now."""
-    document = json.loads((host.bin / "deployment.json").read_text())
-    box = document["spec"]["template"]["spec"]["containers"][0]
+    box = spec_of(host)["template"]["spec"]["containers"][0]
     return {row["name"]: row["value"] for row in box["env"]}
 
 
@@ -95,27 +100,16 @@ def state_of(host: Host) -> list[str]:
             for row in json.loads(Path(path).read_text())["steps"]]  # fmt: skip
 
 
-def test_set_again_and_undone(cluster: Host) -> None:
-    assert cluster.call("apply", apply_request(step()))["changed"] is True
-    assert env(cluster) == {NAME: "24000m"} and state_of(cluster) == ["done"]
-    again = apply_request(step(version="8"))
+@pytest.mark.parametrize("values", [{NAME: "24000m"}, {"NEW": "x y"}])
+def test_set_again_and_undone(cluster: Host, values: dict[str, str]) -> None:
+    """Also a variable that was not there: it goes again."""
+    assert cluster.call("apply", apply_request(step(set=values)))["changed"] is True
+    assert env(cluster) == {NAME: "23000m", **values} and state_of(cluster) == ["done"]
+    again = apply_request(step(set=values, version="8"))
     assert cluster.call("apply", again)["changed"] is False
     assert cluster.call("undo")["status"] == "ROLLED_BACK"
     assert env(cluster) == {NAME: "23000m"}
     assert cluster.call("undo")["changed"] is False
-
-
-def test_a_variable_that_was_not_there_goes_again(cluster: Host) -> None:
-    cluster.call("apply", apply_request(step(set={"NEW": "x y"})))
-    assert env(cluster)["NEW"] == "x y"
-    cluster.call("undo")
-    assert env(cluster) == {NAME: "23000m"}
-
-
-def replicas(host: Host) -> int:
-    """How many pods the Deployment is to have."""
-    document = json.loads((host.bin / "deployment.json").read_text())
-    return int(document["spec"]["replicas"])
 
 
 def start() -> dict[str, object]:
@@ -125,18 +119,10 @@ def start() -> dict[str, object]:
 
 def test_a_stopped_deployment_is_started_and_stopped_again_by_undo(cluster: Host) -> None:
     cluster.call("apply", apply_request(start()))
-    assert replicas(cluster) == 1 and env(cluster) == {NAME: "23000m"}
+    assert spec_of(cluster)["replicas"] == 1 and env(cluster) == {NAME: "23000m"}
     again = apply_request({**start(), "resource_version": "8"})
     assert cluster.call("apply", again)["changed"] is False
-    assert cluster.call("undo")["status"] == "ROLLED_BACK" and replicas(cluster) == 0
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_start_that_is_killed_is_undone_by_what_the_cluster_has(cluster: Host, when: str) -> None:
-    fault(cluster, when)
-    cluster.run(cluster.argv("apply"), json.dumps(apply_request(start())))
-    fault(cluster, "")
-    assert cluster.call("undo")["status"] == "ROLLED_BACK" and replicas(cluster) == 0
+    assert cluster.call("undo")["status"] == "ROLLED_BACK" and spec_of(cluster)["replicas"] == 0
 
 
 def test_a_container_without_a_volume_keeps_its_shared_cache_to_itself(cluster: Host) -> None:
@@ -145,36 +131,44 @@ def test_a_container_without_a_volume_keeps_its_shared_cache_to_itself(cluster: 
     assert answer["steps"][0]["cache"] == said
 
 
-@pytest.mark.parametrize(("when", "now"), [("before", "23000m"), ("after", "24000m")])
+def killed(host: Host, when: str, request: dict[str, object]) -> None:
+    """An apply that is killed before or after its patch; from then on nothing goes wrong."""
+    fault(host, when)
+    assert host.run(host.argv("apply"), json.dumps(request)).returncode == -9
+    fault(host, "")
+
+
+@pytest.mark.parametrize(("when", "value", "replicas"), [("before", "23000m", 0),
+                                                         ("after", "24000m", 1)])  # fmt: skip
 def test_killed_at_the_patch_the_next_run_knows_what_became_of_it(
-    cluster: Host, when: str, now: str
+    cluster: Host, when: str, value: str, replicas: int
 ) -> None:
-    """P4: announced before, settled by what the cluster has."""
-    fault(cluster, when)
-    done = cluster.run(cluster.argv("apply"), json.dumps(apply_request(step())))
-    assert done.returncode == -9 and env(cluster) == {NAME: now}
-    assert state_of(cluster) == ["intent"]
-    fault(cluster, "")
+    """P4: announced before, settled by what the cluster has, be it a value or a start."""
+    killed(cluster, when, apply_request(step()))
+    assert env(cluster) == {NAME: value} and state_of(cluster) == ["intent"]
     assert cluster.call("undo")["status"] == "ROLLED_BACK"
     assert env(cluster) == {NAME: "23000m"} and state_of(cluster) == ["undone"]
+    version = json.loads((cluster.bin / "deployment.json").read_text())["metadata"]
+    started = {**start(), "resource_version": version["resourceVersion"]}
+    killed(cluster, when, apply_request(started, name="change-2"))
+    assert spec_of(cluster)["replicas"] == replicas
+    assert cluster.call("undo")["status"] == "ROLLED_BACK" and spec_of(cluster)["replicas"] == 0
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_at_the_patch_the_same_apply_gets_through(cluster: Host, when: str) -> None:
-    fault(cluster, when)
-    cluster.run(cluster.argv("apply"), json.dumps(apply_request(step())))
-    fault(cluster, "")
-    version = "8" if when == "after" else "7"
+@pytest.mark.parametrize(("when", "version"), [("before", "7"), ("after", "8")])
+def test_killed_at_the_patch_the_same_apply_gets_through(
+    cluster: Host, when: str, version: str
+) -> None:
+    killed(cluster, when, apply_request(step()))
     cluster.call("apply", apply_request(step(version=version)))
     assert env(cluster) == {NAME: "24000m"}
     closed = cluster.call("close", {"change": "change-1", "status": "COMMITTED"})
     assert closed["change"]["status"] == "COMMITTED"
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "code"),
-    [("forbidden", "7", "forbidden"), ("", "6", "conflict"), ("webhook", "7", "not_patched")],
-)
+@pytest.mark.parametrize(("name", "version", "code"), [
+    ("forbidden", "7", "forbidden"), ("", "6", "conflict"), ("webhook", "7", "not_patched"),
+])  # fmt: skip
 def test_what_the_server_refuses_leaves_no_change(
     cluster: Host, name: str, version: str, code: str
 ) -> None:
@@ -191,12 +185,11 @@ def test_dry_asks_the_server_and_changes_nothing(cluster: Host) -> None:
     assert env(cluster) == {NAME: "23000m"}
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [{"deployment": "-x"}, {"namespace": "a b"}, {"set": {}}, {"set": {"A B": "x"}},
-     {"set": {"A": "x\ny"}}, {"kubectl": "rm"}, {"kubeconfig": "relative"}, {"more": 1},
-     {"replicas": 1}, {"clear_cache": "yes"}],
-)  # fmt: skip
+@pytest.mark.parametrize("bad", [
+    {"deployment": "-x"}, {"namespace": "a b"}, {"set": {}}, {"set": {"A B": "x"}},
+    {"set": {"A": "x\ny"}}, {"kubectl": "rm"}, {"kubeconfig": "relative"}, {"more": 1},
+    {"replicas": 1}, {"clear_cache": "yes"},
+])  # fmt: skip
 def test_bad_steps_are_refused(cluster: Host, bad: dict[str, object]) -> None:
     answer = cluster.call("apply", apply_request(step(**bad)))
     assert answer["code"] == "bad_request" and env(cluster) == {NAME: "23000m"}

@@ -109,13 +109,10 @@ def test_what_is_no_cache_of_hami_is_left(cache: Path) -> None:
     assert others.exists()
 
 
-@pytest.mark.parametrize(
-    ("volume", "why"),
-    [
-        ({"emptyDir": {}}, "it goes with the pod"),
-        ({"persistentVolumeClaim": {"claimName": "x"}}, "which is not looked into"),
-    ],
-)
+@pytest.mark.parametrize(("volume", "why"), [
+    ({"emptyDir": {}}, "it goes with the pod"),
+    ({"persistentVolumeClaim": {"claimName": "x"}}, "which is not looked into"),
+])  # fmt: skip
 def test_other_volumes_are_told(cache: Path, volume: dict[str, Any], why: str) -> None:
     assert why in hami_cache.clear(*deployment(cache.parent, **volume)) and cache.exists()
 

@@ -28,10 +28,7 @@ echo "	Wake-on: $(cat "$here/letters")"
 @pytest.fixture
 def card(host: Host) -> Path:
     """A host with a card whose Wake-on-LAN is off; the folder of the stand-in."""
-    host.bin.mkdir(exist_ok=True)
-    program = host.bin / "ethtool"
-    program.write_text(ETHTOOL)
-    program.chmod(0o755)
+    host.double("ethtool", ETHTOOL)
     (host.bin / "letters").write_text("d")
     return host.bin
 
@@ -66,14 +63,10 @@ def test_a_later_edit_is_left(host: Host, card: Path) -> None:
     assert letters(card) == "ug"
 
 
-@pytest.mark.parametrize(
-    ("flag", "words"),
-    [
-        ("refuses", "Operation not supported"),
-        ("deaf", "afterwards ethtool says d"),
-        ("none", "has no Wake-on-LAN"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "words"), [
+    ("refuses", "Operation not supported"), ("deaf", "afterwards ethtool says d"),
+    ("none", "has no Wake-on-LAN"),
+])  # fmt: skip
 def test_what_does_not_work_changes_nothing(host: Host, card: Path, flag: str, words: str) -> None:
     (card / flag).touch()
     answer = apply(host)

@@ -133,7 +133,13 @@ def test_parents(
 
 
 def test_another_users_process_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A oneshot unit with KillMode=process leaves it to its user; our own engine's user is ours."""
     assert "another user" in judge(monkeypatch, "/", uid=4321)[2]
+    theirs = judge(monkeypatch, "/system.slice/alice.service",
+                   units={"alice.service": "inactive"}, uid=4321)  # fmt: skip
+    assert theirs[0] is False and "another user's (uid 4321)" in theirs[2]
+    ours = judge(monkeypatch, f"/system.slice/{UNIT}", units={UNIT: "inactive"}, uid=4321)
+    assert ours[0] is True
     monkeypatch.setattr(ownership, "_allowed_uids", lambda: {0, 4321})
     assert judge(monkeypatch, "/", uid=4321)[0] is True
 
@@ -143,21 +149,9 @@ def test_another_users_process_is_spared(monkeypatch: pytest.MonkeyPatch) -> Non
     (("/opt/vllm/bin/vllm", "serve"), True),
     (("python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"), True),
     (("python3", "-m", "vllm.entrypoints.cli.main", "serve", "m"), True),
-    (("python3", "/opt/vllm/bin/vllm", "bench", "serve"), False),
-    (("vllm", "chat"), False),
-    (("bash", "-c", "vllm serve /m"), False),
-    (("docker", "run", "image", "vllm", "serve"), False),
-    (("vim", "/opt/vllm/bin/vllm"), False),
-    (("VLLM::EngineCore",), False),
+    (("python3", "/opt/vllm/bin/vllm", "bench", "serve"), False), (("vllm", "chat"), False),
+    (("bash", "-c", "vllm serve /m"), False), (("docker", "run", "image", "vllm", "serve"), False),
+    (("vim", "/opt/vllm/bin/vllm"), False), (("VLLM::EngineCore",), False),
 ])  # fmt: skip
 def test_what_serves_a_model(argv: tuple[str, ...], wanted: bool) -> None:
     assert is_server(argv) is wanted
-
-
-def test_another_users_engine_outlives_its_unit_unharmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A oneshot unit with KillMode=process leaves it to its user; our own engine's user is ours."""
-    theirs = judge(monkeypatch, "/system.slice/alice.service",
-                   units={"alice.service": "inactive"}, uid=1001)  # fmt: skip
-    assert theirs[0] is False and "another user's (uid 1001)" in theirs[2]
-    ours = judge(monkeypatch, f"/system.slice/{UNIT}", units={UNIT: "inactive"}, uid=1001)
-    assert ours[0] is True

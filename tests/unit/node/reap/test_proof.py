@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from node.reap import proof
-from tests.unit.node.reap.test_reap import pids
-from tests.unit.node.support.reap_world import PORT, TITLE, UNIT, World, reap_request
+from tests.unit.node.support.reap_world import PORT, TITLE, World, pids, reap_request
 
 CHANGED = """
 import json, sys
@@ -46,45 +45,39 @@ def test_a_pid_that_was_given_to_another_process_is_not_signalled(world: World) 
 
 def test_one_that_no_signal_ends_needs_a_reboot(world: World) -> None:
     pid = world.launch("--port", str(PORT))
-    (world.bin / "units" / f"{UNIT}.active").write_text("active\n")
+    world.unit("active")
     answer = world.code(UNKILLABLE, reap_request(hold=True, term_s=0, settle_s=1))
     assert (answer["verdict"], answer["ended"][0]["how"]) == ("needs_reboot", "alive")
     assert f"pid {pid} {TITLE} outlived SIGKILL: state S, waits in" in answer["evidence"]
     assert f"port {PORT} is held by" in answer["evidence"]
     # it could not start: it stays stopped, and nothing holds it
     assert answer["unit"]["restored"].endswith("ran before and is left stopped")
-    assert (world.bin / "units" / f"{UNIT}.active").read_text() == "inactive\n"
+    assert world.unit() == "inactive"
     assert world.sh("find /run/systemd/system -type f") == ""
     world.call("undo")
-    assert (world.bin / "units" / f"{UNIT}.active").read_text() == "active\n"
+    assert world.unit() == "active"
 
 
 def test_vram_that_nobody_holds_needs_a_reboot(world: World) -> None:
     pid = world.launch()
     world.gpu(15616, pid)
-    answer = world.call("reap", reap_request(vram_free_mib=140000, settle_s=1))
+    answer = world.reap(vram_free_mib=140000, settle_s=1)
     assert answer["verdict"] == "needs_reboot" and not world.lives(pid)
     assert "GPU 0 has 128155 of 143771 MiB free, 140000 wanted" in answer["evidence"]
     assert "the driver lists: no process" in answer["evidence"]
     world.gpu(616)
-    answer = world.call("reap", reap_request(vram_free_mib=140000, settle_s=1))
+    answer = world.reap(vram_free_mib=140000, settle_s=1)
     assert answer["verdict"] == "nothing"
 
 
-def test_vram_of_an_engine_that_lives_asks_for_no_reboot(world: World) -> None:
+@pytest.mark.parametrize(("live_holds", "verdict"), [(True, "clean"), (False, "needs_reboot")])
+def test_vram_beside_an_engine_that_lives(world: World, live_holds: bool, verdict: str) -> None:
+    """What is missing may be its own; where it is not on the card, nobody holds it."""
     orphan, live = world.launch(), world.launch(stay=True)
-    world.gpu(30616, orphan, live)
-    answer = world.call("reap", reap_request(vram_free_mib=140000, settle_s=0))
-    assert (answer["verdict"], pids(answer["ended"])) == ("clean", [orphan])
-    assert f"the driver lists: pid {live}" in answer["evidence"] and world.lives(live)
-
-
-def test_vram_that_nobody_holds_needs_a_reboot_beside_an_engine_that_lives(world: World) -> None:
-    """That engine is not on the card: what is missing there is not its own."""
-    orphan, live = world.launch(), world.launch(stay=True)
-    world.gpu(15616, orphan)
-    answer = world.call("reap", reap_request(vram_free_mib=140000, settle_s=0))
-    assert (answer["verdict"], pids(answer["ended"])) == ("needs_reboot", [orphan])
+    world.gpu(*((30616, orphan, live) if live_holds else (15616, orphan)))
+    answer = world.reap(vram_free_mib=140000, settle_s=0)
+    assert (answer["verdict"], pids(answer["ended"])) == (verdict, [orphan])
+    assert (f"the driver lists: pid {live}" in answer["evidence"]) is live_holds
     assert pids(answer["spared"]) == [live] and world.lives(live)
 
 
@@ -101,5 +94,5 @@ def test_segments_that_nobody_maps_count_as_memory(
 
 def test_memory_that_does_not_come_back_needs_a_reboot(world: World) -> None:
     world.launch()
-    answer = world.call("reap", reap_request(memory_available_bytes=1 << 49, settle_s=0))
+    answer = world.reap(memory_available_bytes=1 << 49, settle_s=0)
     assert answer["verdict"] == "needs_reboot" and "MemAvailable is" in answer["evidence"]

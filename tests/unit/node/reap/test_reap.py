@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import Any
 
 import pytest
 
 from tests.unit.node.cli.test_pythons import FOUND
 from tests.unit.node.support.host import change
-from tests.unit.node.support.reap_world import PORT, STAND_IN, TITLE, UNIT, World, reap_request
-
-
-def pids(rows: list[dict[str, Any]]) -> list[int]:
-    """The pids of ended or spared rows."""
-    return [row["pid"] for row in rows]
+from tests.unit.node.support.reap_world import PORT, STAND_IN, TITLE, World, pids, reap_request
 
 
 def test_an_orphan_is_ended_its_port_freed_and_its_segment_removed(world: World) -> None:
     pid = world.launch("--port", str(PORT), "--segment", "psm_0123abcd")
-    dry = world.call("reap", reap_request(dry=True))
+    dry = world.reap(dry=True)
     assert (dry["verdict"], pids(dry["ended"])) == ("orphans", [pid])
     assert dry["ports"][0]["pids"] == [pid] and world.lives(pid)
     why = dry["ended"][0]["why"]
     assert f"title {TITLE}" in why and "maps /dev/shm/psm_*" in why and f"port {PORT}" in why
     assert "its parent is gone" in why and not (world.state / "journal").exists()
-    answer = world.call("reap", reap_request())
+    answer = world.reap()
     assert (answer["verdict"], answer["ended"][0]["how"]) == ("clean", "TERM")
     assert not world.lives(pid) and not world.listens()
     assert answer["ports"] == [{"port": PORT, "pids": [], "held_by": None}]
     shm = world.call("shm", {"change": change(), "min_age_s": 0})
     assert [row["name"] for row in shm["removed"]] == ["psm_0123abcd"]
     assert world.sh("ls /dev/shm") == ""
-    again = world.call("reap", reap_request())
+    again = world.reap()
     assert (again["verdict"], again["ended"]) == ("nothing", [])
     journal = world.call("journal", {"change": "change-1"})["change"]
-    assert [(row["op"], row["state"]) for row in journal["steps"]] == [
-        ("reap", "done"), ("shm", "done"),
-    ]  # fmt: skip
+    steps = [(row["op"], row["state"]) for row in journal["steps"]]
+    assert steps == [("reap", "done"), ("shm", "done")]
     known = journal["steps"][0]["identities"][0]
     assert (known["pid"], known["uid"], known["argv0"]) == (pid, 0, TITLE)
     undone = world.call("undo")
@@ -49,21 +42,20 @@ def test_an_orphan_is_ended_its_port_freed_and_its_segment_removed(world: World)
 def test_under_every_python(world: World, version: str) -> None:
     pid = world.launch("--segment", "psm_0123abcd")
     world.python = FOUND[version]
-    assert pids(world.call("reap", reap_request())["ended"]) == [pid]
+    assert pids(world.reap()["ended"]) == [pid]
     assert world.call("shm", {"min_age_s": 0})["freed_bytes"] == 4096
     assert world.call("caches", {"need_free_bytes": 1 << 49, "dry": True})["ok"]
 
 
 def test_an_engine_whose_parent_lives_is_spared_and_named(world: World) -> None:
     pid = world.launch("--port", "8000", stay=True)
-    answer = world.call("reap", reap_request())
+    answer = world.reap()
     assert (answer["verdict"], answer["ended"], world.lives(pid)) == ("nothing", [], True)
     (row,) = answer["spared"]
     assert row["pid"] == pid and "its parent pid" in row["why"] and "lives" in row["why"]
-    refused = world.call("reap", reap_request(ports=[8000]))
-    assert (
-        refused["verdict"] == "refused" and f"port 8000 is held by pid {pid}" in refused["evidence"]
-    )
+    refused = world.reap(ports=[8000])
+    assert refused["verdict"] == "refused"
+    assert f"port 8000 is held by pid {pid}" in refused["evidence"]
 
 
 def test_a_server_of_a_shell_that_lives_is_spared_its_lost_worker_is_not(world: World) -> None:
@@ -76,7 +68,7 @@ def test_a_server_of_a_shell_that_lives_is_spared_its_lost_worker_is_not(world: 
     world.until(ready.exists)
     pid = int(ready.read_text())
     worker = world.launch()
-    answer = world.call("reap", reap_request())
+    answer = world.reap()
     assert pids(answer["ended"]) == [worker] and world.lives(pid)
     assert "the shell that started it lives" in answer["spared"][0]["why"]
 
@@ -88,7 +80,7 @@ def test_a_shell_that_only_mentions_the_engine_is_no_candidate(world: World) -> 
     script.write_text("import sys, time; time.sleep(600)")
     subprocess.run(world.enter(["setsid", "-f", "python3", str(script), TITLE]), check=True)
     orphan = world.launch()
-    answer = world.call("reap", reap_request())
+    answer = world.reap()
     assert pids(answer["ended"]) == [orphan] and answer["spared"] == []
     left = world.sh("pgrep -cf '[V]LLM::Worker'")
     assert left == "2", "the shell and the script live on"
@@ -101,10 +93,8 @@ def test_own_ancestors_are_spared(world: World) -> None:
     inner = world.file("inner.sh", f"{call} < {request}\n:\n")
     outer = world.file("outer.sh", f"(exec -a {TITLE} bash {inner})\n:\n")
     line = f"exec -a {TITLE} bash {outer}"
-    done = subprocess.run(
-        world.enter(["setsid", "bash", "-c", line]), env=world.environ(), capture_output=True,
-        text=True,
-    )  # fmt: skip
+    done = subprocess.run(world.enter(["setsid", "bash", "-c", line]), env=world.environ(),
+                          capture_output=True, text=True)  # fmt: skip
     answer = json.loads(done.stdout)
     assert answer["ended"] == [] and len(answer["spared"]) == 2, done
     assert all("own ancestors" in row["why"] for row in answer["spared"])
@@ -113,13 +103,13 @@ def test_own_ancestors_are_spared(world: World) -> None:
 def test_a_name_that_the_kernel_cut_is_a_sign(world: World) -> None:
     pid = world.launch("--comm", "VLLM::EngineCore_DP0", title="python3")
     assert world.sh(f"cat /proc/{pid}/comm") == "VLLM::EngineCor"
-    assert pids(world.call("reap", reap_request())["ended"]) == [pid]
+    assert pids(world.reap()["ended"]) == [pid]
 
 
 def test_signs_that_any_program_may_have_are_not_enough(world: World) -> None:
     pid = world.launch("--segment", "psm_0000ff00", title="python3")
     world.gpu(15000, pid)
-    answer = world.call("reap", reap_request())
+    answer = world.reap()
     assert (answer["verdict"], world.lives(pid)) == ("nothing", True)
     assert "not proven to be an engine" in answer["spared"][0]["why"]
     assert "computes on a GPU; maps /dev/shm/psm_*" in answer["spared"][0]["why"]
@@ -128,8 +118,8 @@ def test_signs_that_any_program_may_have_are_not_enough(world: World) -> None:
 def test_a_foreign_process_on_the_port_refuses_and_ends_nothing(world: World) -> None:
     orphan = world.launch()
     foreign = world.launch("--port", str(PORT), title="python3")
-    (world.bin / "units" / f"{UNIT}.active").write_text("active\n")
-    answer = world.call("reap", reap_request(hold=True))
+    world.unit("active")
+    answer = world.reap(hold=True)
     assert (answer["verdict"], answer["ended"]) == ("refused", [])
     assert f"port {PORT} is held by pid {foreign}" in answer["evidence"]
     assert world.lives(orphan) and world.lives(foreign)
@@ -138,7 +128,7 @@ def test_a_foreign_process_on_the_port_refuses_and_ends_nothing(world: World) ->
 
 def test_one_that_ignores_term_is_killed_after_its_time(world: World) -> None:
     pid = world.launch("--ignore-term")
-    answer = world.call("reap", reap_request(term_s=1))
+    answer = world.reap(term_s=1)
     assert (answer["verdict"], answer["ended"][0]["how"]) == ("clean", "KILL")
     assert not world.lives(pid) and 1 <= answer["took_s"] < 3
 
@@ -147,10 +137,10 @@ def test_another_users_process_is_spared(world: World) -> None:
     world.sh("mkdir -m 777 /run/theirs")
     world.sh(f"cp {STAND_IN} /run/theirs/program.py")
     pid = int(world.code(AS_NOBODY, {})["pid"])
-    answer = world.call("reap", reap_request())
+    answer = world.reap()
     assert answer["ended"] == [] and "another user (uid 65534)" in answer["spared"][0]["why"]
     world.env["SUDO_UID"] = "65534"
-    assert pids(world.call("reap", reap_request())["ended"]) == [pid]
+    assert pids(world.reap()["ended"]) == [pid]
 
 
 AS_NOBODY = f"""
@@ -171,24 +161,20 @@ print(json.dumps({{"pid": open(ready).read()}}))
 @pytest.mark.parametrize(("more", "words"), [
     ({"hold": True, "change": None}, "hold needs a change"),
     ({"vram_free_mib": 10}, "there is no nvidia-smi here"),
-    ({"ports": ["8000"]}, "ports[0] is not a number"),
-    ({"ports": [0]}, "ports[0] is not a number"),
-    ({"unit": "-x.service"}, "unit name"),
-    ({"pattern": "VLLM"}, "unknown key 'pattern'"),
+    ({"ports": ["8000"]}, "ports[0] is not a number"), ({"ports": [0]}, "ports[0] is not a number"),
+    ({"unit": "-x.service"}, "unit name"), ({"pattern": "VLLM"}, "unknown key 'pattern'"),
 ])  # fmt: skip
 def test_bad_requests(world: World, more: dict[str, object], words: str) -> None:
-    answer = world.call("reap", reap_request(**more))
+    answer = world.reap(**more)
     assert answer["code"] == "bad_request" and words in answer["error"]
 
 
 def test_a_second_reap_at_once_is_refused(world: World) -> None:
     pid = world.launch("--ignore-term")
-    first = subprocess.Popen(
-        world.argv("reap", json.dumps(reap_request(term_s=60))), env=world.environ(),
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    first = subprocess.Popen(world.argv("reap", json.dumps(reap_request(term_s=60))),
+                             env=world.environ(), stdout=subprocess.PIPE, text=True)  # fmt: skip
     world.until(lambda: world.call("lock")["held"])
-    second = world.call("reap", reap_request())
+    second = world.reap()
     assert second["code"] == "locked" and "(reap serve by tester@here" in second["error"]
     world.sh(f"kill -KILL {pid}")  # the first waits for it until now, on a busy machine, too
     answer = json.loads(first.communicate(timeout=60)[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tests.unit.node.support import strace
 from tests.unit.node.support.host import change
@@ -18,7 +17,7 @@ def reset(world: World) -> int:
     for path in sorted(world.state.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     units = world.bin / "units"
-    (units / f"{UNIT}.active").write_text("active\n")
+    world.unit("active")
     (units / f"{UNIT}.enabled").write_text("enabled\n")
     (units / "log").write_text("")
     world.sh("rm -rf /run/systemd/system/*")
@@ -31,16 +30,8 @@ def reset(world: World) -> int:
 
 def states(world: World) -> tuple[str, str, bool]:
     """Active state, enabled state, and whether the hold is there."""
-    units = world.bin / "units"
-    read = [(units / f"{UNIT}.{what}").read_text().strip() for what in ("active", "enabled")]
-    return read[0], read[1], world.sh(f"ls {HOLD}") != ""
-
-
-def steps(world: World) -> list[dict[str, Any]]:
-    """The steps of the change."""
-    answer = world.call("journal", {"change": "change-1"})
-    found: list[dict[str, Any]] = answer["change"]["steps"]
-    return found
+    enabled = (world.bin / "units" / f"{UNIT}.enabled").read_text().strip()
+    return world.unit(), enabled, world.sh(f"ls {HOLD}") != ""
 
 
 REQUEST = reap_request(hold=True, term_s=1, settle_s=2)
@@ -71,7 +62,7 @@ def test_the_unit_is_held_while_orphans_are_ended_and_given_back(world: World) -
 
 def test_a_unit_that_did_not_run_is_not_started(world: World) -> None:
     reset(world)
-    (world.bin / "units" / f"{UNIT}.active").write_text("inactive\n")
+    world.unit("inactive")
     assert world.call("reap", REQUEST)["verdict"] == "clean"
     assert states(world) == ("inactive", "enabled", False)
 
@@ -108,7 +99,8 @@ def test_killed_at_each_write_of_the_journal_the_next_run_finishes(
         assert states(world) == ("active", "enabled", False), (point, answer["unit"])
         assert not world.lives(pid) and not world.listens(), point
         if answer["change"]:
-            assert {row["state"] for row in steps(world)} <= {"done", "undone"}, point
+            steps = world.call("journal", {"change": "change-1"})["change"]["steps"]
+            assert {row["state"] for row in steps} <= {"done", "undone"}, point
             closed = world.call("close", {"change": "change-1", "status": "COMMITTED"})
             assert closed["ok"], (point, closed)
 

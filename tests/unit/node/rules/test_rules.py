@@ -39,10 +39,8 @@ def test_what_is_an_answer(message: Any, finish: str, plain: str, thinking: str)
 
 
 @pytest.mark.parametrize(("head", "kind"), [
-    (b"GGUF\3\0\0\0", "gguf"),
-    (SAFETENSORS, "safetensors"),
-    (b"PK\3\4\x14\0\0\0{\0", "a PyTorch zip"),
-    (b"version https://git-lfs", magic.POINTER),
+    (b"GGUF\3\0\0\0", "gguf"), (SAFETENSORS, "safetensors"),
+    (b"PK\3\4\x14\0\0\0{\0", "a PyTorch zip"), (b"version https://git-lfs", magic.POINTER),
     (bytes(16), "empty or zeroes, as an unfinished download leaves it"),
     (b"", "empty or zeroes, as an unfinished download leaves it"),
     (b"<html>ab", "unknown (starts with 3c68746d6c3e6162)"),
@@ -53,9 +51,8 @@ def test_the_kind_of_a_file(head: bytes, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "installed", "same"), [
-    ("0.32.0", "0.32.0", True), ("0.32.0", "0.32.0+cu130", True),
-    ("0.32.0+cu130", "0.32.0", False), ("0.32.0+cu130", "0.32.0+cu129", False),
-    ("0.32", "0.32.0", False),
+    ("0.32.0", "0.32.0", True), ("0.32.0", "0.32.0+cu130", True), ("0.32.0+cu130", "0.32.0", False),
+    ("0.32.0+cu130", "0.32.0+cu129", False), ("0.32", "0.32.0", False),
 ])  # fmt: skip
 def test_a_version_is_any_build_of_it(wanted: str, installed: str, same: bool) -> None:
     assert versions.same_version(wanted, installed) is same

@@ -10,6 +10,7 @@ import io
 import json
 import marshal
 import os
+import stat
 import subprocess
 import sys
 import zipfile
@@ -174,6 +175,11 @@ def unit_step(active: str | None, enabled: bool | None = None, **more: object) -
 def apply_request(*steps: dict[str, object], name: str = "change-1") -> dict[str, object]:
     """An apply request."""
     return {"change": change(name), "steps": list(steps)}
+
+
+def mode(path: Path) -> int:
+    """A path's permission bits."""
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def target(link: Path) -> str:

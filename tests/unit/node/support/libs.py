@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -45,6 +46,18 @@ def cc(source: str, out: Path, *flags: str) -> Path:
     return out
 
 
+def sha(path: Path) -> str:
+    """A file's sha256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def needing(folder: Path) -> Path:
+    """A library that needs libdep.so, which only `folder` has."""
+    library(folder / "libdep.so", 100)
+    return cc("int f(void){return 1;}", folder / "x.so", "-shared", "-fPIC",
+              "-Wl,--no-as-needed", f"-L{folder}", "-ldep")  # fmt: skip
+
+
 def library(out: Path, size: int = 900_000, fill: int = 1, more: str = "", *flags: str) -> Path:
     """A preload library of about `size` bytes."""
     source = SOURCE.format(size=size, fill=fill, more=more)
@@ -66,13 +79,9 @@ class Holders:
     """Processes that have a library mapped through LD_PRELOAD and use it without a pause."""
 
     def __init__(self, program: Path, preload: Path, count: int) -> None:
+        env = {"LD_PRELOAD": str(preload), "PATH": os.environ["PATH"]}
         self.processes = [
-            subprocess.Popen(
-                [str(program)],
-                env={"LD_PRELOAD": str(preload), "PATH": os.environ["PATH"]},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            subprocess.Popen([str(program)], env=env, stdout=subprocess.PIPE, text=True)
             for _ in range(count)
         ]
         for process in self.processes:

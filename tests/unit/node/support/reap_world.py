@@ -8,13 +8,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.unit.node.support.host import Host, change
+from tests.unit.node.support.transfers import wait_for
 
 STAND_IN = Path(__file__).with_name("stand_in_engine.py")
 UNIT = "rigbook-engine.service"
@@ -84,6 +84,17 @@ class World(Host):
         os.kill(self.init, 9)
         self.process.wait()
 
+    def unit(self, active: str | None = None) -> str:
+        """Set the unit's active state; gives what it is now."""
+        path = self.bin / "units" / f"{UNIT}.active"
+        if active is not None:
+            path.write_text(f"{active}\n")
+        return path.read_text().strip()
+
+    def reap(self, **more: object) -> dict[str, Any]:
+        """The answer of a reap of port 29501 as a step of change-1."""
+        return self.call("reap", reap_request(**more))
+
     def launch(
         self, *more: str, title: str = TITLE, stay: bool = False, program: Path = STAND_IN
     ) -> int:
@@ -103,12 +114,8 @@ class World(Host):
             self.until(lambda: self.parent(pid) == 1)
         return pid
 
-    def until(self, condition: Any, seconds: float = 20) -> None:
-        """Wait for a condition."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "not in its time"
-            time.sleep(0.02)
+    # waits for a condition
+    until = staticmethod(wait_for)
 
     def sh(self, text: str) -> str:
         """The output of a shell line in the world."""
@@ -145,6 +152,11 @@ class World(Host):
         (self.bin / "gpus").write_text(row)
         rows = [f"GPU-1, {pid}, python3, 15000\n" for pid in pids]
         (self.bin / "apps").write_text("".join(rows))
+
+
+def pids(rows: list[dict[str, Any]]) -> list[int]:
+    """The pids of ended or spared rows."""
+    return [row["pid"] for row in rows]
 
 
 def reap_request(**more: object) -> dict[str, object]:

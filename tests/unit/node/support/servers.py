@@ -1,12 +1,14 @@
-"""A stand-in endpoint (labelled; it is no engine) and a real HTTP receiver for notices."""
+"""Stand-ins (labelled) for an endpoint and for docker's socket, and a real receiver of notices."""
 
 from __future__ import annotations
 
 import json
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -38,7 +40,7 @@ class Server:
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         # a client that was killed or gave up is part of some tests
-        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]
+        self._http.__dict__["handle_error"] = lambda *_: None
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
@@ -62,3 +64,42 @@ def serving(reply: Callable[[dict[str, Any]], tuple[int, object]]) -> Iterator[S
         yield server
     finally:
         server.close()
+
+
+def http_answer(status: int, document: object = None) -> bytes:
+    """A whole answer of HTTP/1.0, without a body where there is no document."""
+    raw = b"" if document is None else json.dumps(document).encode()
+    return f"HTTP/1.0 {status} said\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+class DockerSocket(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """A server on a unix socket: `reply` gives the bytes for `METHOD /path`."""
+
+    daemon_threads = True
+
+    def __init__(self, path: Path, reply: Callable[[str], bytes]) -> None:
+        self.seen: list[str] = []
+        docker = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                asked = self.rfile.readline().decode().rpartition(" ")[0]
+                while self.rfile.readline().strip():
+                    pass
+                docker.seen.append(asked)
+                self.wfile.write(reply(asked))
+
+        super().__init__(str(path), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+@contextmanager
+def docker_socket(path: Path, reply: Callable[[str], bytes]) -> Iterator[DockerSocket]:
+    """A stand-in for docker's socket for the time of a block."""
+    server = DockerSocket(path, reply)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        path.unlink()

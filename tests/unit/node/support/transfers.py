@@ -6,6 +6,7 @@ import json
 import os
 import random
 import secrets
+import signal
 import socket
 import subprocess
 import threading
@@ -123,6 +124,21 @@ class Ends:
             started.kill()
             started.communicate()
 
+    def killed_taker(self, at: int, how: int = signal.SIGKILL) -> None:
+        """A transfer over a slow link whose taker ends by a signal once `at` bytes are there."""
+        with self.meddled(slow), self.offering():
+            taker = self.start(self.taker, "weights receive", self.receive())
+            kill_when(taker, lambda: self.part_bytes() > at, how)
+            taker.communicate()
+
+    def parts(self) -> list[Path]:
+        """What lies half-done beside the target."""
+        return sorted((self.target / ".rigbook").glob("*.part"))
+
+    def part_bytes(self) -> int:
+        """The bytes of all parts."""
+        return sum(path.stat().st_size for path in self.parts())
+
     def move(self, **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
         """A whole transfer: what the taker and the giver answer."""
         with self.offering() as offer:
@@ -185,6 +201,27 @@ class Meddler:
         self._listener.close()
 
 
+class Once:
+    """Spoils what comes past `after` bytes of a connection, `times` times in all: `change` gives
+    what is passed on instead, or None to cut the connection."""
+
+    def __init__(self, after: int, change: Callable[[bytes], bytes | None], times: int = 1) -> None:
+        self.after, self.change, self.left = after, change, times
+
+    def __call__(self, connection: int, offset: int, data: bytes) -> bytes | None:
+        if offset <= self.after or not self.left:
+            return data
+        spoilt = self.change(data)
+        self.left -= spoilt != data
+        return spoilt
+
+
+def flipped(data: bytes) -> bytes:
+    """The bytes with one bit of their middle turned."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
 def slow(connection: int, offset: int, data: bytes) -> bytes:
     """A link of about 10 MB/s, so that there is a middle to break it in."""
     time.sleep(len(data) / 10e6)
@@ -199,8 +236,8 @@ def memory_peak_kb(pid: int) -> int:
     raise AssertionError("no VmHWM")
 
 
-def kill_when(started: subprocess.Popen[str], seen: Callable[[], object], signal: int) -> None:
+def kill_when(started: subprocess.Popen[str], seen: Callable[[], object], how: int) -> None:
     """Ends a process by a signal in the middle of its work."""
     wait_for(seen)
-    os.kill(started.pid, signal)
+    os.kill(started.pid, how)
     started.wait(10)

@@ -47,9 +47,21 @@ class Rig:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
+    def answers(self, *replies: tuple[int, object], taken: tuple[int, object] = (200, {})) -> str:
+        """One look at each reply of the endpoint; what was logged."""
+        self.taken = taken
+        said = ""
+        for self.reply in replies:
+            said += self.look()
+        return said
+
     @property
     def state_file(self) -> Path:
         return self.host.state / "watch" / "state.json"
+
+    def alter(self, **changes: object) -> None:
+        """Changes what the last look kept."""
+        self.state_file.write_text(json.dumps({**self.state(), **changes}))
 
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.state_file.read_text())

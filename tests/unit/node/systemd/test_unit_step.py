@@ -48,16 +48,12 @@ def test_a_start_is_over_when_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> N
     assert f"start --no-block {NAME}" in systemd.calls
 
 
-@pytest.mark.parametrize(
-    ("verb", "states"),
-    [
-        ("start", ("activating/old/7",)),
-        ("start", ("inactive//", "active/new/")),
-        ("restart", ("active/old/", "active/old/9", "deactivating/old/9", "activating/new/9")),
-        ("start", ("inactive/old/", "activating/new/3", "inactive/new/")),
-        ("start", ("inactive/old/", "inactive/new/")),
-    ],
-)
+@pytest.mark.parametrize(("verb", "states"), [
+    ("start", ("activating/old/7",)), ("start", ("inactive//", "active/new/")),
+    ("restart", ("active/old/", "active/old/9", "deactivating/old/9", "activating/new/9")),
+    ("start", ("inactive/old/", "activating/new/3", "inactive/new/")),
+    ("start", ("inactive/old/", "inactive/new/")),
+])  # fmt: skip
 def test_what_counts_as_begun(
     monkeypatch: pytest.MonkeyPatch, verb: str, states: tuple[str, ...]
 ) -> None:
@@ -66,15 +62,12 @@ def test_what_counts_as_begun(
     assert systemd.states == [states[-1]]
 
 
-@pytest.mark.parametrize(
-    ("verb", "states", "said"),
-    [
-        ("start", ("inactive//", "failed/new/"), "it failed (exit-code)"),
-        ("restart", ("active/old/", "failed/new/"), "it failed"),
-        ("start", ("inactive//", "inactive//9", "inactive//"), "what it requires failed"),
-        ("start", ("inactive//", "inactive//9"), "it is inactive and has not begun"),
-    ],
-)
+@pytest.mark.parametrize(("verb", "states", "said"), [
+    ("start", ("inactive//", "failed/new/"), "it failed (exit-code)"),
+    ("restart", ("active/old/", "failed/new/"), "it failed"),
+    ("start", ("inactive//", "inactive//9", "inactive//"), "what it requires failed"),
+    ("start", ("inactive//", "inactive//9"), "it is inactive and has not begun"),
+])  # fmt: skip
 def test_a_start_that_fails_is_said_at_once(
     monkeypatch: pytest.MonkeyPatch, verb: str, states: tuple[str, ...], said: str
 ) -> None:

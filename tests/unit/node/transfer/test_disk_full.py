@@ -46,7 +46,7 @@ def test_no_room_is_told_before_anything_comes(ends: Ends) -> None:
     assert (got["ok"], got["code"]) == (False, "no_room"), got
     assert f"{ends.target} has 0.63 GB free, the transfer needs 0.66 GB" in got["error"]
     assert f"df -h {ends.target};" in got["remedy"] and "docker" not in got["remedy"]
-    assert content(ends.target) == {} and not list((ends.target / ".rigbook").glob("*.part"))
+    assert content(ends.target) == {} and not ends.parts()
     (ends.source / "b.bin").unlink()
     got, _ = ends.move()
     assert got["ok"] and content(ends.target) == content(ends.source)
@@ -54,17 +54,13 @@ def test_no_room_is_told_before_anything_comes(ends: Ends) -> None:
 
 def test_a_disk_that_fills_in_the_middle_leaves_no_half_file_and_goes_on(ends: Ends) -> None:
     made = files(ends.source, a_bin=40 * MIB)
-
-    def came() -> int:
-        return sum(part.stat().st_size for part in (ends.target / ".rigbook").glob("*.part"))
-
     with ends.meddled(slow), ends.offering():
         taker = ends.start(ends.taker, "weights receive", ends.receive())
-        wait_for(lambda: came() > 2 * MIB)
+        wait_for(lambda: ends.part_bytes() > 2 * MIB)
         fill(ends.target / "other")
         got = answer(taker, 60)
     assert not got["ok"] and "No space left" in got["error"], got
-    assert "a.bin" not in content(ends.target) and came() > 2 * MIB
+    assert "a.bin" not in content(ends.target) and ends.part_bytes() > 2 * MIB
     (ends.target / "other").unlink()
     got, _ = ends.move()
     assert got["ok"] and got["resumed_bytes"] > 2 * MIB and content(ends.target) == made

@@ -14,32 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from node.transfer import protocol
-from tests.unit.node.support.transfers import (
-    HERE,
-    Ends,
-    answer,
-    content,
-    files,
-    free_port,
-    kill_when,
-    listening,
-    memory_peak_kb,
-    slow,
-    wait_for,
-)
+from node.core.errors import NodeError
+from node.transfer import client, protocol
+from node.weights import receive as weights_receive
+from tests.unit.node.support import transfers as t
+from tests.unit.node.support.transfers import HERE, Ends, answer, content, files, wait_for
 
 MIB = 1 << 20
-
-
-def parts(ends: Ends) -> list[Path]:
-    """What lies half-done beside the target."""
-    return sorted((ends.target / ".rigbook").glob("*.part"))
-
-
-def part_bytes(ends: Ends) -> int:
-    """The bytes of all parts."""
-    return sum(path.stat().st_size for path in parts(ends))
 
 
 def test_everything_arrives_and_a_second_run_moves_nothing(ends: Ends) -> None:
@@ -48,7 +29,7 @@ def test_everything_arrives_and_a_second_run_moves_nothing(ends: Ends) -> None:
     (ends.source / "sub" / "d").write_bytes(b"deep")
     got, gave = ends.move()
     assert got["ok"] and gave["ok"] and got["changed"]
-    assert content(ends.target) == {**made, "sub/d": b"deep"} and parts(ends) == []
+    assert content(ends.target) == {**made, "sub/d": b"deep"} and ends.parts() == []
     again, gave = ends.move()
     assert again["ok"] and gave["ok"]
     assert (again["changed"], again["files"], again["bytes"]) == (False, [], 0)
@@ -95,46 +76,40 @@ def test_an_impostor_that_does_not_know_the_key_is_not_believed(ends: Ends) -> N
 def test_who_is_no_peer_is_not_greeted(ends: Ends) -> None:
     files(ends.source, a_bin=MIB)
     with ends.offering(peers=["127.0.0.9"]):
-        wait_for(lambda: listening(ends.port))
+        wait_for(lambda: t.listening(ends.port))
         with pytest.raises(protocol.WireError):
             protocol.connect(HERE, ends.port, ends.key)
 
 
-def test_the_key_is_in_no_command_line(ends: Ends) -> None:
+def test_it_listens_on_the_one_address_shows_no_key_and_is_gone_afterwards(ends: Ends) -> None:
     files(ends.source, a_bin=MIB)
     with ends.offering() as offer:
-        wait_for(lambda: listening(ends.port))
-        assert ends.key.encode() not in Path(f"/proc/{offer.pid}/cmdline").read_bytes()
-        assert ends.key.encode() not in Path(f"/proc/{offer.pid}/environ").read_bytes()
-
-
-def test_it_listens_on_the_one_address_and_is_gone_afterwards(ends: Ends) -> None:
-    files(ends.source, a_bin=MIB)
-    with ends.offering() as offer:
-        wait_for(lambda: listening(ends.port))
-        assert not listening(ends.port, "127.0.0.2")
+        wait_for(lambda: t.listening(ends.port))
+        for name in ("cmdline", "environ"):
+            assert ends.key.encode() not in Path(f"/proc/{offer.pid}/{name}").read_bytes()
+        assert not t.listening(ends.port, "127.0.0.2")
         assert ends.taker.call("weights receive", ends.receive())["ok"]
         offer.wait(10)
-        assert not listening(ends.port)
+        assert not t.listening(ends.port)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_listens_after_a_signal(ends: Ends, how: int) -> None:
     files(ends.source, a_bin=MIB)
     with ends.offering() as offer:
-        kill_when(offer, lambda: listening(ends.port), how)
-        assert not listening(ends.port)
+        t.kill_when(offer, lambda: t.listening(ends.port), how)
+        assert not t.listening(ends.port)
 
 
 def test_nothing_listens_once_the_reader_of_its_answer_is_gone(ends: Ends) -> None:
     """What an ssh session that broke looks like from here: nobody reads stdout any more."""
     files(ends.source, a_bin=MIB)
     with ends.offering() as offer:
-        wait_for(lambda: listening(ends.port))
+        wait_for(lambda: t.listening(ends.port))
         assert offer.stdout is not None
         offer.stdout.close()
         assert offer.wait(5) == 1
-        assert not listening(ends.port)
+        assert not t.listening(ends.port)
         offer.stdout = None
 
 
@@ -142,26 +117,18 @@ def test_nothing_listens_once_its_parent_is_gone(ends: Ends, tmp_path: Path) -> 
     files(ends.source, a_bin=MIB)
     request = tmp_path / "request.json"
     request.write_text(json.dumps(ends.offer()))
-    argv = [*ends.giver.argv("weights offer")]
     code = (
         "import subprocess,sys\n"
-        f"child = subprocess.Popen({argv!r}, stdin=open({str(request)!r}))\n"
-        "print(child.pid, flush=True)\nsys.stdin.read()\n"
+        f"subprocess.Popen({ends.giver.argv('weights offer')!r}, stdin=open({str(request)!r}))\n"
+        "sys.stdin.read()\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=ends.giver.environ(),
-    )
-    assert parent.stdout is not None and parent.stdin is not None
-    parent.stdout.readline()
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, env=ends.giver.environ())  # fmt: skip
     try:
-        wait_for(lambda: listening(ends.port))
+        wait_for(lambda: t.listening(ends.port))
     finally:
         parent.kill()
-    wait_for(lambda: not listening(ends.port), 5)
+    wait_for(lambda: not t.listening(ends.port), 5)
     parent.communicate()
 
 
@@ -181,63 +148,37 @@ def test_a_port_that_is_taken_is_named(ends: Ends) -> None:
 
 def test_a_cut_in_the_middle_of_a_block_goes_on_from_there(ends: Ends) -> None:
     made = files(ends.source, a_bin=12 * MIB)
-    cut: list[int] = []
-
-    def spoil(connection: int, offset: int, data: bytes) -> bytes | None:
-        if offset > 5 * MIB and len(cut) < 2:
-            cut.append(connection)
-            return None
-        return data
-
+    spoil = t.Once(5 * MIB, lambda data: None, times=2)
     with ends.meddled(spoil):
         got, gave = ends.move(streams=1)
-    assert got["ok"] and gave["ok"] and len(cut) == 2 and content(ends.target) == made
+    assert got["ok"] and gave["ok"] and not spoil.left and content(ends.target) == made
     # The 5 MiB before each cut did not come twice.
     assert got["wire_bytes"] < 15 * MIB
 
 
 def test_a_flipped_byte_is_found_and_only_its_block_comes_again(ends: Ends) -> None:
     made = files(ends.source, a_bin=12 * MIB)
-    flipped: list[int] = []
-
-    def spoil(connection: int, offset: int, data: bytes) -> bytes:
-        if offset > 6 * MIB and not flipped:
-            flipped.append(connection)
-            middle = len(data) // 2
-            return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-        return data
-
+    spoil = t.Once(6 * MIB, t.flipped)
     with ends.meddled(spoil):
         got, _ = ends.move(streams=1)
-    assert got["ok"] and flipped and content(ends.target) == made
+    assert got["ok"] and not spoil.left and content(ends.target) == made
     assert got["damaged"] == 1 and got["wire_bytes"] < 15 * MIB
 
 
 def test_a_message_that_somebody_changed_is_refused(ends: Ends) -> None:
     """What the key protects is not only checked for accidents."""
     files(ends.source, a_bin=MIB)
-    done: list[int] = []
-
-    def spoil(connection: int, offset: int, data: bytes) -> bytes:
-        at = data.find(b'"a.bin"')
-        if at >= 0 and not done:
-            done.append(connection)
-            return data[:at] + b'"b.bin"' + data[at + 7 :]
-        return data
-
+    spoil = t.Once(-1, lambda data: data.replace(b'"a.bin"', b'"b.bin"', 1))
     with ends.meddled(spoil):
         got, _ = ends.move()
-    assert done and got["ok"] and list(content(ends.target)) == ["a.bin"]
+    assert not spoil.left and got["ok"] and list(content(ends.target)) == ["a.bin"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_taker_goes_on_where_it_was(ends: Ends, how: int) -> None:
     made = files(ends.source, a_bin=20 * MIB)
-    with ends.meddled(slow), ends.offering():
-        taker = ends.start(ends.taker, "weights receive", ends.receive())
-        kill_when(taker, lambda: part_bytes(ends) > 4 * MIB, how)
-        taker.communicate()
-    there = part_bytes(ends)
+    ends.killed_taker(4 * MIB, how)
+    there = ends.part_bytes()
     assert there > 4 * MIB and content(ends.target) == {}
     got, _ = ends.move()
     assert got["resumed_bytes"] == there and got["wire_bytes"] < 20 * MIB - there + 2 * MIB
@@ -246,27 +187,24 @@ def test_a_killed_taker_goes_on_where_it_was(ends: Ends, how: int) -> None:
 
 def test_a_killed_giver_leaves_no_half_file_under_its_name(ends: Ends) -> None:
     files(ends.source, a_bin=20 * MIB, b_bin=MIB)
-    with ends.meddled(slow), ends.offering() as offer:
+    with ends.meddled(t.slow), ends.offering() as offer:
         taker = ends.start(ends.taker, "weights receive", ends.receive())
-        kill_when(offer, lambda: part_bytes(ends) > 4 * MIB, signal.SIGKILL)
+        t.kill_when(offer, lambda: ends.part_bytes() > 4 * MIB, signal.SIGKILL)
         assert "a.bin" not in content(ends.target)
         taker.send_signal(signal.SIGTERM)
         assert answer(taker)["code"] == "interrupted"
-    assert "a.bin" not in content(ends.target) and part_bytes(ends) > 4 * MIB
+    assert "a.bin" not in content(ends.target) and ends.part_bytes() > 4 * MIB
 
 
 def test_a_damaged_part_is_found_and_fetched_anew(ends: Ends) -> None:
     """A power cut may leave zeroes in a part: its end is the same length and another content."""
     made = files(ends.source, a_bin=20 * MIB)
-    with ends.meddled(slow), ends.offering():
-        taker = ends.start(ends.taker, "weights receive", ends.receive())
-        kill_when(taker, lambda: part_bytes(ends) > 2 * MIB, signal.SIGKILL)
-        taker.communicate()
-    (part,) = parts(ends)
+    ends.killed_taker(2 * MIB)
+    (part,) = ends.parts()
     with part.open("rb+") as file:
         file.write(bytes(4096))
     got, _ = ends.move()
-    assert got["code"] == "not_the_same" and parts(ends) == [] and content(ends.target) == {}
+    assert got["code"] == "not_the_same" and ends.parts() == [] and content(ends.target) == {}
     got, _ = ends.move()
     assert got["ok"] and content(ends.target) == made
 
@@ -284,7 +222,7 @@ def test_two_transfers_at_once_the_second_is_refused(ends: Ends) -> None:
     with ends.meddled(hold), ends.offering(deadline_s=600):
         first = ends.start(ends.taker, "weights receive", ends.receive())
         try:
-            wait_for(lambda: part_bytes(ends) > MIB, 300)
+            wait_for(lambda: ends.part_bytes() > MIB, 300)
             second = ends.taker.call("weights receive", ends.receive())
             assert second["code"] == "transfer_runs" and f"pid {first.pid}" in second["error"]
         finally:
@@ -324,13 +262,8 @@ def test_two_peers_get_it_at_the_same_time(ends: Ends, tmp_path: Path) -> None:
 def test_no_giver_is_told_with_the_way_that_was_tried(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from node.core.errors import NodeError
-    from node.transfer import client
-
     monkeypatch.setattr(client, "PATIENCE_S", 0.5)
-    peer = client.Peer(
-        {"address": HERE, "port": free_port(), "device": None}, ends.key, lambda: None
-    )
+    peer = client.Peer(ends.place(), ends.key, lambda: None)
     with pytest.raises(NodeError, match="no way to") as caught:
         peer.ask({"list": True})
     assert caught.value.code == "no_peer" and "ip route get" in caught.value.remedy
@@ -339,22 +272,18 @@ def test_no_giver_is_told_with_the_way_that_was_tried(
 def test_a_device_that_is_not_there_is_no_way(ends: Ends) -> None:
     """Bound to the fabric's device, a transfer fails rather than take another route."""
     with pytest.raises(protocol.WireError, match="no way to"):
-        protocol.connect(HERE, free_port(), ends.key, "nosuchdev0")
+        protocol.connect(HERE, t.free_port(), ends.key, "nosuchdev0")
 
 
-@pytest.mark.parametrize("name", ["../out", "/etc/x", ".rigbook/x", "a/../../x", "a\nb", "-"])
+@pytest.mark.parametrize("name", ["../out", "/etc/x", ".rigbook/x", "a/../../x", "a\nb"])
 def test_hostile_names_of_a_giver_are_refused(name: str) -> None:
-    from node.core.errors import NodeError
-    from node.weights import receive as weights_receive
-
-    row = {"name": name, "size": 1, "probe": "0" * 64, "sha256": None}
-    if name == "-":
-        assert weights_receive._listed({"files": [row], "outside": []})[0][0]["name"] == "-"
-        return
-    with pytest.raises(NodeError):
-        weights_receive._listed({"files": [row], "outside": []})
-    with pytest.raises(NodeError):
-        weights_receive._listed({"files": [], "outside": [name]})
+    row = {"size": 1, "probe": "0" * 64, "sha256": None}
+    good = weights_receive._listed({"files": [{**row, "name": "-"}], "outside": []})
+    assert good[0][0]["name"] == "-"
+    for said in ({"files": [{**row, "name": name}], "outside": []},
+                 {"files": [], "outside": [name]}):  # fmt: skip
+        with pytest.raises(NodeError):
+            weights_receive._listed(said)
 
 
 def test_extra_files_go_only_when_asked(ends: Ends) -> None:
@@ -362,10 +291,11 @@ def test_extra_files_go_only_when_asked(ends: Ends) -> None:
     files(ends.target, old_bin=10)
     got, _ = ends.move()
     assert got["extra"] == ["old.bin"] and "old.bin" in content(ends.target)
-    got, _ = ends.move(prune=True, change={"id": "change-2", "deploy": "weights", "operator": "t"})
+    second = {"id": "change-2", "deploy": "weights", "operator": "t"}
+    got, _ = ends.move(prune=True, change=second)
     assert got["code"] == "change_open"
     ends.taker.call("close", {"change": "change-1", "status": "COMMITTED"})
-    got, _ = ends.move(prune=True, change={"id": "change-2", "deploy": "weights", "operator": "t"})
+    got, _ = ends.move(prune=True, change=second)
     assert got["pruned"] == ["old.bin"] and list(content(ends.target)) == ["a.bin"]
 
 
@@ -394,8 +324,8 @@ def test_memory_stays_small(ends: Ends) -> None:
     files(ends.source, a_bin=64 * MIB, b_bin=64 * MIB, c_bin=64 * MIB, d_bin=64 * MIB)
     with ends.meddled(lambda number, offset, data: data), ends.offering() as offer:
         taker = ends.start(ends.taker, "weights receive", ends.receive())
-        wait_for(lambda: part_bytes(ends) > 100 * MIB)
-        peaks = [memory_peak_kb(process.pid) for process in (offer, taker)]
+        wait_for(lambda: ends.part_bytes() > 100 * MIB)
+        peaks = [t.memory_peak_kb(process.pid) for process in (offer, taker)]
         got = answer(taker)
         assert got["ok"], got
     assert max(peaks) < 100 * 1024

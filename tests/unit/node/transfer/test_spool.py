@@ -21,8 +21,7 @@ GB = 10**9
 class Clock:
     """A stand-in for time.monotonic that a test sets."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -51,23 +50,16 @@ def row(**changes: Any) -> dict[str, Any]:
     return {**start, "took_s": 10.0, **changes}
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({}, "1.00 of 4.00 GB, 25 %, 100 MB/s, about 30 s left"),
-        (
-            {"done": 3 * GB, "kept": 2 * GB},
-            "3.00 of 4.00 GB (2.00 GB of an earlier run), 75 %, 100 MB/s, about 10 s left",
-        ),
-        ({"rate": 0}, "1.00 of 4.00 GB, 25 %, 0 MB/s"),
-        ({"total": 0, "done": 0, "rate": 0}, "0.00 of 0.00 GB, 100 %, 0 MB/s"),
-        ({"phase": "sha256"}, "1.00 of 4.00 GB, 25 %, 100 MB/s, about 30 s left"),
-        (
-            {"phase": "docker load 1.20 GB", "took_s": 61.4},
-            "docker load 1.20 GB: 4.00 GB are here, 61 s so far",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "line"), [
+    ({}, "1.00 of 4.00 GB, 25 %, 100 MB/s, about 30 s left"),
+    ({"done": 3 * GB, "kept": 2 * GB},
+     "3.00 of 4.00 GB (2.00 GB of an earlier run), 75 %, 100 MB/s, about 10 s left"),
+    ({"rate": 0}, "1.00 of 4.00 GB, 25 %, 0 MB/s"),
+    ({"total": 0, "done": 0, "rate": 0}, "0.00 of 0.00 GB, 100 %, 0 MB/s"),
+    ({"phase": "sha256"}, "1.00 of 4.00 GB, 25 %, 100 MB/s, about 30 s left"),
+    ({"phase": "docker load 1.20 GB", "took_s": 61.4},
+     "docker load 1.20 GB: 4.00 GB are here, 61 s so far"),
+])  # fmt: skip
 def test_a_line_has_bytes_share_rate_and_estimate(changes: dict[str, Any], line: str) -> None:
     assert spool.progress_line(row(**changes)) == line
 
@@ -79,18 +71,19 @@ def test_progress_counts_the_rate_without_what_was_there_before(clock: Clock) ->
     progress.add(GB)
     seen = told()
     assert (seen["done"], seen["rate"], seen["took_s"]) == (5 * GB, GB // 10, 10.0)
-    assert seen["line"] == (
-        "5.00 of 10.00 GB (4.00 GB of an earlier run), 50 %, 100 MB/s, about 50 s left"
-    )
+    said = "5.00 of 10.00 GB (4.00 GB of an earlier run), 50 %, 100 MB/s, about 50 s left"
+    assert seen["line"] == said
 
 
-def test_progress_takes_back_what_has_to_come_again(clock: Clock) -> None:
+def test_progress_takes_back_what_has_to_come_again_and_ends_with_its_file(clock: Clock) -> None:
     progress = spool.Progress("image", 4 * GB)
-    clock.now += 1
-    progress.add(2 * GB)
-    clock.now += 1
-    progress.add(-GB)
+    for came in (2 * GB, -GB):
+        clock.now += 1
+        progress.add(came)
     assert told()["done"] == GB and told()["rate"] == GB // 2
+    progress.end()
+    progress.end()
+    assert spool.progress("image") is None
 
 
 def test_progress_is_written_twice_a_second_at_most_but_a_phase_at_once(clock: Clock) -> None:
@@ -103,13 +96,6 @@ def test_progress_is_written_twice_a_second_at_most_but_a_phase_at_once(clock: C
     clock.now += 0.6
     progress.add(GB)
     assert told()["done"] == 2 * GB
-
-
-def test_progress_ends_with_its_file(clock: Clock) -> None:
-    progress = spool.Progress("image", GB)
-    progress.end()
-    progress.end()
-    assert spool.progress("image") is None
 
 
 def held(host: Host) -> str:

@@ -6,11 +6,8 @@ The venvs, pip's packages and the program are real; systemctl is a stand-in. Aft
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -21,15 +18,13 @@ import pytest
 
 from node.backup import listing
 from node.venv import versions as venv_versions
-from tests.unit.node.support import trees
+from tests.unit.node.support import strace, trees
 from tests.unit.node.support.host import Host, apply_request, change, unit_step
 from tests.unit.node.support.table_lines import Show
 
 OLD, NEW = "0.27.0", "0.28.0"
 UNIT = "engine.service"
 CHANGE = "20260530T065800Z-upgrade-1a2b"
-HANG_S = 3.0
-FAULTS = {"error": "error=EIO", "kill": "signal=SIGKILL", "hang": "delay_enter=60000000"}
 # the stand-in's own faults, before it does anything: it fails, its caller is killed, it hangs
 FAULTY = """\
 #!/bin/sh
@@ -42,7 +37,7 @@ verb=$2
 exec "$(dirname "$0")/systemctl.real" "$@"
 """
 # where each step is hit: a changing system call and which one, or a verb of systemctl
-POINTS: dict[str, tuple[tuple[str, int], ...]] = {
+POINTS: dict[str, tuple[strace.Point, ...]] = {
     "backup": (("fsync", 1), ("fsync", 3)),
     "verify": (("fsync", 1),),
     "stop": (("fsync", 1), ("systemctl stop", 0), ("fsync", 4)),
@@ -60,13 +55,9 @@ class Rig:
 
     def __init__(self, host: Host, source: Path, keep: Path) -> None:
         self.host, self.keep = host, keep
-        self.link = host.root / "engine" / "venv"
-        self.versions = host.root / "engine" / "venvs"
-        self.versions.mkdir(parents=True)
-        for version in (OLD, NEW):
-            trees.moved(source, self.versions / version)
+        self.link = trees.versions(host, source, OLD, NEW).tree
+        self.versions = self.link.with_name("venvs")
         trees.install(self.versions / NEW, source.parent / "wheels", NEW)
-        self.link.symlink_to(self.versions / OLD)
         self.units = host.systemctl()
         (host.bin / "systemctl").rename(host.bin / "systemctl.real")
         host.double("systemctl", FAULTY)
@@ -103,30 +94,20 @@ class Rig:
         for step in steps:
             assert self.host.call(*self.request(step))["ok"], step
 
-    def hit(self, step: str, point: tuple[str, int], fault: str) -> bool:
+    def hit(self, step: str, point: strace.Point, fault: str) -> bool:
         """A step with a fault; gives whether it did not get through."""
         verb, request = self.request(step)
-        argv = [*self.host.argv(verb), json.dumps(request)]
         call, number = point
+        asked = json.dumps(request)
         if number:
-            inject = f"inject={call}:{FAULTS[fault]}:when={number}"
-            log = str(self.keep.parent / "log")
-            argv = ["strace", "-f", "-qq", "-o", log, "-e", f"trace={call}", "-e", inject, *argv]
-        else:
-            (self.units / f"{fault}-{call.split()[1]}").touch()
-        child = subprocess.Popen(argv, env=self.host.environ(), start_new_session=True,
-                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                 stderr=subprocess.DEVNULL)  # fmt: skip
-        try:
-            failed = child.wait(HANG_S if fault == "hang" else 60) != 0
-        except subprocess.TimeoutExpired:
-            failed = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        for path in self.units.glob(f"{fault}-*"):
-            path.unlink()
-        return failed
+            log = self.keep.parent / "log"
+            return strace.inject(self.host, verb, asked, fault, point, log).returncode != 0
+        marker = self.units / f"{fault}-{call.split()[1]}"
+        marker.touch()
+        run = strace.hung if fault == "hang" else Host.run
+        done = run(self.host, self.host.argv(verb, asked))
+        marker.unlink()
+        return done.returncode != 0
 
     def settle(self, step: str) -> str:
         """What rollback does, then what there is: "old" or "new", proven; fails for a mix."""
@@ -174,7 +155,7 @@ def test_every_step_and_every_fault_ends_old_or_new(rig: Rig, show: Show) -> Non
         prepared[step] = rig.keep.parent / f"at-{step}"
         subprocess.run(["cp", "-a", str(rig.host.root), str(prepared[step])], check=True)
         for point in points:
-            for fault in FAULTS:
+            for fault in strace.FAULTS:
                 shutil.rmtree(rig.host.root)
                 subprocess.run(["cp", "-a", prepared[step], rig.host.root], check=True)
                 hit = rig.hit(step, point, fault)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -32,6 +31,8 @@ def rig(host: Host) -> Iterator[Rig]:
 
 
 DOWN = (500, {"error": "EngineDeadError"})
+UP = (200, completion())
+OTHER = (200, completion(model="cloud-large"))
 
 
 def test_an_engine_that_answers_is_not_worth_a_notice(rig: Rig) -> None:
@@ -43,13 +44,11 @@ def test_an_engine_that_answers_is_not_worth_a_notice(rig: Rig) -> None:
 
 
 def test_three_misses_are_told_once_and_the_recovery_too(rig: Rig) -> None:
-    rig.reply = DOWN
-    assert "miss 1 of 3: HTTP 500" in rig.look()
+    assert "miss 1 of 3: HTTP 500" in rig.answers(DOWN)
     began = time.time()
-    rig.look()
+    rig.answers(DOWN)
     assert rig.told() == []
-    assert "is down since" in rig.look()
-    assert rig.told() == ["down"]
+    assert "is down since" in rig.answers(DOWN) and rig.told() == ["down"]
     notice = rig.hook.got[0]
     assert {k: notice[k] for k in ("rig", "node", "model", "status", "misses")} == {
         "rig": "lab", "node": "lab1", "model": "tiny", "status": "down", "misses": 3,
@@ -57,78 +56,54 @@ def test_three_misses_are_told_once_and_the_recovery_too(rig: Rig) -> None:
     assert "EngineDeadError" in notice["detail"] and "HTTP 500" in notice["text"]
     since = time.mktime(time.strptime(notice["since"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
     assert abs(since - began) < 10
-    rig.look()
-    rig.look()
+    rig.answers(DOWN, DOWN)
     assert rig.told() == ["down"]
-    rig.reply = (200, completion())
-    assert "answers again" in rig.look()
-    rig.look()
-    assert rig.told() == ["down", "up"]
+    assert "answers again" in rig.answers(UP, UP) and rig.told() == ["down", "up"]
 
 
 def test_two_misses_are_no_outage(rig: Rig) -> None:
-    for reply in (DOWN, DOWN, (200, completion()), DOWN, DOWN):
-        rig.reply = reply
-        rig.look()
+    rig.answers(DOWN, DOWN, UP, DOWN, DOWN)
     assert rig.told() == [] and rig.state()["misses"] == 2
 
 
 def test_it_is_repeated_after_an_hour(rig: Rig) -> None:
-    rig.reply = DOWN
-    for _ in range(3):
-        rig.look()
-    state = rig.state()
-    state["told_unix_s"] -= 3500
-    rig.state_file.write_text(json.dumps(state))
-    rig.look()
+    rig.answers(DOWN, DOWN, DOWN)
+    told = rig.state()["told_unix_s"]
+    rig.alter(told_unix_s=told - 3500)
+    rig.answers(DOWN)
     assert rig.told() == ["down"]
-    state["told_unix_s"] -= 200
-    rig.state_file.write_text(json.dumps(state))
-    rig.look()
-    rig.look()
+    rig.alter(told_unix_s=told - 3700)
+    rig.answers(DOWN, DOWN)
     assert rig.told() == ["down", "down"]
 
 
 def test_another_model_is_a_fallback(rig: Rig) -> None:
-    rig.reply = (200, completion(model="cloud-large"))
-    rig.look()
-    rig.look()
+    rig.answers(OTHER, OTHER)
     assert rig.told() == ["fallback"] and "cloud-large" in rig.hook.got[0]["text"]
-    rig.reply = (200, completion())
-    rig.look()
+    rig.answers(UP)
     assert rig.told() == ["fallback", "up"]
 
 
 def test_a_webhook_that_is_down_gets_its_notices_later_in_order(rig: Rig) -> None:
-    rig.taken = (503, {})
-    rig.reply = DOWN
-    for _ in range(4):
-        rig.look()
-    rig.reply = (200, completion())
-    rig.look()
-    assert "the webhook did not take a notice: HTTP 503; kept" in rig.logged
+    said = rig.answers(DOWN, DOWN, DOWN, DOWN, UP, taken=(503, {}))
+    assert "the webhook did not take a notice: HTTP 503; kept" in said
     rig.hook.got.clear()
-    rig.taken = (200, {})
-    rig.look()
-    rig.look()
+    rig.answers(UP, UP)
     assert rig.told() == ["down", "up"]
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
 def test_what_is_not_taken_is_kept(rig: Rig, status: int) -> None:
     """A redirect would become a GET without the notice: it counts as not taken."""
-    rig.taken = (status, {})
-    rig.reply = (200, completion(model="other"))
-    rig.look()
+    assert f"HTTP {status}; kept" in rig.answers(OTHER, taken=(status, {}))
     assert len(rig.state()["pending"]) == 1
-    assert f"HTTP {status}; kept" in rig.logged
 
 
 def test_the_secret_is_nowhere_but_in_its_file(rig: Rig) -> None:
     hook = rig.file("hook", f"{rig.hook.url}/{SECRET}\n")
     rig.configure(webhook_file=str(hook))
     rig.hook.close()
-    rig.reply = (200, completion(model="other"))
+    rig.reply = OTHER
     assert "Connection refused; kept" in rig.look()
     assert SECRET not in rig.state_file.read_text()
     assert rig.state_file.stat().st_mode & 0o777 == 0o600
@@ -141,7 +116,7 @@ def test_a_webhook_file_that_others_may_read_is_refused(rig: Rig) -> None:
     hook = rig.file("hook", f"{rig.hook.url}/{SECRET}")
     hook.chmod(0o644)
     rig.configure(webhook_file=str(hook))
-    rig.reply = (200, completion(model="other"))
+    rig.reply = OTHER
     assert "is not root's alone" in rig.look(1)
     assert rig.told() == [] and len(rig.state()["pending"]) == 1
     hook.chmod(0o600)
@@ -155,15 +130,14 @@ def test_a_webhook_file_that_others_may_read_is_refused(rig: Rig) -> None:
 
 def test_without_a_webhook_the_journal_is_told(rig: Rig) -> None:
     rig.configure()
-    rig.reply = DOWN
-    said = [rig.look() for _ in range(4)]
+    said = [rig.answers(DOWN) for _ in range(4)]
     assert "is down since" in said[2] and "is down since" not in said[3]
     assert rig.state()["pending"] == []
 
 
 def test_a_kill_after_the_post_repeats_one_notice_at_most(rig: Rig) -> None:
     """The receiver ends the program at the moment when it has the notice."""
-    rig.reply = (200, completion(model="other"))
+    rig.reply = OTHER
     running: list[subprocess.Popen[bytes]] = []
 
     def kill_it(_: dict[str, Any]) -> tuple[int, object]:
@@ -189,27 +163,21 @@ def test_a_damaged_state_is_started_anew(rig: Rig) -> None:
 
 def test_an_outage_before_a_long_pause_is_no_news(rig: Rig) -> None:
     """A watch that was removed while the rig was down, and comes back a month later."""
-    rig.reply = DOWN
-    for _ in range(3):
-        rig.look()
-    rig.state_file.write_text(json.dumps({**rig.state(), "looked_unix_s": time.time() - 90000}))
-    rig.reply = (200, completion())
-    rig.look()
+    rig.answers(DOWN, DOWN, DOWN)
+    rig.alter(looked_unix_s=time.time() - 90000)
+    rig.answers(UP)
     assert rig.told() == ["down"] and rig.state()["status"] == "up"
 
 
 def test_an_engine_that_wants_a_key_lives(rig: Rig) -> None:
-    rig.reply = (401, {"error": "key"})
-    for _ in range(4):
-        rig.look()
+    rig.answers(*[(401, {"error": "key"})] * 4)
     assert rig.told() == [] and rig.state()["misses"] == 0
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"misses": 0}, {"repeat_s": 5}, {"format": 2}, {"extra": 1}, {"webhook": "x"}, {"rig": "a\n"},
-     {"endpoint": {"url": "http://h"}}],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"misses": 0}, {"repeat_s": 5}, {"format": 2}, {"extra": 1}, {"webhook": "x"}, {"rig": "a\n"},
+    {"endpoint": {"url": "http://h"}},
+])  # fmt: skip
 def test_a_bad_configuration_is_one_line(rig: Rig, change: dict[str, object]) -> None:
     rig.configure(**change)
     said = rig.look(1)
@@ -219,9 +187,8 @@ def test_a_bad_configuration_is_one_line(rig: Rig, change: dict[str, object]) ->
 def test_notices_do_not_grow_without_end() -> None:
     """A webhook that is gone for months, and an endpoint that flaps."""
     endpoint = {"url": "http://h", "model": "m", "reasoning": False, "chat_template_kwargs": {}}
-    conf = config.parse({"format": 1, "rig": "r", "node": "n", "endpoint": endpoint,
-                              "misses": 1, "repeat_s": 60, "webhook": None,
-                              "webhook_file": None})  # fmt: skip
+    conf = config.parse({"format": 1, "rig": "r", "node": "n", "endpoint": endpoint, "misses": 1,
+                         "repeat_s": 60, "webhook": None, "webhook_file": None})  # fmt: skip
     state = watch.new_state(0)
     for n in range(100):
         reply = Reply(True, "ok", False, "m") if n % 2 else Reply(False, "no")

@@ -16,18 +16,28 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
+def pair(key: str, kind: int, value: bytes) -> bytes:
+    """A key of a GGUF header."""
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def header(*pairs: bytes, tensors: int = 0, more: bytes = b"", version: int = 3) -> bytes:
+    """The front of a GGUF."""
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, len(pairs)) + b"".join(pairs) + more
+
+
 def gguf(tensors: int = 2, version: int = 3) -> bytes:
     """A whole GGUF: Q4_0 tensors of 64 values (36 bytes each, aligned to 32) and a token list."""
+    words = b"".join(text(t) for t in ("a", "bb", "ccc"))
     pairs = [
-        text("general.architecture") + struct.pack("<I", 8) + text("qwen3"),
-        text("general.alignment") + struct.pack("<II", 4, 32),
-        text("x.scale") + struct.pack("<If", 6, 1.5),
-        text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 3)
-        + b"".join(text(t) for t in ("a", "bb", "ccc")),
-        text("x.types") + struct.pack("<IIQ", 9, 5, 4) + bytes(16),
-    ]  # fmt: skip
+        pair("general.architecture", 8, text("qwen3")),
+        pair("general.alignment", 4, struct.pack("<I", 32)),
+        pair("x.scale", 6, struct.pack("<f", 1.5)),
+        pair("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 3) + words),
+        pair("x.types", 9, struct.pack("<IQ", 5, 4) + bytes(16)),
+    ]
     infos = [text(f"blk.{n}") + struct.pack("<IQQIQ", 2, 32, 2, 2, n * 64) for n in range(tensors)]
-    head = b"GGUF" + struct.pack("<IQQ", version, tensors, len(pairs)) + b"".join(pairs + infos)
+    head = header(*pairs, tensors=tensors, more=b"".join(infos), version=version)
     head += bytes(-len(head) % 32)
     return head + bytes((tensors - 1) * 64 + 36)
 
@@ -50,64 +60,50 @@ def look(tmp_path: Path, raw: bytes) -> dict[str, object]:
     return dict(model_header.inspect_models({"paths": [str(path)]})["files"][0])
 
 
-def test_whole_files_tell_what_they_are(tmp_path: Path) -> None:
-    found = look(tmp_path, gguf())
-    assert (found["format"], found["broken"]) == ("gguf", None)
-    assert found["said"] == "GGUF version 3, 2 tensors, architecture qwen3"
-    vocabulary = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("general.architecture")
-    assert look(tmp_path, vocabulary + struct.pack("<I", 8) + text("qwen3"))["broken"] is None
-    found = look(tmp_path, safetensors())
-    assert (found["format"], found["broken"]) == ("safetensors", None)
-    assert found["said"] == "safetensors, 2 tensors of BF16, F32"
+INNER = struct.pack("<IQ", 8, 2) + text("a") + text("b")
+# arrays that the format allows are passed over
+ARRAYS = pair("k", 9, struct.pack("<IQ", 9, 2) + INNER + struct.pack("<IQ", 4, 3) + bytes(12))
+
+
+@pytest.mark.parametrize(("raw", "kind", "said"), [
+    (gguf(), "gguf", "GGUF version 3, 2 tensors, architecture qwen3"),
+    (gguf() + bytes(40), "gguf", "GGUF version 3, 2 tensors, architecture qwen3"),
+    (header(pair("general.architecture", 8, text("qwen3"))), "gguf",
+     "GGUF version 3, 0 tensors, architecture qwen3"),
+    (header(ARRAYS, pair("n", 4, bytes(4))), "gguf", "GGUF version 3, 0 tensors"),
+    (safetensors(), "safetensors", "safetensors, 2 tensors of BF16, F32"),
+])  # fmt: skip
+def test_whole_files_tell_what_they_are(tmp_path: Path, raw: bytes, kind: str, said: str) -> None:
+    found = look(tmp_path, raw)
+    assert (found["format"], found["broken"]) == (kind, None) and said in str(found["said"])
 
 
 @pytest.mark.parametrize("make", [gguf, safetensors])
 def test_every_cut_is_named(tmp_path: Path, make: object) -> None:
-    raw = make()  # type: ignore[operator]
+    raw = make()
     for size in range(16, len(raw)):
         found = look(tmp_path, raw[:size])
         assert found["broken"] is not None, size
     assert "cut off" in str(look(tmp_path, raw[:-1])["broken"])
 
 
-@pytest.mark.parametrize(
-    ("raw", "kind"),
-    [
-        (b"p\xff\x01\x02" * 8, "unknown (starts with 70ff010270ff0102)"),
-        (b"", "empty or zeroes"),
-        (bytes(64), "empty or zeroes"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "kind"), [
+    (b"p\xff\x01\x02" * 8, "unknown (starts with 70ff010270ff0102)"), (b"", "empty or zeroes"),
+    (bytes(64), "empty or zeroes"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
+])  # fmt: skip
 def test_other_files_are_named_by_what_they_are(tmp_path: Path, raw: bytes, kind: str) -> None:
     assert str(look(tmp_path, raw)["format"]).startswith(kind)
-
-
-def test_an_old_version_more_bytes_and_a_hostile_header(tmp_path: Path) -> None:
-    assert "version 1" in str(look(tmp_path, gguf(version=1))["broken"])
-    assert look(tmp_path, gguf() + bytes(40))["broken"] is None
-    assert "1 bytes more" in str(look(tmp_path, safetensors() + b"x")["broken"])
-    huge = b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60) + bytes(64)
-    assert look(tmp_path, huge)["broken"]
-    array = text("k") + struct.pack("<IIQ", 9, 0, 1 << 62)
-    assert look(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array)["broken"]
-    junk = struct.pack("<Q", 20) + b'{"a": [1, 2, 3], "b"'
-    assert "no JSON of tensors" in str(look(tmp_path, junk)["broken"])
-
-
-def pair(key: str, kind: int, value: bytes) -> bytes:
-    """A key of a GGUF header."""
-    return text(key) + struct.pack("<I", kind) + value
-
-
-def header(*pairs: bytes, tensors: int = 0, more: bytes = b"") -> bytes:
-    """The front of a GGUF."""
-    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(pairs)) + b"".join(pairs) + more
 
 
 NESTED = b"".join(struct.pack("<IQ", 9, 1) for _ in range(3000))
 DEEP_JSON = b'{"a":' + b"[" * 200_000
 CRAFTED = {
+    "an old version": (gguf(version=1), "version 1"),
+    "more bytes": (safetensors() + b"x", "1 bytes more"),
+    "no JSON": (struct.pack("<Q", 20) + b'{"a": [1, 2, 3], "b"', "no JSON of tensors"),
+    "counts without an end": (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60) + bytes(64), ""),
+    "an array without an end": (header(pair("k", 9, struct.pack("<IQ", 0, 1 << 62))), ""),
     "text for a number": (
         header(pair("general.alignment", 8, text("abc"))), "general.alignment is no number"),
     "a list for a number": (
@@ -130,14 +126,8 @@ CRAFTED = {
 def test_a_crafted_header_is_the_files_fault(tmp_path: Path, name: str) -> None:
     """Each was an exception that the verb called a fault of rignode, or minutes of arithmetic."""
     raw, said = CRAFTED[name]
-    assert said in str(look(tmp_path, raw)["broken"])
-
-
-def test_arrays_that_the_format_allows_are_passed_over(tmp_path: Path) -> None:
-    inner = struct.pack("<IQ", 8, 2) + text("a") + text("b")
-    nested = struct.pack("<IQ", 9, 2) + inner + struct.pack("<IQ", 4, 3) + bytes(12)
-    found = look(tmp_path, header(pair("k", 9, nested), pair("n", 4, bytes(4))))
-    assert found["broken"] is None and "0 tensors" in str(found["said"])
+    broken = look(tmp_path, raw)["broken"]
+    assert broken and said in str(broken)
 
 
 @pytest.mark.parametrize("window", [12, 33, 1 << 18])

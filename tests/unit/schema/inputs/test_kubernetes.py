@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from schema.core.errors import SpecError
-from schema.desired.kubernetes import ClusterData, cluster_data
+from schema.desired.kubernetes import ClusterData
+from schema.inputs.check import host_data
 from schema.inputs.load import plan
+from schema.inputs.runbooks import kind_of
 from schema.render.library_files import STATE_PATH
 
 GOOD: dict[str, object] = {
@@ -19,8 +21,9 @@ HOSTILE = ("'; touch X; #", "a\nb", "$(id)", "`id`", "-rf", "a b", "A", "")
 
 
 def made(**changes: object) -> ClusterData:
-    """The data with some keys changed."""
-    return cluster_data("one", {**GOOD, **changes}, dict.fromkeys(changes, "--data"))
+    """The data with some keys changed, as every runbook of such a rig takes it."""
+    kind = kind_of((), ClusterData)
+    return host_data("one", {**GOOD, **changes}, dict.fromkeys(changes, "--data"), kind)
 
 
 def test_defaults() -> None:
@@ -68,7 +71,8 @@ def test_bad_values_are_one_line(key: str, value: object) -> None:
 
 def test_lists_and_limits_as_they_are_typed() -> None:
     found = made(without="cuA,cuB", limit=-1, guard=True, reapply=True)
-    assert found.without == ("cuA", "cuB") and found.limit == "-1"
+    typed = found.model_dump()
+    assert typed["without"] == ("cuA", "cuB") and typed["limit"] == "-1"
 
 
 def test_a_rig_has_one_host() -> None:

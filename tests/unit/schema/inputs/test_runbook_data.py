@@ -10,20 +10,20 @@ import pytest
 from schema.core.errors import SpecError
 from schema.core.parse import known_keys
 from schema.desired.kubernetes import ClusterData
-from schema.inputs.check import host_data, kind_of, runbooks_of, taken
+from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
 from schema.inputs.key_help import key_lines
-from schema.inputs.runbook_data import RUNBOOKS, BackupData, UpgradeData, WatchData
+from schema.inputs.runbook_data import BackupData, UpgradeData, WatchData
+from schema.inputs.runbooks import RUNBOOKS, kind_of, rigs_of, runbooks, runbooks_of, taken
 from tests.unit.builders.spark_rig import ROOT, host
 
 PAGES = sorted((ROOT / "docs/runbooks").glob("*.md"))
-CLUSTER = set(known_keys(ClusterData))
 OF_A_RUNBOOK = re.compile(r"deploys/(\w+)\.py([^`\n]*)")
 
 
 def keys_of(runbook: str) -> set[str]:
     """What the runbook takes, on a Kubernetes rig as well."""
-    return {*(taken(RUNBOOKS[runbook]) if runbook in RUNBOOKS else ()), *CLUSTER}
+    return {key for kind in RUNBOOKS[runbook] for key in taken(kind)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
@@ -40,33 +40,43 @@ def test_each_key_that_a_page_names_is_one_of_its_runbook(page: Path) -> None:
     assert set(re.findall(r"--data (\w+)=", text)) <= set().union(*map(keys_of, named))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.stem in RUNBOOKS], ids=lambda p: p.stem)
+def test_every_page_has_its_types() -> None:
+    assert [page.stem for page in PAGES] == list(RUNBOOKS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_each_key_of_a_runbook_stands_on_its_page(page: Path) -> None:
     text = page.read_text()
-    own = set(taken(RUNBOOKS[page.stem])) - set(known_keys(HostData))
+    own = {
+        key for kind in RUNBOOKS[page.stem] for key in {*taken(kind)} - {*known_keys(rigs_of(kind))}
+    }
     assert {key for key in own if not re.search(rf"--data {key}=|`{key}[`=]", text)} == set()
 
 
 @pytest.mark.parametrize("runbook", RUNBOOKS)
 def test_help_has_each_key_on_a_line_of_its_own(runbook: str) -> None:
-    """With its type, its default and what it is for; a number has a unit or is a rank."""
-    keys = [line.split(":")[0].strip() for line in key_lines(runbook) if line.startswith("  ")]
-    assert sorted(keys) == sorted(taken(RUNBOOKS[runbook]))
-    for line in key_lines(runbook):
-        if line.startswith("  "):
-            assert re.match(r"  \w+: .+; default .+: \S", line)
-        if ": whole number" in line and "  rank:" not in line:
-            assert re.search(r"\d, (seconds|bytes|looks|starts|backups|TCP port);", line), line
+    """What it is for, its type and its default; a number has a unit, unless it is a name."""
+    lines = [line for line in key_lines(runbook) if line.startswith("  ")]
+    keys = [line.split(":")[0].strip() for line in lines]
+    assert sorted(keys) == sorted(key for kind in RUNBOOKS[runbook] for key in taken(kind))
+    for line in lines:
+        assert re.match(r"  \w+: \S.* \(\S.*; (default: .+|required)\)$", line)
+        if "(whole number" in line and not re.match(r"  (rank|port|device):", line):
+            assert re.search(r"\d (seconds|bytes|MiB|looks|starts|backups);", line)
 
 
 def test_one_type_for_several_runbooks_and_for_somebodys_own_deploy() -> None:
-    both = kind_of(("upgrade", "watch"))
+    both = kind_of(("upgrade", "watch"), HostData)
     assert issubclass(both, UpgradeData) and issubclass(both, WatchData)
-    assert set(taken(kind_of(("mine",)))) == set().union(*(taken(k) for k in RUNBOOKS.values()))
-    assert "waive" in taken(kind_of(("verify", "serve"))) and "waive" not in taken(
-        kind_of(("verify", "wake"))
-    )
-    assert kind_of(("stop",)) is RUNBOOKS["stop"] and runbooks_of("tree") == ["backup"]
+    for rigs in (HostData, ClusterData):
+        every = set().union(*map(taken, runbooks(rigs).values()))
+        assert set(taken(kind_of(("mine",), rigs))) == every
+    assert "waive" in taken(kind_of(("verify", "serve"), HostData))
+    assert "waive" not in taken(kind_of(("verify", "wake"), HostData))
+    assert kind_of(("stop",), HostData) is runbooks(HostData)["stop"]
+    assert runbooks_of("tree", HostData) == ["backup"]
+    assert runbooks_of("limit", ClusterData) == ["gpu_limit"]
+    assert runbooks_of("limit", HostData) == []
 
 
 def test_a_value_for_another_runbook_is_checked_where_it_describes_the_host() -> None:

@@ -14,8 +14,9 @@ from node.engine.config import parse
 from schema.core.errors import SpecError
 from schema.core.parse import known_keys
 from schema.desired.plan import Plan
-from schema.inputs.check import kind_of
+from schema.inputs.host_data import HostData
 from schema.inputs.load import plan
+from schema.inputs.runbooks import kind_of
 from schema.render.engine_files import docker_run
 from tests.unit.builders.engine_files import argv_of_script, exec_start, unit_lines
 from tests.unit.builders.spark_rig import ROOT, changed, host, project, spark_plan, tiny
@@ -125,7 +126,7 @@ def test_recipe_key(tmp_path: Path, where: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-@pytest.mark.parametrize("key", known_keys(kind_of(())))
+@pytest.mark.parametrize("key", known_keys(kind_of((), HostData)))
 def test_host_data(tmp_path: Path, key: str, value: str) -> None:
     beside = {"waive": {"reason": "known"}, "reason": {"waive": "CODE"}}.get(key, {})
     changes: dict[str, object] = {"recipe": "tiny", **beside, key: value}

@@ -1,4 +1,4 @@
-"""The import graph of the project: modules, the packages that hold them (rooms), the arrows."""
+"""The import graph of the project: modules, the packages that hold them, and who imports whom."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def module_arrows(parts: Iterable[str], root: Path = ROOT, strings: bool = True)
     return arrows
 
 
-def room_of(module: str, packages: set[str]) -> str:
+def package_of(module: str, packages: set[str]) -> str:
     """The package that holds a module."""
     return module if module in packages else module.rpartition(".")[0]
 
 
-def room_arrows(part: str, root: Path = ROOT) -> Graph:
+def package_arrows(part: str, root: Path = ROOT) -> Graph:
     """Each package of a part to the packages of that part that it imports from, strings apart."""
     packages = {module_of(p, root) for p in files(part, root) if p.name == "__init__.py"}
     arrows: Graph = {package: set() for package in packages}
     for module, targets in module_arrows([part], root, strings=False).items():
-        here = room_of(module, packages)
-        arrows[here] |= {room_of(target, packages) for target in targets} - {here}
+        here = package_of(module, packages)
+        arrows[here] |= {package_of(target, packages) for target in targets} - {here}
     return arrows
 
 
