@@ -11,12 +11,12 @@ from typing import Any
 
 import gevent
 from pydantic import ValidationError
-from pyinfra import logger
+from pyinfra import host, logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.cli_guards import ROOT
-from deploys.common.load_and_gate import operator_data
+from deploys.common.load_and_gate import data_of, operator_data
 from facts.local.git_apply import apply
 from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import real
@@ -25,8 +25,8 @@ from gates.artifact.file_patch_state import PatchState, judge
 from gates.core.check import Observed
 from gates.core.violation import Violation
 from schema.core.errors import SpecError
+from schema.core.parse import misfit
 from schema.desired.plan import Plan
-from schema.inputs.runbook_data import EngineFolderData
 from schema.observed.artifact import (
     LIBRARIES,
     METADATA,
@@ -46,24 +46,22 @@ LOOK_TIMEOUT_S = 180
 
 
 def venv_of(plan: Plan, node: str) -> str | None:
-    """The folder of a node's venv: --data venv, else the recipe's; None where it runs an image."""
-    data = operator_data()
-    given = data.venv if isinstance(data, EngineFolderData) else None
-    found = given or getattr(plan.specs[node], "venv", None)
+    """The folder of a node's venv: `venv` of the host's data, else the recipe's; None: an image.
+
+    --data has it for patch and provenance alone, inventory and group_data for every runbook.
+    """
+    operator_data()  # checks it
+    found = data_of(host)[0].get("venv") or plan.specs[node].venv
     return str(found) if found else None
 
 
 def pip_args(plan: Plan) -> list[str]:
     """What the recipe's venv tells pip besides the rig's own configuration."""
-    venv = getattr(plan.recipe, "venv", None)
-    folder = getattr(venv, "wheels", None)
-    links = ["--no-index", f"--find-links={folder}"] if folder else []
-    return [*links, *getattr(venv, "pip_args", ())]
-
-
-def tools_of(plan: Plan) -> tuple[PatchTool, ...]:
-    """The recipe's patch tools."""
-    return plan.recipe.patch_tools
+    venv = plan.recipe.venv
+    if venv is None:
+        return []
+    links = ["--no-index", f"--find-links={venv.wheels}"] if venv.wheels else []
+    return [*links, *venv.pip_args]
 
 
 def wheels_spec(plan: Plan) -> WheelsSpec:
@@ -79,10 +77,10 @@ def known_versions(wanted: str, plan: Plan, observed: Observed) -> list[Violatio
         raise DeployError(str(error)) from None
 
 
-def _ask_all(
-    state: State, plan: Plan, verb: str, requests: Mapping[str, dict[str, Any]], timeout_s: int
+def ask_all(
+    state: State, verb: str, requests: Mapping[str, dict[str, Any]], timeout_s: int
 ) -> dict[str, dict[str, Any]]:
-    """Each node's answer; DeployError with a line for each node that gave none."""
+    """Each node's answer to its request; DeployError with a line for each node that gave none."""
     state = real(state)
     jobs = {
         name: gevent.spawn(_ask, state, name, verb, request, timeout_s)
@@ -123,7 +121,7 @@ def ask_pip(
         }
         for node, venv in venvs.items()
     }
-    answers = _ask_all(state, plan, "wheels", requests, PIP_TIMEOUT_S + 30)
+    answers = ask_all(state, "wheels", requests, PIP_TIMEOUT_S + 30)
     return {node: _typed(VenvWheels, node, answer) for node, answer in answers.items()}
 
 
@@ -131,11 +129,7 @@ def _typed(model: Any, node: str, answer: Mapping[str, Any]) -> Any:
     try:
         return model.model_validate(answer)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise DeployError(
-            f"{node}: the host's answer does not fit at {where}: {first['msg']}"
-        ) from None
+        raise DeployError(f"{node}: the host's answer {misfit(error)}") from None
 
 
 def ask_artifacts(state: State, plan: Plan) -> dict[str, tuple[ArtifactAnswer, ...]]:
@@ -155,7 +149,7 @@ def ask_artifacts(state: State, plan: Plan) -> dict[str, tuple[ArtifactAnswer, .
                 for patch in plan.recipe.patches
             )
         requests[node.name] = {**where, "probes": [probe.to_json() for probe in asked]}
-    answers = _ask_all(state, plan, "artifact", requests, LOOK_TIMEOUT_S)
+    answers = ask_all(state, "artifact", requests, LOOK_TIMEOUT_S)
     return {
         node: tuple(_typed(ArtifactAnswer, node, row) for row in answer["probes"])
         for node, answer in answers.items()
@@ -172,7 +166,7 @@ def look_at_patches(
     patch tool has been run.
     """
     requests = {node: look_request(plan, venv) for node, venv in venvs.items()}
-    answers = _ask_all(state, plan, "patch look", requests, LOOK_TIMEOUT_S)
+    answers = ask_all(state, "patch look", requests, LOOK_TIMEOUT_S)
     states = {
         node: tuple(
             _state(patch, row, answer["version"])
@@ -189,7 +183,7 @@ def look_request(plan: Plan, venv: str | None) -> dict[str, Any]:
         "venv": venv,
         "package": wheels_spec(plan).package,
         "paths": [patch.path for patch in plan.recipe.file_patches],
-        "tools": [tool_request(tool, venv) for tool in tools_of(plan)],
+        "tools": [tool_request(tool, venv) for tool in plan.recipe.patch_tools],
     }
 
 

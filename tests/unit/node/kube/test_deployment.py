@@ -130,17 +130,13 @@ def test_a_dropped_sidecar_would_be_seen() -> None:
     assert f"spec.template.spec.containers[sidecar].env[{NAME}].value" in paths
 
 
-@pytest.mark.parametrize(
-    ("status", "generation", "done", "failed"),
-    [
-        (DONE, 3, True, False), ({**DONE, "observedGeneration": 2}, 3, False, False),
-    ({**DONE, "replicas": 2}, 3, False, False),
+@pytest.mark.parametrize(("status", "generation", "done", "failed"), [
+    (DONE, 3, True, False), ({**DONE, "observedGeneration": 2}, 3, False, False),
+    ({**DONE, "replicas": 2}, 3, False, False), ({}, 1, False, False),
     ({k: v for k, v in DONE.items() if k != "availableReplicas"}, 3, False, False),
     ({"observedGeneration": 3, "conditions": [
-            {"type": "Progressing", "reason": "ProgressDeadlineExceeded"}]}, 3, False, True),
-        ({}, 1, False, False),
-    ],
-)  # fmt: skip
+        {"type": "Progressing", "reason": "ProgressDeadlineExceeded"}]}, 3, False, True),
+])  # fmt: skip
 def test_rollout_is_judged_as_kubectl_does(
     status: dict[str, Any], generation: int, done: bool, failed: bool
 ) -> None:

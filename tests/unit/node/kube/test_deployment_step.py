@@ -143,7 +143,7 @@ def killed(host: Host, when: str, request: dict[str, object]) -> None:
 def test_killed_at_the_patch_the_next_run_knows_what_became_of_it(
     cluster: Host, when: str, value: str, replicas: int
 ) -> None:
-    """P4: announced before, settled by what the cluster has, be it undone or taken up again."""
+    """P4: announced before, settled by what the cluster has, be it a value or a start."""
     killed(cluster, when, apply_request(step()))
     assert env(cluster) == {NAME: value} and state_of(cluster) == ["intent"]
     assert cluster.call("undo")["status"] == "ROLLED_BACK"

@@ -30,9 +30,8 @@ def test_an_orphan_is_ended_its_port_freed_and_its_segment_removed(world: World)
     again = world.reap()
     assert (again["verdict"], again["ended"]) == ("nothing", [])
     journal = world.call("journal", {"change": "change-1"})["change"]
-    assert [(row["op"], row["state"]) for row in journal["steps"]] == [
-        ("reap", "done"), ("shm", "done"),
-    ]  # fmt: skip
+    steps = [(row["op"], row["state"]) for row in journal["steps"]]
+    assert steps == [("reap", "done"), ("shm", "done")]
     known = journal["steps"][0]["identities"][0]
     assert (known["pid"], known["uid"], known["argv0"]) == (pid, 0, TITLE)
     undone = world.call("undo")

@@ -71,9 +71,8 @@ def test_progress_counts_the_rate_without_what_was_there_before(clock: Clock) ->
     progress.add(GB)
     seen = told()
     assert (seen["done"], seen["rate"], seen["took_s"]) == (5 * GB, GB // 10, 10.0)
-    assert seen["line"] == (
-        "5.00 of 10.00 GB (4.00 GB of an earlier run), 50 %, 100 MB/s, about 50 s left"
-    )
+    said = "5.00 of 10.00 GB (4.00 GB of an earlier run), 50 %, 100 MB/s, about 50 s left"
+    assert seen["line"] == said
 
 
 def test_progress_takes_back_what_has_to_come_again_and_ends_with_its_file(clock: Clock) -> None:

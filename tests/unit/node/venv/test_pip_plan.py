@@ -59,7 +59,7 @@ def test_it_tells_what_is_there_and_what_pip_would_change(host: Host, made: Path
     assert [(i.name, i.metadata.version) for i in report.install] == [("vllm", "0.20.2")]
     assert report.install[0].requested and report.install[0].file.startswith("vllm-0.20.2-")
     assert found.wanted_error is None and found.old_error is None
-    assert parse(str(found.old)).item("vllm").metadata.version == "0.19.2rc1"  # type: ignore[union-attr]
+    assert parse(str(found.old)).item("vllm").metadata.version == "0.19.2rc1"
     assert sorted(p.name for p in w.site_packages(made / "venv").iterdir()) == before
 
 
