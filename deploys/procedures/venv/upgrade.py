@@ -14,7 +14,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.ask_engine import ask_pip, known_versions, pip_args, venv_of, wheels_spec
 from deploys.common.load_and_gate import endpoint, gate_here, once_a_run
 from deploys.common.procedure import Procedure
-from deploys.common.snapshot_view import engine_unit, files_in, is_up
+from deploys.common.snapshot_view import files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
 from deploys.procedures.venv import patch
 from facts.endpoint.completion import Endpoint
@@ -23,6 +23,7 @@ from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
+from gates.engine.state import engine_unit
 from node.rules.versions import same_version
 from operations.change.apply import Steps, texts_of
 from operations.change.run import Run
