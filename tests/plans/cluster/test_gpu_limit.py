@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from gates.cluster.memory_limit import VARIABLE
-from tests.plans.support.clusters import said, scenario
-from tests.plans.support.scenario import Runs
+from tests.plans.support import clusters
+from tests.plans.support.clusters import said
+from tests.plans.support.scenario import Runs, Scenario, data
+from tests.plans.support.table import Ends, Table, done, each_row, failed, quiet, refused
 from tests.unit.builders.kube_parts import NAME, OOM, look
 
 LIMIT = "deploys/gpu_limit.py"
-CARD = ("--data", "hardware_mib=24463")
 ABSENT = {"kind": "env", "index": -1, "value": None, "why": None}
 
 
@@ -24,7 +23,7 @@ def seen(value: str = "23000m", log: tuple[str, ...] = (), **more: object) -> di
     return {**document, "variables": {**variables, "OTHER": dict(ABSENT)}, **more}
 
 
-def rolled(value: str, live: tuple[str, ...] = (), **more: object) -> dict[str, Any]:
+def rolled(value: str, live: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
     """The same after its rollout; `live` is what its processes have."""
     document = seen(value, **more)
     document["rollout"]["generation"] = 2
@@ -43,124 +42,87 @@ LOOP = seen()
 LOOP["pods"][0].update(stuck="CrashLoopBackOff", restarts=9)
 OLD = {**LOOP, "rollout": {**LOOP["rollout"], "done": False, "generation": 2}}
 FLOW = [seen(), PLANNED, rolled("24000m", ("24000m",))]
-ANSWER = ("--data", "url=http://10.96.0.10:8000", "--data", "model=qwen")
+ANSWER = ("url=http://10.96.0.10:8000", "model=qwen")
 YES = {"answered": True, "detail": "20 characters in 0.7 s", "final": False, "model": "qwen"}
 NO = {"answered": False, "detail": "Connection refused", "final": False, "model": ""}
 DEAD = {**NO, "detail": "HTTP 500: dflash daemon has exited unexpectedly", "final": True}
 CUT = {"files": [{"path": "/m.gguf", "size": 9, "format": "gguf", "said": "",
                   "broken": "cut off: its header promises 10 bytes, there are 9"}]}  # fmt: skip
 MODELS = 'models={"/m.gguf": "gguf"}'
-SCENARIOS = {
-    "answers": scenario(LIMIT, "-y", *CARD, *ANSWER, "--data", "limit=24000m",
-                        faults={"says kube look": FLOW, "says answer look": [NO, YES]}),
-    "dies": scenario(LIMIT, "-y", *CARD, *ANSWER, "--data", "limit=24000m",
-                     faults={"says kube look": FLOW, "says answer look": DEAD}),
-    "mends": scenario(LIMIT, "-y", *CARD, "--data", "limit=24000m",
-                      faults={"says kube look": [LOOP, PLANNED, OLD, rolled("24000m")]}),
-    "cut model": scenario(LIMIT, "-y", *CARD, "--data", "limit=24000m", "--data", MODELS,
-                          faults={"says kube look": FLOW, "says models look": CUT}),
-    "set": scenario(LIMIT, "-y", *CARD, "--data", "limit=24000m", faults={"says kube look": FLOW}),
-    "same": scenario(LIMIT, "-y", *CARD, "--data", "limit=24000m",
-                     faults={"says kube look": seen("24000m")}),
-    "computed": scenario(LIMIT, "--dry", *CARD, "--data", "reserve_mib=463",
-                         faults={"says kube look": [seen(log=(OOM,)), PLANNED]}),
-    "injected": scenario(LIMIT, "-y", *CARD, "--data", "limit=24000m",
-                         faults={"says kube look": [*FLOW[:2], rolled("24000m", ("0m",))]}),
-    "stuck": scenario(LIMIT, "-y", *CARD, "--data", "limit=24000m",
-                      faults={"says kube look": [*FLOW[:2], STUCK]}),
-    "zero": scenario(LIMIT, "-y", *CARD, "--data", "limit=0m", faults={"says kube look": seen()}),
-    "nothing known": scenario(LIMIT, "-y", *CARD, faults={"says kube look": seen()}),
-    "two": scenario(LIMIT, "-y", *CARD, "--data", "limit=24000m", faults={"says kube look": {
-        **seen(), "variables": {**seen()["variables"], VARIABLE: seen()["variables"][NAME]}}}),
-    "unclear": scenario(LIMIT, "-y", *CARD, "--data", "limit=24000m", faults={"says kube look": {
-        **seen(), "variables": {**seen()["variables"], NAME: {
-            "kind": "unclear", "index": -1, "value": None, "why": "more than once"}}}}),
-    "set of a limit": scenario(LIMIT, "-y", "--data", f'set={{"{NAME}": "0m"}}',
-                               faults={"says kube look": seen()}),
-    "other": scenario(LIMIT, "--dry", "--data", 'set={"OTHER": "1"}',
-                      faults={"says kube look": [seen(), PLANNED]}),
+SET = "limit=24000m"
+
+
+def limit(
+    *pairs: str, looks: object, how: str = "-y", card: tuple[str, ...] = ("hardware_mib=24463",),
+    **faults: object,
+) -> Scenario:  # fmt: skip
+    """A run of gpu_limit on a rig whose Deployment shows `looks`; `models_look=` and the like."""
+    said = {f"says {key.replace('_', ' ')}": value for key, value in faults.items()}
+    return clusters.scenario(
+        LIMIT, how, *data(*card, *pairs), faults={"says kube look": looks, **said}
+    )
+
+
+def variables(**more: object) -> dict[str, Any]:
+    """The Deployment with these variables changed."""
+    return {**seen(), "variables": {**seen()["variables"], **more}}
+
+
+UNCLEAR = {"kind": "unclear", "index": -1, "value": None, "why": "more than once"}
+SENT, UNDONE = (["lab1 apply kube", f"lab1 {end}"] for end in ("close COMMITTED", "undo"))
+TABLE: Table = {
+    # ready means a real completion: A4, A5: a pod that runs and dies at its first request is not
+    "answers": (limit(*ANSWER, SET, looks=FLOW, answer_look=[NO, YES]), done(
+        "no completion yet: Connection refused",
+        "qwen answers at http://10.96.0.10:8000: 20 characters")),
+    "dies": (limit(*ANSWER, SET, looks=FLOW, answer_look=DEAD), failed(
+        "dflash daemon has exited unexpectedly", steps=UNDONE)),
+    "mends": (limit(SET, looks=[LOOP, PLANNED, OLD, rolled("24000m")]), done(steps=SENT)),
+    # A2's sibling: found by its header before the pod starts, not minutes after
+    "cut model": (limit(SET, MODELS, looks=FLOW, models_look=CUT), refused("model-file")),
+    "set": (limit(SET, looks=FLOW), done(
+        "limit     25,165,824,000 bytes = 24,000.0 MiB = 23.44 GiB",
+        "left      485,490,688 bytes = 463.0 MiB", "'23000m' becomes '24000m'",
+        "seen in 1 processes of lucebox-1", steps=SENT)),
+    "same": (limit(SET, looks=seen("24000m")), quiet()),
+    # A5: without a limit it is computed from the OOM line
+    "computed": (limit("reserve_mib=463", looks=[seen(log=(OOM,)), PLANNED], how="--dry"), Ends(
+        says=("Device 0 OOM 24232551680 / 24117248000: 115,303,680 bytes",
+              "limit     25,165,824,000 bytes", "headroom 933,272,320 bytes"))),
+    "injected": (limit(SET, looks=[*FLOW[:2], rolled("24000m", ("0m",))]), failed(
+        f"its process has {NAME}=0m, not 24000m", steps=UNDONE)),
+    "stuck": (limit(SET, looks=[*FLOW[:2], STUCK]), failed(
+        "lucebox-1: CrashLoopBackOff, 3 restarts", "asyncio.exceptions.TimeoutError",
+        steps=UNDONE)),
+    "zero": (limit("limit=0m", looks=seen()), refused("'0m' is 0 bytes to HAMi-core")),
+    "nothing known": (limit(looks=seen()), refused("no `Device N OOM` in the pods' logs")),
+    "two": (limit(SET, looks=variables(**{VARIABLE: seen()["variables"][NAME]})), refused(
+        f"sets {VARIABLE}, {NAME}; name the one: --data device=N")),
+    "unclear": (limit(SET, looks=variables(**{NAME: UNCLEAR})), refused("more than once")),
+    "set of a limit": (limit(f'set={{"{NAME}": "0m"}}', looks=seen(), card=()), refused(
+        "is a memory limit; give it as --data limit=")),
+    # another variable goes the same way without a limit
+    "other": (limit('set={"OTHER": "1"}', looks=[seen(), PLANNED], card=(), how="--dry"), quiet(
+        never=("hardware",))),
 }  # fmt: skip
+test_each_run_ends_as_its_row_says = each_row(TABLE)
 
 
-@pytest.fixture(scope="module")
-def ran() -> Runs:
-    """All runs of this module."""
-    return Runs(SCENARIOS)
-
-
-def test_the_arithmetic_the_change_and_its_proof(ran: Runs) -> None:
-    done = ran["set"]
-    assert done.status == 0, done.output
-    for line in ("limit     25,165,824,000 bytes = 24,000.0 MiB = 23.44 GiB",
-                 "left      485,490,688 bytes = 463.0 MiB", "'23000m' becomes '24000m'",
-                 "seen in 1 processes of lucebox-1"):  # fmt: skip
-        assert line in done.output
-    assert done.steps == ["lab1 apply kube", "lab1 close COMMITTED"]
-    step = done.changing[0].request["steps"][0]
+def test_one_variable_is_set_where_nobody_wrote_meanwhile(ran: Runs) -> None:
+    step = ran["set"].changing[0].request["steps"][0]
     assert (step["set"], step["resource_version"]) == ({NAME: "24000m"}, "1")
-
-
-def test_a_second_run_changes_nothing(ran: Runs) -> None:
-    assert ran["same"].status == 0 and ran["same"].changing == ()
-
-
-def test_without_a_limit_it_is_computed_from_the_oom_line(ran: Runs) -> None:
-    """Incident A5."""
-    out = ran["computed"].output
-    assert "Device 0 OOM 24232551680 / 24117248000: 115,303,680 bytes" in out
-    assert "limit     25,165,824,000 bytes" in out and "headroom 933,272,320 bytes" in out
 
 
 def test_what_the_plugin_injects_is_seen_in_the_process_and_the_change_goes_back(ran: Runs) -> None:
     """Fault 49: the template says one thing, the process has another."""
-    done = ran["injected"]
-    assert done.status == 1 and f"its process has {NAME}=0m, not 24000m" in done.output
-    assert done.steps == ["lab1 apply kube", "lab1 undo"]
+    TABLE["injected"][1].check(ran["injected"])
 
 
 def test_a_crash_loop_ends_the_wait_at_once_with_the_last_lines(ran: Runs) -> None:
     """Incident A4: not after the deadline of ten minutes."""
-    done = ran["stuck"]
-    assert done.status == 1 and "lucebox-1: CrashLoopBackOff, 3 restarts" in done.output
-    assert "asyncio.exceptions.TimeoutError" in done.output
-    assert done.steps == ["lab1 apply kube", "lab1 undo"]
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("zero", "'0m' is 0 bytes to HAMi-core"),
-        ("nothing known", "no `Device N OOM` in the pods' logs"),
-        ("two", f"sets {VARIABLE}, {NAME}; name the one: --data device=N"),
-        ("unclear", "more than once"),
-        ("set of a limit", "is a memory limit; give it as --data limit="),
-    ],
-)
-def test_what_is_refused(ran: Runs, name: str, part: str) -> None:
-    ran[name].refused(part)
-
-
-def test_another_variable_goes_the_same_way_without_a_limit(ran: Runs) -> None:
-    other = ran["other"]
-    assert other.status == 0 and "hardware" not in other.output and other.changing == ()
-
-
-def test_ready_means_a_real_completion(ran: Runs) -> None:
-    """Incidents A4 and A5: a pod that runs and dies at its first request is not ready."""
-    done = ran["answers"]
-    assert done.status == 0 and "no completion yet: Connection refused" in done.output
-    assert "qwen answers at http://10.96.0.10:8000: 20 characters" in done.output
-    dead = ran["dies"]
-    assert dead.status == 1 and "dflash daemon has exited unexpectedly" in dead.output
-    assert dead.steps == ["lab1 apply kube", "lab1 undo"]
-
-
-def test_a_model_file_that_is_cut_stops_it_before_the_pod_starts(ran: Runs) -> None:
-    """Incident A2's sibling: found by its header, not minutes after the start."""
-    ran["cut model"].refused("model-file")
+    TABLE["stuck"][1].check(ran["stuck"])
 
 
 def test_a_pod_that_was_stuck_before_does_not_end_the_wait_for_the_new_one(ran: Runs) -> None:
     """Incident A3: the limit is changed because the pod is in a crash loop."""
-    done = ran["mends"]
-    assert done.status == 0 and done.steps == ["lab1 apply kube", "lab1 close COMMITTED"]
+    TABLE["mends"][1].check(ran["mends"])

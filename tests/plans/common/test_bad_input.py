@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, INVENTORY, ROOT, WORKER, Runs, Scenario, host
+from tests.plans.support.scenario import HEAD, INVENTORY, ROOT, WORKER, Runs, Scenario, data, host
 from tests.unit.builders.snapshots import healthy
 
 SERVE = ("deploys/serve.py", "-y")
@@ -21,12 +22,7 @@ MAC = "00:1a:2b:3c:4d:5e"
 EVIL = f"; touch {CANARY}; #"
 
 
-def data(*pairs: str) -> tuple[str, ...]:
-    """--data arguments."""
-    return tuple(word for pair in pairs for word in ("--data", pair))
-
-
-def serve(*arguments: str, **changes: object) -> Scenario:
+def serve(*arguments: str, **changes: Any) -> Scenario:
     """A serve run on a rig that is ready."""
     return Scenario((*SERVE, *arguments), healthy, **changes)
 

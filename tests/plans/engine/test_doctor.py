@@ -7,45 +7,79 @@ import re
 
 import pytest
 
+from gates.core.codes import CODES
 from gates.core.violation import Layer
+from schema.desired.plan import Plan
+from schema.observed.snapshot import NodeSnapshot
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario, serving
+from tests.plans.support.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario, data
+from tests.plans.support.scenario import serving as serving_rig
+from tests.plans.support.table import Table, each_row, quiet, refused
+from tests.unit.builders.host_parts import unit
+from tests.unit.builders.snapshots import put, serving
 
 DOCTOR = ("deploys/doctor.py", "-y")
-JSON = ("--data", "json=true")
+JSON = (*DOCTOR, *data("json=true"))
+KEYS = ["code", "layer", "severity", "node", "summary", "evidence", "cause", "remedy", "explains",
+        "unknown"]  # fmt: skip
 # The image is missing on the worker, the head's link is short; no engine runs.
 ill = rigs.broken(rigs.image_missing, (HEAD, "network.links.0.mtu", 1500))
 # Serving, but the head's container restarts on its own.
-drifted = rigs.broken(serving, (HEAD, "docker.containers.0.restart_policy", "always"))
-SCENARIOS = {
-    "healthy": Scenario(DOCTOR, answers=Reply),
-    "healthy json": Scenario((*DOCTOR, *JSON), answers=Reply),
-    "ill": Scenario(DOCTOR, ill),
-    "ill json": Scenario((*DOCTOR, *JSON), ill),
-    "drifted": Scenario(DOCTOR, drifted, answers=Reply),
-    "one lost": Scenario(DOCTOR, faults={f"{WORKER}:lost": "snapshot"}, answers=Reply),
-}
+drifted = rigs.broken(serving_rig, (HEAD, "docker.containers.0.restart_policy", "always"))
 
 
-@pytest.fixture(scope="module")
-def ran() -> Runs:
-    """All runs of this module."""
-    return Runs(SCENARIOS)
+def wedged(plan: Plan) -> dict[str, NodeSnapshot]:
+    """Both units run, and the ranks are not joined."""
+    return {name: put(seen, "connections", ()) for name, seen in serving(plan).items()}
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_the_doctor_changes_nothing(ran: Runs, name: str) -> None:
-    """One look a host, in three commands at the same time, whatever it finds."""
-    assert ran[name].changing == () and len(ran[name].commands) == 6
-    assert "Traceback" not in ran[name].output
+def ghost(plan: Plan) -> dict[str, NodeSnapshot]:
+    """The head's unit starts what is not there, again and again."""
+    seen = dict(serving(plan))
+    gone = unit(active_state="activating", sub_state="auto-restart", result="exit-code",
+                exit_kind="exited", exit_status=203, restarts=30, exec_start_exists=False,
+                exec_start=("/opt/gone",), drop_ins=("/etc/x.conf",))  # fmt: skip
+    for path, value in (("units.0", gone), ("docker.containers", ()), ("engine_processes", ()),
+                        ("ports", ()), ("memory.available", 110 * 2**30)):  # fmt: skip
+        seen[HEAD] = put(seen[HEAD], path, value)
+    return seen
 
 
-def test_a_healthy_rig_is_told_so(ran: Runs) -> None:
-    """Exit status 0, and the names of what is well."""
-    run = ran["healthy"]
-    assert run.status == 0, run.output
-    assert f"{HEAD}, {WORKER}: tiny (balanced) serves; nothing blocks" in run.stderr
+TABLE: Table = {
+    "healthy": (Scenario(DOCTOR, answers=Reply), quiet(
+        f"{HEAD}, {WORKER}: tiny (balanced) serves; nothing blocks; a first answer in")),
+    "healthy json": (Scenario(JSON, answers=Reply), quiet()),
+    "ill": (Scenario(DOCTOR, ill), refused(
+        "5 finding(s) block serving", f"fabric-mtu on {HEAD}",
+        says=(f"mend:     pyinfra {INVENTORY} deploys/serve.py",))),
+    "ill json": (Scenario(JSON, ill), refused()),
+    # a rig that serves is not called broken; the difference is named
+    "drifted": (Scenario(DOCTOR, drifted, answers=Reply), quiet(
+        "warn restart-policy", "docker update --restart=no")),
+    # what could not be asked is not healthy
+    "one lost": (
+        Scenario(DOCTOR, faults={f"{WORKER}:lost": "snapshot"}, answers=Reply),
+        refused(f"nodes-reachable on {WORKER}")),
+    "ghost": (Scenario(DOCTOR, ghost), refused(
+        "block serving, the likeliest cause first: unit-ghost", f"on {HEAD}")),
+    "ghost json": (Scenario(JSON, ghost), refused()),
+    "wedged json": (
+        Scenario(JSON, wedged, answers=lambda: Reply("EngineDeadError", status=500)), refused()),
+    "docker json": (Scenario(JSON, rigs.docker_silent), refused()),
+}  # fmt: skip
+test_each_run_ends_as_its_row_says = each_row(TABLE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_one_look_a_host_in_three_commands_at_the_same_time(ran: Runs, name: str) -> None:
+    assert len(ran[name].commands) == 6
+
+
+def test_a_rig_that_serves_has_a_line_a_node(ran: Runs) -> None:
+    for node, role in ((HEAD, "head, rank 0"), (WORKER, "worker, rank 1")):
+        line = rf"{node}: {role}, tiny \(balanced\), active for 10 min"
+        assert re.search(line, ran["healthy"].stderr)
 
 
 def test_the_lowest_layer_comes_first(ran: Runs) -> None:
@@ -56,7 +90,6 @@ def test_the_lowest_layer_comes_first(ran: Runs) -> None:
     assert layers == sorted(layers)
     codes = [code for severity, code, _ in found if severity == "block"]
     assert codes == ["fabric-mtu", "image-missing", "engine-down", "engine-down", "no-answer"]
-    run.refused("5 finding(s) block serving", f"fabric-mtu on {HEAD}")
 
 
 def test_each_finding_has_its_evidence_and_its_command(ran: Runs) -> None:
@@ -65,15 +98,31 @@ def test_each_finding_has_its_evidence_and_its_command(ran: Runs) -> None:
     heads = re.findall(r"^\s+(?:block|warn) \S+", text, re.M)
     assert len(heads) == text.count("evidence:") == text.count("mend:") > 0
     assert "INVENTORY" not in text
-    assert f"mend:     pyinfra {INVENTORY} deploys/serve.py" in text
 
 
-@pytest.mark.parametrize("name", ["healthy json", "ill json"])
-def test_json_is_all_that_stands_on_stdout(ran: Runs, name: str) -> None:
-    """A machine reads it as it is; pyinfra's own lines are on stderr."""
+def test_the_text_says_why_how_and_what_to_ignore(ran: Runs) -> None:
+    run = ran["ghost"]
+    first = run.stderr[run.stderr.index("unit-ghost") :].splitlines()
+    assert "starts a program that does not exist: /opt/gone" in first[0]
+    assert [line.split(":")[0].strip() for line in first[1:5]] == [
+        "evidence", "cause", "mend", "because of this, ignore"]  # fmt: skip
+    ignored = first[4].partition("ignore: ")[2].split(", ")
+    assert {f"crash-loop@{HEAD}", f"engine-down@{HEAD}", f"no-answer@{HEAD}"} <= {*ignored}
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if name.endswith("json")])
+def test_the_json_has_its_form(ran: Runs, name: str) -> None:
     rows = json.loads(ran[name].stdout)
-    assert all(row["severity"] in ("block", "warn") for row in rows)
-    assert "INVENTORY" not in ran[name].stdout
+    keys = {row["code"] + (f"@{row['node']}" if row["node"] else "") for row in rows}
+    for row in rows:
+        assert list(row) == KEYS and row["code"] in CODES
+        assert Layer[row["layer"].upper()] == CODES[row["code"]].layer
+        assert row["severity"] in ("block", "warn") and isinstance(row["unknown"], bool)
+        assert row["node"] in (HEAD, WORKER, None) and {*row["explains"]} <= keys
+        for key in ("summary", "evidence", "cause", "remedy"):
+            assert row[key] and isinstance(row[key], str) and "INVENTORY" not in row[key]
+    blocks = any(row["severity"] == "block" for row in rows)
+    assert ran[name].status == (1 if blocks else 0)
 
 
 def test_json_says_what_the_text_says(ran: Runs) -> None:
@@ -84,19 +133,16 @@ def test_json_says_what_the_text_says(ran: Runs) -> None:
         "image-missing",
     ]
     assert rows[0]["layer"] == "fabric" and rows[0]["node"] == HEAD
-    assert ran["ill json"].status == 1
-    assert json.loads(ran["healthy json"].stdout) == [
-        row for row in rows if row["severity"] == "warn"
-    ]
+    assert json.loads(ran["healthy json"].stdout) == []
 
 
-def test_drift_is_a_warning(ran: Runs) -> None:
-    """A rig that serves is not called broken; the difference is named."""
-    run = ran["drifted"]
-    assert run.status == 0, run.output
-    assert "warn restart-policy" in run.stderr and "docker update --restart=no" in run.stderr
-
-
-def test_a_lost_host_is_the_first_finding(ran: Runs) -> None:
-    """What could not be asked is not healthy."""
-    ran["one lost"].refused(f"nodes-reachable on {WORKER}")
+def test_causes_stand_before_what_they_explain(ran: Runs) -> None:
+    for name in ("ghost json", "wedged json", "docker json"):
+        rows = json.loads(ran[name].stdout)
+        place = {f"{row['code']}@{row['node']}": n for n, row in enumerate(rows)}
+        for row in rows:
+            assert all(place[f"{row['code']}@{row['node']}"] < place[e] for e in row["explains"])
+    wedge = json.loads(ran["wedged json"].stdout)[0]
+    assert wedge["code"] == "wedged-pair" and f"pyinfra {INVENTORY}" in wedge["remedy"]
+    docker = json.loads(ran["docker json"].stdout)[0]
+    assert docker["code"] == "docker-unreadable" and docker["unknown"] is True

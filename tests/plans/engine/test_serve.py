@@ -10,54 +10,45 @@ from deploys.procedures.engine import installed
 from facts.endpoint.completion import Answer
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 from tests.plans.support import rigs
-from tests.plans.support.commands import Sent
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario
+from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
+from tests.plans.support.table import done, each_row, quiet
 from tests.unit.builders import snapshots
 from tests.unit.builders.snapshots import healthy
 from tests.unit.builders.spark_rig import spark_plan
 
 SERVE = "deploys/serve.py"
-THROUGHPUT = ("--data", "profile=throughput")
-RESTART = [
-    "lab1 apply stop",
-    "lab2 apply stop",
-    "lab2 apply start",
-    "lab1 apply start",
-    "lab1 close COMMITTED",
-    "lab2 close COMMITTED",
-]
-SCENARIOS = {
-    "dry": Scenario((SERVE, "--dry", "--diff"), healthy),
-    "fresh": Scenario((SERVE, "-y"), healthy, answers=Reply),
-    "as it should": Scenario((SERVE, "-y"), answers=Reply),
-    "dry profile": Scenario((SERVE, "--dry", "--diff", *THROUGHPUT), answers=Reply),
-    "profile": Scenario((SERVE, "-y", *THROUGHPUT), answers=Reply),
-    "unit disabled": Scenario((SERVE, "-y"), rigs.unit_disabled, answers=Reply),
-    "mute": Scenario((SERVE, "--dry"), answers=lambda: Reply("CUDA error", status=500)),
-}
-
-
-@pytest.fixture(scope="module")
-def ran() -> Runs:
-    """All runs of this module."""
-    return Runs(SCENARIOS)
-
-
-def starts_with_one_look(commands: tuple[Sent, ...]) -> bool:
-    """Whether each host was asked for one snapshot before anything else."""
-    return sorted((c.host, c.what) for c in commands[:2]) == [
-        (HEAD, "snapshot"),
-        (WORKER, "snapshot"),
-    ]
-
-
-def test_dry_asks_for_one_snapshot_a_host_and_sends_nothing_else(ran: Runs) -> None:
-    """A dry run is read-only, and cheap."""
-    dry = ran["dry"]
-    assert dry.status == 0, dry.output
-    assert starts_with_one_look(dry.commands) and len(dry.commands) == 2
-    assert dry.changing == ()
+THROUGHPUT = data("profile=throughput")
+FILES = {"lab1 apply file+unit", "lab2 apply file+unit"}
+STOP = ["lab1 apply stop", "lab2 apply stop"]
+START = ["lab2 apply start", "lab1 apply start", "lab1 close COMMITTED", "lab2 close COMMITTED"]
+LOOKS = ["snapshot", "snapshot"]
+CHANGED = ("-  --max-model-len 512", "+  --max-model-len 256", "+  --max-num-seqs 8")
+TABLE = {
+    # read-only, and cheap; the diff is the host's own file
+    "dry": (Scenario((SERVE, "--dry", "--diff"), healthy), quiet(
+        f"[{HEAD}] +VLLM_HOST_IP=10.0.0.1", f"[{WORKER}] +VLLM_HOST_IP=10.0.0.2",
+        f"[{WORKER}] +  --headless", never=(f"[{HEAD}] +  --headless",), asks=LOOKS)),
+    # files on both, then the worker, then the head, then the proof closes the change on both
+    "fresh": (Scenario((SERVE, "-y"), healthy, answers=Reply), done(steps=[FILES, *START])),
+    "as it should": (Scenario((SERVE, "-y"), answers=Reply), quiet(
+        "serving as the recipe says; a real answer: 6 characters", asks=LOOKS)),
+    # the diff has the old and the new value
+    "dry profile": (
+        Scenario((SERVE, "--dry", "--diff", *THROUGHPUT), answers=Reply),
+        quiet(*(f"[{name}] {line} \\\n" for name in (HEAD, WORKER) for line in CHANGED),
+              never=("--tensor-parallel-size 2 \\\n    [@fake/lab1] +",))),
+    # both files, head down, worker down, worker up, head up, proof, COMMITTED on both
+    "profile": (Scenario((SERVE, "-y", *THROUGHPUT), answers=Reply), done(
+        steps=[FILES, *STOP, *START])),
+    # enabled; the change does not stay OPEN, and nothing restarts
+    "unit disabled": (Scenario((SERVE, "-y"), rigs.unit_disabled, answers=Reply), done(
+        steps=["lab2 apply unit", "lab2 close COMMITTED"])),
+    # up as planned, and answers with an error: not called healthy
+    "mute": (Scenario((SERVE, "--dry"), answers=lambda: Reply("CUDA error", status=500)), quiet(
+        "running, but no real answer", "HTTP 500", "stop rigbook-engine.service")),
+}  # fmt: skip
+test_each_run_ends_as_its_row_says = each_row(TABLE)
 
 
 @pytest.mark.parametrize("name", [HEAD, WORKER])
@@ -66,14 +57,6 @@ def test_dry_shows_each_files_diff(ran: Runs, name: str, path: str) -> None:
     """A file that is not there yet is shown whole, as a diff from nothing."""
     shown = ran["dry"].stderr
     assert f"[{name}] --- /dev/null\n    [{name}] +++ {path}\n" in shown
-
-
-def test_dry_shows_the_flags_and_each_nodes_own_values(ran: Runs) -> None:
-    """The diff is the host's own file."""
-    shown = ran["dry"].stderr
-    assert f"[{HEAD}] +VLLM_HOST_IP=10.0.0.1" in shown
-    assert f"[{WORKER}] +VLLM_HOST_IP=10.0.0.2" in shown
-    assert f"[{WORKER}] +  --headless" in shown and f"[{HEAD}] +  --headless" not in shown
 
 
 def test_dry_shows_the_order(ran: Runs) -> None:
@@ -91,13 +74,15 @@ def test_dry_shows_the_order(ran: Runs) -> None:
         assert f"[{name}] enable rigbook-engine.service" in ran["dry"].stderr
 
 
-def test_a_fresh_rig_is_written_started_in_order_and_blessed(ran: Runs) -> None:
-    """Files on both, then the worker, then the head, then the proof closes the change on both."""
-    fresh = ran["fresh"]
-    assert fresh.status == 0, fresh.output
-    assert starts_with_one_look(fresh.commands)
-    assert sorted(fresh.steps[:2]) == ["lab1 apply file+unit", "lab2 apply file+unit"]
-    assert fresh.steps[2:] == RESTART[2:]
+def test_each_host_is_asked_for_one_snapshot_before_anything_else(ran: Runs) -> None:
+    asked = sorted((c.host, c.what) for c in ran["fresh"].commands[:2])
+    assert asked == [(HEAD, "snapshot"), (WORKER, "snapshot")]
+
+
+def test_a_run_is_counted_and_its_answer_told(ran: Runs) -> None:
+    assert re.search(r"Grand total +11 +- +- +11", ran["as it should"].stderr)
+    told = r"answers at http://\S+: 6 characters.*; change \S+ COMMITTED"
+    assert re.search(told, ran["profile"].stderr)
 
 
 def test_all_steps_belong_to_one_change(ran: Runs) -> None:
@@ -107,55 +92,11 @@ def test_all_steps_belong_to_one_change(ran: Runs) -> None:
     assert len(ids) == 1
 
 
-def test_a_second_run_changes_nothing(ran: Runs) -> None:
-    """One remote command a host, no step, and it says that it serves."""
-    same = ran["as it should"]
-    assert same.status == 0, same.output
-    assert len(same.commands) == 2 and starts_with_one_look(same.commands)
-    assert "serving as the recipe says; a real answer: 6 characters" in same.stderr
-    assert re.search(r"Grand total +11 +- +- +11", same.stderr)
-
-
-def test_a_changed_profile_shows_the_flags(ran: Runs) -> None:
-    """The diff has the old and the new value, and nothing was sent."""
-    dry = ran["dry profile"]
-    assert dry.status == 0 and dry.changing == ()
-    for name in (HEAD, WORKER):
-        assert f"[{name}] -  --max-model-len 512 \\\n" in dry.stderr
-        assert f"[{name}] +  --max-model-len 256 \\\n" in dry.stderr
-        assert f"[{name}] +  --max-num-seqs 8 \\\n" in dry.stderr
-    assert "--tensor-parallel-size 2 \\\n    [@fake/lab1] +" not in dry.stderr
-
-
-def test_a_changed_profile_restarts_in_order(ran: Runs) -> None:
-    """Both files, head down, worker down, worker up, head up, proof, COMMITTED on both."""
-    profile = ran["profile"]
-    assert profile.status == 0, profile.output
-    assert sorted(profile.steps[:2]) == ["lab1 apply file+unit", "lab2 apply file+unit"]
-    assert profile.steps[2:] == RESTART
-    assert re.search(r"answers at http://\S+: 6 characters.*; change \S+ COMMITTED", profile.stderr)
-
-
 def test_only_changed_files_are_written(ran: Runs) -> None:
     """The environment is the same in both profiles, so it is left alone (and its secrets)."""
     first = next(c for c in ran["profile"].changing if c.host == HEAD)
     paths = [step["path"] for step in first.request["steps"] if step["op"] == "file"]
     assert {SCRIPT_PATH, UNIT_PATH} <= set(paths) and ENV_PATH not in paths
-
-
-def test_a_step_without_a_restart_is_blessed_too(ran: Runs) -> None:
-    """A disabled unit is enabled; the change does not stay OPEN, and nothing restarts."""
-    run = ran["unit disabled"]
-    assert run.status == 0, run.output
-    assert run.steps == ["lab2 apply unit", "lab2 close COMMITTED"]
-
-
-def test_a_running_engine_that_answers_500_is_restarted(ran: Runs) -> None:
-    """An engine that is up as planned and answers with an error is not called healthy."""
-    mute = ran["mute"]
-    assert mute.status == 0 and mute.changing == ()
-    assert "running, but no real answer" in mute.stderr and "HTTP 500" in mute.stderr
-    assert "stop rigbook-engine.service" in mute.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.snapshot_view import units_in
 from deploys.procedures.engine import installed
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint
 from facts.endpoint.probe import probe
 from schema.desired.plan import UNIT
+from schema.observed.machine import Identity
 from tests.plans.support.engine_double import EngineDouble, Reply
 from tests.plans.support.scenario import HEAD, tiny_plan
 from tests.plans.support.scenario import serving as serving_rig
@@ -36,8 +38,9 @@ def test_only_a_hang_is_restarted(
     plan = tiny_plan()
     monkeypatch.setattr(installed, "_made_meanwhile", lambda _: made)
     seen = serving_rig(plan)
-    unit = next(u for u in seen[HEAD].units if u.name == UNIT)
-    up = seen[HEAD].identity.clock_unix_s - (unit.since_unix_s or 0)
+    identity = seen[HEAD].identity
+    assert isinstance(identity, Identity)
+    up = identity.clock_unix_s - (units_in(seen[HEAD])[UNIT].since_unix_s or 0)
     expect = plan.recipe.expect.model_copy(update={"start_budget_s": int(up) - 1})
     recipe = plan.recipe.model_copy(update={"expect": expect})
     plan = dataclasses.replace(plan, recipe=recipe)

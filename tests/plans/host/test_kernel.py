@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
+from deploys.common.snapshot_view import files_in
 from schema.desired.plan import Plan
 from schema.observed.kernel import GrubDefault, KernelFacts
 from schema.observed.snapshot import Unreadable
@@ -14,6 +14,7 @@ from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots
 from tests.plans.support.table import Ends, Table, done, each_row, failed, quiet, refused
 from tests.unit.builders import kernel_parts as k
 from tests.unit.builders import snapshots
+from tests.unit.builders.engine_parts import written_file
 from tests.unit.builders.kernel_parts import NEW, OLD
 
 PIN, TRY = "kernel=current", f"candidate={NEW}"
@@ -30,14 +31,10 @@ STAGED = k.facts(
 def pinned(plan: Plan) -> Snapshots:
     """The rig as a pin leaves it: its files are there."""
     seen = serving(plan)
+    written = tuple(written_file(each) for each in pin_documents(OLD, k.apt().pinning[OLD]))
     for name, snapshot in seen.items():
-        files = list(snapshot.files)
-        for document in pin_documents(OLD, k.apt().pinning[OLD]):
-            sha = hashlib.sha256(document.content.encode()).hexdigest()
-            files.append(files[0].model_copy(update={
-                "path": document.path, "sha256": sha, "mode": document.mode, "uid": 0, "gid": 0,
-                "kind": "file", "content": document.content}))  # fmt: skip
-        seen[name] = snapshots.put(snapshot, "files", tuple(files))
+        there = tuple(files_in(snapshot).values())
+        seen[name] = snapshots.put(snapshot, "files", (*there, *written))
     return seen
 
 

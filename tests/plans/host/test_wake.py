@@ -7,6 +7,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ import pytest
 
 from deploys.procedures.host.wake import Sleeper, WakeWork, likely_causes
 from schema.machine.wake_record import MachineRecord
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, host, tiny_plan
+from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, host, tiny_plan
+from tests.plans.support.table import done, each_row, quiet, refused
 
 MAC = "04:7c:16:aa:bb:01"
-WAKE = ("deploys/wake.py",)
 RECORD = MachineRecord(
     nic="enp5s0", mac=MAC, network="127.0.0.2/8", wol="g", able=True, board="MSI MAG Z890",
     display=False, open=("erp_disabled",), seen_unix_s=1_790_000_000,
@@ -63,23 +64,21 @@ class Sshd:
         self._server.close()
 
 
-def rig(head: int, worker: int, **data: Any) -> list[Any]:
+def rig(head: int, worker: int, **more: Any) -> list[Any]:
     """Both hosts, their sshd at these ports of loopback."""
-    ssh = {"ssh_hostname": "127.0.0.1", **data}
+    ssh = {"ssh_hostname": "127.0.0.1", **more}
     return [(HEAD, host(1, "127.0.0.2", ssh_port=head, **ssh)),
             (WORKER, host(2, "127.0.0.2", ssh_port=worker, **ssh))]  # fmt: skip
 
 
 def run(
-    base: Path, *words: str, hosts: list[Any], text: str | None = KNOWN, dry: bool = False
+    base: Path, *words: str, text: str | None = KNOWN, dry: bool = False, **rig: Any
 ) -> Scenario:
     """A run of wake."""
-    flags = ("--dry",) if dry else ("-y",)
-    data = [part for word in words for part in ("--data", word)]
     env = {"XDG_STATE_HOME": state(base / uuid.uuid4().hex, text)}
     sent = {"sent": 102, "to": "127.255.255.255:9", "source": "127.0.0.3"}
-    return Scenario((*WAKE, *flags, *data), hosts=hosts, env=env,
-                    faults={f"{WORKER}:answers": {"wake": sent}})  # fmt: skip
+    return Scenario(("deploys/wake.py", "--dry" if dry else "-y", *data(*words)), env=env,
+                    faults={f"{WORKER}:answers": {"wake": sent}}, **rig)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -90,21 +89,22 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         gone = int(server.getsockname()[1])
     plugged = rig(up.port, gone, power_cycle_command="/bin/true tower")
+    down = rig(gone, up.port)
     try:
         yield Runs({
             "up": ask(hosts=rig(up.port, up.port)),
-            "dry": ask(hosts=rig(gone, up.port), dry=True),
+            "dry": ask(hosts=down, dry=True),
             "comes": ask(hosts=rig(late.port, up.port)),
             "via": ask(f"via={WORKER}", hosts=rig(beside.port, up.port)),
-            "unknown": ask(hosts=rig(gone, up.port), text=None),
-            "broken": ask(hosts=rig(gone, up.port), text="{"),
-            "strange": ask(hosts=rig(gone, up.port), text='{"format": 1, "nodes": {"a": {}}}'),
-            "bad mac": ask("mac=ff:ff:ff:ff:ff:ff", hosts=rig(gone, up.port)),
+            "unknown": ask(hosts=down, text=None),
+            "broken": ask(hosts=down, text="{"),
+            "strange": ask(hosts=down, text='{"format": 1, "nodes": {"a": {}}}'),
+            "bad mac": ask("mac=ff:ff:ff:ff:ff:ff", hosts=down),
             "one mac, two": ask(f"mac={MAC}", hosts=rig(gone, gone), text=None),
-            "no node": ask("only=lab9", hosts=rig(gone, up.port)),
-            "no peer": ask("via=lab9", hosts=rig(gone, up.port)),
-            "itself": ask(f"only={HEAD}", f"via={HEAD}", hosts=rig(gone, up.port)),
-            "no plug": ask(f"only={HEAD}", "power_cycle=true", hosts=rig(gone, up.port)),
+            "no node": ask("only=lab9", hosts=down),
+            "no peer": ask("via=lab9", hosts=down),
+            "itself": ask(f"only={HEAD}", f"via={HEAD}", hosts=down),
+            "no plug": ask(f"only={HEAD}", "power_cycle=true", hosts=down),
             "plug, up": ask(f"only={HEAD}", "power_cycle=true", hosts=plugged),
             "plug, all": ask("power_cycle=true", hosts=plugged),
             "too fast": ask(f"only={WORKER}", "power_cycle=true", "off_s=1", hosts=plugged),
@@ -112,31 +112,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     finally:
         for sshd in (up, late, beside):
             sshd.close()
-
-
-def test_what_answers_is_left_alone(ran: Runs) -> None:
-    assert ran["up"].status == 0, ran["up"].output
-    assert ran["up"].commands == () and "answers ssh at 127.0.0.1" in ran["up"].output
-
-
-def test_a_look_sends_nothing(ran: Runs) -> None:
-    out = ran["dry"].output
-    assert ran["dry"].status == 0 and "magic packet" not in out
-    assert f"{HEAD} does not answer; {MAC} (card enp5s0, Wake-on-LAN g when it was seen on" in out
-
-
-def test_a_machine_that_is_down_is_no_error_and_its_sshd_is_waited_for(ran: Runs) -> None:
-    run = ran["comes"]
-    assert run.status == 0, run.output
-    assert f"magic packet for {MAC} to 127.255.255.255:9 from this machine" in run.output
-    assert f"{HEAD} answers ssh after" in run.output and run.commands == ()
-
-
-def test_a_neighbour_sends_where_it_is_named(ran: Runs) -> None:
-    run = ran["via"]
-    (sent,) = {(c.host, c.verb, c.request["mac"], c.request["address"]) for c in run.commands}
-    assert sent == (WORKER, "wake", MAC, "127.255.255.255") and run.status == 0
-    assert f"to 127.255.255.255:9 from {WORKER} (127.0.0.3)" in run.output
 
 
 REFUSED = {
@@ -153,12 +128,28 @@ REFUSED = {
     "plug, all": ("add --data only=NODE",),
     "too fast": ("off_s", "3 or more"),
 }
+PACKET = "magic packet"
+ENDS = {
+    # what answers is left alone
+    "up": quiet("answers ssh at 127.0.0.1", asks=[]),
+    "dry": quiet(
+        f"{HEAD} does not answer; {MAC} (card enp5s0, Wake-on-LAN g when it was seen on",
+        never=(PACKET,)),
+    # a machine that is down is no error, and its sshd is waited for
+    "comes": quiet(
+        f"{PACKET} for {MAC} to 127.255.255.255:9 from this machine",
+        f"{HEAD} answers ssh after", asks=[]),
+    # a neighbour sends where it is named
+    "via": done(f"to 127.255.255.255:9 from {WORKER} (127.0.0.3)"),
+    **{name: replace(refused(*last), never=(PACKET,)) for name, last in REFUSED.items()},
+}  # fmt: skip
+test_each_run_ends_as_its_row_says = each_row(ENDS)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_in_one_line(ran: Runs, name: str) -> None:
-    ran[name].refused(*REFUSED[name])
-    assert "magic packet" not in ran[name].output
+def test_a_neighbour_is_told_whom_to_wake(ran: Runs) -> None:
+    (sent,) = ran["via"].commands
+    asked = (sent.host, sent.verb, sent.request["mac"], sent.request["address"])
+    assert asked == (WORKER, "wake", MAC, "127.255.255.255")
 
 
 def test_the_causes_are_told_in_order_with_what_is_known() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 from schema.desired.plan import Plan
@@ -44,11 +42,6 @@ def scenario(*arguments: str, faults: dict[str, object] | None = None, **more: A
         arguments, bare, hosts=more.pop("hosts", one()),
         faults={f"{HEAD}:{key}": value for key, value in (faults or {}).items()}, **more,
     )  # fmt: skip
-
-
-def digest(path: Path) -> str:
-    """A file's sha256."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def said(look: Any) -> Any:

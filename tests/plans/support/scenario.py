@@ -169,14 +169,14 @@ def run(scenario: Scenario) -> Ran:
     """Runs one scenario in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="rigbook-plan-") as text:
         folder, address = Path(text), loopback()
-        answers = scenario.answers
-        if answers is None:
+        says = scenario.answers
+        if says is None:
             return _run(scenario, folder, address)
 
         def reply() -> Reply:
             if (folder / DOWN).exists():
                 return Reply("stand-in engine is loading", status=503)
-            return answers()
+            return says()
 
         with EngineDouble(reply, address, 8000, scenario.metrics):
             return _run(scenario, folder, address)

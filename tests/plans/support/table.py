@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from tests.plans.support.scenario import Ran, Runs, Scenario
 
 # Steps in order; those of a set come in any order, as two hosts at the same time.
-Steps = Sequence[str | set[str]]
+Steps = Sequence[Collection[str]]
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Ends:
             assert sorted(command.what for command in run.commands) == list(self.asks)
 
 
-def _grouped(steps: list[str], like: Steps) -> list[str | set[str]]:
+def _grouped(steps: list[str], like: Steps) -> list[Collection[str]]:
     """The steps, with those taken together that `like` takes together."""
     left = list(steps)
-    made: list[str | set[str]] = []
+    made: list[Collection[str]] = []
     for group in like:
         size = len(group) if isinstance(group, set) else 1
         made.append(set(left[:size]) if isinstance(group, set) else "".join(left[:1]))

@@ -1,4 +1,4 @@
-"""For test_before_upgrade.py: the gates before an upgrade to vLLM 0.20.2, and no upgrade."""
+"""For test_upgrade_gates.py: the gates before an upgrade to vLLM 0.20.2, and no upgrade."""
 
 from pyinfra import logger, state
 
@@ -16,8 +16,9 @@ gate(plan, CHANGING)
 def ask() -> None:
     """Both gates in one look, as an upgrade does it."""
     found = known_versions(WANTED, plan, observe(state, plan))
-    venvs = {n.name: venv for n in plan.rig.nodes if (venv := venv_of(plan, n.name))}
-    seen = ask_pip(state, plan, WANTED, venvs)
+    seen = ask_pip(
+        state, plan, WANTED, {n.name: venv_of(plan, n.name) or "" for n in plan.rig.nodes}
+    )
     spec = wheels_spec(plan)
     found += wheels(plan, spec, WANTED, seen, {n.name: False for n in plan.rig.nodes})
     waivers = gate_here(found)

@@ -14,21 +14,12 @@ from schema.inputs.load import plan
 from schema.observed.network import Network
 from tests.plans.support import rigs
 from tests.plans.support.rigs import Seen, broken, image_missing
-from tests.plans.support.scenario import (
-    HEAD,
-    ROOT,
-    WORKER,
-    Ran,
-    Runs,
-    Scenario,
-    data,
-    host,
-    serving,
-)
+from tests.plans.support.scenario import HEAD, WORKER, Ran, Runs, Scenario, Snapshots, data, host
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
 from tests.unit.builders import engine_parts
 from tests.unit.builders.host_parts import change
 from tests.unit.builders.snapshots import healthy, put
+from tests.unit.builders.spark_rig import ROOT
 from tests.unit.operations.transfer.test_docker_archive import CONFIG, archive, parts
 
 CUT_OFF = "20260530T065800Z-weights-1a2b"
@@ -61,7 +52,7 @@ def three(address: str) -> list[tuple[str, dict[str, object]]]:
     return [(name, host(n, address, **OF_THREE, rank=n - 1)) for n, name in names]
 
 
-def image_on_one_of_three(two: Plan) -> rigs.Snapshots:
+def image_on_one_of_three(two: Plan) -> Snapshots:
     """Only the head has the image."""
     seen = dict(healthy(plan(dict(three(str(two.rig.head.lan_address))), None, ROOT)))
     return seen | {n: put(seen[n], LACKING, ()) for n in (WORKER, THIRD)}
@@ -82,7 +73,7 @@ def as_archive(*names: str, by_id: bool = True) -> Seen:
     there = {"digests": (), "layers": held.diff_ids, "id": id_,
              "config_sha256": "" if by_id else held.config_sha256}  # fmt: skip
 
-    def seen(plan: Plan) -> rigs.Snapshots:
+    def seen(plan: Plan) -> Snapshots:
         image = engine_parts.image(plan).model_copy(update=there)
         rig = dict(healthy(plan))
         return rig | {n: put(rig[n], "docker.images.0", image) for n in names}
@@ -90,7 +81,7 @@ def as_archive(*names: str, by_id: bool = True) -> Seen:
     return seen
 
 
-def firewall(plan: Plan) -> rigs.Snapshots:
+def firewall(plan: Plan) -> Snapshots:
     """The worker lacks the image, and what it sends to the head's port is dropped."""
     seen = dict(image_missing(plan))
     network = seen[WORKER].network
@@ -100,7 +91,7 @@ def firewall(plan: Plan) -> rigs.Snapshots:
     return seen
 
 
-def two_builds(plan: Plan) -> rigs.Snapshots:
+def two_builds(plan: Plan) -> Snapshots:
     """One tag, two builds."""
     other = {"digests": (), "layers": ("sha256:" + "9" * 64,), "id": "sha256:" + "8" * 64}
     image = engine_parts.image(plan).model_copy(update=other)
@@ -184,7 +175,7 @@ TABLE = {
              never=("no node's tag was touched",))),
     "build, no word": (image("build=true"), refused("has no container.build")),
     "build and archive": (image("build=true", "archive=/x.tar"), refused("two sources")),
-    **{pair: (image(pair, seen=serving), refused(pair.partition("=")[0]))
+    **{pair: (image(pair, seen=healthy), refused(pair.partition("=")[0]))
        for pair in ("method=$(id)", "from=-x;id", "port=80", "archive=../x")},
     "taken up": (image(seen=broken(image_missing, image_cut_off(WORKER))), done(steps=MOVED)),
     "taken up, closed where it arrived": (

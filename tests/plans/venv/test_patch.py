@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ class World:
 
     def _venv(self, folder: Path, name: str) -> Path:
         folder.mkdir()
-        more = dict(TOOL) if name == "tool" else {}
+        more: dict[str, Any] = dict(TOOL) if name == "tool" else {}
         recipes = make_recipe(folder, **more)
         if name == "optional":
             text = (recipes / "patched.yaml").read_text()
