@@ -15,25 +15,15 @@ UNIT = "rigbook-engine.service"
 def document(url: str = "http://127.0.0.1:1", **changes: object) -> dict[str, Any]:
     """The file's content; keywords replace top-level keys."""
     return {
-        "format": 1,
-        "rig": "lab",
-        "node": "lab1",
-        "role": "head",
-        "rank": 0,
-        "unit": UNIT,
-        "container": "rigbook-engine",
-        "image": "rigbook/vllm-cpu:0.32.0",
+        "format": 1, "rig": "lab", "node": "lab1", "role": "head", "rank": 0, "unit": UNIT,
+        "container": "rigbook-engine", "image": "rigbook/vllm-cpu:0.32.0",
         "fabric": {"device": "lo", "address": "127.0.0.1", "mtu": 9000, "wait_s": 1},
-        "peers": ["127.0.0.2"],
-        "master": {"address": "127.0.0.1", "port": 29501},
+        "peers": ["127.0.0.2"], "master": {"address": "127.0.0.1", "port": 29501},
         "endpoint": {"url": url, "model": "tiny", "reasoning": False, "chat_template_kwargs": {}},
-        "ports": [8000, 29501],
-        "start_budget_s": 30,
+        "ports": [8000, 29501], "start_budget_s": 30, "needs_nvidia": False,
         "memory": {"gpu_memory_utilization": 0.9, "gpus": 0, "cpu_bytes": 1024},
-        "needs_nvidia": False,
-        "weights": "/srv/models/tiny",
-        **changes,
-    }
+        "weights": "/srv/models/tiny", **changes,
+    }  # fmt: skip
 
 
 def engine(**changes: Any) -> Engine:
