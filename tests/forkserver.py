@@ -7,6 +7,7 @@ and is a process of its own in all else: its environment, folder, streams and ex
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -20,8 +21,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-_MOST_FDS = 1024
 
 
 class Forkserver:
@@ -148,13 +147,25 @@ def _handle(line: socket.socket, recv_fds: Any, waitpid: Any, program: str) -> N
         os._exit(0)
 
 
+def _close_others() -> None:
+    """Closes all but the standard streams and what gevent's loop waits with.
+
+    libev makes that anew at its first wait, under the same numbers: a pipe that was opened
+    meanwhile would be replaced by it, and who reads the pipe would wait for ever.
+    """
+    for link in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            if int(link.name) > 2 and not str(link.readlink()).startswith("anon_inode:"):
+                os.close(int(link.name))
+
+
 def _become(told: dict[str, Any], streams: list[int], program: str) -> None:
     """The run itself. Never comes back."""
     status = 1
     try:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
-        os.closerange(3, _MOST_FDS)
+        _close_others()
         os.environ.clear()
         os.environ.update(told["env"])
         os.chdir(told["cwd"])

@@ -11,12 +11,12 @@ from typing import Any
 
 import gevent
 from pydantic import ValidationError
-from pyinfra import logger
+from pyinfra import host, logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.cli_guards import ROOT
-from deploys.common.load_and_gate import operator_data
+from deploys.common.load_and_gate import data_of, operator_data
 from facts.local.git_apply import apply
 from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import real
@@ -26,7 +26,6 @@ from gates.core.check import Observed
 from gates.core.violation import Violation
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
-from schema.inputs.runbook_data import EngineFolderData
 from schema.observed.artifact import (
     LIBRARIES,
     METADATA,
@@ -46,10 +45,12 @@ LOOK_TIMEOUT_S = 180
 
 
 def venv_of(plan: Plan, node: str) -> str | None:
-    """The folder of a node's venv: --data venv, else the recipe's; None where it runs an image."""
-    data = operator_data()
-    given = data.venv if isinstance(data, EngineFolderData) else None
-    found = given or getattr(plan.specs[node], "venv", None)
+    """The folder of a node's venv: `venv` of the host's data, else the recipe's; None: an image.
+
+    --data has it for patch and provenance alone, inventory and group_data for every runbook.
+    """
+    operator_data()  # checks it
+    found = data_of(host)[0].get("venv") or getattr(plan.specs[node], "venv", None)
     return str(found) if found else None
 
 

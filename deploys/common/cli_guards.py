@@ -76,7 +76,7 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(f"--limit/--exclude leave no host; the inventory has: {names}")
 
     # pyinfra gives no hook there: the method is replaced.
-    state.init = init  # type: ignore[method-assign]
+    state.__dict__["init"] = init
 
 
 def _print_keys(runbooks: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import inventory_name
-from gates.host.storage import quiet_s
+from gates.host.storage import seconds_since_last_step
 from operations.change.run import operator
 from schema.observed.files import ChangeSummary, Journal
 from schema.observed.snapshot import NodeSnapshot
@@ -31,7 +31,7 @@ def unfinished(snapshots: Mapping[str, NodeSnapshot], deploy: str) -> str | None
 
 def refuse_live(node: str, snapshot: NodeSnapshot, change: ChangeSummary) -> None:
     """DeployError when the run that opened the change is another operator's and may be alive."""
-    quiet = quiet_s(change, snapshot)
+    quiet = seconds_since_last_step(change, snapshot)
     if quiet is None or change.status != "OPEN" or change.operator == operator():
         return
     raise DeployError(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gates.core.check import Observed, reached
+from gates.core.check import Observed, answering_nodes
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -127,7 +127,7 @@ def compatibility(
     """
     version(wanted)
     found: list[Violation] = []
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         facts = facts_of(plan, node, snapshot)
         judged = judge(wanted, facts, table)
         if judged.verdict == "broken" and judged.entry:

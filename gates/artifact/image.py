@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import Observed, gather, known, per_node, pyinfra, reached
+from gates.core.check import Observed, answering_nodes, collect, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -67,14 +67,14 @@ def identity_of(image: Image) -> str:
 def move_image(plan: Plan, observed: Observed, target: Node) -> str:
     """The line that brings the image to `target`: from a node that has it, else built or pulled."""
     reference = image_name(plan) or ""
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         if node.name == target.name or isinstance(snapshot.docker, Unreadable):
             continue
         if image_of(snapshot.docker, reference) is not None:
-            return pyinfra(plan, "image", f"from={node.name}")
+            return deploy_command(plan, "image", f"from={node.name}")
     if plan.recipe.container and plan.recipe.container.build:
-        return pyinfra(plan, "image", "build=true")
-    return f"{pyinfra(plan, 'image')} (pulls {reference} once, then moves it)"
+        return deploy_command(plan, "image", "build=true")
+    return f"{deploy_command(plan, 'image')} (pulls {reference} once, then moves it)"
 
 
 def _images(
@@ -84,7 +84,7 @@ def _images(
     reference = image_name(plan)
     if reference is None:
         return [], []
-    return gather(plan, observed, lambda _, s: image_of(known(s.docker, "docker"), reference))
+    return collect(plan, observed, lambda _, s: image_of(require(s.docker, "docker"), reference))
 
 
 def image_present(plan: Plan, observed: Observed) -> list[Violation]:
@@ -131,7 +131,7 @@ def image_arch(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
     reference = image_name(plan)
     if reference is None:
         return
-    image = image_of(known(snapshot.docker, "docker"), reference)
+    image = image_of(require(snapshot.docker, "docker"), reference)
     arch = snapshot.identity.arch
     if image is not None and KERNEL_ARCH.get(image.arch, image.arch) != arch:
         yield violation(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gates.artifact.image import image_name
 from gates.artifact.venv import back, own_venv
-from gates.core.check import known, per_node
+from gates.core.check import per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -25,7 +25,9 @@ def patches_applied(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[
     required = [patch for patch in plan.recipe.patches if patch.required]
     if not required or not _there(plan, node, snapshot):
         return
-    answers = {(a.path, a.contains): a.matches for a in known(snapshot.image_files, "image_files")}
+    answers = {
+        (a.path, a.contains): a.matches for a in require(snapshot.image_files, "image_files")
+    }
     for patch in required:
         yield from _one(plan, node, patch, answers.get((patch.path, patch.contains), ()))
 

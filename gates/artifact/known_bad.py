@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gates.artifact.compatibility import ENGINE, describe, facts_of, judge
 from gates.artifact.venv import own_venv
-from gates.core.check import Observed, pyinfra, reached
+from gates.core.check import Observed, answering_nodes, deploy_command
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -25,7 +25,7 @@ def installed(
     `answers`: the engine gave a real completion. Then the table is what is wrong, and it warns.
     """
     found: list[Violation] = []
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         venv = own_venv(plan, node, snapshot)
         there = venv.versions.get(ENGINE, ()) if venv else ()
         if len(there) != 1:
@@ -47,8 +47,8 @@ def _lies_there(
     )
     if not answers:
         said = "is installed, and known to fail on this rig"
-        back = pyinfra(plan, "rollback", "backup=last")
-        remedy = f"{pyinfra(plan, 'rollback')}; where no change is open: {back}"
+        back = deploy_command(plan, "rollback", "backup=last")
+        remedy = f"{deploy_command(plan, 'rollback')}; where no change is open: {back}"
     return violation(
         "version-broken",
         node.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import known, per_node, pyinfra
+from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import is_up
@@ -24,7 +24,7 @@ def venv_of(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Venv | None:
     path = plan.specs[node.name].venv
     if path is None:
         return None
-    return next((v for v in known(snapshot.venvs, "venvs") if v.path == path), None)
+    return next((v for v in require(snapshot.venvs, "venvs") if v.path == path), None)
 
 
 def own_venv(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Venv | None:
@@ -41,7 +41,7 @@ def back(plan: Plan, node: Node) -> str:
     path = plan.specs[node.name].venv
     pip = f"sudo -u $(stat -Lc %U {path}) {path}/bin/python -m pip install --force-reinstall"
     return (
-        f"{pyinfra(plan, 'rollback')} where a change is open; else install it anew on "
+        f"{deploy_command(plan, 'rollback')} where a change is open; else install it anew on "
         f"{node.name}: {pip} --no-deps vllm=={_wanted(plan)}{_sources(plan)}"
     )
 
@@ -74,8 +74,8 @@ def venv_there(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             evidence="was not looked at"
             if venv is None
             else f"{path} leads to no folder (a link whose target is gone, or nothing at all)",
-            remedy=f"{pyinfra(plan, 'rollback')} where a change is open; else on {node.name}: "
-            f"ls -l {path}",
+            remedy=f"{deploy_command(plan, 'rollback')} where a change is open; else on "
+            f"{node.name}: ls -l {path}",
             unknown=venv is None,
         )
     elif venv.python is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import MIB, gib, known, per_node
+from gates.core.check import MIB, gib, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -23,7 +23,7 @@ def host_memory(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
     """
     if plan.runtime != "deployment":
         return
-    memory = known(snapshot.memory, "memory")
+    memory = require(snapshot.memory, "memory")
     if memory.available < FLOOR:
         yield violation(
             "memory-short",

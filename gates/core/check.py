@@ -22,7 +22,7 @@ GIB = 1024**3
 
 
 class UnknownSection(Exception):
-    """Raised by `known` for a section that the host could not report."""
+    """Raised by `require` for a section that the host could not report."""
 
     def __init__(self, section: str, found: Unreadable) -> None:
         super().__init__(f"{section}: {found.unreadable}")
@@ -30,14 +30,14 @@ class UnknownSection(Exception):
         self.found = found
 
 
-def known(value: T | Unreadable, section: str) -> T:
+def require(value: T | Unreadable, section: str) -> T:
     """The section's value; UnknownSection when the host could not report it."""
     if isinstance(value, Unreadable):
         raise UnknownSection(section, value)
     return value
 
 
-def reached(plan: Plan, observed: Observed) -> Iterator[tuple[Node, NodeSnapshot]]:
+def answering_nodes(plan: Plan, observed: Observed) -> Iterator[tuple[Node, NodeSnapshot]]:
     """The nodes of the rig that answered, in rank order (`nodes-reachable` names the others)."""
     for node in plan.rig.nodes:
         snapshot = observed.get(node.name)
@@ -51,7 +51,7 @@ def per_node(gate: NodeGate) -> Gate:
     @wraps(gate)
     def run(plan: Plan, observed: Observed) -> list[Violation]:
         found: list[Violation] = []
-        for node, snapshot in reached(plan, observed):
+        for node, snapshot in answering_nodes(plan, observed):
             try:
                 for violation in gate(plan, node, snapshot):
                     found.append(violation)
@@ -62,7 +62,7 @@ def per_node(gate: NodeGate) -> Gate:
     return run
 
 
-def gather(
+def collect(
     plan: Plan, observed: Observed, read: Callable[[Node, NodeSnapshot], T]
 ) -> tuple[list[tuple[Node, T]], list[Violation]]:
     """What `read` says of each node that answered, and a finding for each that cannot say.
@@ -71,7 +71,7 @@ def gather(
     """
     values: list[tuple[Node, T]] = []
     unknown: list[Violation] = []
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         try:
             values.append((node, read(node, snapshot)))
         except UnknownSection as missing:
@@ -79,7 +79,7 @@ def gather(
     return values, unknown
 
 
-def pyinfra(plan: Plan, deploy: str, *data: str) -> str:
+def deploy_command(plan: Plan, deploy: str, *data: str) -> str:
     """The command line of one of our deploys; INVENTORY is the operator's, who alone knows it."""
     options = "".join(f" --data {item}" for item in data)
     return f"pyinfra INVENTORY deploys/{deploy}.py{options}"

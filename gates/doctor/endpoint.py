@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gates.core.check import Observed, pyinfra
+from gates.core.check import Observed, deploy_command
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.failure_signatures import cause_of, last_exit
@@ -29,7 +29,7 @@ def answered(plan: Plan, probe: Probe, before: Observed, after: Observed) -> lis
                 head,
                 f"the engine works, but had no time for a question in {probe.seconds:.0f} s",
                 evidence=f"{said}; it made {probe.generated:.0f} tokens for others meanwhile",
-                remedy=f"{pyinfra(plan, 'verify')} (waits longer)",
+                remedy=f"{deploy_command(plan, 'verify')} (waits longer)",
             )
         ]
     if probe.models == 200 and probe.failure in ("status", "disconnected", "empty"):
@@ -40,7 +40,7 @@ def answered(plan: Plan, probe: Probe, before: Observed, after: Observed) -> lis
                 head,
                 f"the engine lists its model, and cannot answer: {_how(probe)}",
                 evidence="; ".join((said, *(text for text, _ in died))),
-                remedy=pyinfra(plan, "restart"),
+                remedy=deploy_command(plan, "restart"),
                 cause=next((cause for _, cause in died), ""),
             )
         ]
@@ -90,5 +90,6 @@ def _died(name: str, before: Observed, after: Observed) -> tuple[str, str] | Non
 
 def _mend(plan: Plan, probe: Probe) -> str:
     if probe.failure == "timeout":
-        return f"{pyinfra(plan, 'verify')} (waits longer); then {pyinfra(plan, 'restart')}"
-    return f"mend the findings above first, then: {pyinfra(plan, 'serve')}"
+        restart = deploy_command(plan, "restart")
+        return f"{deploy_command(plan, 'verify')} (waits longer); then {restart}"
+    return f"mend the findings above first, then: {deploy_command(plan, 'serve')}"

@@ -45,7 +45,7 @@ def examine(
     """
     found = [*check(plan, observed, (*SERVING, *DOCTOR)), *more]
     if any(isinstance(snapshot, KernelSnapshot) for snapshot in observed.values()):
-        found += check(plan, observed, [next_boot.softened(gate) for gate in next_boot.BOOT])
+        found += check(plan, observed, [next_boot.as_warning(gate) for gate in next_boot.BOOT])
     found += check(plan, observed, hands)
     if probe is not None:
         found += answered(plan, probe, observed, after or observed)

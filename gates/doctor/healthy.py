@@ -10,7 +10,7 @@ from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 
-def at_work(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
+def healthy_line(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
     """`lab1: head of lab, tiny (balanced), up 12 min, pids 910 955, 4.40 GiB, image …`."""
     parts = [f"{node.name}: {node.role}, rank {node.rank}", f"{plan.recipe.name} ({plan.profile})"]
     unit, container = own_unit(snapshot), own_container(snapshot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import per_node, pyinfra
+from gates.core.check import deploy_command, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.drift.compare import drift
@@ -41,7 +41,7 @@ def _told_elsewhere(difference: Difference, snapshot: NodeSnapshot) -> bool:
 
 
 def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
-    serve = pyinfra(plan, "serve")
+    serve = deploy_command(plan, "serve")
     if difference.kind == "forbidden":
         return violation(
             "forbidden-env",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from gates.core.check import MIB, known, per_node, pyinfra
+from gates.core.check import MIB, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.processes import LOGIN_UNIT
@@ -28,7 +28,7 @@ def stale_segments(snapshot: NodeSnapshot) -> list[ShmSegment]:
     now = snapshot.identity.clock_unix_s
     return [
         segment
-        for segment in known(snapshot.shm, "shm")
+        for segment in require(snapshot.shm, "shm")
         if segment.is_engines and not segment.mappers and now - segment.mtime > SHM_SETTLE_S
     ]
 
@@ -46,7 +46,7 @@ def shm_stale(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
             node.name,
             f"{len(stale)} shared memory segments of dead engines on {node.name}",
             evidence=f"{size:.1f} MiB in {names[:300]}; no process maps or opens them",
-            remedy=f"{pyinfra(plan, 'restart')} (removes what nobody maps)"
+            remedy=f"{deploy_command(plan, 'restart')} (removes what nobody maps)"
             + (by_hand if len(stale) <= BY_HAND else ""),
         )
 
@@ -57,7 +57,7 @@ def foreign_engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
 
     One that nobody supervises is `engine-orphan`'s finding, unless its launcher still lives.
     """
-    processes = known(snapshot.engine_processes, "engine_processes")
+    processes = require(snapshot.engine_processes, "engine_processes")
     engines = {process.pid for process in processes}
     for process in processes:
         if process.ppid in engines or is_own(snapshot, process):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import Observed, gather, known, pyinfra
+from gates.core.check import Observed, collect, deploy_command, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import (
@@ -33,7 +33,7 @@ def wedged_pair(plan: Plan, observed: Observed) -> list[Violation]:
         return []
     head = plan.rig.head
     # What cannot be read is a finding of gates.host.reachable.
-    ups, _ = gather(plan, observed, lambda n, s: _look(plan, n, s))
+    ups, _ = collect(plan, observed, lambda n, s: _look(plan, n, s))
     seen = {node.name: (node, snapshot, found) for node, (snapshot, found) in ups}
     if head.name not in seen or engine_state(plan, head, seen[head.name][1]) != "running":
         return []
@@ -47,8 +47,8 @@ def wedged_pair(plan: Plan, observed: Observed) -> list[Violation]:
             head.name,
             f"the head says that it serves, but its engine is not whole: {broken[0]}",
             evidence="; ".join((*broken, _starts(seen))),
-            remedy=f"{pyinfra(plan, 'restart')} (both as a pair, worker first; one half alone "
-            "hangs at the rendezvous)",
+            remedy=f"{deploy_command(plan, 'restart')} (both as a pair, worker first; one half "
+            "alone hangs at the rendezvous)",
         ),
     ]
 
@@ -56,8 +56,8 @@ def wedged_pair(plan: Plan, observed: Observed) -> list[Violation]:
 def _look(
     plan: Plan, node: Node, snapshot: NodeSnapshot
 ) -> tuple[NodeSnapshot, tuple[Connection, ...]]:
-    known(snapshot.engine_processes, "engine_processes")
-    return snapshot, known(snapshot.connections, "connections")
+    require(snapshot.engine_processes, "engine_processes")
+    return snapshot, require(snapshot.connections, "connections")
 
 
 Seen = dict[str, tuple[Node, NodeSnapshot, tuple[Connection, ...]]]
@@ -110,7 +110,7 @@ def _no_rank(node: Node, snapshot: NodeSnapshot) -> Iterator[str]:
     """Says so when no process of our engine on the node is a rank."""
     ranks = [
         process
-        for process in known(snapshot.engine_processes, "engine_processes")
+        for process in require(snapshot.engine_processes, "engine_processes")
         if is_own(snapshot, process) and process.argv[0].startswith(RANK_TITLES)
     ]
     if not ranks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gates.core.check import known, per_node, pyinfra
+from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import head_port, is_own, same_container
@@ -51,8 +51,8 @@ def no_supervisor(
 @per_node
 def engine_orphan(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """No engine process outlives its supervisor: it holds memory, shm and 29501 (C6, C10, B2)."""
-    processes = known(snapshot.engine_processes, "engine_processes")
-    units = {u.name: u for u in known(snapshot.units, "units")}
+    processes = require(snapshot.engine_processes, "engine_processes")
+    units = {u.name: u for u in require(snapshot.units, "units")}
     docker = snapshot.docker
     containers = None if isinstance(docker, Unreadable) else docker.containers
     for process in processes:
@@ -65,8 +65,8 @@ def engine_orphan(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
                 f"pid {process.pid} on {node.name} is an engine process that nobody supervises",
                 evidence=f"{why}; {title!r}, parent {process.ppid}, uid {process.uid}, "
                 f"{process.rss // 1024**2} MiB resident",
-                remedy=f"{pyinfra(plan, 'restart')} --dry names what it would end and spare, and "
-                "why; then without --dry",
+                remedy=f"{deploy_command(plan, 'restart')} --dry names what it would end and spare,"
+                " and why; then without --dry",
             )
 
 
@@ -80,7 +80,7 @@ def port_taken(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
     wanted = {head_port(plan): "the API"} if node.role == "head" else {}
     if plan.recipe.multi_node is not None:
         wanted[plan.recipe.multi_node.master_port] = "the rendezvous"
-    for port in known(snapshot.ports, "ports"):
+    for port in require(snapshot.ports, "ports"):
         if port.port in wanted and not is_own(snapshot, port):
             yield violation(
                 "port-taken",
@@ -112,7 +112,7 @@ def _free_port(plan: Plan, node: Node, port: Port) -> str:
         return f"{look}; sudo systemctl stop {port.unit}"
     if port.pid is not None:
         return f"{look}; sudo kill -TERM {port.pid}"
-    return f"{look}; then {pyinfra(plan, 'doctor')}"
+    return f"{look}; then {deploy_command(plan, 'doctor')}"
 
 
 GATES = (engine_orphan, port_taken)

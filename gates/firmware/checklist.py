@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gates.core.check import Gate, Observed, known, per_node, pyinfra
+from gates.core.check import Gate, Observed, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.firmware.probes import PROBES, Answer, connected
@@ -34,8 +34,8 @@ class ItemState:
 def hardware(snapshot: NodeSnapshot) -> HardwareFacts:
     """The node's hardware; UnknownSection where it was not asked or not answered."""
     if not isinstance(snapshot, MachineSnapshot):
-        return known(Unreadable(unreadable="nobody asked for it"), "hardware")
-    return known(snapshot.hardware, "hardware")
+        return require(Unreadable(unreadable="nobody asked for it"), "hardware")
+    return require(snapshot.hardware, "hardware")
 
 
 def own_board(facts: HardwareFacts) -> Board | None:
@@ -83,14 +83,14 @@ def rebootable(lists: Lists, now: float, nodes: frozenset[str] | None = None) ->
         if nodes is not None and node.name not in nodes:
             return
         facts = hardware(snapshot)
-        if known(facts.virtual, "hardware") != BARE_METAL:
+        if require(facts.virtual, "hardware") != BARE_METAL:
             return
-        known(facts.attestations, "hardware")
+        require(facts.attestations, "hardware")
         board = own_board(facts)
         try:
             checklist = checklist_for(board, lists)
         except SpecError as error:
-            known(Unreadable(unreadable=str(error)), "hardware")
+            require(Unreadable(unreadable=str(error)), "hardware")
             return
         rows = states(checklist, facts, cards_of(facts, node, None), now)
         missing = [row for row in rows if "reboot" in row.item.blocks and row.state != "ok"]
@@ -108,8 +108,8 @@ def rebootable(lists: Lists, now: float, nodes: frozenset[str] | None = None) ->
             f"{node.name} ({board.title if board else 'board unknown'}) may need somebody's hands "
             f"after a reboot: {len(missing)} of its checklist {checklist.name} not attested",
             evidence=listed,
-            remedy=f"{pyinfra(plan, 'firmware', *only)} says how; then "
-            f"{pyinfra(plan, 'firmware', f'attest={names}', 'by=YOURNAME', *only)} -y",
+            remedy=f"{deploy_command(plan, 'firmware', *only)} says how; then "
+            f"{deploy_command(plan, 'firmware', f'attest={names}', 'by=YOURNAME', *only)} -y",
             severity="warn" if connected(facts) else "block",
         )
 
@@ -120,7 +120,7 @@ def rebootable(lists: Lists, now: float, nodes: frozenset[str] | None = None) ->
 def wol_unarmed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """A card that could wake the machine and would not: found out when it is down (B7)."""
     facts = hardware(snapshot)
-    if known(facts.virtual, "hardware") != BARE_METAL:
+    if require(facts.virtual, "hardware") != BARE_METAL:
         return
     for nic in cards_of(facts, node, None):
         if isinstance(nic.wol, Wol) and nic.wol.able and not nic.wol.armed:
@@ -130,7 +130,7 @@ def wol_unarmed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
                 f"{nic.name} of {node.name} does not wake by a magic packet, and could",
                 evidence=f"ethtool: supports {nic.wol.supports}, set {nic.wol.set}; "
                 f"{nic.manager} runs the card",
-                remedy=pyinfra(plan, "firmware") + " -y",
+                remedy=deploy_command(plan, "firmware") + " -y",
             )
 
 
@@ -143,7 +143,7 @@ def card_there(named: str | None, nodes: frozenset[str]) -> Gate:
         if node.name not in nodes:
             return
         facts = hardware(snapshot)
-        nics = known(facts.nics, "hardware")
+        nics = require(facts.nics, "hardware")
         if cards_of(facts, node, named):
             return
         there = ", ".join(f"{nic.name} {nic.mac} {' '.join(nic.addresses)}" for nic in nics)
@@ -153,7 +153,7 @@ def card_there(named: str | None, nodes: frozenset[str]) -> Gate:
             node.name,
             f"{node.name} has {what}",
             evidence=f"cards: {there or 'none'}",
-            remedy=pyinfra(plan, "firmware", "nic=CARD", f"only={node.name}"),
+            remedy=deploy_command(plan, "firmware", "nic=CARD", f"only={node.name}"),
         )
 
     return wol_card

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from gates.core.check import Observed, gather, known, per_node
+from gates.core.check import Observed, collect, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -35,7 +35,7 @@ def driver_present(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
     """A driver that sees the GPUs the recipe's ranks need (B4: a kernel without its module)."""
     if not plan.recipe.expect.needs_nvidia:
         return
-    gpus = known(snapshot.gpus, "gpus")
+    gpus = require(snapshot.gpus, "gpus")
     needed = gpus_needed(plan, node)
     if len(gpus.gpus) < needed:
         yield violation(
@@ -61,7 +61,7 @@ def driver_equal(plan: Plan, observed: Observed) -> list[Violation]:
     """One driver version on all nodes; NCCL over two versions fails late (field notes, vLLM)."""
     if not plan.recipe.expect.needs_nvidia:
         return []
-    drivers, found = gather(plan, observed, lambda _, s: known(s.gpus, "gpus"))
+    drivers, found = collect(plan, observed, lambda _, s: require(s.gpus, "gpus"))
     seen = ", ".join(f"{node.name} {named(gpus)}" for node, gpus in drivers)
     for node, gpus in drivers[1:]:
         if gpus.driver_version != drivers[0][1].driver_version:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from gates.core.check import GIB, MIB, gib, known, per_node, pyinfra
+from gates.core.check import GIB, MIB, deploy_command, gib, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import is_up
@@ -57,11 +57,13 @@ def memory_enough(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
         return
     need = system_need(plan, node, snapshot)
     if need is not None:
-        yield from _system(plan, node, known(snapshot.memory, "memory"), need)
+        yield from _system(plan, node, require(snapshot.memory, "memory"), need)
         return
     chosen = devices(plan.recipe, plan.specs[node.name])
     gpus = [
-        gpu for gpu in known(snapshot.gpus, "gpus").gpus if is_assigned(gpu.index, gpu.uuid, chosen)
+        gpu
+        for gpu in require(snapshot.gpus, "gpus").gpus
+        if is_assigned(gpu.index, gpu.uuid, chosen)
     ]
     for gpu in sorted(gpus, key=lambda gpu: gpu.index)[: gpus_needed(plan, node)]:
         yield from _discrete(plan, node, gpu, snapshot)
@@ -74,8 +76,8 @@ def system_need(plan: Plan, node: Node, snapshot: NodeSnapshot) -> int | None:
     """
     if not plan.recipe.expect.needs_nvidia:
         return _cpu_need(plan, node)
-    if any(gpu.unified_memory for gpu in known(snapshot.gpus, "gpus").gpus):
-        return share_of(known(snapshot.memory, "memory").total, utilization(plan, node))
+    if any(gpu.unified_memory for gpu in require(snapshot.gpus, "gpus").gpus):
+        return share_of(require(snapshot.memory, "memory").total, utilization(plan, node))
     return None
 
 
@@ -124,7 +126,7 @@ def _discrete(plan: Plan, node: Node, gpu: Gpu, snapshot: NodeSnapshot) -> Itera
     need = share_of(gpu.memory_total_mib, share)
     if gpu.memory_free_mib >= need:
         return
-    holders = known(snapshot.gpus, "gpus").processes
+    holders = require(snapshot.gpus, "gpus").processes
     listed = ", ".join(
         f"pid {p.pid} {p.process_name} {p.used_mib} MiB" for p in holders if p.gpu_uuid == gpu.uuid
     )
@@ -136,7 +138,7 @@ def _discrete(plan: Plan, node: Node, gpu: Gpu, snapshot: NodeSnapshot) -> Itera
         evidence=f"{gpu.name}: total {gpu.memory_total_mib} MiB, used {gpu.memory_used_mib} MiB, "
         f"free {gpu.memory_free_mib} MiB, needed {need} MiB; held by: "
         f"{listed or 'no listed process (another namespace, a D-state process or a driver fault)'}",
-        remedy=f"{pyinfra(plan, 'stop')}; memory that stays used without a process: "
+        remedy=f"{deploy_command(plan, 'stop')}; memory that stays used without a process: "
         f"reboot {node.name}",
     )
 

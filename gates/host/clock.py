@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import Observed, gather, known, per_node, pyinfra
+from gates.core.check import Observed, collect, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.host.reachable import CLOCK_SKEW_S
@@ -19,7 +19,7 @@ def clock_jump(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
     boot is older than the boot itself. Else every "since" of logs and journal misleads.
     """
     now, up = snapshot.identity.clock_unix_s, snapshot.identity.uptime_s
-    for change in known(snapshot.journal, "journal").changes:
+    for change in require(snapshot.journal, "journal").changes:
         age = now - change.opened_unix_s
         same_boot = change.boot_id == snapshot.identity.boot_id
         if age < -CLOCK_SKEW_S:
@@ -44,7 +44,7 @@ def rebooted_midway(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[
     either state, and no operator waits for it any more.
     """
     identity = snapshot.identity
-    for change in known(snapshot.journal, "journal").changes:
+    for change in require(snapshot.journal, "journal").changes:
         if change.status in ("OPEN", "INCONSISTENT") and change.boot_id != identity.boot_id:
             yield violation(
                 "rebooted-midway",
@@ -52,15 +52,15 @@ def rebooted_midway(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[
                 f"{node.name} rebooted while {change.deploy} was at work",
                 evidence=f"change {change.id} ({change.status}) of boot {change.boot_id[:8]}; now "
                 f"boot {identity.boot_id[:8]}, up {identity.uptime_s:.0f} s",
-                remedy=pyinfra(plan, "restart")
+                remedy=deploy_command(plan, "restart")
                 if change.deploy == "restart"
-                else pyinfra(plan, "rollback", f"change={change.id}"),
+                else deploy_command(plan, "rollback", f"change={change.id}"),
             )
 
 
 def sysctl_differs(plan: Plan, observed: Observed) -> list[Violation]:
     """Kernel settings under watch are the same on all nodes of a rig."""
-    seen, _ = gather(plan, observed, lambda _, s: known(s.sysctls, "sysctls"))
+    seen, _ = collect(plan, observed, lambda _, s: require(s.sysctls, "sysctls"))
     found = []
     for node, values in seen[1:]:
         first, reference = seen[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import Observed, gather, per_node
+from gates.core.check import Observed, collect, per_node
 from gates.core.codes import section_unreadable, violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -84,7 +84,7 @@ def sections_readable(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterato
 
 def clock_skew(plan: Plan, observed: Observed) -> list[Violation]:
     """Clocks agree within 5 s: logs, journal and "since" times are compared across nodes."""
-    clocks, unknown = gather(plan, observed, lambda _, s: s.identity.clock_unix_s)
+    clocks, unknown = collect(plan, observed, lambda _, s: s.identity.clock_unix_s)
     for node, clock in clocks[1:]:
         first, reference = clocks[0]
         if abs(clock - reference) > CLOCK_SKEW_S:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
-from gates.core.check import MIB, Gate, gib, known, per_node, pyinfra
+from gates.core.check import MIB, Gate, deploy_command, gib, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -25,10 +25,10 @@ AT_WORK_S = 1800.0
 @per_node
 def disk_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Room for the journal's pre-images and docker's layers (faults.md 7 to 9)."""
-    disks = {disk.path: disk for disk in known(snapshot.disks, "disks")}
+    disks = {disk.path: disk for disk in require(snapshot.disks, "disks")}
     yield from _room(node, disks, STATE_DIR, STATE_ROOM, plan.recipe.container is None)
     if plan.recipe.container is not None:
-        docker = known(snapshot.docker, "docker")
+        docker = require(snapshot.docker, "docker")
         for root in dict.fromkeys((docker.root, docker.store_root)):
             yield from _room(node, disks, root, DOCKER_ROOM)
 
@@ -71,7 +71,7 @@ def _numbers(disk: Disk) -> str:
 @per_node
 def lock_free(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Nobody else works on the host now (faults.md 20); the lock dies with its process (21)."""
-    journal = known(snapshot.journal, "journal")
+    journal = require(snapshot.journal, "journal")
     if journal.lock_held:
         yield violation(
             "lock-held",
@@ -85,7 +85,7 @@ def lock_free(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
 @per_node
 def changes_closed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """No change is half done, none ended as neither old nor new (P4, faults.md 3 to 6)."""
-    yield from half_done(plan, node, snapshot, known(snapshot.journal, "journal").changes)
+    yield from open_changes(plan, node, snapshot, require(snapshot.journal, "journal").changes)
 
 
 @per_node
@@ -93,35 +93,35 @@ def changes_closed_but_restart(
     plan: Plan, node: Node, snapshot: NodeSnapshot
 ) -> Iterator[Violation]:
     """As `changes_closed`, for the restart itself: it takes up a restart that was cut off."""
-    changes = known(snapshot.journal, "journal").changes
+    changes = require(snapshot.journal, "journal").changes
     others = tuple(c for c in changes if (c.deploy, c.status) != ("restart", "OPEN"))
-    yield from half_done(plan, node, snapshot, others)
+    yield from open_changes(plan, node, snapshot, others)
 
 
-def changes_closed_but(deploy: str) -> Gate:
+def no_open_change_except(deploy: str) -> Gate:
     """As `changes_closed`, but a change of this deploy that was cut off: it is taken up."""
 
     @per_node
     def gate(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
         """No change of another deploy is half done (P4)."""
-        changes = known(snapshot.journal, "journal").changes
+        changes = require(snapshot.journal, "journal").changes
         others = tuple(c for c in changes if (c.deploy, c.status) != (deploy, "OPEN"))
-        yield from half_done(plan, node, snapshot, others)
+        yield from open_changes(plan, node, snapshot, others)
 
     return gate
 
 
-def half_done(
+def open_changes(
     plan: Plan, node: Node, snapshot: NodeSnapshot, changes: tuple[ChangeSummary, ...]
 ) -> Iterator[Violation]:
     """A finding for each of these changes that is OPEN or INCONSISTENT."""
     boot = snapshot.identity.boot_id
     for change in changes:
-        rollback = pyinfra(plan, "rollback", f"change={change.id}")
+        rollback = deploy_command(plan, "rollback", f"change={change.id}")
         if change.status == "OPEN":
-            quiet = quiet_s(change, snapshot)
+            quiet = seconds_since_last_step(change, snapshot)
             again = (
-                pyinfra(plan, change.deploy)
+                deploy_command(plan, change.deploy)
                 if change.deploy in ("restart", "weights", "image")
                 else f"{rollback} (at the console of {node.name}: sudo rignode undo)"
             )
@@ -147,7 +147,7 @@ def half_done(
             )
 
 
-def quiet_s(change: ChangeSummary, snapshot: NodeSnapshot) -> float | None:
+def seconds_since_last_step(change: ChangeSummary, snapshot: NodeSnapshot) -> float | None:
     """Seconds since an OPEN change's last step, while its run may still be at work; else None.
 
     A run holds the lock only while a step is done; while an engine loads, the change alone tells
@@ -172,7 +172,7 @@ def _story(change: ChangeSummary, boot_id: str) -> str:
 @per_node
 def journal_whole(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Every journal file can be read; a broken one may hide a half-done change (P4, P5)."""
-    broken = known(snapshot.journal, "journal").broken
+    broken = require(snapshot.journal, "journal").broken
     if broken:
         yield violation(
             "journal-broken",

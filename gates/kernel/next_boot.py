@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gates.core.check import Gate, Observed, known, per_node, pyinfra
+from gates.core.check import Gate, Observed, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -23,8 +23,8 @@ BOOT_ROOM = 200 * 1024**2
 def kernel_facts(snapshot: NodeSnapshot) -> KernelFacts:
     """The node's kernel facts; UnknownSection where they were not asked or not answered."""
     if not isinstance(snapshot, KernelSnapshot):
-        return known(Unreadable(unreadable="nobody asked for it"), "kernel")
-    return known(snapshot.kernel, "kernel")
+        return require(Unreadable(unreadable="nobody asked for it"), "kernel")
+    return require(snapshot.kernel, "kernel")
 
 
 def driver_problem(facts: KernelFacts, release: str) -> str | None:
@@ -57,7 +57,7 @@ def driver_problem(facts: KernelFacts, release: str) -> str | None:
 
 def kernel_of(facts: KernelFacts, release: str) -> InstalledKernel | None:
     """The installed kernel of that release, or None; UnknownSection where nobody knows."""
-    rows = known(facts.kernels, "kernel")
+    rows = require(facts.kernels, "kernel")
     return next((row for row in rows if row.release == release), None)
 
 
@@ -90,7 +90,7 @@ def next_boot(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
             unknown=True,
         )
         return
-    grub = known(facts.grub, "kernel")
+    grub = require(facts.grub, "kernel")
     target = grub.next
     if target.kernel is None:
         yield violation(
@@ -102,10 +102,10 @@ def next_boot(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
             unknown=True,
         )
         return
-    yield from _lands_well(plan, node, facts, grub, target)
+    yield from _boots_with_driver(plan, node, facts, grub, target)
 
 
-def _lands_well(
+def _boots_with_driver(
     plan: Plan, node: Node, facts: KernelFacts, grub: Grub, target: BootTarget
 ) -> Iterator[Violation]:
     release = target.kernel or ""
@@ -136,7 +136,7 @@ def pin_holds(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
     facts = kernel_facts(snapshot)
     if facts.loader != "grub":
         return
-    grub = known(facts.grub, "kernel")
+    grub = require(facts.grub, "kernel")
     if grub.saves and grub.default.how == "first":
         yield violation(
             "pin-gone",
@@ -154,7 +154,7 @@ def boot_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
     facts = kernel_facts(snapshot)
     if facts.loader != "grub":
         return
-    place = known(facts.boot, "kernel")
+    place = require(facts.boot, "kernel")
     if place.read_only or place.free < BOOT_ROOM:
         yield violation(
             "boot-room",
@@ -172,13 +172,13 @@ def pin(plan: Plan, facts: KernelFacts) -> str:
     kernels = () if isinstance(facts.kernels, Unreadable) else facts.kernels
     # it runs, and its package is gone: it cannot be pinned as it is
     gone = any(k.release == facts.running and k.vmlinuz is None for k in kernels)
-    current = pyinfra(plan, "kernel", "kernel=current") + " -y"
+    current = deploy_command(plan, "kernel", "kernel=current") + " -y"
     if driver_problem(facts, facts.running) is None:
         again = f"sudo apt-get install --reinstall linux-image-{facts.running} on the node, then "
         return again + current if gone else current
     good = [k.release for k in kernels if k.vmlinuz and driver_problem(facts, k.release) is None]
     if good:
-        return pyinfra(plan, "kernel", f"kernel={good[-1]}") + " -y"
+        return deploy_command(plan, "kernel", f"kernel={good[-1]}") + " -y"
     return (
         f"no installed kernel has a {facts.module} module of the driver "
         f"{', '.join(facts.user_driver) or '(none)'}: install one (dkms autoinstall, or the "
@@ -186,7 +186,7 @@ def pin(plan: Plan, facts: KernelFacts) -> str:
     )
 
 
-def softened(gate: Gate) -> Gate:
+def as_warning(gate: Gate) -> Gate:
     """The gate as a warning, for the doctor: the next boot does not stop today's serving."""
 
     def run(plan: Plan, observed: Observed) -> list[Violation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gates.core.check import Gate, known, per_node, pyinfra
+from gates.core.check import Gate, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.kernel import next_boot
@@ -77,7 +77,7 @@ def bootable_once(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
         facts = kernel_facts(snapshot)
         if facts.loader != "grub":
             return
-        grub = known(facts.grub, "kernel")
+        grub = require(facts.grub, "kernel")
         if not grub.ours or grub.default.kernel != facts.running or grub.default.how != "saved":
             yield violation(
                 "not-pinned",
@@ -85,7 +85,7 @@ def bootable_once(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
                 f"{node.name} has no pinned kernel to fall back to",
                 evidence=f"runs {facts.running}; after the next boot comes "
                 f"{grub.default.kernel}: {grub.default.why}",
-                remedy=pyinfra(plan, "kernel", "kernel=current") + " -y",
+                remedy=deploy_command(plan, "kernel", "kernel=current") + " -y",
             )
 
     @per_node
@@ -96,7 +96,7 @@ def bootable_once(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
         facts = kernel_facts(snapshot)
         if facts.loader != "grub":
             return
-        place = known(facts.boot, "kernel")
+        place = require(facts.boot, "kernel")
         if place.sticky:
             yield violation(
                 "boot-sticky",
@@ -106,7 +106,7 @@ def bootable_once(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
                 evidence=f"{place.source} on {place.mount} ({place.filesystem}); GRUB writes no "
                 "environment block there",
                 remedy="pin it for good: "
-                + pyinfra(plan, "kernel", f"kernel={name}")
+                + deploy_command(plan, "kernel", f"kernel={name}")
                 + " -y, with somebody at the console; or move /boot to a plain partition",
             )
 
@@ -123,7 +123,7 @@ def _entry(plan: Plan, node: Node, facts: KernelFacts, wanted: Wanted) -> Iterat
             remedy="with systemd-boot: bootctl set-default ENTRY, by hand",
         )
         return
-    grub, release = known(facts.grub, "kernel"), wanted(facts)
+    grub, release = require(facts.grub, "kernel"), wanted(facts)
     found = kernel_of(facts, release)
     if grub.grubenv != "ok":
         yield violation(
@@ -134,7 +134,7 @@ def _entry(plan: Plan, node: Node, facts: KernelFacts, wanted: Wanted) -> Iterat
             remedy=f"on {node.name}: sudo grub-editenv {grub.folder}/grubenv create",
         )
     if found is None or found.vmlinuz is None:
-        there = [k.release for k in known(facts.kernels, "kernel") if k.vmlinuz]
+        there = [k.release for k in require(facts.kernels, "kernel") if k.vmlinuz]
         yield violation(
             "pin-entry",
             node.name,
@@ -161,7 +161,7 @@ def _entry(plan: Plan, node: Node, facts: KernelFacts, wanted: Wanted) -> Iterat
 
 
 def _drivers(facts: KernelFacts) -> str:
-    rows = known(facts.kernels, "kernel")
+    rows = require(facts.kernels, "kernel")
     each = [f"{k.release}: {k.module.version if k.module else 'none'}" for k in rows]
     return f"{facts.module} modules: {'; '.join(each)}; programs load " + (
         ", ".join(facts.user_driver) or "none"

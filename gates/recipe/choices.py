@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from gates.artifact.image import full_name, image_name
-from gates.core.check import Observed, known, per_node, pyinfra
+from gates.core.check import Observed, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -51,7 +51,7 @@ def forbidden_rendered(plan: Plan, observed: Observed) -> list[Violation]:
 def forbidden_live(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """The live engine's environment, too (C14). A warning: serve's restart is what mends it."""
     live: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for process in known(snapshot.engine_processes, "engine_processes"):
+    for process in require(snapshot.engine_processes, "engine_processes"):
         for rule in forbidden(plan, process.environ):
             live[rule.name, process.environ[rule.name], rule.reason].append(process.pid)
     for (name, value, reason), pids in live.items():
@@ -61,7 +61,7 @@ def forbidden_live(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
             node.name,
             f"the engine of {node.name} runs with {name}={value}, which the recipe forbids",
             evidence=f"in the environment of pid {listed}; forbidden because: {reason}",
-            remedy=pyinfra(plan, "serve"),
+            remedy=deploy_command(plan, "serve"),
             severity="warn",
         )
 

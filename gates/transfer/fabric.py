@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import known, per_node
+from gates.core.check import per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -32,7 +32,7 @@ def fabric_link(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
     fabric = fabric_of(plan)
     if fabric is None:
         return
-    link = device_of(known(snapshot.network, "network"), fabric)
+    link = device_of(require(snapshot.network, "network"), fabric)
     if link is None or not link.carrier or link.state.lower() not in ("up", "unknown"):
         seen = "does not exist" if link is None else f"state {link.state}, carrier {link.carrier}"
         yield violation(
@@ -60,7 +60,7 @@ def fabric_mtu(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
     fabric = fabric_of(plan)
     if fabric is None:
         return
-    network = known(snapshot.network, "network")
+    network = require(snapshot.network, "network")
     link = device_of(network, fabric)
     if link is None:
         return
@@ -84,7 +84,7 @@ def fabric_peers(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
     fabric = fabric_of(plan)
     if fabric is None:
         return
-    probes = {probe.address: probe for probe in known(snapshot.network, "network").peers}
+    probes = {probe.address: probe for probe in require(snapshot.network, "network").peers}
     for peer in plan.rig.nodes:
         if peer.name != node.name:
             address = str(peer.fabric_address)
@@ -132,7 +132,7 @@ def bond_slaves(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
     fabric = fabric_of(plan)
     if fabric is None:
         return
-    link = device_of(known(snapshot.network, "network"), fabric)
+    link = device_of(require(snapshot.network, "network"), fabric)
     if link is not None and link.bond_slaves_down:
         down = ", ".join(link.bond_slaves_down)
         yield violation(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.core.check import Gate, Observed, known, per_node, pyinfra, reached
+from gates.core.check import Gate, Observed, answering_nodes, deploy_command, per_node, require
 from gates.core.codes import Severity, violation
 from gates.core.violation import Violation
 from gates.transfer import route
@@ -17,7 +17,6 @@ from schema.observed.docker import Image
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 PRUNE = "sudo docker image prune"
-DOCKER_ROOT = "/var/lib/docker"
 # the only store whose layers node reads and registers one by one
 LAYERS_STORE = "overlay2"
 
@@ -26,7 +25,7 @@ def images(plan: Plan, observed: Observed) -> dict[str, Image | None]:
     """The recipe's image on each node whose docker can be read; None where it is not there."""
     return {
         node.name: image_of(snapshot.docker, (image_name(plan) or ""))
-        for node, snapshot in reached(plan, observed)
+        for node, snapshot in answering_nodes(plan, observed)
         if not isinstance(snapshot.docker, Unreadable)
     }
 
@@ -60,7 +59,7 @@ def through_docker(
 @per_node
 def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Docker answers on every node: what cannot be read is not "no image"."""
-    known(snapshot.docker, "docker")
+    require(snapshot.docker, "docker")
     yield from ()
 
 
@@ -96,7 +95,7 @@ def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
             f"{reference} is another build on {others[0]} than on {there[0][0]}, and nobody "
             "said which is the right one",
             evidence=evidence,
-            remedy=pyinfra(plan, "image", f"from={there[0][0]}")
+            remedy=deploy_command(plan, "image", f"from={there[0][0]}")
             + f", or from={others[0]}; the other one is kept under another tag",
         )
     ]
@@ -126,7 +125,7 @@ def arch(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
             remedy=f"name an image for {snapshot.identity.arch} in "
             f"catalog/recipes/{plan.recipe.name}.yaml, container.image",
         )
-        for node, snapshot in reached(plan, observed)
+        for node, snapshot in answering_nodes(plan, observed)
         if node.name in targets_of(found, source)
         and KERNEL_ARCH.get(image.arch, image.arch) != snapshot.identity.arch
     ]
@@ -145,7 +144,7 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
     absent = [name for name in targets_of(found, source) if found[name] is None]
     roots = {
         node.name: snapshot.docker.store_root
-        for node, snapshot in reached(plan, observed)
+        for node, snapshot in answering_nodes(plan, observed)
         if not isinstance(snapshot.docker, Unreadable)
     }
     by_docker = through_docker(asked, observed, (*absent, source))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
 
-from gates.core.check import Gate, Observed, gib, reached
+from gates.core.check import Gate, Observed, answering_nodes, gib
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.host import reachable, storage
@@ -45,7 +45,7 @@ def gates_before(deploy: str) -> tuple[Gate, ...]:
         reachable.nodes_reachable,
         *fabric.GATES,
         storage.lock_free,
-        storage.changes_closed_but(deploy),
+        storage.no_open_change_except(deploy),
         storage.journal_whole,
     )
 
@@ -105,7 +105,7 @@ def route_open(
 ) -> Iterator[Violation]:
     """A finding for each of the nodes whose connection to the giver's port has no answer."""
     addresses, device = route_of(plan, used_waivers(plan, observed, asked.waive))
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         if (
             source not in addresses
             or node.name not in names
@@ -135,7 +135,7 @@ def port_free(
 ) -> Iterator[Violation]:
     """A finding where somebody listens on the giver's port, on the address that it would use."""
     addresses, _ = route_of(plan, used_waivers(plan, observed, asked.waive))
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         if node.name != source or isinstance(snapshot.ports, Unreadable):
             continue
         own = _ANY | {addresses[node.name]}
@@ -160,7 +160,7 @@ def room_on(
 
     `mend`: what gives room there.
     """
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         if node.name not in wanted or isinstance(snapshot.disks, Unreadable):
             continue
         disk = next((d for d in snapshot.disks if d.path == path), None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gates.core.check import Gate, Observed, gib, pyinfra, reached
+from gates.core.check import Gate, Observed, answering_nodes, deploy_command, gib
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.transfer import route
 from gates.transfer.route import TransferRequest, gates_for
 from gates.weights import weights
+from gates.weights.files import is_whole, weights_of
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -28,8 +29,10 @@ def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
             "weights-differ",
             None,
             "no node's weights are whole, or nobody said which are right",
-            evidence="; ".join(_weights_line(plan, n, s) for n, s in reached(plan, observed)),
-            remedy=pyinfra(plan, "weights", "from=NODE"),
+            evidence="; ".join(
+                _weights_line(plan, n, s) for n, s in answering_nodes(plan, observed)
+            ),
+            remedy=deploy_command(plan, "weights", "from=NODE"),
         )
     ]
 
@@ -38,7 +41,7 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
     """Room for what the taker may lack, at its largest; node looks again at what does."""
     wanted: dict[str, int] = {}
     giving = _weights_bytes(plan, observed, asked.source)
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         if node.name != asked.source and not isinstance(snapshot.weights, Unreadable):
             wanted[node.name] = max(0, giving - _weights_bytes(plan, observed, node.name))
     found: list[Violation] = []
@@ -79,18 +82,18 @@ def weights_gates(asked: TransferRequest) -> tuple[Gate, ...]:
 
 def _weights_bytes(plan: Plan, observed: Observed, name: str | None) -> int:
     """The size of a node's weights; 0 where it has none, or they cannot be read."""
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         if node.name == name and not isinstance(snapshot.weights, Unreadable):
-            found = weights.weights_of(plan, node, snapshot)
+            found = weights_of(plan, node, snapshot)
             return sum(f.size for f in found.files) if found else 0
     return 0
 
 
 def _weights_line(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
-    found = weights.weights_of(plan, node, snapshot)
+    found = weights_of(plan, node, snapshot)
     if found is None or not found.exists:
         return f"{node.name}: none"
-    whole = "whole" if weights.sound(plan, found) else "not whole"
+    whole = "whole" if is_whole(plan, found) else "not whole"
     return (
         f"{node.name}: {len(found.files)} files, {gib(sum(f.size for f in found.files))}, {whole}"
     )
@@ -104,10 +107,10 @@ def weights_source(plan: Plan, observed: Observed, chosen: str | None) -> str | 
     if chosen is not None:
         return chosen
     whole = []
-    for node, snapshot in reached(plan, observed):
+    for node, snapshot in answering_nodes(plan, observed):
         if not isinstance(snapshot.weights, Unreadable):
-            found = weights.weights_of(plan, node, snapshot)
-            if found is not None and found.exists and weights.sound(plan, found):
+            found = weights_of(plan, node, snapshot)
+            if found is not None and found.exists and is_whole(plan, found):
                 whole.append(node.name)
     differing = {v.node for v in weights.weights_equal(plan, observed)} & set(whole)
     return None if not whole or (len(whole) > 1 and differing) else whole[0]

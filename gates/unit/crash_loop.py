@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
-from gates.core.check import known, per_node, pyinfra
+from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.failure_signatures import cause_of, last_exit
@@ -25,7 +25,7 @@ RECENT_S = 3600.0
 def crash_loop(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """A unit that ends and is started again, all day: each load fills memory and page cache."""
     now = snapshot.identity.clock_unix_s
-    for unit in known(snapshot.units, "units"):
+    for unit in require(snapshot.units, "units"):
         if not watched(snapshot, unit) or not looping(unit, now, plan):
             continue
         since = unit.restart_times[0] if unit.restart_times else unit.since_unix_s
@@ -42,7 +42,7 @@ def crash_loop(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             f"{unit.sub_state} ({unit.result}); last exit: {last_exit(unit)}; log: "
             f"{'; '.join(unit.errors[-2:]) or unit.last_log_line or 'none'}",
             remedy=f"on {node.name}: sudo systemctl stop {unit.name}; mend the findings above "
-            + (f"it, then {pyinfra(plan, 'restart')}" if unit.name == UNIT else "it"),
+            + (f"it, then {deploy_command(plan, 'restart')}" if unit.name == UNIT else "it"),
             severity="block" if unit.name == UNIT else "warn",
             cause=cause_of(unit),
         )  # fmt: skip
@@ -86,7 +86,9 @@ def engine_down(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
         node.name,
         f"the engine is {now}" + (f" for {age:.0f} s of {budget} s" if loading else ""),
         evidence=_standing(plan, unit, own_container(snapshot)),
-        remedy=f"wait for it: {pyinfra(plan, 'verify')}" if loading else pyinfra(plan, "serve"),
+        remedy=f"wait for it: {deploy_command(plan, 'verify')}"
+        if loading
+        else deploy_command(plan, "serve"),
         cause=_why_down(plan, now, unit, loading),
     )
 

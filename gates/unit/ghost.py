@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gates.core.check import known, per_node, pyinfra
+from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.unit.supervision import OWN_UNITS, repoint, watched
@@ -54,7 +54,7 @@ def repointed(plan: Plan, node: Node, unit: Unit, steps: Mapping[str, str]) -> s
     elif torn := [o.path for o in unit.overrides if o.exec_start and _ours_to_remove(o.path, unit)]:
         name = torn[-1].rpartition("/")[2].removesuffix(".conf")
         keys = (f"unit={unit.name}", f"drop_in={name}", "remove=true", f"only={node.name}")
-        return f"{pyinfra(plan, 'unit', *keys)}, then {pyinfra(plan, 'restart')}"
+        return f"{deploy_command(plan, 'unit', *keys)}, then {deploy_command(plan, 'restart')}"
     return (
         f"on {node.name}: systemctl cat {unit.name}; mend the line, then sudo systemctl "
         "daemon-reload"
@@ -72,7 +72,7 @@ def unit_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
 
     It blocks for our own unit, unless serve's new unit file mends it; another's is a warning.
     """
-    for unit in known(snapshot.units, "units"):
+    for unit in require(snapshot.units, "units"):
         gone = missing(unit)
         if not gone or not watched(snapshot, unit):
             continue
@@ -87,7 +87,9 @@ def unit_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             f"{' '.join(unit.exec_start)[:200]}; unit file {unit.fragment}; drop-ins "
             f"{', '.join(unit.drop_ins) or 'none'}; {unit.active_state}, {unit.restarts} "
             f"restarts, last exit status {unit.exit_status}",
-            remedy=pyinfra(plan, "serve") if by_serve else repointed(plan, node, unit, steps),
+            remedy=deploy_command(plan, "serve")
+            if by_serve
+            else repointed(plan, node, unit, steps),
             severity="block" if unit.name == UNIT and not by_serve else "warn",
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import known, per_node, pyinfra
+from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
@@ -23,7 +23,7 @@ def as_installed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
     """
     if node.role != "head":
         return
-    texts = {file.path: file.content for file in known(snapshot.files, "files")}
+    texts = {file.path: file.content for file in require(snapshot.files, "files")}
     installed = endpoint_in(texts.get(NODE_PATH) or "")
     wanted = endpoint(plan.rig, plan.recipe)
     # Where nothing of ours is installed, other gates say so.
@@ -36,7 +36,7 @@ def as_installed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
         f"(recipe {plan.recipe.name})",
         evidence=f"{NODE_PATH}: {installed.model} at {installed.url}; this run would ask "
         f"{wanted['model']} at {wanted['url']}",
-        remedy=f"name what was served: --data recipe=NAME; or {pyinfra(plan, 'serve')}",
+        remedy=f"name what was served: --data recipe=NAME; or {deploy_command(plan, 'serve')}",
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gates.artifact.venv import venv_entry, venv_there
-from gates.core.check import known, per_node, pyinfra
+from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.failure_signatures import from_log, last_exit
@@ -30,8 +30,8 @@ def script_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
     """The launch script is there, in the container, too: one that lives only in a container's
     writable layer is the ghost of the next reboot (the third seed's status 127, all day).
     """
-    serve = pyinfra(plan, "serve")
-    for unit in known(snapshot.units, "units"):
+    serve = deploy_command(plan, "serve")
+    for unit in require(snapshot.units, "units"):
         for ghost in unit.ghosts:
             if ghost.container is not None and watched(snapshot, unit):
                 yield _ghost(
@@ -52,7 +52,7 @@ def script_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
 
 def _own(plan: Plan, node: Node, snapshot: NodeSnapshot, unit: Unit) -> Iterator[Violation]:
     """The same about our own unit, whose script serve bind-mounts from the host."""
-    serve, script = pyinfra(plan, "serve"), _script(snapshot)
+    serve, script = deploy_command(plan, "serve"), _script(snapshot)
     container = own_container(snapshot) if plan.recipe.container else None
     if script is not None and script.kind != "file":
         yield _ghost(

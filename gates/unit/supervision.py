@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gates.core.check import known, per_node, pyinfra
+from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import own_unit, same_container
@@ -60,14 +60,14 @@ def watched(snapshot: NodeSnapshot, unit: Unit) -> bool:
 def repoint(plan: Plan, node: Node, unit: str) -> str:
     """The command that points a unit of others at what is there (deploys/unit.py)."""
     program = "exec_start='/PATH/OF/PROGRAM ARGUMENTS'"
-    return pyinfra(plan, "unit", f"unit={unit}", f"only={node.name}", program)
+    return deploy_command(plan, "unit", f"unit={unit}", f"only={node.name}", program)
 
 
 def other_units(snapshot: NodeSnapshot) -> list[Unit]:
     """Units of others that start this engine or another vLLM; UnknownSection when not known."""
     return [
         unit
-        for unit in known(snapshot.units, "units")
+        for unit in require(snapshot.units, "units")
         if not unit.name.startswith(OWN_UNITS)
         and unit.load_state != "not-found"
         and watched(snapshot, unit)
@@ -81,7 +81,7 @@ def restart_policy(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
     """
     if plan.recipe.container is None and isinstance(snapshot.docker, Unreadable):
         return  # a rig without docker
-    for container in known(snapshot.docker, "docker").containers:
+    for container in require(snapshot.docker, "docker").containers:
         policy = container.restart_policy
         if policy in ("no", "") or not runs_vllm(snapshot, container):
             continue
@@ -115,7 +115,7 @@ def second_unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
 @per_node
 def unit_state(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Our unit comes back at the next boot, and systemd runs what stands on disk."""
-    known(snapshot.units, "units")
+    require(snapshot.units, "units")
     unit = own_unit(snapshot)
     if unit is None:
         return
@@ -138,7 +138,8 @@ def unit_state(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             f"systemd on {node.name} still runs an older {UNIT} than the one on disk",
             evidence=f"NeedDaemonReload=yes; unit file {unit.fragment}; drop-ins "
             f"{', '.join(unit.drop_ins) or 'none'}",
-            remedy=f"on {node.name}: sudo systemctl daemon-reload, then {pyinfra(plan, 'restart')}",
+            remedy=f"on {node.name}: sudo systemctl daemon-reload, then "
+            + deploy_command(plan, "restart"),
         )
     if unit.enabled != "enabled":
         yield violation(

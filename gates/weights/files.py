@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gates.core.check import Observed, known, pyinfra, reached
+from gates.core.check import Observed, answering_nodes, deploy_command, require
 from node.rules import magic
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
@@ -22,7 +22,7 @@ def format_of(file: WeightsFile) -> str:
 def weights_of(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Weights | None:
     """What the host says of the recipe's weights; None when it was not asked."""
     path = plan.specs[node.name].weights
-    return next((w for w in known(snapshot.weights, "weights") if w.path == path), None)
+    return next((w for w in require(snapshot.weights, "weights") if w.path == path), None)
 
 
 def tensors(plan: Plan, weights: Weights) -> list[WeightsFile]:
@@ -32,25 +32,25 @@ def tensors(plan: Plan, weights: Weights) -> list[WeightsFile]:
     return own or [f for f in weights.files if f.name.endswith(SUFFIXES)]
 
 
-def fetch(plan: Plan, node: Node, observed: Observed | None = None) -> str:
+def fetch_command(plan: Plan, node: Node, observed: Observed | None = None) -> str:
     """The line that brings the weights to a node: from another that has them, else a download."""
     path = plan.specs[node.name].weights
-    for other, snapshot in reached(plan, observed or {}):
+    for other, snapshot in answering_nodes(plan, observed or {}):
         if other.name != node.name and not isinstance(snapshot.weights, Unreadable):
             weights = weights_of(plan, other, snapshot)
-            if weights is not None and weights.exists and sound(plan, weights):
-                return pyinfra(plan, "weights", f"from={other.name}")
+            if weights is not None and weights.exists and is_whole(plan, weights):
+                return deploy_command(plan, "weights", f"from={other.name}")
     return f"on {node.name}: hf download {plan.recipe.weights.source} --local-dir {path}"
 
 
-def copy(plan: Plan, source: Node, target: Node) -> str:
+def copy_command(plan: Plan, source: Node, target: Node) -> str:
     """The line that makes `target`'s weights those of `source`."""
-    return pyinfra(plan, "weights", f"from={source.name}") + (
+    return deploy_command(plan, "weights", f"from={source.name}") + (
         f" (or, if those of {target.name} are right: from={target.name})"
     )
 
 
-def sound(plan: Plan, weights: Weights) -> bool:
+def is_whole(plan: Plan, weights: Weights) -> bool:
     """Whether a node's weights look whole by themselves: format, index, number, lengths."""
     files = tensors(plan, weights)
     shards = plan.recipe.weights.shards
@@ -58,11 +58,11 @@ def sound(plan: Plan, weights: Weights) -> bool:
         weights.missing_shards
         or pointers(weights)
         or (shards is not None and len(files) < shards)
-        or any(format_of(f) != plan.recipe.weights.format or cut(f) for f in files)
+        or any(format_of(f) != plan.recipe.weights.format or is_truncated(f) for f in files)
     )
 
 
-def cut(file: WeightsFile) -> bool:
+def is_truncated(file: WeightsFile) -> bool:
     """Whether a file is not as long as its own header says, or its header cannot be read.
 
     A GGUF may be padded at its end; the loader of safetensors refuses bytes that nobody owns.

@@ -6,16 +6,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import wraps
 
-from gates.core.check import Gate, Observed, gather, gib, per_node, pyinfra
+from gates.core.check import Gate, Observed, collect, deploy_command, gib, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.weights.files import copy, cut, fetch, format_of, pointers, sound, tensors, weights_of
+from gates.weights.files import (
+    copy_command,
+    fetch_command,
+    format_of,
+    is_truncated,
+    is_whole,
+    pointers,
+    tensors,
+    weights_of,
+)
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.files import Weights, WeightsFile
 from schema.observed.snapshot import NodeSnapshot
-
-__all__ = ["GATES", "copy", "cut", "fetch", "format_of", "sound", "tensors", "weights_of"]
 
 
 def _told_who_has_them(gate: Gate) -> Gate:
@@ -26,7 +33,7 @@ def _told_who_has_them(gate: Gate) -> Gate:
         return [
             v
             if v.node is None or v.code.endswith("-unreadable")
-            else replace(v, remedy=fetch(plan, plan.rig.node(v.node), observed))
+            else replace(v, remedy=fetch_command(plan, plan.rig.node(v.node), observed))
             for v in gate(plan, observed)
         ]
 
@@ -46,7 +53,7 @@ def weights_present(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[
             node.name,
             f"the weights of {plan.recipe.model} are not on {node.name}",
             evidence=f"{path} " + ("was not looked at" if weights is None else f"is {state}"),
-            remedy=fetch(plan, node),
+            remedy=fetch_command(plan, node),
             unknown=weights is None,
         )
 
@@ -72,7 +79,7 @@ def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
             if bad
             else f"{len(wrong)} files of the weights on {node.name} are pointers to files",
             evidence="; ".join(wrong[:5]) + (" …" if len(wrong) > 5 else ""),
-            remedy=fetch(plan, node),
+            remedy=fetch_command(plan, node),
         )
 
 
@@ -81,7 +88,7 @@ def weights_magic(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
 def weights_cut(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Each tensors file is as long as its header says: a download that broke off is not."""
     weights = weights_of(plan, node, snapshot)
-    short = [f for f in (tensors(plan, weights) if weights else []) if cut(f)]
+    short = [f for f in (tensors(plan, weights) if weights else []) if is_truncated(f)]
     if short:
         yield violation(
             "weights-cut",
@@ -91,7 +98,7 @@ def weights_cut(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
                 f"{f.name}: " + (f.broken or f"{f.size} bytes, its header says {f.header_says}")
                 for f in short[:5]
             ),
-            remedy=fetch(plan, node),
+            remedy=fetch_command(plan, node),
         )
 
 
@@ -110,7 +117,7 @@ def weights_whole(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
             f"weights shards are missing on {node.name}",
             evidence=f"{len(files)} files, the recipe says {shards or 'nothing'}; named by the "
             f"index and not there: {', '.join(missing[:5]) or 'none'}",
-            remedy=fetch(plan, node),
+            remedy=fetch_command(plan, node),
         )
 
 
@@ -119,11 +126,11 @@ def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
 
     Hidden files and .md files are left out; downloads leave their own there.
     """
-    seen, found = gather(plan, observed, lambda node, s: weights_of(plan, node, s))
+    seen, found = collect(plan, observed, lambda node, s: weights_of(plan, node, s))
     there = [(node, weights) for node, weights in seen if weights and weights.exists]
     present = [(node, _compared(weights)) for node, weights in there]
-    whole = [sound(plan, weights) for _, weights in there]
-    for (node, files), is_whole in list(zip(present, whole, strict=True))[1:]:
+    whole = [is_whole(plan, weights) for _, weights in there]
+    for (node, files), complete in list(zip(present, whole, strict=True))[1:]:
         first, reference = present[0]
         differing = [n for n in sorted({*reference, *files}) if _differ(reference, files, n)]
         if differing:
@@ -139,9 +146,11 @@ def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
                     )
                     + (" …" if len(differing) > 3 else ""),
                     # What is not whole gives to nobody: weights would refuse it.
-                    remedy=copy(plan, first, node)
-                    if is_whole == whole[0]
-                    else pyinfra(plan, "weights", f"from={first.name if whole[0] else node.name}"),
+                    remedy=copy_command(plan, first, node)
+                    if complete == whole[0]
+                    else deploy_command(
+                        plan, "weights", f"from={first.name if whole[0] else node.name}"
+                    ),
                 )
             )
     return found

@@ -10,7 +10,7 @@ from operations.engine.engine import file_steps
 from schema.desired.plan import Document
 from schema.observed.files import FileState
 from schema.observed.hardware import Nic
-from schema.render.wake_on_lan_files import Persistence
+from schema.render.wake_on_lan_files import WolPersistence
 
 _SLEEP_DIR = "/etc/systemd/system"
 
@@ -21,7 +21,7 @@ def folders_of(documents: Sequence[Document]) -> list[str]:
 
 
 def wol_steps(
-    nic: Nic, how: Persistence, files: Mapping[str, FileState], enabled: Collection[str]
+    nic: Nic, how: WolPersistence, files: Mapping[str, FileState], enabled: Collection[str]
 ) -> Steps:
     """The steps that arm a card at every boot and now; none where it is.
 

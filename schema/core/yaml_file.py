@@ -19,7 +19,7 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML has no types
             raise yaml.MarkedYAMLError(
                 problem="an alias (*name); allowed: values written out", problem_mark=mark
             )

@@ -86,14 +86,8 @@ def checklists(root: Path) -> dict[str, Checklist]:
     found: dict[str, Checklist] = {}
     problems: list[str] = []
     for path in sorted((root / CHECKLISTS_DIR).glob("*.yaml")):
-        shown = f"{CHECKLISTS_DIR}/{path.name}"
         try:
-            data = read_map(path, shown)
-            given: Mapping[str, object] = {"name": path.stem}
-            made = build(Checklist, data, lambda key, shown=shown: shown, given=given)  # type: ignore[misc]
-            if (made.board is None) != (path.stem == GENERIC):
-                raise SpecError(f"{shown}: board: allowed: in every list but {GENERIC}.yaml")
-            found[path.stem] = made
+            found[path.stem] = _checklist(path)
         except SpecError as error:
             problems += error.problems
     if GENERIC not in found and not problems:
@@ -101,6 +95,15 @@ def checklists(root: Path) -> dict[str, Checklist]:
     if problems:
         raise SpecError(*problems)
     return found
+
+
+def _checklist(path: Path) -> Checklist:
+    """The list of one file; SpecError: everything wrong in it."""
+    shown = f"{CHECKLISTS_DIR}/{path.name}"
+    made = build(Checklist, read_map(path, shown), lambda key: shown, {"name": path.stem})
+    if (made.board is None) != (path.stem == GENERIC):
+        raise SpecError(f"{shown}: board: allowed: in every list but {GENERIC}.yaml")
+    return made
 
 
 def checklist_for(board: Board | None, lists: Mapping[str, Checklist]) -> Checklist:

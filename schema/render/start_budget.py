@@ -33,7 +33,7 @@ CPU_FLOOR_GIB = 2.0
 
 
 @dataclass(frozen=True)
-class Times:
+class UnitTimeouts:
     """The unit's times on one node: systemd's limits for start and stop, its pause, its window."""
 
     timeout_start_s: int
@@ -42,7 +42,7 @@ class Times:
     start_limit_s: int
 
 
-def times(rig: Rig, node: Node, recipe: Recipe) -> Times:
+def times(rig: Rig, node: Node, recipe: Recipe) -> UnitTimeouts:
     """The times of `node`'s unit.
 
     The window of the start limit is longer than STARTS starts that fail as late as they can: a
@@ -57,7 +57,7 @@ def times(rig: Rig, node: Node, recipe: Recipe) -> Times:
     start = prelaunch + waits + MARGIN_S
     pause = WORKER_RESTART_S if several and node.role == "worker" else RESTART_S
     cycle = start + MARGIN_S + 2 * STOP_S + pause
-    return Times(start, STOP_S, pause, STARTS * cycle)
+    return UnitTimeouts(start, STOP_S, pause, STARTS * cycle)
 
 
 def utilization(spec: EngineSpec) -> float:

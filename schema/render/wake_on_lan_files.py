@@ -16,7 +16,7 @@ _UNIT = f"{UNITS_DIR}/rigbook-wol.service"
 
 
 @dataclass(frozen=True)
-class Persistence:
+class WolPersistence:
     """What arms a card at a boot: its files (none: nothing of ours is needed), the unit to enable,
     and who reads them, in words. `refused` says why it cannot be done, with the command that helps.
     """
@@ -46,7 +46,7 @@ def unit_name(nic: Nic) -> str:
     return f"rigbook-wol-{nic.name}.service"
 
 
-def persistence(nic: Nic) -> Persistence:
+def persistence(nic: Nic) -> WolPersistence:
     """How a card is armed at every boot.
 
     NetworkManager's own setting wins where it runs the card; else udev applies the first .link file
@@ -58,13 +58,13 @@ def persistence(nic: Nic) -> Persistence:
         return _by_networkmanager(nic)
     ours = link_path(nic)
     if not _is_first(ours, nic.link_file):
-        return Persistence((_unit(nic),), unit_name(nic), "a unit with ethtool")
+        return WolPersistence((_unit(nic),), unit_name(nic), "a unit with ethtool")
     lines = [line for line in nic.link_lines if not line.startswith("WakeOnLan=")]
     link = Document(ours, render(_LINK, nic=nic.name, mac=nic.permanent, lines=lines), "0644")
     if nic.link_file == ours and not getattr(nic.wol, "armed", False):
         reader = "systemd-udevd, and a unit, because the driver dropped it when the link came up"
-        return Persistence((link, _unit(nic)), unit_name(nic), reader)
-    return Persistence((link,), None, "systemd-udevd")
+        return WolPersistence((link, _unit(nic)), unit_name(nic), reader)
+    return WolPersistence((link,), None, "systemd-udevd")
 
 
 def _is_first(ours: str, now: str | None) -> bool:
@@ -76,7 +76,7 @@ def _unit(nic: Nic) -> Document:
     return Document(f"{UNITS_DIR}/{unit_name(nic)}", render(_UNIT, nic=nic.name), "0644")
 
 
-def _by_networkmanager(nic: Nic) -> Persistence:
+def _by_networkmanager(nic: Nic) -> WolPersistence:
     """A default of NetworkManager for this card; a profile's own setting would beat it.
 
     NetworkManager.conf(5), "connection section": `ethernet.wake-on-lan` is such a default; 64 is
@@ -85,19 +85,19 @@ def _by_networkmanager(nic: Nic) -> Persistence:
     """
     own = nic.nm.wake_on_lan if nic.nm else "default"
     if own is None:
-        return Persistence((), None, "NetworkManager", _not_said(nic))
+        return WolPersistence((), None, "NetworkManager", _not_said(nic))
     if own.startswith("magic") or own in ("64", "0x40") or "(magic)" in own:
-        return Persistence((), None, "NetworkManager, by its own profile")
+        return WolPersistence((), None, "NetworkManager, by its own profile")
     if own not in ("", "default", "1", "0x1") and "(default)" not in own:
         assert nic.nm is not None
-        return Persistence(
+        return WolPersistence(
             (), None, "NetworkManager",
             f"profile {nic.nm.connection} sets wake-on-lan to {own}, which beats a default; "
             f"sudo nmcli connection modify {nic.nm.uuid} 802-3-ethernet.wake-on-lan default",
         )  # fmt: skip
     text = render(_NM, nic=nic.name, mac=nic.permanent)
     path = f"{NM_DIR}/90-rigbook-wol-{nic.name}.conf"
-    return Persistence((Document(path, text, "0644"),), None, "NetworkManager")
+    return WolPersistence((Document(path, text, "0644"),), None, "NetworkManager")
 
 
 def _not_said(nic: Nic) -> str:

@@ -20,7 +20,7 @@ from facts.observe import observe
 from facts.rignode.context import real
 from gates.core.check import Observed
 from gates.core.violation import Violation
-from gates.doctor.healthy import at_work
+from gates.doctor.healthy import healthy_line
 from gates.drift.compare import Difference, drift, engine_state
 from operations.change.apply import Steps, texts_of
 from operations.engine import engine
@@ -208,7 +208,7 @@ class Installed:
         names = ", ".join(node.name for node in plan.rig.nodes)
         said = seen.probe.detail if seen.probe else ""
         return [
-            *(at_work(plan, node, s) for node, s in there if isinstance(s, NodeSnapshot)),
+            *(healthy_line(plan, node, s) for node, s in there if isinstance(s, NodeSnapshot)),
             f"{names}: {plan.recipe.name} ({plan.profile}) serves; nothing blocks; {said}",
         ]
 

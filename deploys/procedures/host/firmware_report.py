@@ -16,7 +16,7 @@ from schema.machine.checklist import Checklist
 from schema.machine.wake_record import MachineRecord, Machines, read_machines, write_machines
 from schema.observed.hardware import HardwareFacts, Nic, Wol, lan_network
 from schema.observed.snapshot import Unreadable
-from schema.render.wake_on_lan_files import Persistence
+from schema.render.wake_on_lan_files import WolPersistence
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Machine:
     facts: HardwareFacts
     checklist: Checklist
     cards: tuple[Nic, ...]
-    ways: Mapping[str, Persistence]
+    ways: Mapping[str, WolPersistence]
     rows: tuple[ItemState, ...]
     attested: tuple[Document, ...]
 
@@ -75,7 +75,7 @@ def can_be_set_by_us(machine: Machine, row: ItemState) -> bool:
     )
 
 
-def card_line(nic: Nic, way: Persistence) -> str:
+def card_line(nic: Nic, way: WolPersistence) -> str:
     """One card for a person: whether it can wake, whether it would, who arms it at a boot."""
     head = f"{nic.name} {nic.permanent} ({nic.manager})"
     if isinstance(nic.wol, Unreadable):

@@ -15,7 +15,7 @@ from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
 from facts.observe import observe
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
-from gates.core.check import pyinfra
+from gates.core.check import deploy_command
 from gates.transfer.image import LAYERS_STORE, images, source_of, targets_of
 from gates.transfer.route import TransferRequest
 from operations.change.node_call import StepFailed, call
@@ -255,6 +255,6 @@ def revert(run: Run) -> str:
         who = ", ".join(unknown)
         where = (f"complete on {', '.join(kept)}; " if kept else "") + (
             f"{who} did not answer: whether its tag was set is not known. The next run finds out; "
-            f"to undo it: {pyinfra(run.plan, 'rollback', f'change={run.id}')}"
+            f"to undo it: {deploy_command(run.plan, 'rollback', f'change={run.id}')}"
         )
     return f"{where}; run it again: what has come is kept and not fetched twice"

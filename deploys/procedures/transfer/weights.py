@@ -17,6 +17,7 @@ from facts.rignode.context import real
 from gates.transfer.route import TransferRequest
 from gates.transfer.weights import weights_source
 from gates.weights import weights as gates
+from gates.weights.files import weights_of
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer.transfer import Transfer
@@ -59,7 +60,7 @@ def plan(rig: Procedure) -> WeightsWork:
     plan, snapshots, data = rig.plan, rig.snapshots, rig.data(WeightsData)
     rig.resume()
     source = weights_source(plan, snapshots, data.source)
-    seen = {n.name: gates.weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
+    seen = {n.name: weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     for name, weights in seen.items():
         logger.info(f"    {name}: {_line(weights)}")
     differ = {v.node for v in gates.weights_equal(plan, snapshots)}

@@ -28,7 +28,7 @@ def data(*pairs: str) -> tuple[str, ...]:
 
 def serve(*arguments: str, **changes: object) -> Scenario:
     """A serve run on a rig that is ready."""
-    return Scenario((*SERVE, *arguments), healthy, **changes)  # type: ignore[arg-type]
+    return Scenario((*SERVE, *arguments), healthy, **changes)
 
 
 def rollback(*arguments: str) -> Scenario:

@@ -57,7 +57,7 @@ def another_recipe(plan: Plan) -> Snapshots:
     """The head was set up by `serve --data recipe=X`."""
     seen = dict(serving(plan))
     files = []
-    for file in seen[HEAD].files:  # type: ignore[union-attr]
+    for file in seen[HEAD].files:
         if file.path == NODE_PATH:
             document = json.loads(file.content or "")
             document["endpoint"]["model"] = "another"

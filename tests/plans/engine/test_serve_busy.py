@@ -36,7 +36,7 @@ def test_only_a_hang_is_restarted(
     plan = tiny_plan()
     monkeypatch.setattr(installed, "_made_meanwhile", lambda _: made)
     seen = serving_rig(plan)
-    unit = next(u for u in seen[HEAD].units if u.name == UNIT)  # type: ignore[union-attr]
+    unit = next(u for u in seen[HEAD].units if u.name == UNIT)
     up = seen[HEAD].identity.clock_unix_s - (unit.since_unix_s or 0)
     expect = plan.recipe.expect.model_copy(update={"start_budget_s": int(up) - 1})
     recipe = plan.recipe.model_copy(update={"expect": expect})

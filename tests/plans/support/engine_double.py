@@ -23,7 +23,7 @@ def loopback() -> str:
     return f"127.{1 + os.getpid() % 250}.{1 + os.getpid() // 250 % 250}.{number % 250}"
 
 
-def completion(content: str | None = "Hello.", **message: Any) -> dict[str, Any]:
+def completion(content: object = "Hello.", **message: Any) -> dict[str, Any]:
     """A chat completion as vLLM answers it."""
     choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}}
     return {"model": "tiny", "choices": [choice]}

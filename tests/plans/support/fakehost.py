@@ -67,12 +67,12 @@ def scenario_hosts() -> list[Any]:
     run = FakeConnector.run_shell_command
 
     def with_stdin(connector: FakeConnector, command: Any, **arguments: Any) -> Any:
-        connector.stdin_sent = arguments.get("_stdin", "")  # type: ignore[attr-defined]
+        connector.__dict__["stdin_sent"] = arguments.get("_stdin", "")
         return run(connector, command, **arguments)
 
     def look_up(connector: FakeConnector, command: str) -> tuple[bool, CommandOutput]:
         name = connector.host.name
-        stdin = connector.stdin_sent  # type: ignore[attr-defined]
+        stdin = connector.__dict__["stdin_sent"]
         # Exactly what was sent, for the tests; a lost line would let a test pass wrongly.
         with (folder / RECORD).open("a") as record:
             record.write(json.dumps([name, command, stdin]) + "\n")
@@ -80,8 +80,9 @@ def scenario_hosts() -> list[Any]:
         lines = [OutputLine("stdout", line) for line in out.splitlines()]
         return done, CommandOutput(lines + [OutputLine("stderr", x) for x in err.splitlines()])
 
-    FakeConnector.run_shell_command = with_stdin  # type: ignore[method-assign]
-    FakeConnector._lookup_response = look_up  # type: ignore[method-assign]
+    # pyinfra's stand-in drops what goes to stdin, and answers only from a fixed map
+    replaced: Any = FakeConnector
+    replaced.run_shell_command, replaced._lookup_response = with_stdin, look_up
     return [(name, {"fake_delay": 0, "fake_delay_jitter": 0, **data}) for name, data in
             scenario["hosts"]]  # fmt: skip
 
@@ -143,9 +144,8 @@ class FakeNode:
 
     def _said(self, said: Any) -> Json:
         """A canned answer; of a list each in turn, the last one again and again."""
-        if isinstance(said, dict):
-            return said
-        return said.pop(0) if len(said) > 1 else said[0]
+        queue: list[Json] = [said] if isinstance(said, dict) else said
+        return queue.pop(0) if len(queue) > 1 else queue[0]
 
     def _verb(self, command: Sent) -> Json:
         planned = self.faults.get(command.what)

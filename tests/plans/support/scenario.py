@@ -85,6 +85,7 @@ def serving(plan: Plan) -> Snapshots:
     """Both nodes as serve leaves them: the engine's unit, and each other unit that it set up."""
     seen = dict(builders_snapshots.serving(plan))
     for name, snapshot in seen.items():
+        assert isinstance(snapshot.units, tuple)
         there = {found.name for found in snapshot.units}
         others = tuple(unit(name=n) for n in plan.requests[name].units if n not in there)
         seen[name] = builders_snapshots.put(snapshot, "units", (*snapshot.units, *others))
@@ -168,13 +169,14 @@ def run(scenario: Scenario) -> Ran:
     """Runs one scenario in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="rigbook-plan-") as text:
         folder, address = Path(text), loopback()
-        if scenario.answers is None:
+        answers = scenario.answers
+        if answers is None:
             return _run(scenario, folder, address)
 
         def reply() -> Reply:
             if (folder / DOWN).exists():
                 return Reply("stand-in engine is loading", status=503)
-            return scenario.answers()
+            return answers()
 
         with EngineDouble(reply, address, 8000, scenario.metrics):
             return _run(scenario, folder, address)

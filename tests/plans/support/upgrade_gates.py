@@ -13,10 +13,11 @@ plan = load()
 gate(plan, CHANGING)
 
 
-def ask():
+def ask() -> None:
     """Both gates in one look, as an upgrade does it."""
     found = known_versions(WANTED, plan, observe(state, plan))
-    seen = ask_pip(state, plan, WANTED, {n.name: venv_of(plan, n.name) for n in plan.rig.nodes})
+    venvs = {n.name: venv for n in plan.rig.nodes if (venv := venv_of(plan, n.name))}
+    seen = ask_pip(state, plan, WANTED, venvs)
     spec = wheels_spec(plan)
     found += wheels(plan, spec, WANTED, seen, {n.name: False for n in plan.rig.nodes})
     waivers = gate_here(found)

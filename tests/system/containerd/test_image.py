@@ -231,8 +231,8 @@ def test_files_of_a_container_that_never_ran_are_found(bare: Lab) -> None:
     make(bare, "test1")
     assert bare.pyinfra("image", *m.RECIPE).rc == 0
     look = (
-        "import sys; sys.path.insert(0, '/usr/local/bin/rignode'); from node import inside; "
-        "print(*inside.container('rigbook-look').layers)"
+        "import sys; sys.path.insert(0, '/usr/local/bin/rignode'); from node.docker "
+        "import filesystem; print(*filesystem.container('rigbook-look').layers)"
     )
     bare.ssh("test2", f"sudo docker create --name rigbook-look {m.IMAGE} none")
     try:

@@ -5,6 +5,7 @@ ended.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyinfra.api.exceptions import FactProcessError
@@ -18,11 +19,13 @@ UnitCases = make_fact_tests("facts", "unit_state.Unit", HERE / "cases_unit")
 LogCases = make_fact_tests("facts", "unit_state.Log", HERE / "cases_log")
 
 
-def state(**changes: object) -> UnitState:
+def state(**changes: Any) -> UnitState:
     """A unit that runs."""
-    values = {"active": "active", "sub": "running", "restarts": 0, "result": "success",
-              "exit_status": 0, "invocation": "one", "last_line": ""}  # fmt: skip
-    return UnitState(**{**values, **changes})  # type: ignore[arg-type]
+    values: dict[str, Any] = {
+        "active": "active", "sub": "running", "restarts": 0, "result": "success",
+        "exit_status": 0, "invocation": "one", "last_line": "",
+    }  # fmt: skip
+    return UnitState(**{**values, **changes})
 
 
 @pytest.mark.parametrize(

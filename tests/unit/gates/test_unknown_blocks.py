@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from gates.artifact.image import image_equal, image_present
-from gates.core.check import known, per_node
+from gates.core.check import per_node, require
 from gates.core.waiver import blocking
 from gates.doctor.examine import DOCTOR, examine
 from gates.gate_sets import SERVING, check
@@ -84,7 +84,7 @@ def test_nobody_answers() -> None:
 def test_a_gate_that_fails_blocks() -> None:
     @per_node
     def careless(plan: Plan, node: Any, snapshot: NodeSnapshot) -> Any:
-        yield from known(snapshot.shm, "shm")[7].mappers
+        yield from require(snapshot.shm, "shm")[7].mappers
 
     plan = spark_plan()
     (found,) = check(plan, f.healthy(plan), [careless])

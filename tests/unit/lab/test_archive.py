@@ -37,7 +37,7 @@ def test_it_is_what_docker_load_reads(root: Path, tmp_path: Path) -> None:
     image_id = write(root, tmp_path / "image.tar")
     with tarfile.open(tmp_path / "image.tar") as outer:
         names = outer.getnames()
-        read = {name: outer.extractfile(name).read() for name in names}  # type: ignore[union-attr]
+        read = {name: outer.extractfile(name).read() for name in names}
     (manifest,) = json.loads(read["manifest.json"])
     config = read[manifest["Config"]]
     assert manifest["RepoTags"] == ["a/b:1"]

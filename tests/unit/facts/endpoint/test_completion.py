@@ -59,7 +59,7 @@ def test_expected_reasoning_under_both_names(field: str) -> None:
         (Reply({"choices": []}), "without a completion"),
         (Reply({"choices": [{"message": None}]}), "without a completion"),
         (Reply({"object": "error", "message": "x"}), "without a completion"),
-        (Reply(completion(7)), "without a completion"),  # type: ignore[arg-type]
+        (Reply(completion(7)), "without a completion"),
         (Reply("no", 401), "401: the engine lives and wants a key"),
         (Reply("no such model", 404), "HTTP 404: no such model"),
         (Reply("CUDA error", 500), "HTTP 500: CUDA error"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gates.artifact.venv import GATES
-from gates.doctor.healthy import at_work
+from gates.doctor.healthy import healthy_line
 from gates.drift.compare import drift, engine_state
 from gates.gate_sets import check
 from schema.desired.plan import Plan
@@ -115,5 +115,5 @@ def test_a_stopped_engine_is_compared_by_its_files(plan: Plan) -> None:
 
 
 def test_the_line_about_a_tower_that_is_well(plan: Plan) -> None:
-    line = at_work(plan, plan.rig.head, t.serving(plan)[TOWER])
+    line = healthy_line(plan, plan.rig.head, t.serving(plan)[TOWER])
     assert "4 processes" in line and "vllm 0.32.0+cpu" in line and "image" not in line

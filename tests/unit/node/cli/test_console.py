@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import subprocess
+from pathlib import Path
+
+import pytest
 
 from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, unit_step
 
 
+@pytest.fixture
+def path(host: Host) -> Path:
+    """A file that an open change has replaced."""
+    path = host.file()
+    host.call("apply", apply_request(file_step(path)))
+    return path
+
+
 def test_status_tells_the_open_change_and_how_to_go_back(host: Host) -> None:
-    units = host.systemctl()
+    host.systemctl()
     path = host.file()
     host.call("apply", apply_request(file_step(path), unit_step("start")))
     text = host.run(host.argv("status")).stdout
-    assert "OPEN change-1  serve by tester@here" in text and f"file {path} (done)" in text
-    assert "lock: free" in text and "to go back: rignode undo" in text
-    assert "unit engine.service: active" in text
-    assert units.exists() and "Traceback" not in text
+    for words in ("OPEN change-1  serve by tester@here", f"file {path} (done)", "lock: free",
+                  "to go back: rignode undo", "unit engine.service: active"):  # fmt: skip
+        assert words in text
+    assert "Traceback" not in text
 
 
 def test_status_of_a_host_with_nothing_writes_nothing(host: Host) -> None:
@@ -25,24 +37,19 @@ def test_status_of_a_host_with_nothing_writes_nothing(host: Host) -> None:
     assert not host.state.exists()
 
 
-def test_status_names_a_damaged_journal(host: Host) -> None:
-    host.call("apply", apply_request(file_step(host.file())))
+def test_status_names_a_damaged_journal(host: Host, path: Path) -> None:
     (host.state / "journal" / "change-1.json").write_bytes(b"\xff")
     assert "DAMAGED journal file:" in host.run(host.argv("status")).stdout
     assert host.call("undo")["code"] == "journal_broken"
 
 
-def test_undo_with_an_empty_stdin(host: Host) -> None:
-    path = host.file()
-    host.call("apply", apply_request(file_step(path)))
+def test_undo_with_an_empty_stdin(host: Host, path: Path) -> None:
     done = host.run(host.argv("undo", "--text"))
     assert done.returncode == 0 and "undone: change-1 is ROLLED_BACK" in done.stdout
     assert path.read_text() == OLD
 
 
-def test_undo_at_a_terminal_prints_lines(host: Host) -> None:
-    path = host.file()
-    host.call("apply", apply_request(file_step(path)))
+def test_undo_at_a_terminal_prints_lines(host: Host, path: Path) -> None:
     path.write_text("mine\n")
     assert "edited after the change" in at_terminal(host, "undo")
     assert path.read_text() == "mine\n"
@@ -52,9 +59,7 @@ def test_undo_at_a_terminal_prints_lines(host: Host) -> None:
     assert "nothing to undo" in at_terminal(host, "undo")
 
 
-def test_undo_of_a_named_change(host: Host) -> None:
-    path = host.file()
-    host.call("apply", apply_request(file_step(path)))
+def test_undo_of_a_named_change(host: Host, path: Path) -> None:
     host.call("close", {"change": "change-1", "status": "COMMITTED"})
     assert "nothing to undo" in at_terminal(host, "undo")
     assert path.read_text() == NEW
@@ -78,14 +83,10 @@ def at_terminal(host: Host, *args: str) -> str:
     )
     os.close(slave)
     out = b""
-    while True:
-        try:
-            chunk = os.read(master, 4096)
-        except OSError:
-            break
-        if not chunk:
-            break
-        out += chunk
+    # at the end of its output a terminal gives EIO
+    with contextlib.suppress(OSError):
+        while chunk := os.read(master, 4096):
+            out += chunk
     os.close(master)
     child.wait(timeout=20)
     return out.decode()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import shlex
 import stat
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -105,9 +105,7 @@ def test_read_only_use_writes_nothing(lab_python: Host, tmp_path: Path, shell: s
 
 def test_only_the_modules_that_a_verb_needs_are_sent() -> None:
     assert "node.snapshot.gpus" in pack.needs("snapshot")
-    assert "node.change.undo" not in pack.needs("snapshot") and "node.reap.reap" not in pack.needs(
-        "snapshot"
-    )
+    assert not {"node.change.undo", "node.reap.reap"} & set(pack.needs("snapshot"))
     assert {"node.change.kinds", "node.change.apply"} <= set(pack.needs("apply"))
 
 
@@ -136,9 +134,8 @@ def test_what_is_asked_without_installing_fits_a_command_line(verb: str) -> None
 def test_install_then_run_then_nothing_to_install(lab_python: Host, tmp_path: Path) -> None:
     library, link = tmp_path / "lib", tmp_path / "rignode"
     path = lab_python.file(text=None)
-    command, stdin = pack.install_call(
-        "apply", {**apply_request(file_step(path))}, str(library), str(link)
-    )
+    asked = apply_request(file_step(path))
+    command, stdin = pack.install_call("apply", asked, str(library), str(link))
     assert "'" not in command and NEW.strip() not in command
     done = lab_python.run(["dash", "-c", wrapped(command)], stdin)
     assert json.loads(done.stdout)["changed"] is True and path.read_text() == NEW
@@ -176,13 +173,11 @@ def test_install_refuses_a_link_path_that_is_somebody_elses(
 def test_a_long_request_is_an_error_inline_and_none_by_stdin(
     lab_python: Host, tmp_path: Path
 ) -> None:
-    noise = subprocess.run(["head", "-c", "90000", "/dev/urandom"], capture_output=True, check=True)
+    text = os.urandom(90_000).hex() + "\n"
     with pytest.raises(ValueError, match="bytes long"):
-        pack.inline_command("snapshot", {"x": noise.stdout.hex()})
+        pack.inline_command("snapshot", {"x": text})
     path = lab_python.file(text=None)
-    text = noise.stdout.hex() + "\n"
-    command, stdin = pack.install_call(
-        "apply", apply_request(file_step(path, text)), str(tmp_path / "lib"), str(tmp_path / "l")
-    )
+    asked = apply_request(file_step(path, text))
+    command, stdin = pack.install_call("apply", asked, str(tmp_path / "lib"), str(tmp_path / "l"))
     assert json.loads(lab_python.run(["sh", "-c", command], stdin).stdout)["changed"] is True
     assert path.read_text() == text

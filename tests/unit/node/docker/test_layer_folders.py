@@ -92,7 +92,7 @@ def test_the_newer_of_two_whole_meta_pages_counts(store: Path) -> None:
     raw = bytearray(path.read_bytes())
     states = [boltdb._newest(bytes(raw), at) for at in (0, 4096)]
     assert None not in states and states[0] != states[1]
-    newer = 0 if states[0] > states[1] else 4096  # type: ignore[operator]
+    newer = 0 if states[0] > states[1] else 4096
     before = index(store).names()
     # as after a power cut in the middle of its write
     raw[newer + 60] ^= 0xFF

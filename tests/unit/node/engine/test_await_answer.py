@@ -165,7 +165,7 @@ def test_no_proxy_is_asked_and_the_template_arguments_are_sent(
 def test_a_server_that_says_nothing_is_given_up(endpoint: Server) -> None:
     endpoint.reply = lambda body: (time.sleep(30), LOADING)[1]
     started = time.monotonic()
-    reply = ask(engine(url=endpoint.url).endpoint, 0.3)  # type: ignore[arg-type]
+    reply = ask(engine(url=endpoint.url).endpoint, 0.3)
     assert (reply.ok, reply.final, reply.detail) == (False, False, "no answer in time")
     assert time.monotonic() - started < 15
 

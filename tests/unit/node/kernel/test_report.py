@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -69,28 +68,22 @@ def test_the_module_of_a_kernel(
 
 UBUNTU = {
     "linux-image-6.17.0-22-generic": ["linux-modules-6.17.0-22-generic", "kmod"],
-    "linux-modules-6.17.0-22-generic": [],
-    "linux-modules-nvidia-580-6.17.0-22-generic": [],
-    "linux-image-6.17.0-23-generic": [],
+    "linux-image-6.17.0-23-generic": [], "linux-modules-6.17.0-22-generic": [],
+    "linux-modules-nvidia-580-6.17.0-22-generic": [], "linux-firmware": [], "linux-libc-dev": [],
     "linux-image-generic-hwe-24.04": ["linux-image-6.17.0-23-generic", "linux-firmware"],
     "linux-generic-hwe-24.04": ["linux-image-generic-hwe-24.04", "linux-headers-generic-hwe-24.04"],
     "linux-headers-generic-hwe-24.04": ["linux-headers-6.17.0-23-generic"],
-    "linux-firmware": [],
-    "linux-libc-dev": [],
     "nvidia-driver-580": ["linux-image-6.17.0-23-generic"],
-}
+}  # fmt: skip
 
 
 def test_a_pin_holds_its_own_packages_and_every_meta() -> None:
     found = {name: {"hold": False, "version": "1", "depends": d} for name, d in UBUNTU.items()}
     assert apt.pinning(found, "6.17.0-22-generic") == [
-        "linux-generic-hwe-24.04",
-        "linux-headers-generic-hwe-24.04",
-        "linux-image-6.17.0-22-generic",
-        "linux-image-generic-hwe-24.04",
-        "linux-modules-6.17.0-22-generic",
-        "linux-modules-nvidia-580-6.17.0-22-generic",
-    ]
+        "linux-generic-hwe-24.04", "linux-headers-generic-hwe-24.04",
+        "linux-image-6.17.0-22-generic", "linux-image-generic-hwe-24.04",
+        "linux-modules-6.17.0-22-generic", "linux-modules-nvidia-580-6.17.0-22-generic",
+    ]  # fmt: skip
 
 
 def test_dpkg_and_apt_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +92,11 @@ def test_dpkg_and_apt_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     dump = ('APT::NeverAutoRemove:: "^linux-x$";\n'
             'Unattended-Upgrade::Package-Blacklist:: "^a b$";\n'
             'Unattended-Upgrade::Remove-Unused-Kernel-Packages "false";\n')  # fmt: skip
-    monkeypatch.setattr(
-        apt, "run",
-        lambda argv, limit: run.Done(0, rows if argv[0] == "dpkg-query" else dump, ""),
-    )  # fmt: skip
-    found = apt.packages()
-    assert list(found) == ["linux-image-6.1.0-1"] and found["linux-image-6.1.0-1"]["hold"]
-    assert found["linux-image-6.1.0-1"]["depends"] == ["kmod", "linux-base", "other"]
+    answers = {"dpkg-query": rows, "apt-config": dump}
+    monkeypatch.setattr(apt, "run", lambda argv, limit: run.Done(0, answers[argv[0]], ""))
+    ((name, row),) = apt.packages().items()
+    assert name == "linux-image-6.1.0-1" and row["hold"]
+    assert row["depends"] == ["kmod", "linux-base", "other"]
     config = apt.apt_config()
     assert config["blacklist"] == ["^a b$"] and config["never_auto_remove"] == ["^linux-x$"]
     assert config["remove_unused_kernels"] is False
@@ -145,24 +136,22 @@ def test_what_grub_can_write_through(
     assert bootloader.device_kind(number, filesystem, source, str(tmp_path)) == kind
 
 
-@pytest.mark.parametrize(
-    ("lines", "value", "mode", "file"),
-    [
-        ("GRUB_DEFAULT=0\n", "0", "index", "/etc/default/grub"),
-        ('GRUB_DEFAULT="1>2"\n', "1>2", "index", "/etc/default/grub"),
-        ('GRUB_DEFAULT="Advanced options for Ubuntu>Ubuntu, with Linux 6"\n',
-         "Advanced options for Ubuntu>Ubuntu, with Linux 6", "title", "/etc/default/grub"),
-        ("#GRUB_DEFAULT=saved\n", "0", "index", "unset"),
-        ("GRUB_DEFAULT=saved\n", "saved", "saved", "/etc/default/grub"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("lines", "value", "mode", "file"), [
+    ("GRUB_DEFAULT=0\n", "0", "index", "/etc/default/grub"),
+    ('GRUB_DEFAULT="1>2"\n', "1>2", "index", "/etc/default/grub"),
+    ('GRUB_DEFAULT="Advanced options for Ubuntu>Ubuntu, with Linux 6"\n',
+     "Advanced options for Ubuntu>Ubuntu, with Linux 6", "title", "/etc/default/grub"),
+    ("#GRUB_DEFAULT=saved\n", "0", "index", "unset"),
+    ("GRUB_DEFAULT=saved\n", "saved", "saved", "/etc/default/grub"),
+])  # fmt: skip
 def test_the_configured_default(
     tmp_path: Path, lines: str, value: str, mode: str, file: str
 ) -> None:
-    (tmp_path / "etc/default/grub.d").mkdir(parents=True)
-    (tmp_path / "etc/default/grub").write_text(lines)
+    folder = tmp_path / "etc/default/grub.d"
+    folder.mkdir(parents=True)
+    folder.with_name("grub").write_text(lines)
     assert bootloader.configured(str(tmp_path)) == {"value": value, "mode": mode, "file": file}
-    (tmp_path / "etc/default/grub.d/zz.cfg").write_text("GRUB_DEFAULT=saved\n")
+    (folder / "zz.cfg").write_text("GRUB_DEFAULT=saved\n")
     assert bootloader.configured(str(tmp_path))["file"] == "/etc/default/grub.d/zz.cfg"
 
 
@@ -184,8 +173,7 @@ def test_a_boot_loader_that_is_not_grub_is_named(tmp_path: Path) -> None:
 
 def test_this_host_answers_in_the_type(host: Host) -> None:
     """The verb on this machine, whatever it boots by: every section is there or says why not."""
-    done = host.run(host.argv("kernel", json.dumps({"module": "nvidia"})))
-    document = json.loads(done.stdout)
+    document = host.call("kernel", {"module": "nvidia"})
     assert document.pop("ok") is True
     facts = KernelFacts.model_validate(document)
     assert facts.module == "nvidia" and facts.took_s < 5
@@ -248,15 +236,16 @@ def test_a_hold_is_set_once_and_undo_leaves_foreign_holds(held: Apt) -> None:
     assert HOLD.revert(records[0], overwrite=False) == "was as before"
 
 
-def test_a_package_that_is_not_there_is_refused(held: Apt) -> None:
-    with pytest.raises(NodeError, match="not installed: linux-z"):
-        HOLD.do(_hold("linux-a", "linux-z"), Steps({"steps": []}, lambda: None))
-
-
-def test_apt_that_is_busy_fails_the_step(held: Apt) -> None:
-    held.fails = True
-    with pytest.raises(NodeError, match="lock-frontend"):
-        HOLD.do(_hold("linux-b"), Steps({"steps": []}, lambda: None))
+@pytest.mark.parametrize(("names", "busy", "words"), [
+    (("linux-a", "linux-z"), False, "not installed: linux-z"),
+    (("linux-b",), True, "lock-frontend"),
+])  # fmt: skip
+def test_a_package_that_is_not_there_and_apt_that_is_busy_fail_the_step(
+    held: Apt, names: tuple[str, ...], busy: bool, words: str
+) -> None:
+    held.fails = busy
+    with pytest.raises(NodeError, match=words):
+        HOLD.do(_hold(*names), Steps({"steps": []}, lambda: None))
 
 
 @pytest.mark.parametrize("name", ["-x", "a b", "$(id)", "a\n", "A"])

@@ -83,7 +83,7 @@ def test_look_gives_the_file_with_owner_mode_and_version(host: Host, venv: Path)
     path = venv / PACKAGES / "vllm/a.py"
     path.chmod(0o640)
     found = look(host, venv, "vllm/a.py", "vllm/*.py", "vllm/none.py", str(path))
-    one, two, none, absolute = found["files"]  # type: ignore[misc]
+    one, two, none, absolute = found["files"]
     assert base64.b64decode(one["file"]["content_base64"]) == b"alpha\n"
     assert one["file"]["sha256"] == hashlib.sha256(b"alpha\n").hexdigest()
     assert (one["file"]["mode"], one["file"]["owner"]) == ("0640", "root")
@@ -95,7 +95,7 @@ def test_look_gives_the_file_with_owner_mode_and_version(host: Host, venv: Path)
     # an upgrade switches a link; the step must name the tree that it was decided on
     link = host.root / "current"
     link.symlink_to(venv)
-    (row,) = look(host, link, "vllm/a.py")["files"]  # type: ignore[misc]
+    (row,) = look(host, link, "vllm/a.py")["files"]
     assert row["file"]["path"] == str(path)
 
 
@@ -104,7 +104,7 @@ def test_a_patched_file_is_an_ordinary_step(host: Host, venv: Path) -> None:
     target = venv / PACKAGES / PATH
     target.parent.mkdir(parents=True)
     target.write_text(BASE)
-    (row,) = look(host, venv, PATH)["files"]  # type: ignore[misc]
+    (row,) = look(host, venv, PATH)["files"]
     step = {
         "op": "file", "path": row["file"]["path"], "mode": row["file"]["mode"],
         "owner": row["file"]["owner"], "group": row["file"]["group"],
@@ -157,7 +157,7 @@ def test_a_tool_that_fails_or_hangs_leaves_nothing(
 ) -> None:
     """K > 0 fails, and so does an exit status: the tree is as it was, no change is open."""
     body = request(venv, **env)
-    body["tool"]["timeout_s"] = 2 if "SLOW" in env else 30  # type: ignore[index]
+    body["tool"]["timeout_s"] = 2 if "SLOW" in env else 30
     answer = host.call("patch tool", body)
     assert answer["code"] == code and part in answer["error"]
     assert "nothing was changed" in answer["error"]
@@ -209,7 +209,7 @@ def test_hostile_values_of_a_tool_are_refused(
     host: Host, venv: Path, change_: dict[str, object]
 ) -> None:
     body = request(venv)
-    body["tool"] = {**body["tool"], **change_}  # type: ignore[dict-item]
+    body["tool"] = {**body["tool"], **change_}
     answer = host.call("patch tool", body)
     assert answer["code"] in ("bad_request", "no_tree") and runs(host) == 0
     assert host.call("journal")["changes"] == []

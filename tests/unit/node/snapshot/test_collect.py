@@ -206,7 +206,7 @@ def test_a_gguf_says_how_long_it_is_and_why_it_cannot_be_read(tmp_path: Path) ->
     assert found["header.gguf"].header_says is None
     assert "cut off in its header" in str(found["header.gguf"].broken)
     assert "version 1" in str(found["old.gguf"].broken)
-    cut = {name for name, file in found.items() if weights_files.cut(file)}
+    cut = {name for name, file in found.items() if weights_files.is_truncated(file)}
     assert cut == {"cut.bin", "header.gguf", "old.gguf"}
 
 

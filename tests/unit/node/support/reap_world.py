@@ -8,13 +8,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.unit.node.support.host import Host, change
+from tests.unit.node.support.transfers import wait_for
 
 STAND_IN = Path(__file__).with_name("stand_in_engine.py")
 UNIT = "rigbook-engine.service"
@@ -114,12 +114,8 @@ class World(Host):
             self.until(lambda: self.parent(pid) == 1)
         return pid
 
-    def until(self, condition: Any, seconds: float = 20) -> None:
-        """Wait for a condition."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "not in its time"
-            time.sleep(0.02)
+    # waits for a condition
+    until = staticmethod(wait_for)
 
     def sh(self, text: str) -> str:
         """The output of a shell line in the world."""

@@ -40,7 +40,7 @@ class Server:
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         # a client that was killed or gave up is part of some tests
-        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]
+        self._http.__dict__["handle_error"] = lambda *_: None
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 

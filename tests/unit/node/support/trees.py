@@ -125,6 +125,17 @@ class Engine:
         return beside + sorted(path.name for path in stored)
 
 
+def versions(host: Host, venv: Path, *names: str) -> Engine:
+    """Copies of a venv in folders of these names, and a link `venv` to the first of them."""
+    beside = host.root / "engine" / "venvs"
+    beside.mkdir(parents=True)
+    for name in names:
+        moved(venv, beside / name)
+    link = beside.with_name("venv")
+    link.symlink_to(beside / names[0])
+    return Engine(host, link, venv.parent / "wheels")
+
+
 def picture(root: Path) -> dict[str, tuple[object, ...]]:
     """All that a restore has to bring back, by path: kind, mode, owner, time, content, xattrs."""
     found: dict[str, tuple[object, ...]] = {}

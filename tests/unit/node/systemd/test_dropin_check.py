@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from node.change.journal import read_all
-from tests.unit.node.support import strace
 from tests.unit.node.support.host import SYSTEMCTL, Host, apply_request, file_step
+from tests.unit.node.support.strace import Faulted
 
 NAME = "vllm-ds4-head.service"
 GHOST = "[Unit]\nDescription=ghost\n[Service]\nExecStart=/workspace/vllm-head-090.sh\n"
@@ -150,12 +149,11 @@ def test_taking_one_away_is_checked_too(host: Host, units: Path) -> None:
     apply(host, units, GOOD)
     host.call("close", {"change": "change-1", "status": "COMMITTED", "reason": "t"})
     before = tree(units)
-    request = {"change": {"id": "change-2", "deploy": "unit", "operator": "t@h"}}
-    answer = host.call("apply", {**request, "steps": steps(units, None)})
+    answer = host.call("apply", apply_request(*steps(units, None), name="change-2"))
     assert "ExecStart starts /workspace/vllm-head-090.sh" in answer["error"]
     assert tree(units) == before
-    accepted = steps(units, None, accept_ghosts=True)
-    assert host.call("apply", {**request, "steps": accepted})["changed"] is True
+    accepted = apply_request(*steps(units, None, accept_ghosts=True), name="change-2")
+    assert host.call("apply", accepted)["changed"] is True
     assert not path_of(units).exists()
 
 
@@ -181,23 +179,22 @@ def test_the_reading_verb_says_the_same_and_leaves_nothing(host: Host, units: Pa
     assert (now, {*Path("/run").glob("rigbook-verify-*")}) == before
 
 
-def test_killed_in_the_middle_it_is_old_or_new(host: Host, units: Path, tmp_path: Path) -> None:
+def test_killed_in_the_middle_it_is_old_or_new(host: Host, units: Path) -> None:
     """At each mkdir and rename; the undo that follows brings the ghost back as it was."""
-    before, log = tree(units), tmp_path / "strace.log"
-    folders = {*Path("/run").glob("rigbook-verify-*")}
-    request = json.dumps(apply_request(*steps(units, GOOD)))
-    found = strace.points(host, "apply", request, log)
-    points = [point for point in found if point[0] in ("mkdir", "rename", "renameat")]
-    host.call("undo")
-    assert len(points) > 5 and tree(units) == before
-    for point in points:
-        strace.inject(host, "apply", request, "signal=SIGKILL", point, log)
-        assert read_all()[1] == []
-        assert not path_of(units).exists() or path_of(units).read_text() == GOOD
-        assert host.call("undo")["ok"] is True
-        assert tree(units) == before, point
-        for change in read_all()[0]:
-            (host.state / "journal" / f"{change['id']}.json").unlink()
+    before, folders = tree(units), {*Path("/run").glob("rigbook-verify-*")}
+
+    def undone() -> None:
+        assert read_all()[1] == [] and host.call("undo")["ok"] is True
+        assert tree(units) == before
+        for path in (host.state / "journal").glob("*.json"):
+            path.unlink()
+
+    faulted = Faulted(host, "apply", apply_request(*steps(units, GOOD)), undone)
+    points = faulted.points("mkdir", "rename", "renameat")
+    assert len(points) > 5
+    for point, _ in faulted.each(points):
+        assert not path_of(units).exists() or path_of(units).read_text() == GOOD, point
+    undone()
     # a kill leaves the check's folder in memory; a later check removes it once it is old
     for left in {*Path("/run").glob("rigbook-verify-*")} - folders:
         shutil.rmtree(left)

@@ -62,18 +62,15 @@ def test_marks_before_a_program_and_what_only_systemd_knows() -> None:
     assert first("/opt/%i/run") == [] and first('/bin/a "x') == []
 
 
-@pytest.mark.parametrize(
-    ("line", "image", "words", "mounts"),
-    [
-        ("docker run --rm box:1 /x", "box:1", ("/x",), ()),
-        ("docker run -dit --name n -e A=1 -v /h:/c:ro box sh /c/x", "box", ("sh", "/c/x"),
-         (("/c", "/h"),)),
-        ("docker run --init --ipc host --net=host -v/h:/c box", "box", (), (("/c", "/h"),)),
-        ("docker run --mount type=bind,source=/h,target=/c,readonly box a", "box", ("a",),
-         (("/c", "/h"),)),
-        ("docker run -v named:/c --gpus all box a", "box", ("a",), ()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "image", "words", "mounts"), [
+    ("docker run --rm box:1 /x", "box:1", ("/x",), ()),
+    ("docker run -dit --name n -e A=1 -v /h:/c:ro box sh /c/x", "box", ("sh", "/c/x"),
+     (("/c", "/h"),)),
+    ("docker run --init --ipc host --net=host -v/h:/c box", "box", (), (("/c", "/h"),)),
+    ("docker run --mount type=bind,source=/h,target=/c,readonly box a", "box", ("a",),
+     (("/c", "/h"),)),
+    ("docker run -v named:/c --gpus all box a", "box", ("a",), ()),
+])  # fmt: skip
 def test_a_docker_run_is_read(
     line: str, image: str, words: tuple[str, ...], mounts: tuple[tuple[str, str], ...]
 ) -> None:
@@ -115,14 +112,18 @@ def test_files_of_an_image_are_found_as_its_own_root_has_them(tmp_path: Path) ->
         assert filesystem.stat_mode(tree, path) is None, path
     with pytest.raises(CannotRead, match="without end"):
         filesystem.stat_mode(tree, "/loop")
-    assert (
-        filesystem.program_problem(tree, "bash") is None
-        and filesystem.program_problem(tree, "/bin/bash") is None
-    )
-    assert filesystem.program_problem(tree, "python3") == "which is not in image box"
-    assert filesystem.program_problem(tree, "/w/old.sh") == (
-        "which is no executable file in image box"
-    )
+    wrong = {"bash": None, "/bin/bash": None, "python3": "which is not in image box",
+             "/w/old.sh": "which is no executable file in image box"}  # fmt: skip
+    assert {name: filesystem.program_problem(tree, name) for name in wrong} == wrong
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A file that looks like docker's program."""
+    path = tmp_path / "docker"
+    path.write_text("")
+    path.chmod(0o755)
+    return path
 
 
 def wrong(line: str) -> list[str]:
@@ -132,17 +133,12 @@ def wrong(line: str) -> list[str]:
 
 
 def test_a_script_behind_docker_run_is_looked_for_in_mounts_and_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in for docker's answer about an image; its layers are real folders."""
-    tree, program = layered(tmp_path), tmp_path / "docker"
-    program.write_text("")
-    program.chmod(0o755)
-    row = {
-        "Id": "x",
-        "Config": {"Entrypoint": ["/bin/bash"]},
-        "GraphDriver": {"Data": {"UpperDir": tree.layers[0], "LowerDir": tree.layers[1]}},
-    }
+    upper, lower = layered(tmp_path).layers
+    row = {"Id": "x", "Config": {"Entrypoint": ["/bin/bash"]},
+           "GraphDriver": {"Data": {"UpperDir": upper, "LowerDir": lower}}}  # fmt: skip
     monkeypatch.setattr(api, "get", lambda path, absent_ok=False: row)
     run = f"{program} run --rm"
     assert wrong(f"{run} box /w/old.sh") == []
@@ -154,11 +150,8 @@ def test_a_script_behind_docker_run_is_looked_for_in_mounts_and_layers(
     assert "/w/none, which is not in image box" in line
 
 
-def test_what_cannot_be_told_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_told_is_wrong(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unknown is not fine: docker is silent, or the container is not there."""
-    program = tmp_path / "docker"
-    program.write_text("")
-    program.chmod(0o755)
     monkeypatch.setattr(api, "get", lambda path, absent_ok=False: None)
     for verb in ("exec box bash /x", "start -a box", "run box sh /x"):
         (line,) = wrong(f"{program} {verb}")

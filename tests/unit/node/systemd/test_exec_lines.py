@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,8 @@ from node.systemd import exec_lines, unit_files
 def shown(line: str, may_fail: bool = False) -> str:
     """An Exec property's value as `systemctl show` prints it."""
     ignore = "yes" if may_fail else "no"
-    return (
-        f"{{ path={line.split()[0]} ; argv[]={line} ; ignore_errors={ignore} ; start_time=[n/a] ; "
-        "stop_time=[n/a] ; pid=0 ; code=(null) ; status=0/0 }"
-    )
+    return (f"{{ path={line.split()[0]} ; argv[]={line} ; ignore_errors={ignore} ; "
+            "start_time=[n/a] ; stop_time=[n/a] ; pid=0 ; code=(null) ; status=0/0 }")  # fmt: skip
 
 
 def ghosts(line: str, step: str = "ExecStart", may_fail: bool = False) -> list[tuple[str, Any]]:
@@ -50,11 +50,10 @@ def test_what_an_interpreter_gets_as_text_is_no_file() -> None:
     assert ghosts("/bin/bash -c /opt/gone/x") == [] and ghosts("/bin/sh x /opt/gone") == []
 
 
-class Engine:
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Stand-in for docker's answer about one container."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, row: Any) -> None:
-        monkeypatch.setattr(api, "get", lambda path, absent_ok=False: row)
+    return lambda row: monkeypatch.setattr(api, "get", lambda path, absent_ok=False: row)
 
 
 EXEC = "/bin/docker exec -u root -i box bash /workspace/run.sh"
@@ -67,56 +66,55 @@ def no_docker_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "exists", lambda p: p == "/bin/docker" or real(p))
 
 
-def test_inside_a_stopped_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def appears(script: Path) -> None:
+    """EXEC's script is missing until this file is there."""
+    assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
+    script.write_text("")
+    assert ghosts(EXEC) == []
+
+
+def test_inside_a_stopped_container(tmp_path: Path, docker: Callable[[Any], None]) -> None:
     upper, lower = tmp_path / "upper", tmp_path / "lower"
     upper.mkdir()
     (lower / "workspace").mkdir(parents=True)
     data = {"UpperDir": str(upper), "LowerDir": f"{tmp_path}/none:{lower}"}
-    Engine(monkeypatch, {"State": {"Pid": 0}, "GraphDriver": {"Data": data}, "Config": {}})
-    assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
-    (lower / "workspace" / "run.sh").write_text("")
-    assert ghosts(EXEC) == []
+    docker({"State": {"Pid": 0}, "GraphDriver": {"Data": data}, "Config": {}})
+    appears(lower / "workspace" / "run.sh")
 
 
-def test_inside_a_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"Mounts": [{"Source": str(tmp_path), "Destination": "/workspace"}], "Config": {},
-           "GraphDriver": {"Data": {"UpperDir": str(tmp_path / "upper")}}}  # fmt: skip
-    Engine(monkeypatch, row)
-    assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
-    (tmp_path / "run.sh").write_text("")
-    assert ghosts(EXEC) == []
+def test_inside_a_mount(tmp_path: Path, docker: Callable[[Any], None]) -> None:
+    docker({"Mounts": [{"Source": str(tmp_path), "Destination": "/workspace"}], "Config": {},
+            "GraphDriver": {"Data": {"UpperDir": str(tmp_path / "upper")}}})  # fmt: skip
+    appears(tmp_path / "run.sh")
 
 
-def test_inside_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    Engine(monkeypatch, {"State": {"Pid": os.getpid()}, "Config": {}})
+def test_inside_a_running_container(docker: Callable[[Any], None]) -> None:
+    docker({"State": {"Pid": os.getpid()}, "Config": {}})
     assert ghosts("/bin/docker exec box bash /no/such/run.sh") == [("/no/such/run.sh", "box")]
     assert ghosts("/bin/docker exec box bash /etc/passwd") == []
 
 
 def test_what_cannot_be_told_is_not_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    docker: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(path: str, absent_ok: bool = False) -> Any:
         raise CannotRead("docker did not answer in 8 s")
 
     monkeypatch.setattr(api, "get", silent)
     assert ghosts(EXEC) == []
-    Engine(monkeypatch, None)
+    docker(None)
     assert ghosts(EXEC) == []
-    Engine(monkeypatch, {"Config": {}})
+    docker({"Config": {}})
     assert ghosts(EXEC) == [], "its store keeps layers packed"
 
 
 def test_a_link_is_followed_inside_the_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, docker: Callable[[Any], None]
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "workspace").symlink_to("/elsewhere")
-    row = {"Config": {}, "GraphDriver": {"Data": {"UpperDir": str(tmp_path)}}}
-    Engine(monkeypatch, row)
-    assert ghosts(EXEC) == [("/workspace/run.sh", "box")]
-    (tmp_path / "elsewhere" / "run.sh").write_text("")
-    assert ghosts(EXEC) == []
+    docker({"Config": {}, "GraphDriver": {"Data": {"UpperDir": str(tmp_path)}}})
+    appears(tmp_path / "elsewhere" / "run.sh")
 
 
 def test_drop_ins() -> None:
@@ -150,17 +148,15 @@ def test_units_of_others_that_run_docker_or_vllm(
 
 
 def test_errors_of_a_log_are_kept_and_secrets_masked() -> None:
+    gone = "bash: /rigbook/serve.sh: No such file or directory"
     lines = [
-        "INFO loading weights",
-        '  File "/x.py", line 3, in error_handler',
-        "RuntimeError: --api-key sk-123 is not valid, token: abc",
-        "bash: /rigbook/serve.sh: No such file or directory",
-        "bash: /rigbook/serve.sh: No such file or directory",
+        "INFO loading weights", '  File "/x.py", line 3, in error_handler',
+        "RuntimeError: --api-key sk-123 is not valid, token: abc", gone, gone,
         "x.service: Main process exited, code=exited, status=127/n/a",
-    ]
-    kept = unit_log.error_lines(lines)
-    assert kept[1:] == ["bash: /rigbook/serve.sh: No such file or directory"]
-    assert kept[0].startswith("RuntimeError") and "sk-123" not in kept[0] and "abc" not in kept[0]
+    ]  # fmt: skip
+    first, *others = unit_log.error_lines(lines)
+    assert others == [gone]
+    assert first.startswith("RuntimeError") and "sk-123" not in first and "abc" not in first
 
 
 def test_connections_with_the_peers_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,17 +168,11 @@ def test_connections_with_the_peers_only(monkeypatch: pytest.MonkeyPatch) -> Non
         f" 2: 0100630A:733D 0200630A:9C42 06 {tail} 73 1\n"
         f" 3: 00000000:733D 00000000:0000 0A {tail} 74 1\n"
     )
-    table6 = head + (
-        f" 0: 0000000000000000FFFF00000100630A:733D 0000000000000000FFFF00000200630A:9C43 01 {tail}"
-        " 75 1\n"
-    )
-    monkeypatch.setattr(
-        ports.proc, "read_text", lambda path: {"/proc/net/tcp": table}.get(path, table6)
-    )
+    mapped = "0000000000000000FFFF00000"
+    table6 = head + f" 0: {mapped}100630A:733D {mapped}200630A:9C43 01 {tail} 75 1\n"
+    tables = collections.defaultdict(lambda: table6, {"/proc/net/tcp": table})
+    monkeypatch.setattr(ports.proc, "read_text", tables.__getitem__)
     found = ports.connections([], ["10.99.0.2"])
     ends = [(c["local_address"], c["local_port"], c["peer_address"], c["peer_port"]) for c in found]
-    assert ends == [
-        ("10.99.0.1", 29501, "10.99.0.2", 40000),
-        ("10.99.0.1", 29501, "10.99.0.2", 40003),
-    ]
+    assert ends == [("10.99.0.1", 29501, "10.99.0.2", port) for port in (40000, 40003)]
     assert all(c["pid"] is None and "unit" not in c for c in found)

@@ -33,25 +33,29 @@ def ask(host: Host, root: Path, **probe: object) -> list[dict[str, object]]:
     return files
 
 
-def test_a_file_is_given_with_its_text(host: Host, root: Path) -> None:
+VERSION = "/lib/*/site-packages/vllm/_version.py"
+
+
+def test_a_file_is_given_with_its_text_only_when_asked_and_occurrences_are_counted(
+    host: Host, root: Path
+) -> None:
     (file,) = ask(host, root, path="/lib/python3*/site-packages/vllm/_version.py", content=True)
     assert file["content"] == "__version__ = version = '0.20.2'\n"
     assert str(file["path"]).endswith("/lib/python3.11/site-packages/vllm/_version.py")
-
-
-def test_occurrences_are_counted_and_text_is_given_only_when_asked(host: Host, root: Path) -> None:
-    (file,) = ask(host, root, path="/lib/*/site-packages/vllm/_version.py", contains="version")
+    (file,) = ask(host, root, path=VERSION, contains="version")
     assert (file["count"], file["content"]) == (2, None)
-    assert ask(host, root, path="/lib/none.py") == []
+
+
+@pytest.mark.parametrize("path", ["/lib/none.py", "/lib/*/site-packages/vllm/out.py"])
+def test_no_link_leads_out_and_what_is_not_there_is_nothing(
+    host: Host, root: Path, path: str
+) -> None:
+    assert ask(host, root, path=path, content=True) == []
 
 
 def test_what_is_too_large_is_named_without_a_hash(host: Host, root: Path) -> None:
     (file,) = ask(host, root, path="/lib/*/site-packages/vllm/big.bin", content=True)
     assert (file["size"], file["sha256"], file["content"]) == (9 << 20, None, None)
-
-
-def test_no_link_leads_out(host: Host, root: Path) -> None:
-    assert ask(host, root, path="/lib/*/site-packages/vllm/out.py", content=True) == []
 
 
 def test_passwords_of_urls_are_masked(host: Host, root: Path) -> None:
@@ -62,7 +66,7 @@ def test_passwords_of_urls_are_masked(host: Host, root: Path) -> None:
 def test_the_link_of_a_venv_is_followed(host: Host, root: Path) -> None:
     link = host.root / "current"
     link.symlink_to(root)
-    assert len(ask(host, link, path="/lib/*/site-packages/vllm/_version.py")) == 1
+    assert len(ask(host, link, path=VERSION)) == 1
 
 
 @pytest.mark.parametrize("request_", [

@@ -28,10 +28,7 @@ OLD, NEW = "0.27.0", "0.28.0"
 @pytest.fixture
 def rig(host: Host, venv: Path) -> trees.Engine:
     """A link `venv` to venvs/0.27.0, and wheels of both versions."""
-    tree = host.root / "engine" / "venvs" / OLD
-    tree.parent.mkdir(parents=True)
-    trees.moved(venv, tree)
-    (host.root / "engine" / "venv").symlink_to(tree)
+    tree = trees.versions(host, venv, OLD).tree.resolve()
     wheels = host.root / "wheels"
     wheels.mkdir()
     for version in (OLD, NEW):
@@ -41,13 +38,13 @@ def rig(host: Host, venv: Path) -> trees.Engine:
 
 def request(rig: trees.Engine, version: str = NEW, **more: object) -> dict[str, Any]:
     """An install's request."""
-    return {
-        "venv": str(rig.host.root / "engine" / "venv"),
-        "package": "vllm",
-        "version": version,
-        "pip_args": ["--no-index", f"--find-links={rig.wheels}"],
-        **more,
-    }
+    args = ["--no-index", f"--find-links={rig.wheels}"]
+    return {**asked(rig), "version": version, "pip_args": args, **more}
+
+
+def asked(rig: trees.Engine) -> dict[str, str]:
+    """A look's request."""
+    return {"venv": str(rig.host.root / "engine" / "venv"), "package": "vllm", "version": NEW}
 
 
 def beside(rig: trees.Engine) -> list[str]:
@@ -62,47 +59,37 @@ def says(folder: Path) -> str:
 
 
 def test_a_version_is_installed_beside_and_the_link_is_left(rig: trees.Engine) -> None:
-    asked = {key: request(rig)[key] for key in ("venv", "package", "version")}
-    seen = versions.inspect_versions(asked)
+    seen = versions.inspect_versions(asked(rig))
     assert (seen["found"], seen["installed"]) == (None, [OLD]) and seen["free_bytes"] > 0
     answer = venv_install.install(request(rig))
-    assert answer["made"] is True and answer["folder"] == str(rig.tree.parent / NEW)
-    assert beside(rig) == [OLD, NEW]
-    assert says(rig.tree.parent / NEW) == f"stand-in vllm {NEW}"
+    made = rig.tree.parent / NEW
+    assert answer["made"] is True and answer["folder"] == str(made)
+    assert beside(rig) == [OLD, NEW] and says(made) == f"stand-in vllm {NEW}"
     assert (rig.host.root / "engine" / "venv").resolve() == rig.tree
     # its own path stands in it: nothing was built elsewhere and moved
-    assert (
-        (rig.tree.parent / NEW / "bin" / "vllm")
-        .read_text()
-        .startswith(f"#!{rig.tree.parent / NEW}/bin/python")
-    )
-    assert versions.inspect_versions(asked)["found"] == str(rig.tree.parent / NEW)
+    assert (made / "bin" / "vllm").read_text().startswith(f"#!{made}/bin/python")
+    assert versions.inspect_versions(asked(rig))["found"] == str(made)
 
 
 def test_a_second_time_finds_it(rig: trees.Engine) -> None:
-    first = venv_install.install(request(rig))["folder"]
-    before = Path(first).stat().st_ino
+    first = Path(venv_install.install(request(rig))["folder"])
+    before = first.stat().st_ino
     again = venv_install.install(request(rig))
-    assert (again["made"], again["folder"]) == (False, first)
-    assert Path(first).stat().st_ino == before
+    assert (again["made"], again["folder"]) == (False, str(first))
+    assert first.stat().st_ino == before
 
 
-def test_a_wheel_that_is_not_there_leaves_nothing(rig: trees.Engine) -> None:
-    with pytest.raises(NodeError, match="nothing was installed") as caught:
-        venv_install.install(request(rig, "0.99.0"))
-    assert caught.value.code == "install_failed" and "0.99.0" in str(caught.value)
-    assert beside(rig) == [OLD]
-
-
-def test_what_takes_too_long_is_ended_and_leaves_nothing(rig: trees.Engine) -> None:
-    with pytest.raises(NodeError, match="did not end in"):
-        venv_install.install(request(rig, timeout_s=1))
-    assert beside(rig) == [OLD]
-
-
-def test_no_room_is_told_before_anything_is_made(rig: trees.Engine) -> None:
-    with pytest.raises(NodeError, match="no room"):
-        venv_install.install(request(rig, room_bytes=1 << 43))
+@pytest.mark.parametrize(("more", "code", "words"), [
+    ({"version": "0.99.0"}, "install_failed", r"0\.99\.0.*nothing was installed"),
+    ({"timeout_s": 1}, "timeout", "did not end in"),
+    ({"room_bytes": 1 << 43}, "no_room", "no room"),
+], ids=["no such wheel", "too slow", "no room"])  # fmt: skip
+def test_what_fails_is_told_and_leaves_nothing(
+    rig: trees.Engine, more: dict[str, Any], code: str, words: str
+) -> None:
+    with pytest.raises(NodeError, match=words) as caught:
+        venv_install.install(request(rig, **more))
+    assert caught.value.code == code
     assert beside(rig) == [OLD]
 
 
@@ -135,36 +122,26 @@ def stages(rig: trees.Engine) -> dict[str, Path]:
     folder = rig.tree.parent / NEW
     site = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     return {
-        "announced": rig.tree.parent / f"{NEW}.partial",
-        "folder": folder,
-        "venv": folder / "pyvenv.cfg",
-        "pip there": site / "pip" / "__init__.py",
-        "package": site / "vllm",
-        "entry": folder / "bin" / "vllm",
-    }
+        "announced": rig.tree.parent / f"{NEW}.partial", "folder": folder,
+        "venv": folder / "pyvenv.cfg", "pip there": site / "pip" / "__init__.py",
+        "package": site / "vllm", "entry": folder / "bin" / "vllm",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", ["announced", "folder", "venv", "pip there", "package", "entry"])
 def test_killed_at_each_stage_the_next_run_makes_it_anew(rig: trees.Engine, stage: str) -> None:
     path = stages(rig)[stage]
     process = subprocess.Popen(
-        rig.host.argv("venv install"),
-        env=rig.host.environ(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(request(rig)))
-    process.stdin.close()
+        rig.host.argv("venv install", json.dumps(request(rig))), env=rig.host.environ(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
     deadline = time.monotonic() + 300
     while not os.path.lexists(path) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    asked = {key: request(rig)[key] for key in ("venv", "package", "version")}
-    seen = versions.inspect_versions(asked)
+    seen = versions.inspect_versions(asked(rig))
     # a folder that is not whole is never offered, whatever lies in it
     if seen["partial"]:
         assert seen["found"] is None and f"{NEW}.partial" in beside(rig)
@@ -197,12 +174,12 @@ def test_a_partial_one_that_the_link_leads_to_is_not_removed(rig: trees.Engine) 
 
 
 def test_a_folder_of_that_name_with_something_else_is_left(rig: trees.Engine) -> None:
-    (rig.tree.parent / NEW).mkdir()
-    (rig.tree.parent / NEW / "mine").write_text("x")
+    mine = rig.tree.parent / NEW / "mine"
+    mine.parent.mkdir()
+    mine.write_text("x")
     with pytest.raises(NodeError, match="does not hold") as caught:
         venv_install.install(request(rig))
-    assert caught.value.code == "not_free"
-    assert (rig.tree.parent / NEW / "mine").exists()
+    assert caught.value.code == "not_free" and mine.exists()
 
 
 def check(venv: Path, quick: bool = False) -> dict[str, Any]:

@@ -47,8 +47,7 @@ def test_a_whole_venv(made: Path) -> None:
     assert found.python == os.path.realpath(sys.executable)
     assert found.python_version == ".".join(map(str, sys.version_info[:3]))
     assert (found.entry_kind, found.entry_executable) == ("file", True)
-    assert found.entry_shebang == f"{made.resolve()}/bin/python"
-    assert found.entry_shebang_exists is True
+    assert found.entry_shebang == f"{made.resolve()}/bin/python" and found.entry_shebang_exists
     assert found.versions == {"torch": ("2.13.0+cpu",), "vllm": ("0.32.0+cpu",)}
     assert found.user_exists
 
@@ -56,12 +55,8 @@ def test_a_whole_venv(made: Path) -> None:
 def test_a_deleted_entry_point(made: Path) -> None:
     (made / "bin" / "vllm").unlink()
     found = look(made)
-    assert (found.entry_kind, found.entry_executable, found.entry_shebang) == (
-        "absent",
-        False,
-        None,
-    )
-    assert found.versions["vllm"] == ("0.32.0+cpu",)
+    assert found.entry_kind == "absent" and found.versions["vllm"] == ("0.32.0+cpu",)
+    assert (found.entry_executable, found.entry_shebang) == (False, None)
 
 
 def test_an_entry_point_without_its_x_bit_or_interpreter(made: Path) -> None:
@@ -110,50 +105,38 @@ def test_an_unknown_user(made: Path) -> None:
     assert (row["user_exists"], row["shm_goes"]) == (False, None)
 
 
-@pytest.mark.parametrize(("uid", "text", "goes"), [
-    (1000, "", True), (1000, "[Login]\n#RemoveIPC=no\n", True),
-    (1000, "[Login]\nRemoveIPC=no\n", False), (1000, "[Login]\nRemoveIPC=yes\n", True),
-    (0, "", False), (998, "", False),
+@pytest.mark.parametrize(("uid", "text", "drop_in", "goes"), [
+    (1000, "", "", True), (1000, "[Login]\n#RemoveIPC=no\n", "", True),
+    (1000, "[Login]\nRemoveIPC=no\n", "", False), (1000, "[Login]\nRemoveIPC=yes\n", "", True),
+    (1000, "[Login]\nRemoveIPC=yes\n", "[Login]\nRemoveIPC=no\n", False),
+    (0, "", "", False), (998, "", "", False),
 ])  # fmt: skip
 def test_whose_shared_memory_logind_removes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, text: str, goes: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, text: str, drop_in: str, goes: bool
 ) -> None:
     conf = tmp_path / "logind.conf"
     conf.write_text(text)
+    folder = tmp_path / "systemd" / "logind.conf.d"
+    folder.mkdir(parents=True)
+    (folder / "10-a.conf").write_text(drop_in)
     monkeypatch.setattr(venv, "LOGIND", (str(conf),))
     monkeypatch.setattr(venv, "_LOGIND_DROP_INS", (str(tmp_path),))
     assert venv.shm_goes("nobody-lingers", uid) is goes
-
-
-def test_a_drop_in_of_logind_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    conf = tmp_path / "logind.conf"
-    conf.write_text("[Login]\nRemoveIPC=yes\n")
-    folder = tmp_path / "systemd" / "logind.conf.d"
-    folder.mkdir(parents=True)
-    (folder / "10-a.conf").write_text("[Login]\nRemoveIPC=no\n")
-    monkeypatch.setattr(venv, "LOGIND", (str(conf),))
-    monkeypatch.setattr(venv, "_LOGIND_DROP_INS", (str(tmp_path),))
-    assert venv.shm_goes("nobody-lingers", 1000) is False
 
 
 def test_patches_are_looked_for_in_the_venv(made: Path) -> None:
     packages = next(made.glob("lib/python3*/site-packages"))
     (packages / "vllm").mkdir()
     (packages / "vllm" / "x.py").write_text("empty_cache\nempty_cache\n")
-    probe = {
-        "image": str(made),
-        "path": "/lib/python3*/site-packages/vllm/x.py",
-        "contains": "empty_cache",
-    }
+    probe = {"image": str(made), "path": "/lib/python3*/site-packages/vllm/x.py",
+             "contains": "empty_cache"}  # fmt: skip
     (row,) = collect({"image_files": [probe]})["image_files"]
     assert [(m["count"], m["path"].endswith("/vllm/x.py")) for m in row["matches"]] == [(2, True)]
 
 
-def test_a_request_that_is_no_venv_is_refused() -> None:
-    for wrong in (
-        {"path": "relative", "user": "x"},
-        {"path": "/x"},
-        {"path": "/a/../b", "user": "x"},
-    ):
-        with pytest.raises(Exception, match="venvs"):
-            collect({"venvs": [wrong]})
+@pytest.mark.parametrize("wrong", [
+    {"path": "relative", "user": "x"}, {"path": "/x"}, {"path": "/a/../b", "user": "x"},
+])  # fmt: skip
+def test_a_request_that_is_no_venv_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(Exception, match="venvs"):
+        collect({"venvs": [wrong]})

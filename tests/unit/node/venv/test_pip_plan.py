@@ -14,8 +14,6 @@ from schema.observed.pip_report import VenvWheels, parse
 from tests.unit.builders import wheelhouse as w
 from tests.unit.node.support.host import Host
 
-INDEX_AND_FOLDER = ["--no-index"]
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,18 +29,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def look(host: Host, made: Path, wanted: str, *args: str, **more: object) -> VenvWheels:
-    """The typed answer of `rignode wheels`."""
-    request = {
-        "venv": str(made / "venv"),
-        "package": "vllm",
-        "wanted": wanted,
-        "pip_args": [*(args or (f"--find-links={made / 'house'}",)), *INDEX_AND_FOLDER],
-        **more,
-    }
-    answer = host.call("wheels", request)
+def asked(made: Path, **more: object) -> dict[str, object]:
+    """A request of `rignode wheels`."""
+    return {"venv": str(made / "venv"), "package": "vllm", "wanted": "1.0", **more}
+
+
+def look(host: Host, made: Path, wanted: str, house: Path | None = None) -> VenvWheels:
+    """The typed answer of `rignode wheels`, from a folder of wheels."""
+    args = [f"--find-links={house or made / 'house'}", "--no-index"]
+    answer = host.call("wheels", asked(made, wanted=wanted, pip_args=args))
     assert answer.pop("ok") is True, answer
     return VenvWheels.model_validate(answer)
+
+
+def program(tmp_path: Path, script: str) -> Path:
+    """A venv whose python is a script."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(script)
+    python.chmod(0o755)
+    return python.parent.parent
 
 
 def test_it_tells_what_is_there_and_what_pip_would_change(host: Host, made: Path) -> None:
@@ -53,7 +59,7 @@ def test_it_tells_what_is_there_and_what_pip_would_change(host: Host, made: Path
     assert [(i.name, i.metadata.version) for i in report.install] == [("vllm", "0.20.2")]
     assert report.install[0].requested and report.install[0].file.startswith("vllm-0.20.2-")
     assert found.wanted_error is None and found.old_error is None
-    assert parse(str(found.old)).item("vllm").metadata.version == "0.19.2rc1"  # type: ignore[union-attr]
+    assert parse(str(found.old)).item("vllm").metadata.version == "0.19.2rc1"
     assert sorted(p.name for p in w.site_packages(made / "venv").iterdir()) == before
 
 
@@ -73,7 +79,7 @@ def test_the_old_wheel_that_is_gone_is_told(host: Host, made: Path, tmp_path: Pa
     """B5: the nightly was rotated out of its server; the new one is there."""
     shutil.copytree(made / "house", tmp_path / "house")
     next((tmp_path / "house").glob("vllm-0.19.2rc1-*")).unlink()
-    found = look(host, made, "0.20.2", f"--find-links={tmp_path / 'house'}")
+    found = look(host, made, "0.20.2", tmp_path / "house")
     assert found.wanted is not None
     assert found.old is None and "vllm==0.19.2rc1" in str(found.old_error)
 
@@ -87,30 +93,24 @@ def test_the_rigs_own_pip_configuration_counts(
     conf = made / "venv" / "pip.conf"
     conf.write_text(f"[global]\nno-index = true\nfind-links = {made / 'house'}\n")
     try:
-        request = {"venv": str(made / "venv"), "package": "vllm", "wanted": "0.20.2"}
-        answer = host.call("wheels", request)
+        answer = host.call("wheels", asked(made, wanted="0.20.2"))
         assert answer["ok"] and answer["wanted"] and answer["args"] == []
     finally:
         conf.unlink()
 
 
 def test_a_venv_without_pip_is_a_clear_line(host: Host, made: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
+    bare = tmp_path / "venv"
+    assert host.call("wheels", asked(tmp_path))["code"] == "no_venv"
     shutil.copytree(made / "venv", bare, symlinks=True)
     shutil.rmtree(w.site_packages(bare) / "pip")
-    answer = host.call("wheels", {"venv": str(bare), "package": "vllm", "wanted": "1.0"})
+    answer = host.call("wheels", asked(tmp_path))
     assert answer["code"] == "no_pip" and "ensurepip" in answer["remedy"]
-    gone = {"venv": str(tmp_path / "gone"), "package": "vllm", "wanted": "1"}
-    assert host.call("wheels", gone)["code"] == "no_venv"
 
 
-def test_pip_is_ended_when_it_hangs(host: Host, made: Path, tmp_path: Path) -> None:
-    venv = tmp_path / "slow" / "bin"
-    venv.mkdir(parents=True)
-    (venv / "python").write_text("#!/bin/sh\nsleep 60\n")
-    (venv / "python").chmod(0o755)
-    request = {"venv": str(venv.parent), "package": "vllm", "wanted": "1", "timeout_s": 1}
-    answer = host.call("wheels", request)
+def test_pip_is_ended_when_it_hangs(host: Host, tmp_path: Path) -> None:
+    program(tmp_path, "#!/bin/sh\nsleep 60\n")
+    answer = host.call("wheels", asked(tmp_path, timeout_s=1))
     assert answer["code"] == "timeout" and "did not end in 1 s" in answer["error"]
 
 
@@ -120,34 +120,24 @@ def test_pip_is_ended_when_it_hangs(host: Host, made: Path, tmp_path: Path) -> N
     {"pip_args": ["--find-links=/a\n--target=/etc"]}, {"venv": "relative/venv"}, {"timeout_s": 0},
 ])  # fmt: skip
 def test_hostile_values_are_refused(host: Host, made: Path, change: dict[str, object]) -> None:
-    request = {"venv": str(made / "venv"), "package": "vllm", "wanted": "1.0", **change}
-    assert host.call("wheels", request)["code"] == "bad_request"
+    assert host.call("wheels", asked(made, **change))["code"] == "bad_request"
 
 
 def test_secrets_of_urls_do_not_leave_the_host(host: Host, made: Path) -> None:
-    request = {
-        "venv": str(made / "venv"),
-        "package": "vllm",
-        "wanted": "0.99",
-        "pip_args": ["--index-url=http://user:hunter2@127.0.0.1:1/simple", "--no-index"],
-    }
-    answer = host.call("wheels", request)
+    args = ["--index-url=http://user:hunter2@127.0.0.1:1/simple", "--no-index"]
+    answer = host.call("wheels", asked(made, wanted="0.99", pip_args=args))
     assert answer["ok"] and "hunter2" not in json.dumps(answer)
 
 
-def test_pip_runs_as_the_venvs_owner(host: Host, made: Path, tmp_path: Path) -> None:
+def test_pip_runs_as_the_venvs_owner(host: Host, tmp_path: Path) -> None:
     """So that the owner's pip.conf counts, and root leaves nothing in the owner's cache."""
     nobody = pwd.getpwnam("nobody")
-    bin_ = tmp_path / "venv" / "bin"
-    bin_.mkdir(parents=True)
-    (bin_ / "python").write_text("#!/bin/sh\necho pip 23.0\necho $(id -un) $HOME >&2\nexit 1\n")
-    (bin_ / "python").chmod(0o755)
-    os.chown(bin_.parent, nobody.pw_uid, nobody.pw_gid)
+    said = "#!/bin/sh\necho pip 23.0\necho $(id -un) $HOME >&2\nexit 1\n"
+    os.chown(program(tmp_path, said), nobody.pw_uid, nobody.pw_gid)
     for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == 0 and folder != Path("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o011)
         if folder == Path("/tmp"):
             break
-    request = {"venv": str(bin_.parent), "package": "vllm", "wanted": "1"}
-    answer = host.call("wheels", request)
+        if folder.stat().st_uid == 0:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    answer = host.call("wheels", asked(tmp_path))
     assert f"nobody {nobody.pw_dir}" in answer["error"], answer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.node.support import trees
+from tests.unit.node.support import strace, trees
 from tests.unit.node.support.host import Host, change
 from tests.unit.node.support.trees import Engine
 
@@ -19,15 +19,9 @@ NOW, FORMER, FAILED, OLDER = "0.28.0", "0.27.0", "0.29.0", "0.26.0"
 @pytest.fixture
 def rig(host: Host, venv: Path) -> Engine:
     """A link that was switched from 0.27.0 to 0.28.0, a version that failed, and an older one."""
-    beside = host.root / "engine" / "venvs"
-    beside.mkdir(parents=True)
-    for version in (NOW, FORMER, FAILED, OLDER):
-        trees.moved(venv, beside / version)
-    link = host.root / "engine" / "venv"
-    link.symlink_to(beside / FORMER)
-    found = Engine(host, link, venv.parent / "wheels")
+    found = trees.versions(host, venv, FORMER, NOW, FAILED, OLDER)
     switch(found, "change-good", NOW)
-    close(found, "change-good", "COMMITTED")
+    assert host.call("close", {"change": "change-good", "status": "COMMITTED"})["ok"]
     switch(found, "change-bad", FAILED)
     assert host.call("undo", {})["status"] == "ROLLED_BACK"
     return found
@@ -39,11 +33,6 @@ def switch(rig: Engine, name: str, version: str) -> None:
     step = {"op": "link", "path": str(rig.tree), "target": target}
     answer = rig.host.call("apply", {"change": change(name), "steps": [step]})
     assert answer["ok"], answer
-
-
-def close(rig: Engine, name: str, status: str) -> None:
-    """Ends a change."""
-    assert rig.host.call("close", {"change": name, "status": status})["ok"]
 
 
 def prune(rig: Engine, **more: object) -> dict[str, Any]:
@@ -99,11 +88,9 @@ def test_what_an_open_change_names_and_what_runs_stays(rig: Engine) -> None:
 
 
 def test_a_prune_that_was_killed_leaves_no_folder_that_looks_whole(rig: Engine) -> None:
-    request = json.dumps({"venv": str(rig.tree), "package": "vllm"})
-    argv = [*rig.host.argv("venv prune"), request]
-    inject = "inject=unlinkat:signal=SIGKILL:when=5"
-    done = rig.host.run(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=unlinkat", "-e",
-                         inject, *argv])  # fmt: skip
+    asked = json.dumps({"venv": str(rig.tree), "package": "vllm"})
+    log = rig.host.root / "log"
+    done = strace.inject(rig.host, "venv prune", asked, "kill", ("unlinkat", 5), log)
     assert done.returncode != 0
     left = [name for name in there(rig) if name.endswith(".partial")]
     assert left == [f"{OLDER}.partial"]

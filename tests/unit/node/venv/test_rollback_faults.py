@@ -23,17 +23,11 @@ UNIT = "engine.service"
 @pytest.fixture
 def rig(host: Host, venv: Path) -> Engine:
     """A link from version OLD to NEW, switched and started by a change that is open."""
-    beside = host.root / "engine" / "venvs"
-    beside.mkdir(parents=True)
-    for version in (OLD, NEW):
-        trees.moved(venv, beside / version)
-    trees.install(beside / NEW, venv.parent / "wheels", NEW)
-    link = host.root / "engine" / "venv"
-    link.symlink_to(beside / OLD)
-    units = host.systemctl()
-    (units / f"{UNIT}.active").write_text("active\n")
-    found = Engine(host, link, venv.parent / "wheels")
-    switch = {"op": "link", "path": str(link), "target": str(beside / NEW)}
+    found = trees.versions(host, venv, OLD, NEW)
+    new = found.tree.with_name("venvs") / NEW
+    trees.install(new, found.wheels, NEW)
+    (host.systemctl() / f"{UNIT}.active").write_text("active\n")
+    switch = {"op": "link", "path": str(found.tree), "target": str(new)}
     steps = [unit_step("stop"), switch, unit_step("start")]
     assert host.call("apply", apply_request(*steps))["ok"]
     return found
@@ -78,7 +72,7 @@ def test_two_operators_roll_back_at_once(rig: Engine) -> None:
 def test_two_operators_upgrade_at_once(rig: Engine) -> None:
     """The second one's change is refused by name while the first one's is open."""
     step = {"op": "link", "path": str(rig.tree), "target": "/elsewhere"}
-    other = rig.host.call("apply", {"change": change("change-2"), "steps": [step]})
+    other = rig.host.call("apply", apply_request(step, name="change-2"))
     assert other["code"] == "change_open" and "change-1" in other["error"]
     backup = {"change": change("change-2"), "venv": str(rig.tree), "package": "vllm",
               "version": NEW, "backup": "20260530T065800Z-venv-1a2b"}  # fmt: skip
@@ -138,7 +132,7 @@ def test_a_folder_that_others_may_swap_is_not_used(host: Host, venv: Path) -> No
     open_to_all.chmod(0o777)
     trees.moved(venv, open_to_all / "venv")
     tree = str(open_to_all / "venv")
-    refused = host.call("tree backup", {"tree": tree})
-    assert refused["code"] == "unsafe_folder" and "everybody may write" in refused["error"]
-    refused = host.call("venv prune", {"venv": tree, "package": "vllm"})
-    assert refused["code"] == "unsafe_folder"
+    asked = {"tree backup": {"tree": tree}, "venv prune": {"venv": tree, "package": "vllm"}}
+    for verb, request in asked.items():
+        refused = host.call(verb, request)
+        assert refused["code"] == "unsafe_folder" and "everybody may write" in refused["error"]

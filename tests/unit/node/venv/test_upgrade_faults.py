@@ -55,13 +55,9 @@ class Rig:
 
     def __init__(self, host: Host, source: Path, keep: Path) -> None:
         self.host, self.keep = host, keep
-        self.link = host.root / "engine" / "venv"
-        self.versions = host.root / "engine" / "venvs"
-        self.versions.mkdir(parents=True)
-        for version in (OLD, NEW):
-            trees.moved(source, self.versions / version)
+        self.link = trees.versions(host, source, OLD, NEW).tree
+        self.versions = self.link.with_name("venvs")
         trees.install(self.versions / NEW, source.parent / "wheels", NEW)
-        self.link.symlink_to(self.versions / OLD)
         self.units = host.systemctl()
         (host.bin / "systemctl").rename(host.bin / "systemctl.real")
         host.double("systemctl", FAULTY)

@@ -80,7 +80,7 @@ def test_whole_files_tell_what_they_are(tmp_path: Path, raw: bytes, kind: str, s
 
 @pytest.mark.parametrize("make", [gguf, safetensors])
 def test_every_cut_is_named(tmp_path: Path, make: object) -> None:
-    raw = make()  # type: ignore[operator]
+    raw = make()
     for size in range(16, len(raw)):
         found = look(tmp_path, raw[:size])
         assert found["broken"] is not None, size

@@ -117,7 +117,7 @@ def test_the_unit_is_enabled_and_reloaded_where_needed(
     now: object, files_change: bool, wanted: bool | None
 ) -> None:
     """One step, which never starts or stops: that is another step of the order."""
-    (step,) = unit_steps(now, files_change)  # type: ignore[arg-type]
+    (step,) = unit_steps(now, files_change)
     assert (step["enabled"], step["active"], step["daemon_reload"]) == (wanted, None, True)
 
 

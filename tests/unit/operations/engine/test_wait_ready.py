@@ -22,7 +22,7 @@ def state_of(**changes: object) -> UnitState:
     """A unit that runs."""
     values = {"active": "active", "sub": "running", "restarts": 0, "result": "success",
               "exit_status": 0, "invocation": "one", "last_line": "loading shard 3"}  # fmt: skip
-    return UnitState(**{**values, **changes})  # type: ignore[arg-type]
+    return UnitState(**{**values, **changes})
 
 
 class Engine:

@@ -33,15 +33,15 @@ def answer(host: str, verb: str, request: dict[str, Any]) -> dict[str, Any]:
 def rig(monkeypatch: pytest.MonkeyPatch) -> FakeState:
     """Two hosts whose `systemctl stop` is recorded as a call, with no engine after the undo."""
     state = FakeState()
-    state.node = Node(monkeypatch, answer)  # type: ignore[attr-defined]
+    state.node = Node(monkeypatch, answer)
 
     def in_host(state_: Any, host: Any, function: Any, command: str, **_: Any) -> Any:
-        state.node.calls.append((host.name, "stop"))  # type: ignore[attr-defined]
+        state.node.calls.append((host.name, "stop"))
         assert "systemctl stop rigbook-engine.service" in command
         return True, SimpleNamespace(stderr="")
 
     for host in state.hosts.values():
-        host.run_shell_command = None  # type: ignore[attr-defined]
+        host.run_shell_command = None
     monkeypatch.setattr(revert, "in_host", in_host)
     monkeypatch.setattr(revert, "unit_states", lambda *_: dict.fromkeys((HEAD, WORKER)))
     return state
@@ -49,14 +49,14 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> FakeState:
 
 def calls(rig: FakeState) -> list[tuple[str, str]]:
     """What was asked, without looks into the journal."""
-    return [call for call in rig.node.calls if call[1] != "journal"]  # type: ignore[attr-defined]
+    return [call for call in rig.node.calls if call[1] != "journal"]
 
 
 def test_head_stops_first_and_starts_last(rig: FakeState) -> None:
     """A worker that comes back before its head finds nobody, and the other way round."""
     said = revert_change(rig, PLAN, CHANGE, {HEAD, WORKER}, ("/b", "/a"))
     assert calls(rig) == [(HEAD, "stop"), (WORKER, "stop"), (WORKER, "undo"), (HEAD, "undo")]
-    undo = rig.node.requests[-1]  # type: ignore[attr-defined]
+    undo = rig.node.requests[-1]
     assert undo == {"change": CHANGE, "overwrite": ["/a", "/b"], "start_units": True}
     assert said == f"change {CHANGE} ROLLED_BACK; no engine ran before, none runs now"
 
@@ -64,7 +64,7 @@ def test_head_stops_first_and_starts_last(rig: FakeState) -> None:
 def test_a_node_that_does_not_answer_keeps_the_others_from_nothing(rig: FakeState) -> None:
     """Its firmware hangs: the head stops what nobody has proven, and the line says what is left."""
     silent = failing(WORKER, "journal")
-    rig.node.answer = lambda name, *asked: (  # type: ignore[attr-defined]
+    rig.node.answer = lambda name, *asked: (
         silent(name, *asked) if name == WORKER else answer(name, *asked)
     )
     with pytest.raises(StepFailed) as failed:
@@ -93,13 +93,13 @@ def test_the_former_engine_is_asked_as_its_own_file_says(monkeypatch: pytest.Mon
 def test_only_nodes_that_have_the_change(rig: FakeState) -> None:
     """The other one is left alone."""
     revert_change(rig, PLAN, CHANGE, {WORKER})
-    assert {name for name, _ in rig.node.calls} == {WORKER}  # type: ignore[attr-defined]
+    assert {name for name, _ in rig.node.calls} == {WORKER}
 
 
 def test_an_engine_that_the_change_did_not_touch_keeps_running(rig: FakeState) -> None:
     """A change that only came to the files is undone without a stop."""
     document = {"ok": True, "status": "ROLLED_BACK", "change": {"steps": [{"op": "file"}]}}
-    rig.node.answer = lambda *_: document  # type: ignore[attr-defined]
+    rig.node.answer = lambda *_: document
     revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert calls(rig) == [(WORKER, "undo"), (HEAD, "undo")]
 
@@ -107,7 +107,7 @@ def test_an_engine_that_the_change_did_not_touch_keeps_running(rig: FakeState) -
 @pytest.mark.parametrize("verb", ["journal", "undo"])
 def test_a_node_that_never_got_the_change_is_fine(rig: FakeState, verb: str) -> None:
     """The first step failed there: there is nothing to undo."""
-    rig.node.answer = failing(WORKER, verb, "no_change")  # type: ignore[attr-defined]
+    rig.node.answer = failing(WORKER, verb, "no_change")
     revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert (HEAD, "undo") in calls(rig)
 
@@ -115,7 +115,7 @@ def test_a_node_that_never_got_the_change_is_fine(rig: FakeState, verb: str) -> 
 @pytest.mark.parametrize("verb", ["journal", "undo"])
 def test_any_other_refusal_is_told(rig: FakeState, verb: str) -> None:
     """A file that was edited since, a lock, a lost line."""
-    rig.node.answer = failing(WORKER, verb, "edited")  # type: ignore[attr-defined]
+    rig.node.answer = failing(WORKER, verb, "edited")
     with pytest.raises(StepFailed, match="stand-in failure"):
         revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
 
@@ -123,7 +123,7 @@ def test_any_other_refusal_is_told(rig: FakeState, verb: str) -> None:
 def test_an_undo_that_did_not_roll_back_is_told(rig: FakeState) -> None:
     """Node answers without an error where nothing is left to undo; the status is what counts."""
     said = {"ok": True, "status": "INCONSISTENT", "detail": "its steps are undone already"}
-    rig.node.answer = lambda host, verb, _: ACTIVE if verb == "journal" else said  # type: ignore[attr-defined]
+    rig.node.answer = lambda host, verb, _: ACTIVE if verb == "journal" else said
     with pytest.raises(StepFailed, match=f"{WORKER}: change {CHANGE} is INCONSISTENT: its steps"):
         revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
 

@@ -11,6 +11,7 @@ import pytest
 from node.core import webhook
 from node.watch import notices, watch
 from node.watch.config import parse
+from schema.desired.plan import Document
 from schema.inputs.check import host_data
 from schema.inputs.runbook_data import WatchData
 from schema.render.watch_files import watch_documents
@@ -19,7 +20,7 @@ from tests.unit.builders.spark_rig import host, spark_plan
 from tests.unit.schema.render.test_engine_files import verified
 
 
-def documents(**changes: object) -> tuple:  # type: ignore[type-arg]
+def documents(**changes: object) -> tuple[Document, ...]:
     """The documents of a watch on spark1."""
     return watch_documents(
         spark_plan(), "spark1", host_data("spark1", host(1, **changes), {}, WatchData)
