@@ -8,12 +8,12 @@ from pyinfra import logger
 
 from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import loaded
-from deploys.procedures.engine import verify
+from deploys.procedures.engine.runtimes import runtime_of
 
 # Load: what should answer, and where.
 rig = loaded("verify", runtimes=ALL)
 
 # Verify: nothing is changed; the answer is the evidence.
 if rig.at_head:
-    for line in verify.answers(rig.plan):
+    for line in runtime_of(rig.plan).verify(rig.plan):
         logger.info(f"    {line}")

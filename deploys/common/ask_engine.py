@@ -25,6 +25,7 @@ from gates.artifact.file_patch_state import PatchState, judge
 from gates.core.check import Observed
 from gates.core.violation import Violation
 from schema.core.errors import SpecError
+from schema.core.parse import misfit
 from schema.desired.plan import Plan
 from schema.observed.artifact import (
     LIBRARIES,
@@ -50,21 +51,17 @@ def venv_of(plan: Plan, node: str) -> str | None:
     --data has it for patch and provenance alone, inventory and group_data for every runbook.
     """
     operator_data()  # checks it
-    found = data_of(host)[0].get("venv") or getattr(plan.specs[node], "venv", None)
+    found = data_of(host)[0].get("venv") or plan.specs[node].venv
     return str(found) if found else None
 
 
 def pip_args(plan: Plan) -> list[str]:
     """What the recipe's venv tells pip besides the rig's own configuration."""
-    venv = getattr(plan.recipe, "venv", None)
-    folder = getattr(venv, "wheels", None)
-    links = ["--no-index", f"--find-links={folder}"] if folder else []
-    return [*links, *getattr(venv, "pip_args", ())]
-
-
-def tools_of(plan: Plan) -> tuple[PatchTool, ...]:
-    """The recipe's patch tools."""
-    return plan.recipe.patch_tools
+    venv = plan.recipe.venv
+    if venv is None:
+        return []
+    links = ["--no-index", f"--find-links={venv.wheels}"] if venv.wheels else []
+    return [*links, *venv.pip_args]
 
 
 def wheels_spec(plan: Plan) -> WheelsSpec:
@@ -80,10 +77,10 @@ def known_versions(wanted: str, plan: Plan, observed: Observed) -> list[Violatio
         raise DeployError(str(error)) from None
 
 
-def _ask_all(
-    state: State, plan: Plan, verb: str, requests: Mapping[str, dict[str, Any]], timeout_s: int
+def ask_all(
+    state: State, verb: str, requests: Mapping[str, dict[str, Any]], timeout_s: int
 ) -> dict[str, dict[str, Any]]:
-    """Each node's answer; DeployError with a line for each node that gave none."""
+    """Each node's answer to its request; DeployError with a line for each node that gave none."""
     state = real(state)
     jobs = {
         name: gevent.spawn(_ask, state, name, verb, request, timeout_s)
@@ -124,7 +121,7 @@ def ask_pip(
         }
         for node, venv in venvs.items()
     }
-    answers = _ask_all(state, plan, "wheels", requests, PIP_TIMEOUT_S + 30)
+    answers = ask_all(state, "wheels", requests, PIP_TIMEOUT_S + 30)
     return {node: _typed(VenvWheels, node, answer) for node, answer in answers.items()}
 
 
@@ -132,11 +129,7 @@ def _typed(model: Any, node: str, answer: Mapping[str, Any]) -> Any:
     try:
         return model.model_validate(answer)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise DeployError(
-            f"{node}: the host's answer does not fit at {where}: {first['msg']}"
-        ) from None
+        raise DeployError(f"{node}: the host's answer {misfit(error)}") from None
 
 
 def ask_artifacts(state: State, plan: Plan) -> dict[str, tuple[ArtifactAnswer, ...]]:
@@ -156,7 +149,7 @@ def ask_artifacts(state: State, plan: Plan) -> dict[str, tuple[ArtifactAnswer, .
                 for patch in plan.recipe.patches
             )
         requests[node.name] = {**where, "probes": [probe.to_json() for probe in asked]}
-    answers = _ask_all(state, plan, "artifact", requests, LOOK_TIMEOUT_S)
+    answers = ask_all(state, "artifact", requests, LOOK_TIMEOUT_S)
     return {
         node: tuple(_typed(ArtifactAnswer, node, row) for row in answer["probes"])
         for node, answer in answers.items()
@@ -173,7 +166,7 @@ def look_at_patches(
     patch tool has been run.
     """
     requests = {node: look_request(plan, venv) for node, venv in venvs.items()}
-    answers = _ask_all(state, plan, "patch look", requests, LOOK_TIMEOUT_S)
+    answers = ask_all(state, "patch look", requests, LOOK_TIMEOUT_S)
     states = {
         node: tuple(
             _state(patch, row, answer["version"])
@@ -190,7 +183,7 @@ def look_request(plan: Plan, venv: str | None) -> dict[str, Any]:
         "venv": venv,
         "package": wheels_spec(plan).package,
         "paths": [patch.path for patch in plan.recipe.file_patches],
-        "tools": [tool_request(tool, venv) for tool in tools_of(plan)],
+        "tools": [tool_request(tool, venv) for tool in plan.recipe.patch_tools],
     }
 
 

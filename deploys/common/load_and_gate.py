@@ -238,13 +238,15 @@ def remedy(violation: Violation) -> str:
     return full.replace("INVENTORY", inventory_name())
 
 
-def report(violation: Violation) -> None:
-    """One finding for a person: code, place, summary, evidence, command."""
+def report(violation: Violation, with_cause: bool = False) -> None:
+    """One finding for a person: code, place, summary, evidence, the cause if asked, command."""
     colour = "red" if violation.severity == "block" else "yellow"
     where = f" [{violation.node}]" if violation.node else ""
     head = format_text(f"{violation.severity} {violation.code}", colour, bold=True)
     logger.warning(f"{head}{where} {violation.layer.name.lower()}: {violation.summary}")
     logger.warning(f"    evidence: {violation.evidence}")
+    if with_cause:
+        logger.warning(f"    cause:    {violation.cause}")
     logger.warning(f"    mend:     {remedy(violation)}")
 
 

@@ -14,6 +14,7 @@ from pyinfra.api.exceptions import FactProcessError
 from facts.rignode import pack
 from facts.rignode.call import bounded
 from facts.rignode.context import in_host, real
+from schema.core.parse import misfit
 from schema.desired.plan import Plan
 from schema.observed.snapshot import Unreadable
 
@@ -66,27 +67,21 @@ class NodeFact(FactBase[T], Generic[T]):
         try:
             answer = kind.model_validate(document)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise FactProcessError(
-                f"the host's {self.verb} does not fit at {where}: {first['msg']}"
-            ) from None
+            raise FactProcessError(f"the host's {self.verb} {misfit(error)}") from None
         return answer
 
 
 def ask_each(
     state: State, plan: Plan, fact: NodeFact[T], requests: Mapping[str, str] | None = None
 ) -> dict[str, T | Unreadable]:
-    """The fact of every node of the rig by name, all asked at the same time; an `Unreadable` says
-    why a node could not be asked.
+    """The fact of nodes of the rig by name, all asked at the same time; an `Unreadable` says why a
+    node could not be asked.
 
-    `requests`: the request of each node as JSON text; None: the verb needs none.
+    `requests`: the request of each node that is asked, as JSON text; None: all, with none.
     """
     state = real(state)
-    jobs = {
-        node.name: gevent.spawn(_ask, state, node.name, fact, (requests or {}).get(node.name, "{}"))
-        for node in plan.rig.nodes
-    }
+    asked = {node.name: "{}" for node in plan.rig.nodes} if requests is None else requests
+    jobs = {name: gevent.spawn(_ask, state, name, fact, request) for name, request in asked.items()}
     gevent.joinall(list(jobs.values()))
     return {name: job.get() for name, job in jobs.items()}
 

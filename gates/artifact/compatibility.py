@@ -78,10 +78,11 @@ def _gpu(plan: Plan, snapshot: NodeSnapshot) -> tuple[tuple[str, ...] | None, st
 
 def holds(entry: Entry, wanted: str, facts: RigFacts) -> bool | None:
     """Whether an entry is about this version on this node; None where that cannot be said."""
+    size = facts.tensor_parallel
     answers = [
         within(entry.versions, wanted),
         _architecture(entry, facts.gpu),
-        within(entry.tensor_parallel, _text(facts.tensor_parallel)),
+        within(entry.tensor_parallel, None if size is None else str(size)),
         within(entry.nodes, str(facts.nodes)),
         within(entry.driver, facts.driver),
         within(entry.kernel, _kernel(facts.kernel)),
@@ -95,10 +96,6 @@ def _architecture(entry: Entry, gpu: tuple[str, ...] | None) -> bool | None:
     if not entry.gpu:
         return True
     return None if gpu is None else bool(set(entry.gpu) & set(gpu))
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)
 
 
 def _kernel(release: str) -> str | None:

@@ -29,32 +29,22 @@ def venv_of(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Venv | None:
 
 def own_venv(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Venv | None:
     """As `venv_of`, None where it cannot be told."""
-    return next((v for v in _seen(snapshot) if v.path == plan.specs[node.name].venv), None)
-
-
-def _seen(snapshot: NodeSnapshot) -> tuple[Venv, ...]:
-    return snapshot.venvs if isinstance(snapshot.venvs, tuple) else ()
+    seen = snapshot.venvs if isinstance(snapshot.venvs, tuple) else ()
+    return next((v for v in seen if v.path == plan.specs[node.name].venv), None)
 
 
 def back(plan: Plan, node: Node) -> str:
     """The commands that bring a venv's engine back; pip runs as the venv's owner."""
-    path = plan.specs[node.name].venv
+    path, venv = plan.specs[node.name].venv, plan.recipe.venv
     pip = f"sudo -u $(stat -Lc %U {path}) {path}/bin/python -m pip install --force-reinstall"
+    words = [f"vllm=={venv.version if venv and venv.version else 'VERSION'}"]
+    if venv and venv.wheels:
+        words += ["--no-index", f"--find-links={venv.wheels}"]
+    words += venv.pip_args if venv else ()
     return (
         f"{deploy_command(plan, 'rollback')} where a change is open; else install it anew on "
-        f"{node.name}: {pip} --no-deps vllm=={_wanted(plan)}{_sources(plan)}"
+        f"{node.name}: {pip} --no-deps {' '.join(words)}"
     )
-
-
-def _wanted(plan: Plan) -> str:
-    venv = plan.recipe.venv
-    return venv.version if venv and venv.version else "VERSION"
-
-
-def _sources(plan: Plan) -> str:
-    venv = plan.recipe.venv
-    wheels = f" --no-index --find-links={venv.wheels}" if venv and venv.wheels else ""
-    return wheels + "".join(f" {word}" for word in (venv.pip_args if venv else ()))
 
 
 @per_node

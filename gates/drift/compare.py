@@ -20,7 +20,6 @@ from schema.observed.docker import Container, Docker
 from schema.observed.files import FileState
 from schema.observed.machine import EngineProcess
 from schema.observed.snapshot import NodeSnapshot, Unreadable
-from schema.observed.units import Unit
 from schema.recipe.recipe import ContainerSpec
 
 __all__ = ["WATCHED", "Difference", "EngineState", "drift", "engine_state"]
@@ -62,15 +61,12 @@ def _file(document: Document, state: FileState) -> Iterator[Difference]:
     wanted = hashlib.sha256(document.content.encode()).hexdigest()
     # The content itself stays on the host where others may not read it; its hash always comes.
     if state.sha256 != wanted:
-        yield Difference("file", document.path, f"sha256 {wanted[:12]}", _sha(state))
+        found = f"sha256 {state.sha256[:12]}" if state.sha256 else "no sha256"
+        yield Difference("file", document.path, f"sha256 {wanted[:12]}", found)
     if state.mode is None or int(state.mode, 8) != int(document.mode, 8):
         yield Difference("file", document.path, f"mode {document.mode}", f"mode {state.mode}")
     if (state.uid, state.gid) != (0, 0):
         yield Difference("file", document.path, "owner 0:0", f"owner {state.uid}:{state.gid}")
-
-
-def _sha(state: FileState) -> str:
-    return f"sha256 {state.sha256[:12]}" if state.sha256 else "no sha256"
 
 
 def _unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference]:
@@ -85,17 +81,13 @@ def _unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference
         yield Difference("unit", UNIT, "enabled", unit.enabled or "not enabled")
     if unit.needs_reload:
         yield Difference("unit", UNIT, "loaded as on disk", "changed since systemd read it")
-    yield from _drop_ins(plan, node, unit)
-    container = own_container(snapshot) if plan.recipe.container else None
-    if container and container.state == "running" and unit.active_state == "inactive":
-        yield Difference("unit", UNIT, "active", "inactive, while its container runs")
-
-
-def _drop_ins(plan: Plan, node: Node, unit: Unit) -> Iterator[Difference]:
     ours = {document.path for document in plan.documents[node.name]}
     for path in unit.drop_ins:
         if path not in ours:
             yield Difference("unit", UNIT, "no drop-in of others", f"overridden by {path}")
+    container = own_container(snapshot) if plan.recipe.container else None
+    if container and container.state == "running" and unit.active_state == "inactive":
+        yield Difference("unit", UNIT, "active", "inactive, while its container runs")
 
 
 def _engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 
-import gevent
-from pydantic import ValidationError
 from pyinfra import host
-from pyinfra.api import FunctionCommand, Host, State, operation
+from pyinfra.api import FunctionCommand, operation
 
-from facts.rignode.call import AskFailed, ask_node
-from operations.change.node_call import StepFailed, call
+from operations.change.node_call import call
 from operations.change.run import Run
-from operations.cluster.pod_status import progress, stop_if_stuck
-from schema.observed.kube import KubeLook
+from operations.cluster.pod_status import wait_for_rollout
 from schema.observed.library import PodName
 
-POLL_S = 3.0
 RESTART_S = 120
 
 
@@ -74,35 +68,7 @@ def restart_pods(run: Run, pods: Mapping[str, PodName]) -> tuple[str, ...]:
         if done["restarted"]:
             target.log(f"restart Deployment {pod.namespace}/{name}")
             where["container"] = done["container"]
-            _wait(run.state, target, where, done["generation"], data.patience_s, pods)
+            wait_for_rollout(run.state, target, where, done["generation"], data.patience_s, pods,
+                             "restarted")  # fmt: skip
         lines.append(f"Deployment {pod.namespace}/{name} was restarted")
     return tuple(dict.fromkeys(lines))
-
-
-def _wait(
-    state: State,
-    host: Host,
-    where: dict[str, str | None],
-    generation: int,
-    seconds: int,
-    former: Collection[str],
-) -> None:
-    deadline, said = time.monotonic() + seconds, ""
-    while True:
-        line, done = "the cluster does not answer", False
-        try:
-            now = KubeLook.model_validate(ask_node(state, host, "kube look", where))
-        except (AskFailed, ValidationError):
-            pass
-        else:
-            line = progress(now)
-            stop_if_stuck(now, former)
-            done = now.rollout.done and now.rollout.generation > generation
-        if done:
-            return
-        if line != said:
-            host.log(line)
-            said = line
-        if time.monotonic() > deadline:
-            raise StepFailed(f"{host.name}: not restarted within {seconds} s: {line}")
-        gevent.sleep(POLL_S)

@@ -139,7 +139,7 @@ def _set_active(
 
 @operation()
 def prove(
-    run: Run, needed: bool, check: Callable[[], str], status: str = "COMMITTED"
+    run: Run, needed: bool, check: Callable[[], str]
 ) -> Generator[FunctionCommand, None, None]:
     """
     End the change by a proof; without one the rig goes back to what it was.
@@ -147,7 +147,6 @@ def prove(
     + run: the change
     + needed: whether anything was changed that is to be proven
     + check: proves it and says how, or raises StepFailed
-    + status: how the journal ends the change
     """
     if not needed:
         host.noop("nothing was changed")
@@ -157,8 +156,8 @@ def prove(
     def work() -> None:
         proof = check()
         run.proven = True
-        run.close(status, proof)
-        reporter.log_styled(f"{proof}; change {run.id} {status}", fg="green")
+        run.close("COMMITTED", proof)
+        reporter.log_styled(f"{proof}; change {run.id} COMMITTED", fg="green")
 
     run.show_once(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
     yield run.step("prove", [host.name], work)

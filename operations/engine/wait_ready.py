@@ -69,7 +69,7 @@ def wait_for_answer(
         _stop_if_dead(state, first, now, patient)
         if time.monotonic() - told >= PROGRESS_S:
             told = time.monotonic()
-            phase = _phase(now, head)
+            phase = _phase(now)
             reporter.log(f"{phase}: {told - started:.0f} s of {budget_s} s; {_last(now, head)}")
         return answer
 
@@ -118,7 +118,7 @@ def _stop_if_dead(
             raise EngineDied(f"{node}: {reason}\n{log_tail(state, node, earlier.invocation)}")
 
 
-def _phase(now: Mapping[str, UnitState | None], head: str) -> str:
+def _phase(now: Mapping[str, UnitState | None]) -> str:
     up = ("active", "activating")
     waiting = [n for n, unit in now.items() if unit is None or unit.active not in up]
     if waiting:

@@ -17,7 +17,7 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.api.exceptions import ConnectError
 
 from facts.boot_id import BootId
-from facts.rignode.context import fact_of, in_host, real
+from facts.rignode.context import fact_of, in_host
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 
@@ -48,15 +48,11 @@ def reboot(
     target = run.host(host.name)
     # A quick board waits for a slow one for as long as that may take.
     wait_s = budget_s + SHUTDOWN_S
-    yield run.step("reboot", nodes, lambda: _reboot(run.state, target, before, budget_s), wait_s)
+    yield run.step("reboot", nodes, lambda: reboot_now(run.state, target, before, budget_s), wait_s)
 
 
 def reboot_now(state: State, target: Host, before: str, budget_s: int) -> None:
     """Reboots a host and waits for its next boot; StepFailed when it does not come."""
-    _reboot(real(state), target, before, budget_s)
-
-
-def _reboot(state: State, target: Host, before: str, budget_s: int) -> None:
     # Detached: the ssh channel must not wait for a shell that the reboot ends.
     command = "nohup sh -c 'sleep 1; systemctl reboot' >/dev/null 2>&1 &"
     done, output = in_host(state, target, target.run_shell_command, command, _sudo=True)

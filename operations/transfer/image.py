@@ -16,7 +16,7 @@ from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer import image_ssh
 from operations.transfer.docker_archive import Archive, BadArchive
-from operations.transfer.transfer import DEADLINE_S, Transfer
+from operations.transfer.transfer import DEADLINE_S, Transfer, came
 from schema.observed.docker import Image
 from schema.render.image_build import SCRATCH, Context
 
@@ -131,12 +131,9 @@ def move(
 
 
 def _line(transfer: Transfer, name: str, reference: str, whole: bool) -> str:
-    how = (
-        "whole, through this machine (method=ssh)"
-        if whole
-        else "its missing layers, "
-        + (f"out of {transfer.route.device}" if transfer.route.device else "over the LAN")
-    )
+    how = f"its missing layers, {transfer.route.words}"
+    if whole:
+        how = "whole, through this machine (method=ssh)"
     if name == transfer.source:
         return f"give {reference} to {', '.join(transfer.targets)}: {how}"
     return f"get {reference} from {transfer.source}: {how}; the tag last"
@@ -162,11 +159,9 @@ def arrived(answer: Mapping[str, Any]) -> str:
     """A line about what a target got, from node's answer."""
     if not answer.get("layers"):
         return f"all layers were here; {answer['took_s']:.1f} s"
-    resumed = answer.get("resumed_bytes", 0)
-    again = f", of which {resumed / 1e6:.1f} MB came in an earlier run" if resumed else ""
-    damaged = f"; {answer['damaged']} damaged blocks came again" if answer.get("damaged") else ""
+    size, damaged = came(answer)
     return (
-        f"{answer['layers']} layers, {answer['bytes'] / 1e6:.1f} MB{again}; "
+        f"{answer['layers']} layers, {size}; "
         f"{answer['wire_bytes'] / 1e6:.1f} MB on the wire in {answer['wire_s']:.1f} s; "
         f"with docker load {answer['load_s']:.1f} s, in all {answer['took_s']:.1f} s{damaged}"
     )

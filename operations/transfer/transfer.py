@@ -33,6 +33,11 @@ class Route:
     device: str | None
     port: int
 
+    @property
+    def words(self) -> str:
+        """The way, for a person."""
+        return f"out of {self.device}" if self.device else "over the LAN"
+
     def listen(self, source: str) -> dict[str, Any]:
         """Where the source listens, as node takes it."""
         return {"address": self.addresses[source], "port": self.port, "device": self.device}
@@ -47,7 +52,6 @@ class Transfer:
         self.run, self.what, self.source, self.targets = run, what, source, targets
         self.route = route
         self._key = secrets.token_hex(32)
-        self.answers: dict[str, dict[str, Any]] = {}
 
     def offer(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """The source's part; node's answer when every target has all. Raises StepFailed."""
@@ -59,9 +63,7 @@ class Transfer:
             **more,
         }
         host = self.run.host(self.source)
-        answer = call(self.run.state, host, f"{self.what} offer", request, DEADLINE_S)
-        self.answers[self.source] = answer
-        return answer
+        return call(self.run.state, host, f"{self.what} offer", request, DEADLINE_S)
 
     def receive(self, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
         """One target's part, with its progress shown; node's answer. Raises StepFailed."""
@@ -74,14 +76,27 @@ class Transfer:
             "deadline_s": DEADLINE_S,
             **more,
         }
-        host = self.run.host(name)
-        watcher = gevent.spawn(watch, self.run, host, self.what)
-        try:
-            answer = call(self.run.state, host, f"{self.what} receive", request, DEADLINE_S)
-        finally:
-            watcher.kill()
-        self.answers[name] = answer
-        return answer
+        return watched_call(self.run, name, self.what, "receive", request)
+
+
+def watched_call(
+    run: Run, name: str, what: str, does: str, request: dict[str, Any]
+) -> dict[str, Any]:
+    """The answer of a node to the verb `what does`, its progress shown meanwhile; StepFailed."""
+    host = run.host(name)
+    watcher = gevent.spawn(watch, run, host, what)
+    try:
+        return call(run.state, host, f"{what} {does}", request, DEADLINE_S)
+    finally:
+        watcher.kill()
+
+
+def came(answer: Mapping[str, Any]) -> tuple[str, str]:
+    """Two parts of the line about what came: its size with what was here of it, and the damage."""
+    resumed = answer.get("resumed_bytes", 0)
+    again = f", of which {resumed / 1e6:.1f} MB came in an earlier run" if resumed else ""
+    damaged = f"; {answer['damaged']} damaged blocks came again" if answer.get("damaged") else ""
+    return f"{answer['bytes'] / 1e6:.1f} MB{again}", damaged
 
 
 def watch(run: Run, host: Host, what: str) -> None:

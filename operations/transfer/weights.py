@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any
 
-import gevent
 from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, operation
 
-from operations.change.node_call import call
 from operations.change.run import Run
-from operations.transfer.transfer import DEADLINE_S, Transfer, watch
+from operations.transfer.transfer import DEADLINE_S, Transfer, came, watched_call
 
 
 @operation()
@@ -42,7 +40,7 @@ def move(
 
 
 def _line(transfer: Transfer, name: str, paths: Mapping[str, str]) -> str:
-    way = f"out of {transfer.route.device}" if transfer.route.device else "over the LAN"
+    way = transfer.route.words
     if name == transfer.source:
         return f"give {paths[name]} to {', '.join(transfer.targets)}, {way}"
     return f"get what lacks in {paths[name]} from {transfer.source}, {way}"
@@ -74,12 +72,11 @@ def arrived(answer: Mapping[str, Any]) -> str:
     """A line about what a target got, from node's answer."""
     if not answer["files"]:
         return f"every file was here; {answer['took_s']:.1f} s"
-    resumed = answer.get("resumed_bytes", 0)
-    again = f", of which {resumed / 1e6:.1f} MB came in an earlier run" if resumed else ""
-    rate = (answer["bytes"] - resumed) / max(0.01, answer["wire_s"]) / 1e6
-    damaged = f"; {answer['damaged']} damaged blocks came again" if answer.get("damaged") else ""
+    size, damaged = came(answer)
+    sent = answer["bytes"] - answer.get("resumed_bytes", 0)
+    rate = sent / max(0.01, answer["wire_s"]) / 1e6
     return (
-        f"{len(answer['files'])} files, {answer['bytes'] / 1e6:.1f} MB{again}, in "
+        f"{len(answer['files'])} files, {size}, in "
         f"{answer['wire_s']:.1f} s ({rate:.0f} MB/s), each with its source's sha256{damaged}"
     )
 
@@ -105,12 +102,7 @@ def hash_all(
 
 
 def _hash(run: Run, node: str, path: str, found: dict[str, Any]) -> None:
-    watcher = gevent.spawn(watch, run, run.host(node), "weights")
-    try:
-        request = {"path": path, "again": True}
-        found[node] = call(run.state, run.host(node), "weights hash", request, DEADLINE_S)
-    finally:
-        watcher.kill()
+    found[node] = watched_call(run, node, "weights", "hash", {"path": path, "again": True})
 
 
 def differences(found: Mapping[str, Mapping[str, Any]], names: Callable[[str], bool]) -> list[str]:

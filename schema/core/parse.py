@@ -59,6 +59,12 @@ def build(
     return checked
 
 
+def misfit(error: ValidationError) -> str:
+    """Where a host's answer does not fit its type first, and how."""
+    first = error.errors(include_url=False)[0]
+    return f"does not fit at {'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
 def known_keys(model: type[BaseModel]) -> list[str]:
     """The keys that `model` takes, as its files spell them."""
     return [field.alias or name for name, field in model.model_fields.items()]

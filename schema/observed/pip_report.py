@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schema.core.base import Frozen
+from schema.core.parse import misfit
 
 _VARIANT = re.compile(r"\+((?:cpu|cu|rocm|xpu)[0-9.]*)")
 # What a torch from the plain index asks for where it brings its own CUDA.
@@ -126,9 +127,7 @@ def parse(text: str) -> PipReport:
     try:
         report = PipReport.model_validate(json.loads(text))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"pip's report does not fit at {where}: {first['msg']}") from None
+        raise ValueError(f"pip's report {misfit(error)}") from None
     except ValueError as error:
         raise ValueError(f"pip's report is not JSON: {error}") from None
     if report.version != "1":

@@ -12,6 +12,7 @@ from deploys.common.load_and_gate import once
 from facts.rignode.call import AskFailed, ask_node
 from operations.rollback.revert import DEPLOYMENT_TIMEOUT_S, undo_only
 from schema.core.base import Frozen
+from schema.core.parse import misfit
 from schema.desired.plan import Plan
 
 M = TypeVar("M", bound=Frozen)
@@ -28,10 +29,6 @@ def ask_typed(plan: Plan, verb: str, request: dict[str, Any], kind: type[M], key
         except AskFailed as error:
             raise DeployError(str(error)) from None
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise DeployError(
-                f"{host.name}: {verb}: does not fit at {where}: {first['msg']}"
-            ) from None
+            raise DeployError(f"{host.name}: {verb}: {misfit(error)}") from None
 
     return once(f"looked:{key}", make)

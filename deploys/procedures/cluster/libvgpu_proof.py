@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
+
+from pyinfra.api import Host, State
 
 from deploys.common.procedure import Procedure
 from deploys.procedures.cluster.libvgpu import Swap, to_restart
@@ -22,13 +23,10 @@ def verify(rig: Procedure, work: Swap) -> str:
     Pods that are to be restarted are restarted once the host's own proof holds.
     """
     state, data = rig.run.state, rig.plan.chart_as(LibvgpuData)
-    asks = partial(ask_node, state, rig.run.host(rig.plan.rig.head.name))
+    asks = partial(_ask, state, rig.run.host(rig.plan.rig.head.name))
     request = {"folder": data.vgpu_dir, "kubectl": data.kubectl, "kubeconfig": data.kubeconfig}
-    try:
-        now = LibraryLook.model_validate(asks("library look", request))
-        fresh = Mapped.model_validate(asks("library check", {"path": work.target}))
-    except AskFailed as error:
-        raise StepFailed(str(error)) from None
+    now = LibraryLook.model_validate(asks("library look", request))
+    fresh = Mapped.model_validate(asks("library check", {"path": work.target}))
     file = files_of(now).get(work.target)
     if file is None or file.sha256 != work.ours:
         raise StepFailed(f"{work.target} is not {work.ours[:12]} on the disk: overwritten again?")
@@ -39,7 +37,7 @@ def verify(rig: Procedure, work: Swap) -> str:
         )
     restarted = restart_pods(rig.run, work.restarts)
     if restarted:
-        now = LibraryLook.model_validate(_again(asks, request))
+        now = LibraryLook.model_validate(asks("library look", request))
         _gone(now, work)
     old = [mapper for mapper in mappers_of(now) if mapper.sha256 != work.ours]
     rest = f"; {len(old)} processes keep the former one until their restart" if old else ""
@@ -48,10 +46,10 @@ def verify(rig: Procedure, work: Swap) -> str:
     return f"{work.target} is {what} ({work.ours[:12]}), a fresh process maps it{done}{rest}"
 
 
-def _again(asks: Any, request: Mapping[str, object]) -> Any:
-    """Another look; StepFailed when the host does not answer."""
+def _ask(state: State, host: Host, verb: str, request: dict[str, Any]) -> dict[str, Any]:
+    """node's answer; StepFailed when the host does not answer."""
     try:
-        return asks("library look", request)
+        return ask_node(state, host, verb, request)
     except AskFailed as error:
         raise StepFailed(str(error)) from None
 

@@ -5,50 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import gevent
-from pydantic import ValidationError
-
 from deploys.common.procedure import Procedure
 from deploys.procedures.cluster.completion import wait_for_completion
 from deploys.procedures.cluster.gpu_limit import Patch, assignments, deployment_request, title
-from facts.rignode.call import AskFailed, ask_node
 from operations.change.node_call import StepFailed
-from operations.cluster.pod_status import last_lines, progress, staying, stop_if_stuck
+from operations.cluster.pod_status import staying, wait_for_rollout
 from schema.desired.plan import Plan
 from schema.observed.kube import KubeLook, Pod
-
-POLL_S = 3.0
 
 
 def verify(rig: Procedure, work: Patch) -> str:
     """A line about the new pod and its values; StepFailed once it cannot or does not come up."""
     plan, host = rig.plan, rig.run.host(rig.plan.rig.head.name)
     asked = deployment_request(plan, variables=list(work.values))
-    deadline, said = time.monotonic() + plan.chart.patience_s, ""
-    seen: KubeLook | None
-    while True:
-        try:
-            now = seen = KubeLook.model_validate(ask_node(rig.run.state, host, "kube look", asked))
-        except (AskFailed, ValidationError) as error:
-            seen, line = None, f"the cluster does not answer: {' '.join(str(error).split())[:200]}"
-        else:
-            line = progress(now)
-            stop_if_stuck(now, work.former)
-            if now.rollout.done and now.rollout.generation > work.generation:
-                line = _values_seen(plan, now, work)
-                line += "".join(
-                    f"; {row['cache']}" for row in rig.run.did[host.name] if "cache" in row
-                )
-                return f"{line}; {wait_for_completion(rig.run.state, plan, deadline, work.former)}"
-        if line != said:
-            host.log(line)
-            said = line
-        if time.monotonic() > deadline:
-            raise StepFailed(
-                f"{host.name}: not rolled out within {plan.chart.patience_s} s: {line}"
-                + (last_lines(seen.pods) if seen else "")
-            )
-        gevent.sleep(POLL_S)
+    deadline = time.monotonic() + plan.chart.patience_s
+    now = wait_for_rollout(
+        rig.run.state, host, asked, work.generation, plan.chart.patience_s, work.former
+    )
+    line = _values_seen(plan, now, work)
+    line += "".join(f"; {row['cache']}" for row in rig.run.did[host.name] if "cache" in row)
+    return f"{line}; {wait_for_completion(rig.run.state, plan, deadline, work.former)}"
 
 
 def _values_seen(plan: Plan, now: KubeLook, work: Patch) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.output import format_text
 
 from deploys.common.boot_needs import driver_module, load_lists
 from deploys.common.load_and_gate import remedy
+from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined
 from deploys.procedures.engine.runtimes import runtime_of
@@ -58,7 +58,9 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
         print(json.dumps([as_row(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            tell(finding)
+            report_finding(finding, with_cause=True)
+            if finding.explains:
+                logger.warning(f"    because of this, ignore: {', '.join(finding.explains)}")
     stops = blocking(findings)
     if stops:
         raise DeployError(
@@ -77,16 +79,3 @@ def as_row(finding: Finding) -> dict[str, object]:
         "remedy": remedy(finding),
     }
     return {key: values[key] for key in _KEYS}
-
-
-def tell(finding: Finding) -> None:
-    """A finding for a person: code, place, summary, evidence, cause, command, what it explains."""
-    colour = "red" if finding.severity == "block" else "yellow"
-    where = f" [{finding.node}]" if finding.node else ""
-    head = format_text(f"{finding.severity} {finding.code}", colour, bold=True)
-    logger.warning(f"{head}{where} {finding.layer.name.lower()}: {finding.summary}")
-    logger.warning(f"    evidence: {finding.evidence}")
-    logger.warning(f"    cause:    {finding.cause}")
-    logger.warning(f"    mend:     {remedy(finding)}")
-    if finding.explains:
-        logger.warning(f"    because of this, ignore: {', '.join(finding.explains)}")

@@ -70,26 +70,6 @@ def ask_in_background(plan: Plan) -> Greenlet[..., Answer]:
     return gevent.spawn_later(0.05, ask, where, ASK_S)
 
 
-def plan_serve(rig: Procedure) -> Work:
-    plan, snapshots = rig.plan, rig.snapshots
-    files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
-    before = {name: texts_of(found) for name, found in files.items()}
-    steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
-    states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
-    differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
-    answer = ask_in_background(plan).get() if "running" in states.values() else None
-    reasons = _reasons(plan, snapshots, steps, states, differences, answer)
-    for reason in reasons:
-        logger.info(f"    {reason}")
-    if not reasons:
-        if answer is not None and answer.ok:
-            logger.info(f"    serving as the recipe says; a real answer: {answer.detail}")
-        # A step without a restart (a unit that was disabled) opens a change, which must be ended.
-        needs_proof = any(steps.values()) or not (answer and answer.ok)
-        return Work(steps, before, needs_proof=needs_proof)
-    return Work(steps, before, stop=rig.up, start=rig.nodes, needs_proof=True)
-
-
 def _steps(
     plan: Plan,
     name: str,
@@ -171,8 +151,24 @@ class Installed:
         return ()
 
     def plan(self, rig: Procedure) -> Work:
-        """See plan_serve."""
-        return plan_serve(rig)
+        """What differs from the recipe, and why the pair has to start anew, told once."""
+        plan, snapshots = rig.plan, rig.snapshots
+        files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
+        before = {name: texts_of(found) for name, found in files.items()}
+        steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
+        states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
+        differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
+        answer = ask_in_background(plan).get() if "running" in states.values() else None
+        reasons = _reasons(plan, snapshots, steps, states, differences, answer)
+        for reason in reasons:
+            logger.info(f"    {reason}")
+        if not reasons:
+            if answer is not None and answer.ok:
+                logger.info(f"    serving as the recipe says; a real answer: {answer.detail}")
+            # A step without a restart (a unit that was disabled) opens a change, which has to end.
+            needs_proof = any(steps.values()) or not (answer and answer.ok)
+            return Work(steps, before, needs_proof=needs_proof)
+        return Work(steps, before, stop=rig.up, start=rig.nodes, needs_proof=True)
 
     def prove(self, plan: Plan, work: Work | None, patient: bool) -> str:
         """A real answer within the start budget."""
@@ -184,7 +180,7 @@ class Installed:
 
     def verify(self, plan: Plan) -> Sequence[str]:
         """A real answer and its metrics."""
-        return answers_and_metrics(endpoint(plan))
+        return _answers_and_metrics(endpoint(plan))
 
     def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
         """All hosts and the endpoint at the same time.
@@ -221,7 +217,7 @@ def probe_endpoint(plan: Plan) -> Probe:
     return probe(endpoint(plan), PROBE_S)
 
 
-def answers_and_metrics(where: Endpoint) -> Sequence[str]:
+def _answers_and_metrics(where: Endpoint) -> Sequence[str]:
     """Lines about what answered; DeployError names what did not, and what to do."""
     import httpx
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import gevent
 from pyinfra import state
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
@@ -15,7 +14,8 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from facts.orphans import Orphans
-from facts.rignode.context import fact_of, real
+from facts.rignode.context import real
+from facts.rignode.fact import ask_each
 from gates.gpu.memory import system_need
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -77,22 +77,18 @@ def reap_request(plan: Plan) -> dict[str, Any]:
 
 def _orphans(state: State, plan: Plan, request: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """What a reap would do on each node, asked at the same time."""
-    text = json.dumps(request)
-    jobs = {
-        node.name: gevent.spawn(
-            fact_of, state, state.inventory.get_host(node.name), Orphans, request=text
-        )
-        for node in plan.rig.nodes
+    found = ask_each(state, plan, Orphans(), dict.fromkeys(plan.requests, json.dumps(request)))
+    answers: dict[str, Mapping[str, Any]] = {
+        name: seen for name, seen in found.items() if not isinstance(seen, Unreadable)
     }
-    gevent.joinall(list(jobs.values()))
-    found = {name: job.get() for name, job in jobs.items()}
-    silent = [name for name, answer in found.items() if answer is None]
+    silent = [
+        f"{name} did not say which processes are orphans: {seen.unreadable}"
+        for name, seen in found.items()
+        if isinstance(seen, Unreadable)
+    ]
     if silent:
-        raise DeployError(
-            f"nothing was changed: {', '.join(silent)} did not say which processes are orphans; "
-            "pyinfra's line above says why"
-        )
-    return found
+        raise DeployError(f"nothing was changed: {'; '.join(silent)}")
+    return answers
 
 
 def _others(seen: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import gevent
 from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
@@ -19,6 +18,7 @@ from facts import unit_state as engine_facts
 from facts.drop_in import DropInCheck
 from facts.observe import observe
 from facts.rignode.context import fact_of
+from facts.rignode.fact import ask_each
 from gates.unit.crash_loop import looping
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
@@ -26,7 +26,7 @@ from operations.host.drop_in import Target, remove_steps, write_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import UnitData
-from schema.observed.snapshot import NodeSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.observed.units import Unit
 from schema.render.drop_in import drop_in_path, ordered
 
@@ -129,7 +129,7 @@ def plan(rig: Procedure, wanted: Wanted) -> UnitWork:
         if steps[node] and not restart and target.unit.active_state == "active":
             logger.info(f"    {node}: {wanted.unit} runs; this counts from its next start on")
     to_check = [node for node in targets if steps[node]]
-    if _refuse_unsound(rig.run.state, wanted, to_check, GHOST in rig.data(UnitData).waive):
+    if _refuse_unsound(rig, wanted, to_check, GHOST in rig.data(UnitData).waive):
         rig.run.waivers = (*rig.waivers, (GHOST, rig.data(UnitData).reason or ""))
         steps = {node: [_accepting(step) for step in of] for node, of in steps.items()}
     before = {node: {wanted.path: target.now.content} for node, target in targets.items()}
@@ -173,24 +173,18 @@ def _target(node: str, snapshot: NodeSnapshot, wanted: Wanted) -> Target | None:
     return Target(unit, wanted.path, now, folder)
 
 
-def _refuse_unsound(state: State, wanted: Wanted, nodes: list[str], waived: bool) -> bool:
+def _refuse_unsound(rig: Procedure, wanted: Wanted, nodes: list[str], waived: bool) -> bool:
     """DeployError when a node says that the unit would be broken; asked at the same time.
 
     True when the unit would start what is not there, and `waived` says that this is meant.
     """
     request = json.dumps({"unit": wanted.unit, "path": wanted.path, "content": wanted.text})
-    jobs = {
-        node: gevent.spawn(
-            fact_of, state, state.inventory.get_host(node), DropInCheck, request=request
-        )
-        for node in nodes
-    }
-    gevent.joinall(list(jobs.values()))
+    answers = ask_each(rig.run.state, rig.plan, DropInCheck(), dict.fromkeys(nodes, request))
     lines, ghosts = [], []
-    for node, job in jobs.items():
-        answer = job.get()
-        if answer is None:
-            lines.append(f"{node}: did not say whether {wanted.unit} would be sound")
+    for node, answer in answers.items():
+        if isinstance(answer, Unreadable):
+            lines.append(f"{node}: did not say whether {wanted.unit} would be sound: "
+                         f"{answer.unreadable}")  # fmt: skip
             continue
         lines += [f"{node}: {wanted.unit}: {problem}" for problem in answer["problems"]]
         ghosts += [f"{node}: {wanted.unit}: {ghost}" for ghost in answer["ghosts"]]

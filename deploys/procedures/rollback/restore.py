@@ -13,13 +13,12 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.ask_engine import venv_of, wheels_spec
+from deploys.common.ask_engine import ask_all, venv_of, wheels_spec
 from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_may_run
 from deploys.procedures.rollback.rollback import Chosen, choose
 from deploys.procedures.venv.backup import MIB, backups, describe
-from facts.rignode.call import AskFailed, ask_node
 from operations.change.run import Run
 from operations.engine.baseline import compared
 from operations.rollback.revert import (
@@ -108,13 +107,7 @@ def plan(rig: Procedure, wanted: str) -> RestoreWork:
 def _dry(state: State, node: str, backup: str) -> dict[str, Any]:
     """What a restore would do; DeployError: the backup must not go back."""
     request = {"backup": backup, "allow": ["older"], "dry": True}
-    try:
-        answer = ask_node(
-            state, state.inventory.get_host(node), "tree restore", request, WALK_TIMEOUT_S
-        )
-    except AskFailed as error:
-        raise DeployError(str(error)) from None
-    return answer
+    return ask_all(state, "tree restore", {node: request}, WALK_TIMEOUT_S)[node]
 
 
 def words(work: RestoreWork) -> list[str]:

@@ -46,9 +46,9 @@ def choose(rig: Procedure, wanted: str | None) -> Chosen:
     known = {id_: change for changes in by_node.values() for id_, change in changes.items()}
     if wanted is not None and wanted not in known:
         raise DeployError(f"no node has a change {wanted!r}; known: {_known(known)}")
-    open_ids = [c.id for c in known.values() if c.status in _NOT_BLESSED]
-    for changes in by_node.values():
-        open_ids += [c.id for c in changes.values() if c.status in _NOT_BLESSED]
+    open_ids = [
+        c.id for changes in by_node.values() for c in changes.values() if c.status in _NOT_BLESSED
+    ]
     id_ = wanted or max(open_ids, default=None, key=lambda i: known[i].opened_unix_s)
     if id_ is None:
         return Chosen(None, (), ())

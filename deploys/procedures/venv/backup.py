@@ -13,7 +13,7 @@ from pyinfra import logger
 from pyinfra.api import Host, State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import inventory_name, once
+from deploys.common.load_and_gate import inventory_name, once, once_a_run
 from deploys.common.procedure import Procedure
 from facts.backups import TreeBackupPlan, TreeBackups, TreePrunePlan
 from facts.rignode.context import in_host, real
@@ -23,12 +23,6 @@ from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 MIB = 1 << 20
-
-
-def tree_of(plan: Plan, node: str, data: BackupData) -> str | None:
-    """The folder that a node's engine is installed in: --data tree=…, else the recipe's venv."""
-    venv = getattr(plan.recipe, "venv", None)
-    return data.tree or (venv.path if venv is not None else None)
 
 
 @dataclass(frozen=True)
@@ -43,16 +37,17 @@ class BackupWork:
 
 
 def trees(rig: Procedure) -> dict[str, str]:
-    """The tree of every node; DeployError where no node has one."""
-    plan = rig.plan
-    found = {node.name: tree_of(plan, node.name, rig.data(BackupData)) for node in plan.rig.nodes}
-    named = {name: tree for name, tree in found.items() if tree is not None}
-    if not named:
+    """The folder of every node's engine: --data tree=…, else the recipe's venv; DeployError where
+    there is neither.
+    """
+    recipe = rig.plan.recipe
+    tree = rig.data(BackupData).tree or (recipe.venv.path if recipe.venv else None)
+    if tree is None:
         raise DeployError(
-            f"recipe {plan.recipe.name} runs in a container: no venv to back up; an image has its "
+            f"recipe {recipe.name} runs in a container: no venv to back up; an image has its "
             "digest; name a folder to back up all the same: --data tree=/opt/engine/venv"
         )
-    return named
+    return dict.fromkeys(rig.plan.requests, tree)
 
 
 def plan(rig: Procedure, host: Host) -> BackupWork:
@@ -65,7 +60,7 @@ def plan(rig: Procedure, host: Host) -> BackupWork:
 def plan_look(rig: Procedure, host: Host) -> list[str]:
     """The ids to read back on a host; with list=true its backups are told."""
     data = rig.data(BackupData)
-    seen = once("backups", lambda: backups_of_all(rig.run.state, rig.plan))
+    seen = backups_of_all(rig)
     if data.as_list:
         report(host, seen[host.name])
     wanted = "all" if data.verify is True else data.verify or None
@@ -114,10 +109,12 @@ def _fact(state: State, host: Host, fact: type, *arguments: str) -> Any:
     return found
 
 
-def backups_of_all(state: State, plan: Plan) -> dict[str, Backups]:
+@once_a_run
+def backups_of_all(rig: Procedure) -> dict[str, Backups]:
     """The backups on every node, by name."""
-    hosts = [state.inventory.get_host(node.name) for node in plan.rig.nodes]
-    return {host.name: backups(state, host) for host in hosts}
+    return {
+        node.name: backups(rig.run.state, rig.run.host(node.name)) for node in rig.plan.rig.nodes
+    }
 
 
 def report(host: Host, seen: Backups) -> None:

@@ -11,7 +11,7 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.ask_engine import look_at_patches, tool_request, tools_of, venv_of
+from deploys.common.ask_engine import look_at_patches, tool_request, venv_of
 from deploys.common.load_and_gate import gate_here, once_a_run
 from deploys.common.procedure import Procedure
 from gates.artifact.file_patch_state import PatchState
@@ -50,7 +50,7 @@ class PatchWork:
 
 def count(plan: Plan) -> int:
     """How many patches and patch tools the recipe has."""
-    return len(plan.recipe.file_patches) + len(tools_of(plan))
+    return len(plan.recipe.file_patches) + len(plan.recipe.patch_tools)
 
 
 @once_a_run
@@ -124,7 +124,7 @@ def _tools(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, frozenset[str]
 
 def tools_for(plan: Plan, venv: str | None) -> list[tuple[dict[str, Any], int]]:
     """Each of the recipe's patch tools as node takes it, with its time limit in seconds."""
-    return [(tool_request(t, venv), t.timeout_s) for t in tools_of(plan)]
+    return [(tool_request(t, venv), t.timeout_s) for t in plan.recipe.patch_tools]
 
 
 def inspect_beside(state: State, plan: Plan, node: str, venv: str) -> PatchSteps:

@@ -11,7 +11,14 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.ask_engine import ask_pip, known_versions, pip_args, venv_of, wheels_spec
+from deploys.common.ask_engine import (
+    ask_all,
+    ask_pip,
+    known_versions,
+    pip_args,
+    venv_of,
+    wheels_spec,
+)
 from deploys.common.load_and_gate import endpoint, gate_here, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_unit, files_in, is_up
@@ -19,7 +26,6 @@ from deploys.procedures.venv import backup as venv_backup
 from deploys.procedures.venv import patch
 from facts.endpoint.completion import Endpoint
 from facts.observe import observe
-from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
@@ -160,11 +166,8 @@ def plan_prune(rig: Procedure) -> Surplus:
     if plan.recipe.venv is None:
         raise DeployError(f"recipe {plan.recipe.name} runs in a container: it has no versions")
     request = {"venv": str(venv_of(plan, node)), "package": wheels_spec(plan).package}
-    host, dry = state.inventory.get_host(node), {**request, "dry": True}
-    try:
-        answer = ask_node(state, host, "venv prune", dry, PRUNE_TIMEOUT_S)
-    except AskFailed as error:
-        raise DeployError(str(error)) from None
+    dry = {node: {**request, "dry": True}}
+    answer = ask_all(state, "venv prune", dry, PRUNE_TIMEOUT_S)[node]
     return Surplus(request, VenvPrunePlan.model_validate(answer))
 
 
