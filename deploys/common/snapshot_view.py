@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable
 
 from pyinfra.api.exceptions import DeployError
 
-from schema.desired.plan import UNIT, Plan
+from gates.engine.state import engine_unit
+from schema.desired.plan import Plan
 from schema.observed.files import FileState
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.observed.units import Unit
@@ -47,14 +48,6 @@ def wider(
         for name, request in plan.requests.items()
     }
     return dataclasses.replace(plan, requests=asked)
-
-
-def engine_unit(snapshot: NodeSnapshot, name: str = UNIT) -> Unit | None:
-    """The engine's unit (or another of ours) as systemd knows it; None when it knows none."""
-    if isinstance(snapshot.units, Unreadable):
-        return None
-    known = (unit for unit in snapshot.units if unit.load_state != "not-found")
-    return next((unit for unit in known if unit.name == name), None)
 
 
 def is_up(unit: Unit | None) -> bool:

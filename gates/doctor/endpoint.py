@@ -6,7 +6,7 @@ from gates.core.check import Observed, deploy_command
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.failure_signatures import cause_of, last_exit
-from gates.engine.state import own_unit
+from gates.engine.state import engine_unit
 from schema.desired.plan import Plan
 from schema.observed.endpoint_probe import Probe
 from schema.observed.snapshot import NodeSnapshot
@@ -71,7 +71,7 @@ def _died(name: str, before: Observed, after: Observed) -> tuple[str, str] | Non
     one, other = before.get(name), after.get(name)
     if not isinstance(one, NodeSnapshot) or not isinstance(other, NodeSnapshot):
         return None
-    then, now = own_unit(one), own_unit(other)
+    then, now = engine_unit(one), engine_unit(other)
     if then is None or now is None:
         return None
     same = (then.main_pid, then.restarts, then.sub_state) == (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gates.artifact.venv import own_venv
 from gates.core.check import gib
-from gates.engine.state import is_own, own_container, own_unit
+from gates.engine.state import engine_unit, is_own, own_container
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -13,7 +13,7 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 def healthy_line(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
     """`lab1: head of lab, tiny (balanced), up 12 min, pids 910 955, 4.40 GiB, image …`."""
     parts = [f"{node.name}: {node.role}, rank {node.rank}", f"{plan.recipe.name} ({plan.profile})"]
-    unit, container = own_unit(snapshot), own_container(snapshot)
+    unit, container = engine_unit(snapshot), own_container(snapshot)
     if unit is not None and unit.since_unix_s is not None:
         minutes = (snapshot.identity.clock_unix_s - unit.since_unix_s) / 60
         parts.append(f"{unit.active_state} for {minutes:.0f} min, {unit.restarts} restarts")

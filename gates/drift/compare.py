@@ -12,7 +12,7 @@ from gates.artifact.image import image_of
 from gates.drift.compare_venv import WATCHED, environment_drift, venv_drift
 from gates.drift.difference import Difference
 from gates.drift.launch_files import written_argv, written_environ
-from gates.engine.state import EngineState, engine_state, own_container, own_unit, same_container
+from gates.engine.state import EngineState, engine_state, engine_unit, own_container, same_container
 from gates.engine.vllm_flags import NOT_SET, compare, serves
 from schema.desired.plan import ENGINE_DIR, UNIT, Document, Plan
 from schema.desired.rig import Node
@@ -73,7 +73,7 @@ def _unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference
     if isinstance(snapshot.units, Unreadable):
         yield _unknown("units", snapshot.units)
         return
-    unit = own_unit(snapshot)
+    unit = engine_unit(snapshot)
     if unit is None:
         yield Difference("unit", UNIT, "enabled", "absent")
         return

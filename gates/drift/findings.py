@@ -9,7 +9,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.drift.compare import drift
 from gates.drift.difference import Difference
-from gates.engine.state import engine_state, own_unit
+from gates.engine.state import engine_state, engine_unit
 from gates.engine.vllm_flags import LOST_QUOTES
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
@@ -32,7 +32,7 @@ def _told_elsewhere(difference: Difference, snapshot: NodeSnapshot) -> bool:
     """True for a difference that another finding names with its own cause and mending."""
     if difference.kind == "unknown" or difference.name == "restart policy":
         return True
-    if difference.kind == "unit" and own_unit(snapshot) is not None:
+    if difference.kind == "unit" and engine_unit(snapshot) is not None:
         return difference.want in ("enabled", "loaded as on disk")
     if difference.kind == "forbidden" and not isinstance(snapshot.engine_processes, Unreadable):
         processes = snapshot.engine_processes

@@ -9,10 +9,10 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import (
     engine_state,
+    engine_unit,
     head_port,
     is_own,
     own_container,
-    own_unit,
     same_container,
 )
 from schema.desired.plan import Plan
@@ -118,7 +118,7 @@ def _no_rank(node: Node, snapshot: NodeSnapshot) -> Iterator[str]:
 
 
 def _younger(seen: Seen, worker: Node, head: Node) -> bool:
-    one, other = own_unit(seen[worker.name][1]), own_unit(seen[head.name][1])
+    one, other = engine_unit(seen[worker.name][1]), engine_unit(seen[head.name][1])
     if one is None or other is None or one.since_unix_s is None or other.since_unix_s is None:
         return False
     return one.since_unix_s > other.since_unix_s
@@ -128,7 +128,7 @@ def _starts(seen: Seen) -> str:
     """How long each node's unit runs, which tells who came back alone."""
     ages = []
     for name, (_, snapshot, _) in seen.items():
-        unit = own_unit(snapshot)
+        unit = engine_unit(snapshot)
         if unit is not None and unit.since_unix_s is not None:
             age = snapshot.identity.clock_unix_s - unit.since_unix_s
             ages.append(f"{name} {age:.0f} s ({unit.restarts} restarts)")

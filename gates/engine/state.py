@@ -23,11 +23,13 @@ def own_container(snapshot: NodeSnapshot) -> Container | None:
     return next(named, None)
 
 
-def own_unit(snapshot: NodeSnapshot) -> Unit | None:
-    """Our unit as systemd sees it; None when systemd does not know it or is unreadable."""
+def engine_unit(snapshot: NodeSnapshot, name: str = UNIT) -> Unit | None:
+    """The engine's unit (or another of ours) as systemd sees it; None when systemd does not know
+    it or is unreadable.
+    """
     if isinstance(snapshot.units, Unreadable):
         return None
-    named = (u for u in snapshot.units if u.name == UNIT and u.load_state != "not-found")
+    named = (u for u in snapshot.units if u.name == name and u.load_state != "not-found")
     return next(named, None)
 
 
@@ -67,7 +69,7 @@ def engine_state(plan: Plan, node: Node, snapshot: NodeSnapshot) -> EngineState:
     """
     if isinstance(snapshot.units, Unreadable) or isinstance(_holder(plan, snapshot), Unreadable):
         return "failed"
-    unit, container = own_unit(snapshot), own_container(snapshot)
+    unit, container = engine_unit(snapshot), own_container(snapshot)
     if plan.recipe.container is None:
         runs, container = is_up(snapshot), None
     else:

@@ -9,7 +9,7 @@ from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.failure_signatures import cause_of, last_exit
-from gates.engine.state import engine_state, own_container, own_unit
+from gates.engine.state import engine_state, engine_unit, own_container
 from gates.unit.supervision import watched
 from schema.desired.plan import UNIT, Plan
 from schema.desired.rig import Node
@@ -75,7 +75,7 @@ def engine_down(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
     now = engine_state(plan, node, snapshot)
     if now == "running":
         return
-    unit = own_unit(snapshot)
+    unit = engine_unit(snapshot)
     age = None
     if unit is not None and unit.since_unix_s is not None:
         age = snapshot.identity.clock_unix_s - unit.since_unix_s

@@ -10,7 +10,7 @@ from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.failure_signatures import from_log, last_exit
-from gates.engine.state import own_container, own_unit
+from gates.engine.state import engine_unit, own_container
 from gates.unit.supervision import repoint, watched
 from schema.desired.plan import UNIT, Plan
 from schema.desired.rig import Node
@@ -45,7 +45,7 @@ def script_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
                     f"{unit.name}; then {serve}",
                     warn=unit.name != UNIT,
                 )  # fmt: skip
-    own = own_unit(snapshot)
+    own = engine_unit(snapshot)
     if own is not None:
         yield from _own(plan, node, snapshot, own)
 

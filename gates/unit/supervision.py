@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.engine.state import own_unit, same_container
+from gates.engine.state import engine_unit, same_container
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -116,7 +116,7 @@ def second_unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
 def unit_state(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Our unit comes back at the next boot, and systemd runs what stands on disk."""
     require(snapshot.units, "units")
-    unit = own_unit(snapshot)
+    unit = engine_unit(snapshot)
     if unit is None:
         return
     torn = [o for o in unit.overrides if o.exec_start and not o.resets]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from testinfra.host import Host
 
-from gates.engine.state import own_unit
+from gates.engine.state import engine_unit
 from gates.unit import ghost as gates
 from schema.desired.plan import UNIT
 from schema.desired.rig import Node
@@ -18,7 +18,7 @@ from tests.infra.plugin import Rig
 def _unit(rig: Rig, node: Node, snapshot: NodeSnapshot) -> Unit:
     """Our unit; the test fails where systemd does not know it."""
     known(snapshot.units, node, "units")
-    unit = own_unit(snapshot)
+    unit = engine_unit(snapshot)
     expect(unit is not None, node, f"{UNIT} does not exist", "enabled and active", serve(rig))
     assert unit is not None
     return unit

@@ -6,7 +6,7 @@ import httpx
 
 from deploys.common.load_and_gate import endpoint
 from facts.endpoint.completion import ask, metric_names
-from gates.engine.state import own_unit
+from gates.engine.state import engine_unit
 from schema.observed.snapshot import Unreadable
 from tests.infra.observe import Observation, expect, serve
 from tests.infra.plugin import Rig
@@ -18,7 +18,7 @@ def _units(rig: Rig, observation: Observation) -> str:
     """How the units are doing: a node that restarted alone wedges the pair."""
     told = []
     for name, seen in observation.snapshots.items():
-        unit = None if isinstance(seen, Unreadable) else own_unit(seen)
+        unit = None if isinstance(seen, Unreadable) else engine_unit(seen)
         if unit is None:
             told.append(f"{name}: no unit seen")
         else:

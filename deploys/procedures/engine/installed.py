@@ -14,7 +14,7 @@ from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.patch_findings import InForce, installed_versions
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
-from deploys.common.snapshot_view import engine_unit, files_in
+from deploys.common.snapshot_view import files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
 from facts.observe import observe
 from facts.rignode.context import real
@@ -22,6 +22,7 @@ from gates.core.check import Observed
 from gates.core.violation import Violation
 from gates.doctor.healthy import healthy_line
 from gates.drift.compare import Difference, drift, engine_state
+from gates.engine.state import engine_unit
 from operations.change.apply import Steps, texts_of
 from operations.engine import engine
 from operations.engine.wait_ready import wait_for_answer

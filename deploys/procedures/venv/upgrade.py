@@ -21,7 +21,7 @@ from deploys.common.ask_engine import (
 )
 from deploys.common.load_and_gate import endpoint, gate_here, once_a_run
 from deploys.common.procedure import Procedure
-from deploys.common.snapshot_view import engine_unit, files_in, is_up
+from deploys.common.snapshot_view import files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
 from deploys.procedures.venv import patch
 from facts.endpoint.completion import Endpoint
@@ -29,6 +29,7 @@ from facts.observe import observe
 from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
+from gates.engine.state import engine_unit
 from node.rules.versions import same_version
 from operations.change.apply import Steps, texts_of
 from operations.change.run import Run

@@ -1,4 +1,4 @@
-"""An image's layers on their way to docker: which go together, what keeps them, what is damaged."""
+"""An image's layers on their way to docker: which go together, what is damaged or there already."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,10 @@ import pytest
 from node.core.errors import NodeError
 from node.image import load, verbs
 from node.image import receive as image_receive
-from node.transfer import client, spool
+from node.transfer import client, protocol, server, spool
+from tests.unit.node.support import transfers as t
 from tests.unit.node.support.host import change
-from tests.unit.node.support.transfers import HERE, Ends, Once, answer, files, flipped
+from tests.unit.node.support.transfers import HERE, Ends, answer, files
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -61,7 +63,7 @@ def test_what_keeps_layers_has_no_command_and_says_what_it_is() -> None:
 def test_a_layer_whose_byte_flipped_on_the_wire_comes_right(ends: Ends, tmp_path: Path) -> None:
     """The blocks are checked where they come, though nobody takes a sha256 there."""
     made = files(ends.source, a_bin=12 * MIB)
-    spoil = Once(6 * MIB, flipped)
+    spoil = t.Once(6 * MIB, t.flipped)
     path, grown = tmp_path / "layer", []
     with ends.meddled(spoil), ends.offering():
         peer = client.Peer(ends.place(), ends.key, lambda: None)
@@ -200,16 +202,57 @@ def test_a_layer_that_an_image_has_twice_comes_once(
 WANT = {"id": "sha256:" + "1" * 64, "layers": ["sha256:" + "2" * 64]}
 
 
+def image_request(ends: Ends) -> dict[str, Any]:
+    """The request of an image's taker."""
+    return {"change": change(), "from": ends.place(), "key": ends.key,
+            "image": "rigbook/small:1", "want": WANT}  # fmt: skip
+
+
+class AnOperator:
+    """A stand-in for the session that started it: it stays."""
+
+    def gone(self) -> None:
+        """Nobody is gone."""
+
+
+def test_a_giver_that_listens_later_still_hears_that_nothing_is_needed(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both begin at the same time; a giver that heard no word waits 90 s and fails the run."""
+    files(ends.source, a_bin=1)
+    begun: list[subprocess.Popen[str]] = []
+    real = protocol.connect
+    with contextlib.ExitStack() as until:
+
+        def call(*args: Any) -> protocol.Connection:
+            if not begun:
+                begun.append(until.enter_context(ends.offering(deadline_s=20)))
+                t.wait_for(lambda: t.listening(ends.port), 60)
+                raise protocol.WireError("no way to the giver: it does not listen yet")
+            return real(*args)
+
+        monkeypatch.setattr(protocol, "connect", call)
+        monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
+        monkeypatch.setattr(server, "ParentWatch", AnOperator)
+        # stand-ins for docker: the image is there, and the tag is set
+        monkeypatch.setattr(verbs, "store", lambda: "/nosuch")
+        monkeypatch.setattr(load, "is_complete", lambda want: True)
+        monkeypatch.setattr(load, "remove_partial_images", lambda: None)
+        monkeypatch.setattr(verbs, "_tag", lambda body: True)
+        got = verbs.receive(image_request(ends))
+        assert got["changed"]
+        gave = answer(begun[0], 60)
+        assert gave["ok"] and gave["peers"][HERE]["error"] is None, gave
+
+
 def test_two_images_at_once_the_second_is_refused_and_its_giver_is_told(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The giver listens a moment later than the refusal; unheard, it would wait for 90 s."""
     files(ends.source, a_bin=10)
     monkeypatch.setenv("RIGBOOK_STATE", ends.taker.environ()["RIGBOOK_STATE"])
-    request = {"change": change(), "from": ends.place(), "key": ends.key,
-               "image": "rigbook/small:1", "want": WANT}  # fmt: skip
     with spool.TransferLock("image"):
-        taker = ends.start(ends.taker, "image receive", request)
+        taker = ends.start(ends.taker, "image receive", image_request(ends))
         with ends.offering() as giver:
             got, gave = answer(taker), answer(giver)
     assert not got["ok"] and got["code"] == "transfer_runs", got

@@ -62,11 +62,9 @@ def cluster(host: Host) -> Host:
     """A host whose kubectl is the stand-in."""
     host.double("kubectl", KUBECTL)
     box = {"name": "engine", "image": "one", "env": [{"name": NAME, "value": "23000m"}]}
-    document = {
-        "metadata": {"name": "lucebox", "uid": "u-1", "resourceVersion": "7", "generation": 1},
-        "spec": {"replicas": 0, "template": {"spec": {"containers": [box]}}},
-    }
-    (host.bin / "deployment.json").write_text(json.dumps(document))
+    meta = {"name": "lucebox", "uid": "u-1", "resourceVersion": "7", "generation": 1}
+    spec = {"replicas": 0, "template": {"spec": {"containers": [box]}}}
+    (host.bin / "deployment.json").write_text(json.dumps({"metadata": meta, "spec": spec}))
     return host
 
 

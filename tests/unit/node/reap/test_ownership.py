@@ -29,17 +29,10 @@ def stat(pid: int, ppid: int = 1, session: int = 50, comm: str = "x") -> Stat:
 
 
 def judge(
-    monkeypatch: pytest.MonkeyPatch,
-    cgroup: str,
-    *,
-    units: dict[str, str] | None = None,
-    container: Any = None,
-    inside: bool = False,
-    server: bool = False,
-    above: tuple[Stat, ...] = (),
-    ppid: int = 1,
-    uid: int = 0,
-) -> tuple[bool, bool, str]:
+    monkeypatch: pytest.MonkeyPatch, cgroup: str, *, units: dict[str, str] | None = None,
+    container: Any = None, inside: bool = False, server: bool = False,
+    above: tuple[Stat, ...] = (), ppid: int = 1, uid: int = 0,
+) -> tuple[bool, bool, str]:  # fmt: skip
     """The judgement of an engine process with pid 100: orphan, ours and live, why."""
     one = Candidate(stat(100, ppid), "boot", uid, "VLLM::Worker", "/usr/bin/python3", cgroup,
                     "pid:[2]" if inside else "pid:[1]", ("title",), True, server)  # fmt: skip

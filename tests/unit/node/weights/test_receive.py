@@ -21,7 +21,7 @@ from node.transfer import client, protocol, spool
 from node.weights import manifest
 from tests.unit.node.support import transfers as t
 from tests.unit.node.support.host import Host
-from tests.unit.node.support.transfers import HERE, Ends, answer, content, files, wait_for
+from tests.unit.node.support.transfers import HERE, Ends, answer, content, files
 
 MIB = 1 << 20
 
@@ -172,7 +172,6 @@ def test_a_taker_that_is_refused_does_not_leave_the_giver_waiting(
     files(ends.source, a_bin=10)
     monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
     with ends.offering() as offer:
-        wait_for(lambda: offer.poll() is None)
         with spool.TransferLock("weights"):
             got = ends.taker.call("weights receive", ends.receive())
         assert got["code"] == "transfer_runs"
@@ -217,8 +216,7 @@ def test_a_giver_that_always_breaks_off_is_given_up(monkeypatch: pytest.MonkeyPa
 
 def test_what_a_giver_cannot_read_is_said_and_not_asked_for_again(ends: Ends) -> None:
     files(ends.source, a_bin=10)
-    with ends.offering() as offer:
-        wait_for(lambda: offer.poll() is None)
+    with ends.offering():
         peer = client.Peer(ends.place(), ends.key, lambda: None)
         with pytest.raises(NodeError) as caught:
             peer.ask({"size": 7})
