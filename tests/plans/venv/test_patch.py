@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,155 +11,110 @@ import pytest
 
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.patched import make_recipe, make_venv, target
-from tests.plans.support.scenario import HEAD, WORKER, Ran, Runs, Scenario, serving
+from tests.plans.support.scenario import HEAD, WORKER, Ran, Runs, Scenario, data, serving
+from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.unit.builders.mxfp4 import BASE, PATCHED, THREE
 
-PATCH = "deploys/patch.py"
-DOCTOR = "deploys/doctor.py"
-TOOL = {
-    "patch_tools": [
-        {"id": "genesis", "argv": ["{venv}/bin/genesis"], "reason": "SM_120 fixes", "tree": "vllm"}
-    ]
-}
-TEXTS = {
-    "plain": BASE,
-    "done": PATCHED,
-    "doubled": THREE,
-    "strange": "import os\n",
-    "dry": BASE,
-    "dry doubled": THREE,
-    "tool": PATCHED,
-    "refused": BASE,
-    "optional": "import os\n",
-    "doctor done": PATCHED,
-    "doctor doubled": THREE,
-    "doctor strange": "import os\n",
-}
+MADE = tempfile.TemporaryDirectory(prefix="rigbook-patch-")
+STRANGE = "import os\n"
+TOOL = {"id": "genesis", "argv": ["{venv}/bin/genesis"], "reason": "SM_120 fixes", "tree": "vllm"}
+NO_SPACE = {f"{HEAD}:apply file": {"error": "No space left on device", "code": "io"}}
+DRY, DOCTOR = ("patch", "--dry", "--diff"), ("doctor", "-y", *data("json=true"))
 
 
-class World:
-    """The folders of each scenario, and its run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.venvs = {name: self._venv(folder / name.replace(" ", "-"), name) for name in TEXTS}
-        scenarios = {name: self._scenario(name) for name in TEXTS}
-        scenarios["nothing to patch"] = Scenario((PATCH, "-y"), serving)
-        self.runs = Runs(scenarios)
-
-    def _venv(self, folder: Path, name: str) -> Path:
-        folder.mkdir()
-        more: dict[str, Any] = dict(TOOL) if name == "tool" else {}
-        recipes = make_recipe(folder, **more)
-        if name == "optional":
-            text = (recipes / "patched.yaml").read_text()
-            (recipes / "patched.yaml").write_text(
-                text.replace("  count: 2\n", "  count: 2\n  required: false\n")
-            )
-        return make_venv(folder, TEXTS[name])
-
-    def _scenario(self, name: str) -> Scenario:
-        venv = self.venvs[name]
-        dry = name.startswith("dry")
-        data = {"recipe": "patched", "recipes_dir": [str(venv.parent / "recipes")],
-                "venv": str(venv)}  # fmt: skip
-        faults = {}
-        if name == "refused":
-            faults = {f"{HEAD}:apply file": {"error": "No space left on device", "code": "io"}}
-        words = (DOCTOR, "-y", "--data", "json=true") if name.startswith("doctor") else None
-        state = venv.parent / "state"
-        state.mkdir()
-        return Scenario(
-            words or (PATCH, *(("--dry", "--diff") if dry else ("-y",))), serving, data=data,
-            faults=faults, env={"RIGBOOK_STATE": str(state)}, answers=Reply,
-        )  # fmt: skip
+def venv_of(name: str) -> Path:
+    """The venv of a scenario: both stand-in hosts look at it, on this machine."""
+    return Path(MADE.name, name.replace(" ", "-"), "venv")
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    """All runs of this module; both stand-in hosts look at one venv on this machine."""
-    with tempfile.TemporaryDirectory(prefix="rigbook-patch-") as folder:
-        yield World(Path(folder))
+def on(
+    name: str, text: str, words: tuple[str, ...] = ("patch", "-y"), optional: bool = False,
+    recipe: dict[str, Any] | None = None, **more: Any,
+) -> Scenario:  # fmt: skip
+    """A run whose venv has `text` in the file that the recipe patches."""
+    folder = venv_of(name).parent
+    (folder / "state").mkdir(parents=True)
+    recipes = make_recipe(folder, **(recipe or {}))
+    if optional:
+        file = recipes / "patched.yaml"
+        file.write_text(file.read_text().replace("  count: 2\n", "  count: 2\n  required: false\n"))
+    rig = {
+        "recipe": "patched",
+        "recipes_dir": [str(recipes)],
+        "venv": str(make_venv(folder, text)),
+    }
+    deploy, *flags = words
+    env = {"RIGBOOK_STATE": str(folder / "state")}
+    return Scenario((f"deploys/{deploy}.py", *flags), data=rig, env=env, answers=Reply, **more)
 
 
-def ran(world: World, name: str) -> Ran:
-    """A run by its name."""
-    return world.runs[name]
+def both(what: str) -> list[Any]:
+    """It is done on both, then blessed by the proof."""
+    return [{f"lab1 {what}", f"lab2 {what}"}, "lab1 close COMMITTED", "lab2 close COMMITTED"]
 
 
-def test_dry_shows_the_diff_and_writes_nothing(world: World) -> None:
-    dry = ran(world, "dry")
-    assert dry.status == 0 and dry.changing == (), dry.output
-    assert target(world.venvs["dry"]).read_text() == BASE
-    assert f"[{HEAD}] mxfp4-gpu-cache: not applied:" in dry.stderr
-    assert dry.stderr.count("+        torch.cuda.empty_cache()") == 4
-    assert "write " in dry.stderr and "mxfp4-gpu-cache is not applied" in dry.stderr
+APPLIED = done("1 patches in force", "at its next start", steps=both("apply file"))
+TABLE = {
+    # C4 and C15: missing or doubled, the same file comes of it
+    "plain": (on("plain", BASE), APPLIED),
+    "doubled": (on("doubled", THREE), APPLIED),
+    # a second run changes nothing: two looks a host
+    "done": (on("done", PATCHED), quiet(asks=["patch look"] * 2 + ["snapshot"] * 2)),
+    "strange": (on("strange", STRANGE), refused("patch-drifted", "mxfp4-gpu-cache is drifted")),
+    "dry": (on("dry", BASE, DRY), quiet(
+        f"[{HEAD}] mxfp4-gpu-cache: not applied:", "write ", "mxfp4-gpu-cache is not applied")),
+    "dry doubled": (on("dry doubled", THREE, DRY), done(
+        "'empty_cache' stands 3 times, 2 are right")),
+    "tool": (on("tool", PATCHED, recipe={"patch_tools": [TOOL]}), done(
+        "genesis: 23 applied, 36 skipped, 0 failed; 1 files changed", steps=both("patch tool"))),
+    "refused": (on("refused", BASE, faults=NO_SPACE), failed("No space left on device")),
+    # in no known state, and only told
+    "optional": (on("optional", STRANGE, optional=True), quiet("warn patch-drifted")),
+    "nothing to patch": (Scenario(("deploys/patch.py", "-y"), serving), refused(
+        "has no file_patches and no patch_tools")),
+    "doctor done": (on("doctor done", PATCHED, DOCTOR), quiet()),
+    "doctor doubled": (on("doctor doubled", THREE, DOCTOR), failed(steps=[])),
+    "doctor strange": (on("doctor strange", STRANGE, DOCTOR), failed(steps=[])),
+}  # fmt: skip
+test_each_run_ends_as_its_row_says = each_row(TABLE)
 
 
-def test_dry_of_a_doubled_file_shows_what_goes(world: World) -> None:
-    dry = ran(world, "dry doubled")
-    assert "'empty_cache' stands 3 times, 2 are right" in dry.stderr
-    assert dry.stderr.count("-        torch.cuda.empty_cache()") == 2
-    assert target(world.venvs["dry doubled"]).read_text() == THREE
+@pytest.mark.parametrize(
+    ("name", "sign", "text"), [("dry", "+", BASE), ("dry doubled", "-", THREE)]
+)
+def test_dry_shows_the_diff_and_writes_nothing(ran: Runs, name: str, sign: str, text: str) -> None:
+    shown = ran[name].stderr.count(f"{sign}        torch.cuda.empty_cache()")
+    assert shown == (4 if sign == "+" else 2)
+    assert target(venv_of(name)).read_text() == text
 
 
 @pytest.mark.parametrize("name", ["plain", "doubled"])
-def test_the_file_becomes_the_known_good_one(world: World, name: str) -> None:
-    """C4 and C15: missing or doubled, the same file comes of it; the proof closes the change."""
-    run = ran(world, name)
-    assert run.status == 0, run.output
-    assert target(world.venvs[name]).read_text() == PATCHED
-    assert sorted(run.steps[:2]) == ["lab1 apply file", "lab2 apply file"]
-    assert run.steps[2:] == ["lab1 close COMMITTED", "lab2 close COMMITTED"]
-    assert "1 patches in force" in run.stderr and "at its next start" in run.stderr
+def test_the_file_becomes_the_known_good_one(ran: Runs, name: str) -> None:
+    assert ran[name].status == 0 and target(venv_of(name)).read_text() == PATCHED
 
 
-def test_the_step_keeps_owner_and_mode_and_refuses_an_edit_in_between(world: World) -> None:
-    applied = next(c for c in ran(world, "plain").changing if c.verb == "apply")
+def test_a_file_in_no_known_state_stays(ran: Runs) -> None:
+    assert ran["strange"].status and target(venv_of("strange")).read_text() == STRANGE
+
+
+def test_the_step_keeps_owner_and_mode_and_refuses_an_edit_in_between(ran: Runs) -> None:
+    applied = next(c for c in ran["plain"].changing if c.verb == "apply")
     (step,) = applied.request["steps"]
     assert (step["mode"], step["owner"], step["group"]) == ("0644", "root", "root")
     assert len(step["expect_sha256"]) == 64 and step["validate"][-1] == "{tmp}"
 
 
-def test_a_patched_file_is_left_alone(world: World) -> None:
-    """A second run changes nothing: two looks a host, no step."""
-    run = ran(world, "done")
-    assert run.status == 0 and run.changing == (), run.output
-    assert sorted(c.what for c in run.commands) == ["patch look"] * 2 + ["snapshot"] * 2
+def test_a_tool_is_run_in_the_venv(ran: Runs) -> None:
+    sent = next(c for c in ran["tool"].changing if c.verb == "patch tool").request["tool"]
+    assert sent["argv"] == ["{venv}/bin/genesis"] and sent["venv"] == str(venv_of("tool"))
 
 
-def test_a_file_in_no_known_state_is_refused(world: World) -> None:
-    run = ran(world, "strange")
-    run.refused("patch-drifted", "mxfp4-gpu-cache is drifted")
-    assert target(world.venvs["strange"]).read_text() == "import os\n"
-
-
-def test_an_optional_patch_in_no_known_state_is_only_told(world: World) -> None:
-    run = ran(world, "optional")
-    assert run.status == 0 and run.changing == (), run.output
-    assert "warn patch-drifted" in run.stderr
-
-
-def test_a_tool_runs_once_with_its_counts_told(world: World) -> None:
-    run = ran(world, "tool")
-    assert run.status == 0, run.output
-    assert "genesis: 23 applied, 36 skipped, 0 failed; 1 files changed" in run.stderr
-    assert sorted(run.steps[:2]) == ["lab1 patch tool", "lab2 patch tool"]
-    assert run.steps[2:] == ["lab1 close COMMITTED", "lab2 close COMMITTED"]
-    sent = next(c for c in run.changing if c.verb == "patch tool").request["tool"]
-    assert sent["argv"] == ["{venv}/bin/genesis"] and sent["venv"] == str(world.venvs["tool"])
-
-
-def test_a_node_that_cannot_write_stops_the_rig(world: World) -> None:
+def test_a_node_that_cannot_write_stops_the_rig(ran: Runs) -> None:
     """The other one is undone: a rig is one thing."""
-    run = ran(world, "refused")
-    assert run.status == 1 and "No space left on device" in run.stderr
+    run = ran["refused"]
     undone = {step.split()[0] for step in run.steps if step.endswith("undo")}
     asked = {step.split()[0] for step in run.steps if step.endswith("apply file")}
     assert undone == asked and HEAD.removeprefix("@fake/") in undone
-
-
-def test_a_recipe_without_patches_says_so(world: World) -> None:
-    ran(world, "nothing to patch").refused("has no file_patches and no patch_tools")
 
 
 def named(run: Ran) -> list[tuple[str, str, str, str]]:
@@ -170,16 +124,14 @@ def named(run: Ran) -> list[tuple[str, str, str, str]]:
     return [(row["code"], row["severity"], row["node"], row["remedy"]) for row in rows]
 
 
-def test_the_doctor_names_a_doubled_and_a_drifted_patch_with_the_remedy(world: World) -> None:
+def test_the_doctor_names_a_doubled_and_a_drifted_patch_with_the_remedy(ran: Runs) -> None:
     """C15: nobody has to run patch to learn that a file holds it twice."""
-    assert named(ran(world, "doctor done")) == []
-    doubled = named(ran(world, "doctor doubled"))
+    assert named(ran["doctor done"]) == []
+    doubled = named(ran["doctor doubled"])
     assert [row[:3] for row in doubled] == [
         ("patch-doubled", "block", HEAD), ("patch-doubled", "block", WORKER),
     ]  # fmt: skip
     assert doubled[0][3] == "pyinfra tests/plans/support/inventory.py deploys/patch.py --dry --diff"
-    strange = named(ran(world, "doctor strange"))
+    strange = named(ran["doctor strange"])
     assert strange[0][:3] == ("patch-drifted", "block", HEAD)
     assert "bring back the file that the recipe knows" in strange[0][3]
-    for name in ("doctor doubled", "doctor strange"):
-        assert ran(world, name).status == 1 and ran(world, name).changing == ()
