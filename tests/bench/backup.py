@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from lab.core import settings
 from lab.engine import venv
 from tests.bench.page import Part, machine, today
-from tests.bench.report import Row, table
+from tests.bench.report import Row, in_seconds, table
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVEL = 1
@@ -153,37 +152,29 @@ def measured(bench: Bench, rounds: int) -> Figures:
 
 def rows(figures: Figures) -> list[Row]:
     """The table."""
-    backup = _median(figures.backup) / _median(figures.plain_backup)
-    restore = _median(figures.restore) / _median(figures.plain_restore)
+    backup = median(figures.backup) / median(figures.plain_backup)
+    restore = median(figures.restore) / median(figures.plain_restore)
     most = max(figures.memory) / 10**6
     return [
-        Row(f"plain tar into zstd -{LEVEL} -T0, flushed", _seconds(figures.plain_backup)),
-        Row("tree backup", _seconds(figures.backup)),
+        Row(f"plain tar into zstd -{LEVEL} -T0, flushed", in_seconds(figures.plain_backup)),
+        Row("tree backup", in_seconds(figures.backup)),
         Row(
             "backup against plain tar and zstd",
             f"{backup:.2f} times",
             "≤ 1.15",
             backup <= MAX_BACKUP,
         ),
-        Row("plain zstd -d into tar x, flushed", _seconds(figures.plain_restore)),
-        Row("tree restore, with the trade of places", _seconds(figures.restore)),
+        Row("plain zstd -d into tar x, flushed", in_seconds(figures.plain_restore)),
+        Row("tree restore, with the trade of places", in_seconds(figures.restore)),
         Row(
             "restore against plain zstd and tar",
             f"{restore:.2f} times",
             "≤ 1.2",
             restore <= MAX_RESTORE,
         ),
-        Row("tree verify", _seconds(figures.verify)),
+        Row("tree verify", in_seconds(figures.verify)),
         Row("memory, all processes together", f"{most:.0f} MB", "≤ 200 MB", most <= MAX_MB),
     ]
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
-def _seconds(values: Sequence[float]) -> str:
-    return f"{_median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
 
 
 def tree_of_the_lab() -> Path:

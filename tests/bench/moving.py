@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from lab.core.settings import ENGINE_IMAGE, MODEL_PATH
 from tests.bench.measure import timed
 from tests.bench.page import Part, machine, today
-from tests.bench.report import Row, table
+from tests.bench.report import Row, in_seconds, mb_a_second, table
 from tests.system.rehearsal import Lab
 
 KEY = "/root/.ssh/rigbook-bench"
@@ -276,35 +276,35 @@ def measured(moves: Moves, rounds: int, megabytes: int) -> Figures:
 
 def rows(figures: Figures) -> list[Row]:
     """The table."""
-    cold = _median(figures.pipe) / _median(figures.ours)
-    layer = _median(figures.layer_pipe) / _median(figures.layer)
+    cold = median(figures.pipe) / median(figures.ours)
+    layer = median(figures.layer_pipe) / median(figures.layer)
     wire = max(figures.layer_mb)
     bound = min(figures.raw, max(figures.disk))
     most = figures.memory / 10**6
     return [
-        Row("cold, the seed's pipe: docker save, ssh, docker load", _seconds(figures.pipe)),
-        Row("cold, image.py, with the start of the command line", _seconds(figures.ours)),
+        Row("cold, the seed's pipe: docker save, ssh, docker load", in_seconds(figures.pipe)),
+        Row("cold, image.py, with the start of the command line", in_seconds(figures.ours)),
         Row("cold, against the pipe", f"{cold:.2f} times faster",
             f"≥ {TIMES_COLD}", cold >= TIMES_COLD),
-        Row("of image.py: the wire, while docker registers", _seconds(figures.wire_s)),
-        Row("of image.py: all of it on the taking node", _seconds(figures.node_s)),
-        Row("of the pipe: docker save alone", _seconds(figures.save)),
-        Row("of the pipe: ssh alone, as many bytes", _seconds(figures.wire)),
-        Row("of the pipe: docker load alone, from a file", _seconds(figures.load)),
-        Row("one layer of 1 MB on top, the pipe", _seconds(figures.layer_pipe)),
-        Row("one layer of 1 MB on top, image.py", _seconds(figures.layer)),
+        Row("of image.py: the wire, while docker registers", in_seconds(figures.wire_s)),
+        Row("of image.py: all of it on the taking node", in_seconds(figures.node_s)),
+        Row("of the pipe: docker save alone", in_seconds(figures.save)),
+        Row("of the pipe: ssh alone, as many bytes", in_seconds(figures.wire)),
+        Row("of the pipe: docker load alone, from a file", in_seconds(figures.load)),
+        Row("one layer of 1 MB on top, the pipe", in_seconds(figures.layer_pipe)),
+        Row("one layer of 1 MB on top, image.py", in_seconds(figures.layer)),
         Row("one layer, against the pipe", f"{layer:.1f} times faster",
             f"≥ {TIMES_LAYER}", layer >= TIMES_LAYER),
-        Row("one layer: on the taking node", _seconds(figures.layer_node)),
+        Row("one layer: on the taking node", in_seconds(figures.layer_node)),
         Row("one layer: on the wire", f"{wire:.1f} MB", f"≤ {MAX_WIRE} MB", wire <= MAX_WIRE),
-        Row("nothing to do, image.py", _seconds(figures.nothing)),
+        Row("nothing to do, image.py", in_seconds(figures.nothing)),
         Row("nothing to do: remote commands a host", str(figures.commands),
             f"≤ {MAX_COMMANDS}", figures.commands <= MAX_COMMANDS),
-        Row("one plain TCP stream", _rate(figures.raw)),
+        Row("one plain TCP stream", mb_a_second(figures.raw)),
         Row("the taker's disk, written and flushed", 
-            f"{_rate(max(figures.disk))} at best of {len(figures.disk)}"),
-        *_weights("weights, hashes known", _median(figures.known), bound),
-        *_weights("weights, hashes known to nobody", _median(figures.weights), bound),
+            f"{mb_a_second(max(figures.disk))} at best of {len(figures.disk)}"),
+        *_weights("weights, hashes known", median(figures.known), bound),
+        *_weights("weights, hashes known to nobody", median(figures.weights), bound),
         Row("memory of node on a host, cold move", f"{most:.0f} MB",
             f"≤ {MAX_MB} MB", most <= MAX_MB),
     ]  # fmt: skip
@@ -313,7 +313,7 @@ def rows(figures: Figures) -> list[Row]:
 def _weights(name: str, rate: float, bound: float) -> list[Row]:
     share = rate / bound
     return [
-        Row(f"{name}, four files", _rate(rate)),
+        Row(f"{name}, four files", mb_a_second(rate)),
         Row(f"{name}: against the lower of the two", f"{100 * share:.0f} %",
             f"≥ {100 * SHARE:.0f} %", share >= SHARE),
     ]  # fmt: skip
@@ -346,15 +346,3 @@ Run again on a lab with its engine: `python -m tests.bench moving`.
 - memory: all of node's processes on the worse host, five times a second.
 """
     return Part("Image and weights over the fabric", text, listed)
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
-def _seconds(values: Sequence[float]) -> str:
-    return f"{_median(values):.1f} s ({min(values):.1f} to {max(values):.1f})"
-
-
-def _rate(value: float) -> str:
-    return f"{value / 1e6:.0f} MB/s"

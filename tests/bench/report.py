@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 MB = 10**6
 # restarts take minutes; their rounds are fewer
@@ -44,35 +44,35 @@ class Row:
 
 def rows(figures: Figures) -> list[Row]:
     """The table: medians of the rounds; the commands a node are the most of any round."""
-    serve, ansible = _median(figures.serve), _median(figures.ansible)
-    parts = [_median(figures.cli_start), _median(figures.connect), _median(figures.snapshot)]
-    whole = serve / (sum(parts) + _median(figures.completion))
+    serve, ansible = median(figures.serve), median(figures.ansible)
+    parts = [median(figures.cli_start), median(figures.connect), median(figures.snapshot)]
+    whole = serve / (sum(parts) + median(figures.completion))
     commands = max(figures.commands)
     faster, times = ansible / serve, serve / sum(parts)
-    overhead = _median(figures.restart) - _median(figures.by_hand)
-    seconds, size = _median(figures.host_seconds), max(figures.host_bytes) / MB
+    overhead = median(figures.restart) - median(figures.by_hand)
+    seconds, size = median(figures.host_seconds), max(figures.host_bytes) / MB
     return [
-        Row("serve that changes nothing, wall", _seconds(figures.serve)),
+        Row("serve that changes nothing, wall", in_seconds(figures.serve)),
         Row("serve: remote commands a host", str(commands), "≤ 3", commands <= 3),
-        Row("Ansible, the same twenty checks, wall", _seconds(figures.ansible)),
+        Row("Ansible, the same twenty checks, wall", in_seconds(figures.ansible)),
         Row("serve against Ansible", f"{faster:.1f} times faster", "≥ 8", faster >= 8),
-        Row("Ansible without fact gathering, wall", _seconds(figures.tuned)),
-        Row("serve against that", f"{_median(figures.tuned) / serve:.1f} times faster"),
-        Row("pyinfra's CLI start (A)", _seconds(figures.cli_start)),
-        Row("a new ssh connection to each host (B)", _seconds(figures.connect)),
-        Row("one snapshot of each host, connection open (C)", _seconds(figures.snapshot)),
+        Row("Ansible without fact gathering, wall", in_seconds(figures.tuned)),
+        Row("serve against that", f"{median(figures.tuned) / serve:.1f} times faster"),
+        Row("pyinfra's CLI start (A)", in_seconds(figures.cli_start)),
+        Row("a new ssh connection to each host (B)", in_seconds(figures.connect)),
+        Row("one snapshot of each host, connection open (C)", in_seconds(figures.snapshot)),
         Row("serve against A + B + C", f"{times:.2f} times", "≤ 1.3", times <= 1.3),
         Row("serve against A + B + C + the completion", f"{whole:.2f} times"),
-        Row("one script with the checks over ssh, wall", _seconds(figures.script)),
-        Row("the completion alone (in serve, Ansible and script)", _seconds(figures.completion)),
-        Row("node snapshot on a host, wall", _seconds(figures.host_seconds),
+        Row("one script with the checks over ssh, wall", in_seconds(figures.script)),
+        Row("the completion alone (in serve, Ansible and script)", in_seconds(figures.completion)),
+        Row("node snapshot on a host, wall", in_seconds(figures.host_seconds),
             "≤ 0.5 s", seconds <= 0.5),
         Row("node snapshot on a host, largest process", f"{size:.0f} MB", "≤ 60 MB", size <= 60),
-        Row("doctor on a rig that serves, wall", _seconds(figures.doctor),
-            "≤ 3 s", _median(figures.doctor) <= 3),
-        Row("restart, until a real answer, wall", _seconds(figures.restart)),
+        Row("doctor on a rig that serves, wall", in_seconds(figures.doctor),
+            "≤ 3 s", median(figures.doctor) <= 3),
+        Row("restart, until a real answer, wall", in_seconds(figures.restart)),
         Row("the same by hand: systemctl stop and start, until an answer",
-            _seconds(figures.by_hand)),
+            in_seconds(figures.by_hand)),
         Row("restart's own part", f"{overhead:.1f} s", "≤ 10 s", overhead <= 10),
     ]  # fmt: skip
 
@@ -115,9 +115,11 @@ compete; on a real rig B and C do not cost the operator's processor.
 """
 
 
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+def in_seconds(values: Sequence[float]) -> str:
+    """The median in seconds, with the lowest and the highest of the rounds."""
+    return f"{median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
 
 
-def _seconds(values: Sequence[float]) -> str:
-    return f"{_median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
+def mb_a_second(value: float) -> str:
+    """Bytes a second as MB/s."""
+    return f"{value / 1e6:.0f} MB/s"
