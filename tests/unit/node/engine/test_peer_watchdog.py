@@ -33,6 +33,10 @@ CASES: dict[str, list[Step]] = {
     "a gap that was forgiven does not count in the next one": [
         JOINED, ((), 2, None), ((OLD,), 1, None), ((), 1, None), {"later": 120}, ((), 1, None),
     ],
+    "a gap that was forgiven does not lengthen the next one": [
+        JOINED, ((), 2, None), ((OLD,), 1, None), ((), 1, None),
+        *[{"later": 1 - STEP_S}, ((), 1, None)] * 2,
+    ],
     # a host that was suspended runs its late timers in a burst
     "looks at once are one look": [
         JOINED, *[{"later": 1 - STEP_S}, ((), 1, None)] * 5, {"later": 15}, ((), 1, GONE),
