@@ -51,7 +51,7 @@ def as_it_lies(top: Path) -> Disk:
                        for name in os.listxattr(path, follow_symlinks=False)}  # fmt: skip
         inodes[number] = made
         if made.kind == "link":
-            made.target = os.readlink(path)
+            made.target = str(path.readlink())
         elif made.kind == "file":
             made.data = path.read_bytes()
         else:
@@ -113,13 +113,18 @@ class Recording:
         elif name in ("sync", "syncfs"):
             self._do(Sync(None, "all"))
         elif name in ("open", "openat", "creat"):
-            self._open(args[-3:] if name == "openat" and len(args) > 3 else args[-2:],
-                       str(result), opened or "")
+            self._open(
+                args[-3:] if name == "openat" and len(args) > 3 else args[-2:],
+                str(result),
+                opened or "",
+            )
         elif name in ("fallocate", "copy_file_range", "sendfile"):
             if self._under(args[1 if name == "sendfile" else 0]):
                 raise ValueError(f"{name} is not in the model")
-        elif args and _FD.match(args[0]) and (
-            name in _ON_FD and not (name == "utimensat" and _is_path(args[1:2]))
+        elif (
+            args
+            and _FD.match(args[0])
+            and (name in _ON_FD and not (name == "utimensat" and _is_path(args[1:2])))
         ):
             number = self._number(args[0])
             if number is not None:
@@ -206,10 +211,7 @@ class Recording:
 
     def _do(self, done: Operation) -> None:
         self.now.apply(done)
-        if isinstance(done, Entries):
-            touched = {row[0] for row in done.changes}
-        else:
-            touched = {done.inode}
+        touched = {row[0] for row in done.changes} if isinstance(done, Entries) else {done.inode}
         if touched <= self._foreign:
             self.kept.add(len(self.run))
         self.run.append(done)
@@ -315,11 +317,10 @@ def _named(args: list[str]) -> tuple[list[str], list[str]]:
         if match and match[2] is not None:
             folder = _plain(match[2])
             paths.append(folder)  # a descriptor that stands alone is a path itself
-        elif word.startswith('"') and "\\x" in word or word == '""':
-            path = _plain(word)
+        elif (word.startswith('"') and "\\x" in word) or word == '""':
             if folder is not None:
                 paths.pop()
-            paths.append(os.path.join(folder or "", path) if path else folder or "")
+            paths.append(str(Path(folder or "", _plain(word))))
             folder = None
         else:
             rest.append(word)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 from node.backup.listing import list_all
 from node.backup.verify import verify
 from node.venv import versions
-from tests.unit.node.crash.cases import Lied, Lost, Run, journal, undone
+from tests.unit.node.crash.cases import Lied, Lost, Run, undone
 from tests.unit.node.crash.test_power_cuts import holds
 from tests.unit.node.support import trees
 from tests.unit.node.support.host import Host, change
 from tests.unit.node.support.table_lines import Show
 from tests.unit.node.support.trees import Engine, picture
+
+OLD, NEW = "0.27.0", "0.28.0"
 
 
 def small(engine: Engine) -> None:
@@ -45,8 +48,10 @@ def test_a_backup(engine: Engine, show: Show) -> None:
             raise Lied("it answered, and there is no backup")
         return "whole" if found else "none"
 
-    holds(Run(engine.host, "tree backup", {"tree": str(engine.tree)},
-              lambda: shutil.rmtree(engine.host.state, ignore_errors=True), check), show)  # fmt: skip
+    def reset() -> None:
+        shutil.rmtree(engine.host.state, ignore_errors=True)
+
+    holds(Run(engine.host, "tree backup", {"tree": str(engine.tree)}, reset, check), show)
 
 
 def edit(engine: Engine, text: str) -> None:
@@ -86,14 +91,27 @@ def test_a_restore(engine: Engine, show: Show) -> None:
     holds(Run(engine.host, "tree restore", request, reset, check), show)
 
 
-def test_an_upgrade(host: Host, venv: Path, show: Show) -> None:
-    """A version installed beside, by pip: what its answer names runs after the cut."""
-    rig = trees.versions(host, venv, "0.27.0")
-    wheel = trees.wheel(rig.wheels, "0.28.0")
-    new = rig.tree.with_name("venvs") / "0.28.0"
+def test_an_installed_version(host: Host, venv: Path, show: Show) -> None:
+    """What `venv install` calls there runs after the cut; the next install mends the rest."""
+    rig = trees.versions(host, venv, OLD)
+    (host.root / "wheels").mkdir()
+    trees.wheel(host.root / "wheels", NEW)
+    folder = rig.tree.with_name("venvs") / NEW
+    asked = {"venv": str(rig.tree), "package": "vllm", "version": NEW}
+    args = ["--no-index", f"--find-links={host.root / 'wheels'}"]
 
     def reset() -> None:
         shutil.rmtree(host.state, ignore_errors=True)
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
-    print(wheel, journal, versions)
+    def says() -> str:
+        done = subprocess.run([folder / "bin" / "vllm"], capture_output=True, text=True)
+        return done.stdout.strip() or done.stderr[-200:]
+
+    def check(answered: bool) -> str:
+        is_there = versions.inspect_versions(asked)["found"] is not None
+        if (is_there or answered) and says() != f"stand-in vllm {NEW}":
+            raise Lied(f"installed, answered: {is_there}, {answered}, but: {says()}")
+        return "there" if is_there else "not there"
+
+    holds(Run(host, "venv install", {**asked, "pip_args": args}, reset, check), show)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from node.change.apply import apply
-from node.change.close import close
 from tests.unit.node.change.test_killed_anywhere import Steps, files, lies, trees
 from tests.unit.node.crash.cases import Lied, Lost, Run, cut, journal, undone
 from tests.unit.node.crash.disk import Sync
-from tests.unit.node.support.host import Host, apply_request
+from tests.unit.node.support.host import Host, apply_request, file_step, unit_step
+from tests.unit.node.support.libs import library
 from tests.unit.node.support.table_lines import Show
+from tests.unit.node.vgpu.test_look import swap_step
 
 Make = Callable[[Host], Steps]
 
@@ -89,6 +89,68 @@ def a_close(steps: Steps) -> Run:
 
     request = {"change": "change-1", "status": "COMMITTED"}
     return Run(steps.host, "close", request, steps.applied, check)
+
+
+def units(host: Host) -> dict[str, str]:
+    """What systemctl's stand-in keeps of the unit."""
+    return {path.name: path.read_text() for path in (host.bin / "units").glob("engine.service.*")
+            if path.suffix in (".active", ".enabled")}  # fmt: skip
+
+
+def test_a_unit_with_its_file(host: Host, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd keeps its own state; the file and the journal may lose theirs."""
+    states = host.systemctl()
+    monkeypatch.setenv("PATH", host.environ()["PATH"])
+    path = host.root / "engine.service"
+
+    def reset() -> None:
+        shutil.rmtree(host.state, ignore_errors=True)
+        path.write_text("old")
+        (states / "engine.service.active").write_text("inactive\n")
+        (states / "engine.service.enabled").write_text("disabled\n")
+
+    def seen() -> object:
+        return path.read_text(), units(host)
+
+    steps = [file_step(path, "new"), unit_step("start", enabled=True)]
+    reset()
+    old = seen()
+
+    def check(answered: bool) -> str:
+        text, unit = path.read_text(), units(host)
+        if text not in ("old", "new"):
+            raise Lost(f"the unit's file is {text!r}")
+        is_up = unit["engine.service.active"] == "active\n"
+        if text != "new" and (is_up or answered):
+            raise Lied(f"the unit is up: {is_up}, answered: {answered}, and its file is old")
+        return undone(old, seen)
+
+    holds(Run(host, "apply", apply_request(*steps), reset, check), show, "apply of a unit")
+
+
+def test_a_swap_of_a_library(host: Host, tmp_path: Path, show: Show) -> None:
+    """As libvgpu.py swaps it: the former one is kept by name, and in the journal."""
+    for name, size in (("original.so", 30_000), ("ours.so", 20_000)):
+        library(tmp_path / name, size, size)
+    path = host.root / "libvgpu.so"
+
+    def reset() -> None:
+        shutil.rmtree(host.state, ignore_errors=True)
+        for there in host.root.glob("libvgpu*"):
+            there.unlink()
+        shutil.copy(tmp_path / "original.so", path)
+
+    reset()
+    old, new = path.read_bytes(), (tmp_path / "ours.so").read_bytes()
+    step = swap_step(path, tmp_path / "ours.so")
+
+    def check(answered: bool) -> str:
+        now = path.read_bytes()
+        if now not in (old, new) or (answered and now != new):
+            raise Lost(f"the library has {len(now)} bytes; answered: {answered}")
+        return undone(old, path.read_bytes)
+
+    holds(Run(host, "apply", apply_request(step), reset, check), show, "swap of a library")
 
 
 RUNS: dict[str, tuple[Callable[[Steps], Run], Make]] = {
