@@ -70,6 +70,7 @@ def _everywhere(*paths: str) -> tuple[str, ...]:
 FAULTS = (
     "tests/unit/node/backup/test_killed_anywhere.py",
     "tests/unit/node/venv/test_upgrade_faults.py",
+    "tests/unit/node/crash",
 )
 
 TIERS = {

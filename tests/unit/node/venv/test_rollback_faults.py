@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from node.backup import create
 from node.core.errors import NodeError
-from tests.unit.node.support import strace, trees
+from tests.unit.node.support import trees
 from tests.unit.node.support.host import Host, apply_request, change, unit_step
 from tests.unit.node.support.trees import Engine
 
@@ -97,32 +96,6 @@ def test_no_inodes_is_said_before_anything_is_written(few_entries: Path) -> None
         create.check_room(str(few_entries), 1 << 20, 1000)
     assert caught.value.code == "no_room"
     assert list(few_entries.iterdir()) == []
-
-
-def test_a_power_cut_finds_old_or_new_because_of_the_order_of_flushes(
-    engine: Engine, tmp_path: Path
-) -> None:
-    """Faults 4 and 5: what is renamed into place was flushed before, and its folder is after.
-
-    A power cut loses what was not flushed; the order is what can be looked at without one.
-    """
-    log = tmp_path / "log"
-    options = ["-y", "-e", "trace=fsync,fdatasync,rename,renameat,renameat2"]
-    asked = json.dumps({"tree": str(engine.tree)})
-    strace.traced(engine.host, "tree backup", asked, options, log)
-    calls = [line.partition(" ")[2].strip() for line in log.read_text().splitlines()]
-    own = [line for line in calls if str(engine.backups) in line]
-
-    def first(pattern: str) -> int:
-        return next(n for n, line in enumerate(own) if re.search(pattern, line))
-
-    payload = first(r"^fsync\(\d+<.*payload\.tar\.zst>")
-    members = first(r"^fsync\(\d+<.*members\.jsonl>")
-    manifest = first(r"^rename\w*\(.*manifest\.json")
-    whole = first(r'^rename\(".*\.partial", ')
-    assert max(payload, members) < manifest < whole, own
-    assert any(re.match(r"^fsync\(\d+<[^>]*/backups>", line) for line in own[whole + 1 :]), own
-    assert any(".partial>" in line and line.startswith("fsync") for line in own[manifest:whole])
 
 
 def test_a_folder_that_others_may_swap_is_not_used(host: Host, venv: Path) -> None:

@@ -1,0 +1,53 @@
+"""A disk of the model laid out as real files, for the program to find after the power cut."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from tests.unit.node.crash.disk import Disk
+
+# how the journal and the notes beside it name an inode
+_NUMBER = re.compile(rb'("ino": )(\d+)')
+
+
+def rebuild(disk: Disk, top: Path, real: dict[int, int]) -> None:
+    """Lay a disk out under `top`, whose files go.
+
+    A real disk keeps its inode numbers over a power cut, and the journal names trees by them; here
+    they are new, so they are written anew in the journal. `real` gives an inode's number in the
+    recorded run by its number in the model.
+    """
+    for path in top.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    places: dict[int, Path] = {}
+    now: dict[bytes, bytes] = {}
+    for name, inode in disk.reachable():
+        path = top / name
+        first = places.setdefault(inode.number, path)
+        if first is not path and inode.kind == "file":
+            os.link(first, path)
+            continue
+        if inode.kind == "link":
+            path.symlink_to(inode.target)
+        elif inode.kind == "folder":
+            path.mkdir(exist_ok=True)
+        else:
+            path.write_bytes(inode.data)
+        os.chown(path, inode.uid, inode.gid, follow_symlinks=False)
+        if inode.kind != "link":
+            path.chmod(inode.mode)
+        for key, value in inode.xattrs.items():
+            os.setxattr(path, key, value, follow_symlinks=False)
+        was = real.get(inode.number, inode.number)
+        now[str(was).encode()] = str(path.lstat().st_ino).encode()
+    for name, inode in disk.reachable():
+        if inode.kind == "file" and b'"ino": ' in inode.data:
+            told = _NUMBER.sub(lambda m: m[1] + now.get(m[2], b"1"), inode.data)
+            (top / name).write_bytes(told)
+    for name, inode in disk.reachable():
+        if inode.mtime_ns is not None:
+            times = (inode.mtime_ns, inode.mtime_ns)
+            os.utime(top / name, ns=times, follow_symlinks=False)
