@@ -11,6 +11,7 @@ from node.core import systemctl, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.step_kind import UNIT, Seen, Steps
 from node.core.step_state import UNDONE, UNKNOWN
+from node.files import ballast
 from node.files.host_lock import Lock
 
 SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")
@@ -166,7 +167,7 @@ def undo(request: Json, around: Around | None = None) -> Json:
     start_units = validate.boolean(body.get("start_units", True), "start_units")
     wanted = body.get("change")
     reason = validate.text(body.get("reason") or "undone", "reason", 2000)
-    with Lock("undo"):
+    with Lock("undo"), ballast.Room():
         journal.sweep()
         if wanted is None:
             changes, broken = journal.read_all()

@@ -73,6 +73,8 @@ UNIT: dict[str, str] = {
     "container remove": "node.engine.prelaunch:remove_container",
 }
 ALL: dict[str, str] = {**READING, **CHANGING, **CONSOLE, **UNIT}
+# what goes back or makes room: run from memory where the program cannot be installed (a full disk)
+FROM_MEMORY = ("undo", "close", "journal", "tree prune", "venv prune")
 # `rignode VERB --dry` at the console asks for {"dry": true}
 WITH_DRY = ("reap", "shm", "caches")
 
