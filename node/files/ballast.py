@@ -33,7 +33,7 @@ def _lacks(room: int) -> bool:
     """Gives whether the disk of the state folder has less than `room` bytes, or too few inodes."""
     disk = os.statvfs(state_dir.root())
     # a file system that counts no inodes (btrfs) says 0 of 0
-    return disk.f_bavail * disk.f_frsize < room or 0 < disk.f_files and disk.f_favail < FILES
+    return disk.f_bavail * disk.f_frsize < room or (disk.f_files > 0 and disk.f_favail < FILES)
 
 
 def keep() -> None:
