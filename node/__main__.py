@@ -8,8 +8,8 @@ import os
 import sys
 
 from node.cli import request, verb_table
-from node.core import signals
-from node.core.errors import Json, NodeError, io_reason
+from node.core import signals, version
+from node.core.errors import Json, NodeError, OtherProgram, io_reason
 
 # imports of a single verb stand in its function: a snapshot sends and compiles no others
 
@@ -58,6 +58,10 @@ def main(argv: list[str]) -> int:
         answer = dispatch(argv)
         code = 0
     except NodeError as error:
+        if isinstance(error, OtherProgram) and argv[0] in verb_table.HANDED_OVER:
+            kept = error.program
+            if kept and kept != version.own_path() and os.path.isfile(kept):
+                request.hand_over(kept, argv)
         if error.remedy == request.USAGE:
             error.remedy += f", one of: {', '.join(verb_table.ALL)}"
         if error.spoken:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from node.change import journal, kinds
+from node.core import version
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.step_kind import Steps
 from node.core.step_state import INTENT
@@ -100,6 +101,7 @@ def _open_or_resume(wanted: Json) -> Json:
     if found["status"] != "OPEN":
         raise NodeError(f"change {found['id']} is {found['status']} already", "change_closed")
     kinds.require_known(found)
+    found["program"] = version.own_path()
     if kinds.recover(found["steps"]):
         journal.save(found)
     return found

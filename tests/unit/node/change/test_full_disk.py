@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tests.unit.node.support.host import NEW, OLD, Host, apply_request, change, 
 
 BALLAST = 4 << 20
 BIG = "o" * 900_000
+OTHER = "0123456789ab"
 
 
 @pytest.fixture
@@ -51,29 +54,23 @@ def fill_inodes(disk: Path) -> None:
     assert os.statvfs(disk).f_favail == 0
 
 
-def send(host: Host, disk: Path, verb: str, request: dict[str, object]) -> dict[str, object]:
-    """A verb as rollback sends it: the program is installed first, on that disk."""
-    call = pack.install_call(verb, request, str(disk / "lib"), str(disk / "rignode"))
-    done = host.run(["sh", "-c", call.line], call.stdin)
+def send(
+    host: Host, disk: Path, verb: str, request: dict[str, object], version: str | None = None
+) -> dict[str, object]:
+    """A verb as rollback sends it: the program is installed first, on that disk.
+
+    `version`: as from a checkout of that version, which the host has not.
+    """
+    line, stdin = pack.install_call(verb, request, str(disk / "lib"), str(disk / "rignode"))
+    if version:
+        word, _, program = stdin.partition(":")
+        header = json.loads(zlib.decompress(base64.b64decode(word)))
+        header[4] = f"rignode-{version}.pyz"
+        stdin = f"{pack._word(header)}:{program}"
+    done = host.run(["sh", "-c", line], stdin)
     assert done.stderr == "", done.stderr
     answer: dict[str, object] = json.loads(done.stdout)
     return answer
-
-
-@contextlib.contextmanager
-def newer_checkout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The operator's program is another one than that of the host."""
-    cached = (pack.version, pack.zipapp_bytes, pack._zipapp_word)
-    changed = {**pack.whole(), "node/core/newer.py": b"# newer\n"}
-    with monkeypatch.context() as patch:
-        patch.setattr(pack, "whole", lambda: changed)
-        for one in cached:
-            one.cache_clear()
-        try:
-            yield
-        finally:
-            for one in cached:
-                one.cache_clear()
 
 
 def test_the_lock_is_taken_on_a_full_disk(host: Host, disk: Path) -> None:
@@ -132,32 +129,27 @@ def test_a_change_is_closed_on_a_full_disk(host: Host, disk: Path) -> None:
     assert host.call("close", request)["ok"] is True
 
 
-def test_rollback_from_another_checkout_on_a_full_disk(
-    host: Host, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollback_from_another_checkout_on_a_full_disk(host: Host, disk: Path) -> None:
     """As rollback.py does it: `journal`, `undo`, each sent with a program that finds no room."""
     path = disk / "file.conf"
     path.write_text(BIG)
     assert send(host, disk, "apply", apply_request(file_step(path)))["ok"] is True
     fill(disk)
     installed = sorted(one.name for one in (disk / "lib").iterdir())
-    with newer_checkout(monkeypatch):
-        assert send(host, disk, "journal", {"change": "change-1"})["ok"] is True
-        answer = send(host, disk, "undo", {"change": "change-1"})
-        assert answer["ok"] and answer["status"] == "ROLLED_BACK", answer
-        assert path.read_text() == BIG
-        # what changes the host needs its program there: a change without one has no way back
-        fill(disk)
-        refused = send(host, disk, "apply", {"change": change("change-2"), "steps": []})
+    assert send(host, disk, "journal", {"change": "change-1"}, OTHER)["ok"] is True
+    answer = send(host, disk, "undo", {"change": "change-1"}, OTHER)
+    assert answer["ok"] and answer["status"] == "ROLLED_BACK", answer
+    assert path.read_text() == BIG
+    # what changes the host needs its program there: a change without one has no way back
+    fill(disk)
+    refused = send(host, disk, "apply", {"change": change("change-2"), "steps": []}, OTHER)
     assert refused["code"] == "install" and "No space left" in str(refused["error"]), refused
     assert "df -h" in str(refused["remedy"])
     assert sorted(one.name for one in (disk / "lib").iterdir()) == installed
     assert NEW not in path.read_text()
 
 
-def test_rollback_where_the_program_cannot_be_written(
-    host: Host, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollback_where_the_program_cannot_be_written(host: Host, disk: Path) -> None:
     """/usr went read-only, the state is elsewhere."""
     usr = disk / "usr"
     usr.mkdir()
@@ -166,8 +158,7 @@ def test_rollback_where_the_program_cannot_be_written(
     subprocess.run(["mount", "--bind", str(usr), str(usr)], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", str(usr)], check=True)
     try:
-        with newer_checkout(monkeypatch):
-            answer = send(host, usr, "undo", {})
+        answer = send(host, usr, "undo", {}, OTHER)
     finally:
         subprocess.run(["umount", str(usr)], check=True)
     assert answer["ok"] and answer["status"] == "ROLLED_BACK" and path.read_text() == OLD
