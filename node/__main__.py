@@ -38,7 +38,7 @@ def dispatch(argv: list[str]) -> Json | None:
     if verb in verb_table.WITH_DRY and words == ["--dry"]:
         words = ['{"dry": true}']
     # a person at the console types these with few words or none
-    console = verb.startswith("tree ")
+    console = verb.startswith("tree ") or verb == "prune"
     return {"ok": True, **verb_table.run(verb, request.read(words, console=console))}
 
 

@@ -136,10 +136,10 @@ def test_a_change_of_a_former_version_names_no_program_and_is_undone(host: Host)
 
 def test_a_program_from_memory_knows_its_version(host: Host, tmp_path: Path) -> None:
     code = (
-        "import os,sys;f=os.memfd_create('rignode-%s.pyz',0);"
-        "os.write(f,open(sys.argv[1],'rb').read());sys.path.insert(0,'/proc/self/fd/%%d'%%f);"
+        f"import os,sys;f=os.memfd_create('rignode-{NEWER}.pyz',0);"
+        "os.write(f,open(sys.argv[1],'rb').read());sys.path.insert(0,'/proc/self/fd/%d'%f);"
         "from node.core import version;print(version.own_path())"
-    ) % NEWER
+    )
     done = host.run([host.python, "-I", "-c", code, str(host.pyz)])
     assert done.stdout.strip() == f"{version.LIBRARY}/rignode-{NEWER}.pyz", done
     assert version.own_path() is None, "a checkout is no program of a host"
