@@ -167,7 +167,7 @@ def undo(request: Json, around: Around | None = None) -> Json:
     start_units = validate.boolean(body.get("start_units", True), "start_units")
     wanted = body.get("change")
     reason = validate.text(body.get("reason") or "undone", "reason", 2000)
-    with Lock("undo"), ballast.Room():
+    with Lock("undo"):
         journal.sweep()
         if wanted is None:
             changes, broken = journal.read_all()
@@ -181,7 +181,8 @@ def undo(request: Json, around: Around | None = None) -> Json:
         if change["status"] == "ROLLED_BACK":
             return _nothing(change, "undone already")
         kinds.require_known(change)
-        return _undo(_Undo(change, start_units, around or Around()), overwrite, reason)
+        with ballast.Room():
+            return _undo(_Undo(change, start_units, around or Around()), overwrite, reason)
 
 
 def _nothing(change: Json | None, detail: str) -> Json:

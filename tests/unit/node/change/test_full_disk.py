@@ -75,8 +75,11 @@ def send(
 
 def test_the_lock_is_taken_on_a_full_disk(host: Host, disk: Path) -> None:
     assert host.call("undo")["detail"] == "nothing to undo"
+    host.call("apply", apply_request(file_step(host.file())))
+    assert host.call("undo")["status"] == "ROLLED_BACK"
     fill(disk)
     assert host.call("undo")["detail"] == "nothing to undo"
+    assert len(list((disk / "state" / "ballast").iterdir())) == 8, "it goes at need"
 
 
 @pytest.mark.parametrize("filled", [fill, fill_inodes])
