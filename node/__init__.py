@@ -1,6 +1,7 @@
 """The program on a host: standard library only, Python 3.10 to 3.13 (docs/reference/node.md).
 
     cli/                       command line, verb table, console, progress            (top)
+    growth/                    what is kept, and the rule by which it goes
     backup/ venv/ patch/       verbs that open a change, by capability
     image/ weights/ engine/
     reap/ kube/ vgpu/ watch/

@@ -8,8 +8,8 @@ import os
 import sys
 
 from node.cli import request, verb_table
-from node.core import signals
-from node.core.errors import Json, NodeError, io_reason
+from node.core import signals, version
+from node.core.errors import Json, NodeError, OtherProgram, io_reason
 
 # imports of a single verb stand in its function: a snapshot sends and compiles no others
 
@@ -38,7 +38,7 @@ def dispatch(argv: list[str]) -> Json | None:
     if verb in verb_table.WITH_DRY and words == ["--dry"]:
         words = ['{"dry": true}']
     # a person at the console types these with few words or none
-    console = verb.startswith("tree ")
+    console = verb.startswith("tree ") or verb == "prune"
     return {"ok": True, **verb_table.run(verb, request.read(words, console=console))}
 
 
@@ -58,6 +58,10 @@ def main(argv: list[str]) -> int:
         answer = dispatch(argv)
         code = 0
     except NodeError as error:
+        if isinstance(error, OtherProgram) and argv[0] in verb_table.HANDED_OVER:
+            kept = error.program
+            if kept and kept != version.own_path() and os.path.isfile(kept):
+                request.hand_over(kept, argv)
         if error.remedy == request.USAGE:
             error.remedy += f", one of: {', '.join(verb_table.ALL)}"
         if error.spoken:

@@ -56,11 +56,12 @@ from node.__main__ import main
 sys.exit(main(A))
 """
 # Reads two base64 words of zlib: what is asked, as JSON, and the zipapp. The request
-# becomes the verb's own stdin, from memory.
+# becomes the verb's own stdin, from memory; so does the program where it cannot be written
+# (no room, read-only) and the verb may go without (M).
 _INSTALL = """\
-import sys,base64,zlib,json,os
+import sys,base64,zlib,json,os,errno
 H,Z=(zlib.decompress(base64.b64decode(w)) for w in sys.stdin.read().split(":"))
-A,R,D,L,N=json.loads(H)
+A,R,D,L,N,M=json.loads(H)
 P=os.path.join(D,N)
 def sync(d):
  f=os.open(d,os.O_RDONLY);os.fsync(f);os.close(f)
@@ -86,9 +87,15 @@ try:
   t=L+".%d.tmp"%os.getpid()
   os.symlink(P,t);os.rename(t,L);sync(os.path.dirname(L))
 except OSError as e:
- w="cannot install rignode: %s: %s"%(e.filename,e.strerror)
- print(json.dumps({"ok":False,"error":w,"code":"install","remedy":"run as root"}))
- sys.exit(1)
+ room=e.errno in(errno.ENOSPC,errno.EDQUOT,errno.EROFS)
+ if not(M and room):
+  w="cannot install rignode: %s: %s"%(e.filename or D,e.strerror)
+  y="df -h %s; df -i %s; make room, then run it again"%(D,D)if room else"run as root"
+  print(json.dumps({"ok":False,"error":w,"code":"install","remedy":y}))
+  sys.exit(1)
+ f=os.memfd_create(N,0)
+ with os.fdopen(f,"wb",closefd=False) as h:h.write(Z)
+ P="/proc/self/fd/%d"%f
 m=os.memfd_create("request",0)
 os.write(m,R.encode());os.lseek(m,0,0);os.dup2(m,0)
 os.execv(sys.executable,[sys.executable,"-I","-B",P]+A)
@@ -239,13 +246,15 @@ def stdin_call(verb: str, request: dict[str, object]) -> Call:
 def install_call(
     verb: str, request: dict[str, object], library: str = LIBRARY, link: str = LINK
 ) -> Call:
-    """Gives what installs the zipapp when it is not there, then runs a verb of it.
+    """Gives what installs the zipapp when it is not there, then runs a verb of it; what goes back
+    or makes room (verb_table.FROM_MEMORY) runs without, where there is no room for it.
 
     Program and request go through stdin: no limit of length, and no request in a command line,
     which every user of the host can read.
     """
     name = f"rignode-{version()}.pyz"
-    header = [_words(verb), json.dumps(request), library, link, name]
+    in_memory = verb in verb_table.FROM_MEMORY
+    header = [_words(verb), json.dumps(request), library, link, name, in_memory]
     line = f"python3 -I -B -c {_quoted(_INSTALL)}"
     return Call(line, f"{_word(header)}:{_zipapp_word()}")
 

@@ -70,6 +70,8 @@ CODES: dict[str, Code] = {
     "transfer-way": Code(Layer.FABRIC),
     "disks-unreadable": Code(Layer.STORAGE),
     "disk-room": Code(Layer.STORAGE),
+    "growth-unreadable": Code(Layer.STORAGE, "warn"),
+    "growth-large": Code(Layer.STORAGE, "warn"),
     "transfer-room": Code(Layer.STORAGE),
     "journal-unreadable": Code(Layer.STORAGE, waivable=False),
     "journal-broken": Code(Layer.STORAGE, waivable=False),

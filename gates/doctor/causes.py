@@ -29,7 +29,7 @@ _LOADS = {"here": DOWN, "anywhere": UNSERVED, "until": GHOSTS}
 # Sections of a snapshot whose silence explains nothing but itself.
 _SECTIONS = (
     "memory", "shm", "engine-processes", "ports", "connections", "network", "disks", "journal",
-    "image-files", "files", "weights", "sysctls", "kernel",
+    "image-files", "files", "weights", "sysctls", "kernel", "growth",
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {
@@ -117,6 +117,7 @@ CAUSES: dict[str, Cause] = {
     "transfer-way": Cause("a firewall on the giving node, or a cable"),
     "transfer-room": Cause("old images, logs or downloads fill the disk"),
     "disk-room": Cause("images and caches that nobody prunes", here=("change-open", *DOWN)),
+    "growth-large": Cause("large backups, or what restores and images displaced"),
     "journal-broken": Cause("a disk that lost a write, or an edit by hand"),
     "lock-held": Cause(
         "another operator, or another run of yours, is at work",

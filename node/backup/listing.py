@@ -94,7 +94,7 @@ def _prune(tree: object, keep: int, with_displaced: bool, dry: bool) -> Json:
     swept = [] if dry else store.sweep()
     removed: list[Json] = []
     kept: list[Json] = []
-    for rows in _by_tree(tree).values():
+    for rows in by_tree(tree).values():
         _partition(rows, keep, removed, kept)
     if not dry:
         for n, row in enumerate(removed):
@@ -108,7 +108,7 @@ def _prune(tree: object, keep: int, with_displaced: bool, dry: bool) -> Json:
             "displaced_kept": spared, "freed_bytes": freed, "dry": dry}  # fmt: skip
 
 
-def _by_tree(tree: object) -> dict[str, list[store.Backup]]:
+def by_tree(tree: object) -> dict[str, list[store.Backup]]:
     """Gives the backups of each tree, newest first; those that cannot be read stand apart."""
     found: dict[str, list[store.Backup]] = {}
     for row in reversed(store.all_backups()):
@@ -122,29 +122,42 @@ def _by_tree(tree: object) -> dict[str, list[store.Backup]]:
 
 def _partition(rows: list[store.Backup], keep: int, removed: list[Json], kept: list[Json]) -> None:
     """Sort one tree's backups into those that go and those that stay, each with the reason."""
-    whole = [row for row in rows if row.manifest is not None and not row.problem]
-    newest = {row.id for row in whole[:keep]}
-    last = next((row.id for row in whole if row.verified), None)
+    newest = {row.id for row in _whole(rows)[:keep]}
+    last = last_verified(rows)
     for row in rows:
-        needed = store.needed_by(row.id)
-        if needed:
-            why = f"change {needed[0]} is not settled and names it"
-        elif row.id == last:
-            why = "the last verified one of its tree"
-        elif row.id in newest:
+        why = why_needed(row, last)
+        if not why and row.id in newest:
             why = f"one of the {keep} newest"
-        elif row.manifest is None:
-            why = f"{row.problem}; whose it is cannot be told: remove it by hand"
-        elif last is None:
-            why = "none of its tree is verified"
-        else:
-            removed.append({"id": row.id, "bytes": _size(row.id),
+        if not why:
+            removed.append({"id": row.id, "bytes": size(row.id),
                             "why": row.problem or f"older than the {keep} newest"})  # fmt: skip
             continue
-        kept.append({"id": row.id, "bytes": _size(row.id), "why": why})
+        kept.append({"id": row.id, "bytes": size(row.id), "why": why})
 
 
-def _size(backup: str) -> int:
+def _whole(rows: list[store.Backup]) -> list[store.Backup]:
+    """Gives those that can be used."""
+    return [row for row in rows if row.manifest is not None and not row.problem]
+
+
+def last_verified(rows: list[store.Backup]) -> str | None:
+    """Gives the newest verified one of a tree's backups, newest first."""
+    return next((row.id for row in _whole(rows) if row.verified), None)
+
+
+def why_needed(row: store.Backup, last: str | None) -> str:
+    """Gives why a backup stays however old it is, "" when it may go."""
+    needed = store.needed_by(row.id)
+    if needed:
+        return f"change {needed[0]} is not settled and names it"
+    if row.id == last:
+        return "the last verified one of its tree"
+    if row.manifest is None:
+        return f"{row.problem}; whose it is cannot be told: remove it by hand"
+    return "none of its tree is verified" if last is None else ""
+
+
+def size(backup: str) -> int:
     """Gives the bytes that removing a backup would free; a payload that is shared frees none."""
     total = 0
     for name in _PARTS:

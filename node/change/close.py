@@ -6,6 +6,7 @@ from node.change import journal, kinds
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.step_state import DONE, FAILED, INTENT, UNDONE, UNKNOWN, subject
+from node.files import ballast
 from node.files.host_lock import Lock
 
 
@@ -30,7 +31,7 @@ def close(request: Json) -> Json:
     if body.get("reason") is not None:
         reason = validate.text(body["reason"], "reason", 2000)
     identifier = validate.change_id(body["change"])
-    with Lock(f"close {identifier}"):
+    with Lock(f"close {identifier}"), ballast.Room():
         change = journal.get(identifier)
         kinds.require_known(change)
         now = change["status"]

@@ -6,7 +6,7 @@ import json
 import os
 import time
 
-from node.core import proc, validate
+from node.core import proc, validate, version
 from node.core.errors import Json, NodeError
 from node.core.step_state import INTENT, UNKNOWN, subject
 from node.files import atomic, host_lock, state_dir
@@ -101,6 +101,8 @@ def open_change(request: Json) -> Json:
         "opened_unix_s": time.time(),
         "closed_unix_s": None,
         "boot_id": proc.boot_id(),
+        # whoever finds a kind or a format that it does not know hands over to this one
+        "program": version.own_path(),
         "reason": None,
         "steps": [],
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 
 from node.change import journal
 from node.core import validate
-from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.core.errors import CannotRead, Json, NodeError, OtherProgram, io_reason
 from node.core.step_kind import PHASES, Kind
 from node.core.step_state import INTENT, UNKNOWN
 
@@ -67,23 +68,27 @@ def parse(value: object, where: str) -> Json:
 
 
 def require_known(change: Json) -> None:
-    """Raise NodeError for a change that another version wrote and this one cannot judge."""
-    identifier, form = change["id"], change.get("format", journal.FORMAT)
-    remedy = "use the rignode that wrote it: ls -t /usr/local/lib/rigbook"
+    """Raise OtherProgram for a change that another version wrote and this one cannot judge."""
+    form = change.get("format", journal.FORMAT)
     if form != journal.FORMAT:
-        raise NodeError(
-            f"change {identifier} has format {form!r}, unknown to this rignode; it is left",
-            "unknown_format",
-            remedy,
-        )
+        raise _foreign(change, "unknown_format", f"has format {form!r}")
     for entry in change["steps"]:
         if entry.get("op") not in KINDS:
-            raise NodeError(
-                f"change {identifier} has a step of the kind {entry.get('op')!r}, unknown to"
-                " this rignode; it is left",
-                "unknown_kind",
-                remedy,
-            )
+            raise _foreign(change, "unknown_kind", f"has a step of the kind {entry.get('op')!r}")
+
+
+def _foreign(change: Json, code: str, what: str) -> OtherProgram:
+    """Gives the error for a change of another version, which names the program that wrote it."""
+    identifier, program = change["id"], change.get("program")
+    remedy = "use the rignode that wrote it: ls -t /usr/local/lib/rigbook"
+    if program:
+        what += f", written by {os.path.basename(program)}"
+        remedy = f"python3 {program} undo {identifier}"
+        if not os.path.exists(program):
+            remedy = (f"that program is gone: deploys/rollback.py --data change={identifier} from"
+                      f" the checkout of {change['operator']} that wrote it")  # fmt: skip
+    text = f"change {identifier} {what}, unknown to this rignode; it is left"
+    return OtherProgram(text, code, remedy, program)
 
 
 def reason(error: Exception) -> str:

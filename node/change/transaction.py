@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Iterator
 
 from node.change import journal, kinds
+from node.core import version
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.step_kind import Steps
 from node.core.step_state import INTENT
+from node.files import ballast
 from node.files.host_lock import Lock
 
 
@@ -65,12 +67,13 @@ class Transaction(Steps):
         if code == "interrupted" or any(not kinds.of(row).taken_back for row in done):
             return NodeError(f"{reason}; the change stays OPEN", code, remedy or "rignode undo")
         try:
-            kinds.recover(done)
-            for row in kinds.in_undo_order(done):
-                kinds.of(row).revert(row, overwrite=False)
-            for row in done:
-                kinds.of(row).discard(row)
-            self.forget(done)
+            with ballast.Room():
+                kinds.recover(done)
+                for row in kinds.in_undo_order(done):
+                    kinds.of(row).revert(row, overwrite=False)
+                for row in done:
+                    kinds.of(row).discard(row)
+                self.forget(done)
         except (NodeError, CannotRead, OSError) as second:
             return NodeError(
                 f"{reason}; taking back failed too: {kinds.reason(second)}; the change stays OPEN",
@@ -98,6 +101,7 @@ def _open_or_resume(wanted: Json) -> Json:
     if found["status"] != "OPEN":
         raise NodeError(f"change {found['id']} is {found['status']} already", "change_closed")
     kinds.require_known(found)
+    found["program"] = version.own_path()
     if kinds.recover(found["steps"]):
         journal.save(found)
     return found
@@ -115,4 +119,5 @@ def opened(header: Json | None, verb: str) -> Iterator[Transaction]:
         return
     with Lock(f"{verb} {header['deploy']} by {header['operator']}"):
         journal.sweep()
+        ballast.keep()
         yield Transaction(_open_or_resume(header))

@@ -11,6 +11,7 @@ from node.core import systemctl, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.step_kind import UNIT, Seen, Steps
 from node.core.step_state import UNDONE, UNKNOWN
+from node.files import ballast
 from node.files.host_lock import Lock
 
 SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")
@@ -180,7 +181,8 @@ def undo(request: Json, around: Around | None = None) -> Json:
         if change["status"] == "ROLLED_BACK":
             return _nothing(change, "undone already")
         kinds.require_known(change)
-        return _undo(_Undo(change, start_units, around or Around()), overwrite, reason)
+        with ballast.Room():
+            return _undo(_Undo(change, start_units, around or Around()), overwrite, reason)
 
 
 def _nothing(change: Json | None, detail: str) -> Json:

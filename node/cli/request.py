@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from node.core.errors import Json, NodeError
 
 USAGE = "usage: rignode VERB"
+# what stdin held, for a program that takes this one's place
+_stdin = b""
 
 
 def usage(message: str) -> NodeError:
@@ -27,7 +30,9 @@ def read(args: list[str], console: bool) -> Json:
     elif sys.stdin is None or sys.stdin.isatty():
         text = ""
     else:
-        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+        global _stdin
+        _stdin = sys.stdin.buffer.read()
+        text = _stdin.decode("utf-8", "replace")
     if not text.strip():
         if console:
             return {}
@@ -39,3 +44,14 @@ def read(args: list[str], console: bool) -> Json:
     if not isinstance(value, dict):
         raise usage("the request is not a JSON object")
     return value
+
+
+def hand_over(program: str, argv: list[str]) -> None:
+    """Become another version of the program, which is asked the same, also by stdin."""
+    if _stdin:
+        fd = os.memfd_create("request", 0)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(_stdin)
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.dup2(fd, 0)
+    os.execv(sys.executable, [sys.executable, "-I", "-B", program, *argv])

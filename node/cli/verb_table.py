@@ -15,6 +15,7 @@ READING: dict[str, str] = {
     "wheels": "node.venv.pip_plan:inspect_wheels",
     "artifact": "node.venv.artifact:inspect_artifact",
     "patch look": "node.patch.inspect:inspect_patches",
+    "growth": "node.growth.prune:growth",
     "journal look": "node.change.journal:unsettled",
     "tree list": "node.backup.listing:list_all",
     "venv look": "node.venv.versions:inspect_versions",
@@ -33,7 +34,8 @@ READING: dict[str, str] = {
 CHANGING: dict[str, str] = {
     "apply": "node.change.apply:apply",
     "file install": "node.change.apply:install",
-    "close": "node.change.close:close",
+    "close": "node.growth.prune:close",
+    "prune": "node.growth.prune:prune",
     "reap": "node.reap.reap:reap",
     "shm": "node.reap.shared_memory:shm",
     "caches": "node.engine.page_cache:caches",
@@ -73,8 +75,12 @@ UNIT: dict[str, str] = {
     "container remove": "node.engine.prelaunch:remove_container",
 }
 ALL: dict[str, str] = {**READING, **CHANGING, **CONSOLE, **UNIT}
+# what goes back or makes room: run from memory where the program cannot be installed (a full disk)
+FROM_MEMORY = ("undo", "close", "journal", "prune", "tree prune", "venv prune")
+# of a change that this version does not understand: the program that wrote it takes over
+HANDED_OVER = ("undo", "close")
 # `rignode VERB --dry` at the console asks for {"dry": true}
-WITH_DRY = ("reap", "shm", "caches")
+WITH_DRY = ("reap", "shm", "caches", "prune")
 
 
 def module_of(verb: str) -> str:

@@ -27,6 +27,14 @@ class NodeError(Exception):
         return {"ok": False, "error": str(self), "code": self.code, "remedy": self.remedy}
 
 
+class OtherProgram(NodeError):
+    """A change that only the program at `program` (a path, or None) understands."""
+
+    def __init__(self, message: str, code: str, remedy: str, program: str | None) -> None:
+        super().__init__(message, code, remedy)
+        self.program = program
+
+
 class CannotRead(Exception):
     """A section of the snapshot that cannot be read; the text is the reason."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -52,13 +53,16 @@ class FileLock:
                 raise self.refused(said)
             time.sleep(POLL_S)
         if self.tells:
-            os.ftruncate(self.fd, 0)
-            os.pwrite(self.fd, self.text().encode(), 0)
+            # the text is only information: without room for it (a full disk) flock is the lock
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.fd, 0)
+                os.pwrite(self.fd, self.text().encode(), 0)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.tells:
-            os.ftruncate(self.fd, 0)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.fd, 0)
         os.close(self.fd)
 
 

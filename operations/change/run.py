@@ -122,7 +122,9 @@ class Run:
         for node in sorted(self.touched):
             try:
                 request = {"change": self.id, "status": status, "reason": reason}
-                call(self.state, self.host(node), "close", request)
+                answer = call(self.state, self.host(node), "close", request)
+                for line in (*answer.get("freed", ()), *answer.get("not_freed", ())):
+                    self.host(node).log(line)
             except StepFailed as error:
                 # A node on which nothing had to be changed has no such change.
                 if error.code != "no_change":

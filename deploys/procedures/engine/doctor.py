@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 
+import gevent
 from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
@@ -16,13 +17,16 @@ from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined
 from deploys.procedures.engine.runtimes import runtime_of
+from facts.growth import Growths
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from facts.rignode.context import real
+from facts.rignode.fact import ask_each
 from gates.core.waiver import blocking
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
 from gates.firmware import checklist
+from gates.host import growth
 from schema.inputs.runbook_data import DoctorData
 
 _KEYS = (
@@ -37,18 +41,22 @@ class Diagnosis:
 
     findings: Sequence[Finding]
     seen: Examined
+    kept: growth.Growing
 
 
 def diagnose(rig: Procedure) -> Diagnosis:
     """One look: all hosts and the endpoint at the same time, read-only."""
     plan, here = rig.plan, real(state)
     module, lists = driver_module(plan, rig.data(DoctorData)), load_lists()
+    growing = gevent.spawn(ask_each, here, plan, Growths())
     seen = runtime_of(plan).examine(
         plan, lambda: observe_machines(here, plan, lambda: observe_kernels(here, plan, module))
     )
     hands = checklist.doctor(lists, time.time())
-    found = examine(plan, seen.observed, seen.probe, seen.after, seen.more, hands)
-    return Diagnosis(found, seen)
+    kept = growing.get()
+    more = (*seen.more, *growth.findings(plan, seen.observed, kept))
+    found = examine(plan, seen.observed, seen.probe, seen.after, more, hands)
+    return Diagnosis(found, seen, kept)
 
 
 def report(rig: Procedure, diagnosis: Diagnosis) -> None:
@@ -61,6 +69,8 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
             report_finding(finding, with_cause=True)
             if finding.explains:
                 logger.warning(f"    because of this, ignore: {', '.join(finding.explains)}")
+        for line in growth.lines(diagnosis.kept):
+            logger.info(f"    {line}")
     stops = blocking(findings)
     if stops:
         raise DeployError(

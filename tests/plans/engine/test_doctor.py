@@ -72,14 +72,15 @@ test_each_run_ends_as_its_row_says = each_row(TABLE)
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_one_look_a_host_in_three_commands_at_the_same_time(ran: Runs, name: str) -> None:
-    assert len(ran[name].commands) == 6
+def test_one_look_a_host_in_four_commands_at_the_same_time(ran: Runs, name: str) -> None:
+    assert len(ran[name].commands) == 8
 
 
 def test_a_rig_that_serves_has_a_line_a_node(ran: Runs) -> None:
     for node, role in ((HEAD, "head, rank 0"), (WORKER, "worker, rank 1")):
         line = rf"{node}: {role}, tiny \(balanced\), active for 10 min"
         assert re.search(line, ran["healthy"].stderr)
+        assert f"{node}: keeps changes 2 (3.0 MiB), blobs 2 (3.0 MiB)" in ran["healthy"].stderr
 
 
 def test_the_lowest_layer_comes_first(ran: Runs) -> None:

@@ -50,6 +50,10 @@ HARDWARE: Json = {
 }  # fmt: skip
 
 
+GROWTH = [{"what": what, "count": 2, "bytes": 3 << 20, "unreadable": None} for what in
+          ("changes", "blobs", "programs", "displaced", "backups", "images")]  # fmt: skip
+
+
 def scenario_hosts() -> list[Any]:
     """The scenario's hosts as pyinfra's inventory takes them; from here on they answer."""
     folder = Path(os.environ[VARIABLE])
@@ -129,6 +133,8 @@ class FakeNode:
             return True, json.dumps({"ok": True, **self._said(said)}), ""
         if command.verb == "hardware":  # a container, whose firmware is another machine's
             return True, json.dumps({"ok": True, **HARDWARE}), ""
+        if command.verb == "growth":
+            return True, json.dumps({"ok": True, "rows": GROWTH}), ""
         if command.verb == "unit-state":
             return True, self._unit_state(), ""
         if command.verb == "log":

@@ -80,6 +80,7 @@ ELSEWHERE = {
     "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",  # cluster/test_gpu_limit.py
     "answer-slow", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
+    "growth-large",  # host/test_growth.py
     "enforce-eager",  # recipe/test_choices.py
     "other-recipe",  # tests/plans/engine/test_restart.py
     "nodes-reachable", "gate-error",  # test_unknown_blocks.py

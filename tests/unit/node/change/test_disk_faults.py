@@ -10,7 +10,7 @@ import pytest
 
 from node.change.undo import undo
 from tests.unit.node.change.test_killed_anywhere import files
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step
+from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, unit_step
 
 
 def error_line(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -69,3 +69,36 @@ def test_no_room_for_the_undo_is_told_and_can_be_repeated(host: Host, small_disk
     (small_disk / "full").unlink()
     assert host.call("undo")["status"] == "ROLLED_BACK"
     assert path.read_text() == "o" * 900_000
+
+
+def test_a_target_that_went_read_only_is_named_and_the_rest_goes_back(
+    host: Host, small_disk: Path
+) -> None:
+    """The disk of one target met an error and was remounted read-only; the journal is elsewhere."""
+    units = host.systemctl()
+    paths = [
+        host.file("a.conf"),
+        small_disk / "b.conf",
+        small_disk / "gone.conf",
+        host.file("z.conf"),
+    ]
+    paths[1].write_text(OLD)
+    paths[2].write_text(OLD)
+    steps = [file_step(path) for path in paths]
+    steps[2] = {"op": "absent", "path": str(paths[2])}
+    assert host.call("apply", apply_request(*steps, unit_step("start", True)))["ok"] is True
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for _ in range(2):  # as often as somebody tries
+        answer = host.call("undo")
+        assert answer["code"] == "undo_incomplete", answer
+        for path in paths[1:3]:
+            assert f"{path.name}: Read-only file system" in answer["error"], answer
+        change = host.call("journal", {"change": "change-1"})["change"]
+        assert change["status"] == "INCONSISTENT"
+        assert [row["state"] for row in change["steps"]] == ["undone", "done", "done", "undone",
+                                                             "undone"]  # fmt: skip
+        assert paths[0].read_text() == paths[3].read_text() == OLD
+        assert (units / "engine.service.active").read_text().strip() == "inactive"
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert host.call("undo")["status"] == "ROLLED_BACK"
+    assert [path.read_text() for path in paths] == [OLD] * 4 and host.leftovers() == []

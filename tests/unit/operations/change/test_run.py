@@ -201,6 +201,17 @@ def test_close_ends_every_touched_node_and_names_those_that_refuse(
     assert node.calls == [(HEAD, "close"), (WORKER, "close")] and not rig.run.closed
 
 
+def test_what_a_close_freed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, not_yet = "removed 3 backups beyond the 5 newest, 90.0 MiB", "images: docker hangs"
+    told = {"ok": True, "freed": [line], "not_freed": [not_yet]}
+    Node(monkeypatch, lambda host, verb, request: told if host == HEAD else {"ok": True})
+    rig = Rig()
+    rig.run.touched |= set(BOTH)
+    rig.run.close("COMMITTED", "proof")
+    assert rig.state.hosts[HEAD].lines == [line, not_yet] and rig.run.closed
+    assert rig.state.hosts[WORKER].lines == []
+
+
 def test_a_node_without_the_change_has_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where every step was as wanted already, no change was opened."""
     node = Node(monkeypatch, failing(HEAD, "close", "no_change"))

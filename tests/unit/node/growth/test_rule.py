@@ -1,0 +1,232 @@
+"""What rigbook keeps has a bound: how many, and never what somebody needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.change import journal
+from tests.unit.node.backup.test_prune import several
+from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step
+from tests.unit.node.support.trees import Engine
+
+MIB = 1 << 20
+
+
+def blob(host: Host, letter: str, size: int = 10) -> str:
+    """A kept copy of that size; its name."""
+    name = letter * 64
+    folder = host.state / "blobs"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("wb") as file:
+        file.truncate(size)
+    return name
+
+
+def old(host: Host, number: int, status: str = "COMMITTED", **more: Any) -> str:
+    """A change of long ago, as an older version left it in the journal; the higher the later."""
+    name = f"old-{number:04}"
+    folder = host.state / "journal"
+    folder.mkdir(parents=True, exist_ok=True)
+    row = {"format": 1, "id": name, "deploy": "serve", "operator": "tester@here", "waivers": [],
+           "status": status, "opened_unix_s": 1000.0 + number, "closed_unix_s": None,
+           "boot_id": "b", "reason": None, "blob": None, "steps": [], **more}  # fmt: skip
+    (folder / f"{name}.json").write_text(json.dumps(row, indent=1))
+    return name
+
+
+def step(letter: str) -> dict[str, object]:
+    """A step with that pre-image."""
+    return {"op": "file", "path": "/x", "state": "done", "pre": {"sha256": letter * 64},
+            "post": {}, "temp": "t"}  # fmt: skip
+
+
+def commit(host: Host, name: str = "change-1") -> dict[str, Any]:
+    """A change that is made and blessed."""
+    host.call("apply", apply_request(file_step(host.file(), f"{name}\n"), name=name))
+    return host.call("close", {"change": name, "status": "COMMITTED"})
+
+
+def names(host: Host, what: str) -> set[str]:
+    """What lies in a folder of the state."""
+    return {path.name.removesuffix(".json") for path in (host.state / what).iterdir()}
+
+
+def test_a_commit_leaves_the_newest_changes(host: Host) -> None:
+    for number in range(600):
+        old(host, number)
+    before = len(journal.read_all()[0])
+    answer = commit(host)
+    assert before == 600 and answer["ok"]
+    assert names(host, "journal") == {"change-1", *(f"old-{n:04}" for n in range(401, 600))}
+    (line,) = answer["freed"]
+    assert "401 changes" in line and "200 newest" in line
+
+
+def test_what_is_not_settled_stays_however_old_it_is(host: Host) -> None:
+    for number in range(300):
+        old(host, number)
+    kept = old(host, 3, "INCONSISTENT", steps=[step("a")])
+    blob(host, "a")
+    commit(host)
+    assert kept in names(host, "journal") and "a" * 64 in names(host, "blobs")
+
+
+def test_nothing_goes_while_the_journal_is_damaged(host: Host) -> None:
+    for number in range(300):
+        old(host, number)
+    blob(host, "c")
+    host.call("apply", apply_request(file_step(host.file())))
+    (host.state / "journal" / "broken.json").write_text("{")
+    answer = host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    assert answer["ok"] and "damaged" in answer["not_freed"][0]
+    assert len(names(host, "journal")) == 302 and "c" * 64 in names(host, "blobs")
+
+
+def test_nothing_goes_unless_a_change_was_blessed(host: Host) -> None:
+    for number in range(300):
+        old(host, number)
+    host.call("apply", apply_request(file_step(host.file())))
+    host.call("undo")
+    host.call("apply", apply_request(file_step(host.file()), name="change-2"))
+    host.call("close", {"change": "change-2", "status": "INCONSISTENT"})
+    assert len(names(host, "journal")) == 302
+
+
+def test_a_blob_goes_with_the_last_change_that_names_it(host: Host, tmp_path: Path) -> None:
+    old(host, 0, steps=[step("a"), step("b")])
+    for number in range(1, 200):
+        old(host, number, steps=[step("b")])
+    library = tmp_path / "library.json"
+    library.write_text(json.dumps({"ours": "d" * 64}))
+    host.env["RIGBOOK_LIBRARY"] = str(library)
+    for letter in "abcd":
+        blob(host, letter)
+    commit(host)
+    left = {name[0] for name in names(host, "blobs") if len(set(name)) == 1}
+    assert left == {"b", "d"}, (
+        "c is nobody's; what the library's guard puts back is named elsewhere"
+    )
+
+
+def test_large_pre_images_bring_the_bound_down(host: Host) -> None:
+    """A run of a patch tool keeps its whole tree: 256 MiB. The last blessed one stays."""
+    for number, letter in enumerate("abcdef"):
+        old(host, number, steps=[step(letter)])
+        blob(host, letter, 900 * MIB)
+    commit(host)
+    assert {n[0] for n in names(host, "blobs") if len(set(n)) == 1} == {"e", "f"}
+    assert names(host, "journal") == {"change-1", "old-0004", "old-0005"}
+    blob(host, "0", 5000 * MIB)
+    old(host, 10**10, steps=[step("0")])
+    host.call("prune", {})
+    assert f"old-{10**10}" in names(host, "journal") and "0" * 64 in names(host, "blobs")
+
+
+@pytest.fixture
+def own(host: Host, tmp_path: Path) -> Host:
+    """The host with a program folder of its own."""
+    library = tmp_path / "lib"
+    library.mkdir()
+    shutil.copy(host.pyz, library / host.pyz.name)
+    return Host(host.root, library / host.pyz.name, env=host.env)
+
+
+def program(host: Host, number: int, name: str | None = None) -> str:
+    """A version of the program, the higher the later; its path."""
+    path = host.pyz.parent / (name or f"rignode-{number:012x}.pyz")
+    path.write_bytes(b"x" * 1000)
+    os.utime(path, (1000 + number, 1000 + number))
+    return str(path)
+
+
+def test_programs_that_nobody_names_go(own: Host) -> None:
+    versions = [program(own, number) for number in range(9)]
+    cut = program(own, 1, "rignode-00000000000a.pyz.77.tmp")
+    old(own, 0, "OPEN", program=versions[0])
+    (own.state / "journal" / "old-0000.json").rename(own.state / "journal" / "x")
+    assert own.call("prune", {})["code"] == "journal_broken", "who needs what is not known"
+    (own.state / "journal" / "x").rename(own.state / "journal" / "old-0000.json")
+    answer = own.call("prune", {})
+    gone = {row["name"] for row in answer["removed"]}
+    assert gone == {cut, *versions[1:7]} and answer["freed_bytes"] == 7000
+    left = {str(path) for path in own.pyz.parent.iterdir()}
+    assert left == {str(own.pyz), versions[0], *versions[7:]}, "the three newest"
+
+
+def test_a_program_that_runs_stays(own: Host) -> None:
+    versions = [program(own, number) for number in range(5)]
+    child = subprocess.Popen(["sh", "-c", "sleep 60; :", versions[0], "watch"])
+    try:
+        own.call("prune", {})
+    finally:
+        child.kill()
+        child.wait()
+    assert Path(versions[0]).exists() and not Path(versions[1]).exists()
+
+
+def test_backups_beyond_the_newest_of_each_tree_go(engine: Engine) -> None:
+    made = several(engine, 7, 0)
+    commit(engine.host)
+    assert {row["id"] for row in engine.ask("list")["backups"]} == {made[0], *made[2:]}
+    answer = engine.host.call("prune", {"what": "backups", "keep": 1})
+    assert {row["name"] for row in answer["removed"]} == set(made[2:6])
+
+
+def displaced(host: Host, number: int, status: str = "COMMITTED", tree: str = "venv") -> Path:
+    """The folder in which a restore keeps what it displaced."""
+    path = host.root / f".rigbook-{tree}-old-{number:04}"
+    (path / "old").mkdir(parents=True)
+    (path / "old" / "big").write_bytes(bytes(100_000))
+    old(host, number, status, steps=[{"op": "work", "path": str(path), "state": "done"}])
+    return path
+
+
+def test_what_restores_displaced_goes_but_the_last_of_each_tree(host: Host) -> None:
+    rows = [displaced(host, 1), displaced(host, 2, "INCONSISTENT"), displaced(host, 3),
+            displaced(host, 4, tree="other")]  # fmt: skip
+    commit(host)
+    assert [path.exists() for path in rows] == [False, True, True, True]
+    answer = host.call("prune", {"what": "displaced", "keep": 0, "dry": True})
+    assert {row["name"] for row in answer["removed"]} == {str(rows[2]), str(rows[3])}
+    assert min(row["bytes"] for row in answer["removed"]) > 100_000 and rows[2].exists()
+
+
+def test_a_change_stays_as_long_as_what_it_displaced(host: Host) -> None:
+    displaced(host, 0)
+    for number in range(1, 300):
+        old(host, number)
+    commit(host)
+    assert "old-0000" in names(host, "journal")
+
+
+def test_the_blessed_change_itself_can_still_be_undone(host: Host) -> None:
+    for number in range(300):
+        old(host, number)
+    commit(host)
+    assert (host.root / "file.conf").read_text() == "change-1\n"
+    assert host.call("undo", {"change": "change-1"})["status"] == "ROLLED_BACK"
+    assert (host.root / "file.conf").read_text() == OLD != NEW
+
+
+def test_growth_is_told_with_counts_and_bytes(own: Host) -> None:
+    old(own, 1, steps=[step("a")])
+    blob(own, "a", 3 * MIB)
+    displaced(own, 2)
+    rows = {row["what"]: row for row in own.call("growth", {})["rows"]}
+    assert list(rows) == ["changes", "blobs", "programs", "displaced", "backups", "images"]
+    assert (rows["blobs"]["count"], rows["blobs"]["bytes"]) == (1, 3 * MIB)
+    assert rows["changes"]["count"] == 2 and rows["displaced"]["count"] == 1
+    assert rows["programs"]["bytes"] == own.pyz.stat().st_size
+    assert rows["backups"] == {"what": "backups", "count": 0, "bytes": 0, "unreadable": None}
+
+
+@pytest.mark.parametrize("request_", [{"what": "engines"}, {"keep": -1}, {"keep": "all"}])
+def test_a_prune_of_something_else_is_refused(host: Host, request_: dict[str, object]) -> None:
+    assert host.call("prune", request_)["code"] == "bad_request"
