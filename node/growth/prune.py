@@ -114,7 +114,7 @@ def close(request: Json) -> Json:
     change = answer["change"]
     if change["status"] != "COMMITTED" or not answer["changed"]:
         return answer
-    wanted = set(KEPT)
+    wanted = set(KEPT) - {"backups"}  # a person made them, and a person removes them
     if all(row["op"] != "tag" for row in change["steps"]):
         wanted.remove("images")  # docker need not be asked
     try:
