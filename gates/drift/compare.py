@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 
 from gates.artifact.image import image_of
-from gates.drift.compare_venv import WATCHED, environment_drift, venv_drift
+from gates.drift.compare_venv import environment_drift, venv_drift
 from gates.drift.difference import Difference
 from gates.drift.launch_files import written_argv, written_environ
 from gates.engine.state import EngineState, engine_state, engine_unit, own_container, same_container
@@ -22,7 +22,7 @@ from schema.observed.machine import EngineProcess
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.recipe.recipe import ContainerSpec
 
-__all__ = ["WATCHED", "Difference", "EngineState", "drift", "engine_state"]
+__all__ = ["Difference", "EngineState", "drift", "engine_state"]
 
 
 def drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> list[Difference]:

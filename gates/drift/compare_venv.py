@@ -8,18 +8,13 @@ from gates.artifact.venv import own_venv
 from gates.drift.difference import Difference
 from gates.drift.launch_files import written_argv, written_environ
 from gates.engine.state import is_own
-from gates.engine.vllm_flags import MASK, NOT_SET, compare, serves
+from gates.engine.vllm_flags import NOT_SET, compare, serves
 from gates.recipe.choices import forbidden
+from node.rules.secret import MASK, WATCHED
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.machine import EngineProcess
 from schema.observed.snapshot import NodeSnapshot, Unreadable
-
-# The variables that the host reports (node/core/masking.py; a test holds the two equal).
-WATCHED = (
-    "VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_", "TORCH", "OMP_", "PYTORCH_", "TRITON",
-    "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_",
-)  # fmt: skip
 
 
 def venv_drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference]:
