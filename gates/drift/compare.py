@@ -14,6 +14,7 @@ from gates.drift.difference import Difference
 from gates.drift.launch_files import written_argv, written_environ
 from gates.engine.state import EngineState, engine_state, engine_unit, own_container, same_container
 from gates.engine.vllm_flags import NOT_SET, compare, serves
+from gates.recipe.secrets import differing
 from schema.desired.plan import ENGINE_DIR, UNIT, Document, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container, Docker
@@ -52,6 +53,8 @@ def _files(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Differenc
             yield Difference("file", document.path, "looked at", "not in the snapshot")
         else:
             yield from _file(document, state)
+    for path, want, have in differing(plan.specs[node.name], states):
+        yield Difference("file", path, want, have)
 
 
 def _file(document: Document, state: FileState) -> Iterator[Difference]:

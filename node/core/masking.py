@@ -47,7 +47,8 @@ def masked_labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def masked_env_file(text: str, every: bool = False) -> str | None:
-    """Gives an environment file's text with the values of secrets masked, or with `every` value.
+    """Gives an environment file's text with the values of secrets masked; with `every` all values,
+    and the words of comments.
 
     None when a line is neither NAME=VALUE, a comment nor empty: it is then no environment file,
     and what it holds is not ours to tell.
@@ -58,6 +59,9 @@ def masked_env_file(text: str, every: bool = False) -> str | None:
         if line.strip() and not line.startswith("#") and not (equals and _ENV_NAME.match(name)):
             return None
         ending = line[len(line.rstrip("\r\n")) :]
-        secret = equals and (every or SECRET_NAME.search(name)) and not line.startswith("#")
-        out.append(f"{name}={MASK}{ending}" if secret else line)
+        if line.startswith("#"):
+            out.append(f"#{ending}" if every else line)
+        else:
+            secret = equals and (every or SECRET_NAME.search(name))
+            out.append(f"{name}={MASK}{ending}" if secret else line)
     return "".join(out)

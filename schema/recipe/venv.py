@@ -33,8 +33,8 @@ def pip_argument(value: str) -> str:
     """One argument of `pip install` that says where wheels come from, as --option=value."""
     if has_credentials(value):
         raise HiddenValueError(
-            "holds a URL with a user name or password, which pip's command line would show to every "
-            "user; allowed: the URL without them, and the credentials in the pip.conf or ~/.netrc "
+            "holds a URL with a user name or password, which pip's command line would show to all; "
+            "allowed: the URL without them, and the credentials in the pip.conf or ~/.netrc "
             "of the venv's owner on the node"
         )
     if not _PIP.match(single_line(value)):

@@ -13,6 +13,7 @@ from schema.desired.rig import Node, Rig
 from schema.recipe.flags import flag_arguments
 from schema.recipe.placeholders import fill
 from schema.recipe.recipe import MultiNode, Recipe, Volume
+from schema.recipe.secrets import SecretSource
 
 
 def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpec:
@@ -45,7 +46,15 @@ def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpe
         flags={name: value for name, value in flags.items() if value is not None},
         venv=venv,
         user=(recipe.venv.user or node.ssh_user) if recipe.venv else None,
+        secrets={name: _source(source, node) for name, source in recipe.secrets.items()},
     )
+
+
+def _source(source: SecretSource, node: Node) -> SecretSource:
+    """The same with the node's file as an absolute path."""
+    if source.node_file is None:
+        return source
+    return source.model_copy(update={"node_file": _on_node(source.node_file, node)})
 
 
 def _volumes(recipe: Recipe) -> tuple[Volume, ...]:

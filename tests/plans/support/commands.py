@@ -20,7 +20,7 @@ READING = LOOKING | {
     "dropin", "snapshot", "kernel", "hardware", "wake", "journal", "journal look", "unit-state",
     "log", "tree list", "library look", "library check", "kube look", "kube answer",
     "models look",
-    "answer look", "venv look", "venv check",
+    "answer look", "venv look", "venv check", "secrets look",
 }  # fmt: skip
 
 

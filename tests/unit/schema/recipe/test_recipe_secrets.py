@@ -1,4 +1,4 @@
-"""No secret stands in a recipe: it names where the value is; a value itself is refused, unquoted."""
+"""A recipe names where its secrets are; a value in it is refused, and not quoted."""
 
 from __future__ import annotations
 
