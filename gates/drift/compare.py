@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 
 from gates.artifact.image import image_of
-from gates.drift.compare_venv import environment_drift, venv_drift
+from gates.drift.compare_venv import environment_drift, secrets_not_set, venv_drift
 from gates.drift.difference import Difference
 from gates.drift.launch_files import written_argv, written_environ
 from gates.engine.state import EngineState, engine_state, engine_unit, own_container, same_container
@@ -109,13 +109,13 @@ def _engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Differen
     if serves(argv):
         for name, want, have in compare(plan.specs[node.name].argv, argv):
             yield Difference("flag", name, want, have)
-    environ = written_environ(snapshot)
-    if container is not None:
-        environ = {**container.environ, **(server.environ if server else {})}
-    if environ is not None:
-        yield from environment_drift(plan, node, environ)
     if container is None:
+        written = written_environ(snapshot)
+        yield from environment_drift(plan, node, written) if written is not None else ()
         return
+    environ = {**container.environ, **(server.environ if server else {})}
+    yield from environment_drift(plan, node, environ)
+    yield from secrets_not_set(plan, node, environ)
     yield from _box(plan.recipe.container, docker, container)
     yield from _mounts(plan, node, docker, container)
 

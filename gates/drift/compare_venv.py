@@ -33,6 +33,7 @@ def venv_drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Diffe
     if environ is not None:
         yield from environment_drift(plan, node, environ)
     if server is not None:
+        yield from secrets_not_set(plan, node, server.environ)
         yield from _place(plan, node, snapshot, server)
 
 
@@ -64,3 +65,10 @@ def environment_drift(plan: Plan, node: Node, live: dict[str, str]) -> Iterator[
             yield Difference("environment", name, want, NOT_SET if have is None else have)
     for rule in forbidden(plan, live):
         yield Difference("forbidden", rule.name, rule.reason, live[rule.name])
+
+
+def secrets_not_set(plan: Plan, node: Node, live: dict[str, str]) -> Iterator[Difference]:
+    """The secrets that a live engine does not have: without its key it serves everybody."""
+    for name in plan.specs[node.name].secrets:
+        if name.startswith(WATCHED) and name not in live:
+            yield Difference("environment", name, "set, as a secret", NOT_SET)

@@ -43,7 +43,7 @@ def differing(spec: EngineSpec, states: Mapping[str, FileState]) -> Iterator[tup
         yield path, "absent: the recipe names no secret", "a file"
         return
     names = [line.partition("=")[0] for line in (state.content or "").splitlines() if "=" in line]
-    if names != list(spec.secrets):
+    if set(names) != set(spec.secrets):
         yield path, wanted, ", ".join(names) or "no secret"
     if state.mode is None or int(state.mode, 8) != 0o600:
         yield path, "mode 0600", f"mode {state.mode}"

@@ -19,7 +19,7 @@ from facts.endpoint import completion
 from facts.endpoint.probe import probe
 from facts.endpoint.throughput import NotMeasured, measure
 from node.rules.secret import SECRETS_PATH
-from schema.desired.plan import Document, Plan
+from schema.desired.plan import Plan
 from schema.inputs.load import plan as load_plan
 from tests.plans.support.engine_double import EngineDouble, Reply
 from tests.plans.support.scenario import (
@@ -38,7 +38,6 @@ from tests.plans.support.scenario import serving as serving_rig
 from tests.plans.support.table import done, each_row, refused
 from tests.plans.venv.test_venv_rig import fresh as tower_fresh
 from tests.plans.venv.test_venv_rig import hosts as tower_hosts
-from tests.unit.builders.engine_parts import written_file
 from tests.unit.builders.snapshots import healthy, put
 
 SERVE = "deploys/serve.py"
@@ -235,13 +234,19 @@ def plan_of(recipes: Path, recipe: str, seen_at: Plan) -> Plan:
     return load_plan(hosts, None, ROOT)
 
 
-def with_file(seen: Snapshots, *names: str, mode: str = "0600") -> Snapshots:
-    """The rig with a file of secrets of these names."""
-    text = "#\n" + "".join(f"{name}=***\n" for name in names)
-    file = written_file(Document(SECRETS_PATH, text, mode)).model_copy(update={"content": text})
-    for name, snapshot in seen.items():
-        assert isinstance(snapshot.files, tuple)
-        seen[name] = put(snapshot, "files", (*snapshot.files, file))
+def kept(recipes: Path, mode: str = "0600") -> Any:
+    """The pair as serve leaves it with these secrets, their file of this mode."""
+
+    def seen(plan: Plan) -> Snapshots:
+        found = dict(serving_rig(plan_of(recipes, "tiny-kept", plan)))
+        for name, snapshot in found.items():
+            assert isinstance(snapshot.files, tuple)
+            *others, file = snapshot.files
+            assert file.path == SECRETS_PATH
+            files = (*others, file.model_copy(update={"mode": mode}))
+            found[name] = put(snapshot, "files", files)
+        return found
+
     return seen
 
 
@@ -266,11 +271,6 @@ SERVING_TABLE = {
 def served(recipes: Path) -> Runs:
     """Runs on a pair that serves one of these recipes."""
 
-    def kept(mode: str = "0600") -> Any:
-        return lambda plan: with_file(
-            serving_rig(plan_of(recipes, "tiny-kept", plan)), *SECRETS, mode=mode
-        )
-
     def on(seen: Any, **states: str) -> Scenario:
         more = {"seen": seen, "faults": looked(**states)}
         return started("tiny-kept", recipes, "-y", *VERBOSE, **more)
@@ -278,14 +278,10 @@ def served(recipes: Path) -> Runs:
     same = {"HF_TOKEN": "unchanged", "VLLM_API_KEY": "unchanged"}
     return Runs(
         {
-            "as wanted": on(kept(), **same),
-            "changed": on(kept(), **{**same, "HF_TOKEN": "changed"}),
-            "open": on(kept("0644"), **same),
-            "dropped": Scenario(
-                (SERVE, "-y", *VERBOSE),
-                lambda plan: with_file(serving_rig(plan), *SECRETS),
-                answers=Reply,
-            ),
+            "as wanted": on(kept(recipes), **same),
+            "changed": on(kept(recipes), **{**same, "HF_TOKEN": "changed"}),
+            "open": on(kept(recipes, "0644"), **same),
+            "dropped": Scenario((SERVE, "-y", *VERBOSE), kept(recipes), answers=Reply),
         }
     )
 

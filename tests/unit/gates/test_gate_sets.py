@@ -82,6 +82,7 @@ ELSEWHERE = {
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "enforce-eager",  # recipe/test_choices.py
     "other-recipe",  # tests/plans/engine/test_restart.py
+    "secret-missing",  # tests/plans/engine/test_secrets.py
     "nodes-reachable", "gate-error",  # test_unknown_blocks.py
 }  # fmt: skip
 
