@@ -4,6 +4,7 @@ line or leaves in a process.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from deploys.procedures.engine import installed
+from deploys.procedures.venv import backup
 from facts.endpoint import completion
 from facts.endpoint.probe import probe
 from facts.endpoint.throughput import NotMeasured, measure
@@ -309,3 +311,13 @@ def test_the_engine_is_asked_with_its_key(recipes: Path, monkeypatch: pytest.Mon
         engine.keys.clear()
         monkeypatch.setenv("RIGBOOK_API_KEY", "former")
         assert completion.ask(where).ok and engine.keys == ["Bearer former"]
+
+
+def test_a_backup_has_neither_values_nor_their_file(
+    recipes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIGBOOK_TEST_KEY", KEY)
+    made = plan_of(recipes, "tiny-kept", tiny_plan())
+    asked = backup.request(made, HEAD, "/opt/engine/venv", serving_rig(made)[HEAD])
+    assert SECRETS_PATH not in asked["files"] and asked["documents"]["recipe"]["secrets"]
+    assert TOKEN not in json.dumps(asked) and KEY not in json.dumps(asked)
