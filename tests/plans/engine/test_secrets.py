@@ -38,6 +38,8 @@ from tests.plans.support.scenario import (
 from tests.plans.support.scenario import host as host_data
 from tests.plans.support.scenario import serving as serving_rig
 from tests.plans.support.table import done, each_row, refused
+from tests.plans.venv.test_upgrade import TO
+from tests.plans.venv.test_upgrade import scenario as upgrade
 from tests.plans.venv.test_venv_rig import fresh as tower_fresh
 from tests.plans.venv.test_venv_rig import hosts as tower_hosts
 from tests.unit.builders.snapshots import healthy, put
@@ -128,6 +130,12 @@ def of_tower(recipe: str, recipes: Path, *words: str) -> Scenario:
     return started(recipe, recipes, *words, seen=tower_fresh, hosts=tower_hosts)
 
 
+def upgraded(recipe: str, recipes: Path) -> Scenario:
+    """upgrade of the tower's engine with one of them."""
+    chosen = (f"recipe={recipe}", f'recipes_dir=["{recipes}"]')
+    return upgrade(TO, *chosen, how=("-y", *VERBOSE), env={"RIGBOOK_TEST_KEY": KEY})
+
+
 TABLE = {
     "fresh": done(f"write {SECRETS_PATH} {NEW}", steps=[FILES, *START]),
     "dry": done(f"write {SECRETS_PATH} {NEW}", steps=()),
@@ -143,6 +151,9 @@ TABLE = {
     # the operator's machine does not have the key of the nodes
     "guarded": refused("wants a key: RIGBOOK_API_KEY is not set here", "read -rs RIGBOOK_API_KEY"),
     "guarded, known": done("VLLM_API_KEY new", steps=[FILES, *START]),
+    # the unit names the file: it must be there before the start
+    "upgrade": done(f"write {SECRETS_PATH} {NEW}"),
+    "upgrade, unset": refused("secret-missing", f"export {MISSING}"),
     "no key": refused("wants a key: VLLM_API_KEY: the variable RIGBOOK_TEST_KEY of this shell is"
                       " empty", "export RIGBOOK_TEST_KEY"),
 }  # fmt: skip
@@ -163,6 +174,8 @@ def watched(recipes: Path) -> tuple[Runs, Poller]:
         "guarded, known": started(
             "tiny-guarded", recipes, "-y", *VERBOSE, env={"RIGBOOK_API_KEY": KEY}
         ),
+        "upgrade": upgraded("tiny-venv-kept", recipes),
+        "upgrade, unset": upgraded("tiny-venv-unset", recipes),
         "no key": started("tiny-kept", recipes, "-y", env={"RIGBOOK_TEST_KEY": ""}),
     }
     with Poller(TOKEN, KEY) as poller:
