@@ -34,6 +34,7 @@ apply(
     members=work.to_configure,
     idle=work.idle,
     before=work.before[host.name],
+    notes=work.notes.get(host.name),
 )
 engine.stop(name="Stop the head", run=rig.run, nodes=work.stop.head)
 engine.stop(name="Stop the workers", run=rig.run, nodes=work.stop.workers)

@@ -79,6 +79,7 @@ if not is_prune:
         members=work.nodes,
         idle=engine.AS_RENDERED,
         before=work.before,
+        notes=work.notes,
     )
     engine.start(name="Start the engine", run=rig.run, nodes=work.nodes)
 

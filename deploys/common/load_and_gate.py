@@ -20,6 +20,7 @@ from pyinfra.context import ctx_state
 
 from deploys.common.cli_guards import ROOT, own_folder
 from facts.endpoint.completion import Endpoint
+from facts.local.secret_values import api_key
 from facts.observe import observe
 from gates.core.check import Gate, Observed
 from gates.core.violation import Violation
@@ -258,6 +259,7 @@ def endpoint(plan: Plan) -> Endpoint:
         model=recipe.served_model_name,
         reasoning=recipe.expect.reasoning,
         chat_template_kwargs=tuple(recipe.expect.chat_template_kwargs.items()),
+        key=api_key(plan),
     )
 
 

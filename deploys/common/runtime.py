@@ -24,7 +24,8 @@ from schema.observed.library import PodName
 class Work:
     """The steps of one serve run; everything empty when nothing is to do.
 
-    `steps` and `before` (the texts that are there now) are by node, `idle` is why a node has none.
+    `steps`, `before` (the texts that are there now) and `notes` (words about a path) are by node,
+    `idle` is why a node has no step.
     `how` starts the head's engine (None: its unit). `restarts` are the pods, by uid, that start
     anew, `words` say why, `former` are the uids of those before the run.
     """
@@ -39,6 +40,7 @@ class Work:
     words: Sequence[str] = ()
     restarts: Mapping[str, PodName] = field(default_factory=dict)
     former: frozenset[str] = frozenset()
+    notes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def to_configure(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.rules import completion as rules
+from schema.core.secret import Secret
 
 # The environment variable on the operator's machine that holds the endpoint's key, if it has one.
 KEY_VARIABLE = "RIGBOOK_API_KEY"
@@ -18,12 +19,16 @@ KEY_VARIABLE = "RIGBOOK_API_KEY"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a rig answers, and what its recipe expects of an answer."""
+    """Where a rig answers, and what its recipe expects of an answer.
+
+    `key` is what the recipe's secrets give its engine; KEY_VARIABLE goes before it.
+    """
 
     base_url: str
     model: str
     reasoning: bool = False
     chat_template_kwargs: tuple[tuple[str, Any], ...] = ()
+    key: Secret | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
             json=rules.question(
                 endpoint.model, endpoint.reasoning, dict(endpoint.chat_template_kwargs)
             ),
-            headers=key_headers(),
+            headers=key_headers(endpoint),
             timeout=httpx.Timeout(timeout_s, connect=3.0),
             trust_env=False,
         )
@@ -72,9 +77,9 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     return Answer(reply.ok, said, reply.final, text=reply.text, model=reply.model, seconds=seconds)
 
 
-def key_headers() -> dict[str, str]:
-    """The operator's key for the endpoint, where there is one; never in argv or data."""
-    key = os.environ.get(KEY_VARIABLE)
+def key_headers(endpoint: Endpoint) -> dict[str, str]:
+    """The key for the endpoint, where there is one; never in argv or data."""
+    key = os.environ.get(KEY_VARIABLE) or (endpoint.key.reveal() if endpoint.key else None)
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -86,7 +91,7 @@ def metric_names(endpoint: Endpoint, timeout_s: float = 10.0) -> set[str]:
     import httpx
 
     url = f"{endpoint.base_url}/metrics"
-    response = httpx.get(url, headers=key_headers(), timeout=timeout_s, trust_env=False)
+    response = httpx.get(url, headers=key_headers(endpoint), timeout=timeout_s, trust_env=False)
     response.raise_for_status()
     lines = (line for line in response.text.splitlines() if line.startswith("vllm:"))
     return {line.partition("{")[0].partition(" ")[0] for line in lines}

@@ -33,7 +33,8 @@ def probe(endpoint: Endpoint, budget_s: float = 5.0) -> Probe:
     def left(at_most: float = SIDE_TIMEOUT_S) -> float:
         return max(0.2, min(at_most, started + budget_s - time.monotonic()))
 
-    with httpx.Client(base_url=endpoint.base_url, headers=key_headers(), trust_env=False) as client:
+    headers = key_headers(endpoint)
+    with httpx.Client(base_url=endpoint.base_url, headers=headers, trust_env=False) as client:
         try:
             health = client.get("/health", timeout=left()).status_code
         except httpx.ConnectError as error:

@@ -68,7 +68,7 @@ def _one(endpoint: Endpoint, tokens: int) -> float:
     began = time.monotonic()
     try:
         with httpx.stream(
-            "POST", url, json=body, headers=key_headers(), timeout=timeout, trust_env=False
+            "POST", url, json=body, headers=key_headers(endpoint), timeout=timeout, trust_env=False
         ) as response:
             if response.status_code != 200:
                 said = response.read()[:200].decode("utf-8", "replace")

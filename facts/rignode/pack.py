@@ -19,6 +19,7 @@ from typing import NamedTuple
 from node.cli import verb_table
 from node.core.errors import Json
 from node.docker import api
+from schema.core.secret import revealed
 
 HERE = Path(__file__).resolve().parents[2] / "node"
 LIBRARY = "/usr/local/lib/rigbook"
@@ -210,19 +211,20 @@ def _program(verb: str) -> str:
                   for name, file in files.items()})  # fmt: skip
 
 
-def _asked(verb: str, request: dict[str, object]) -> str:
+def _asked(verb: str, request: str) -> str:
     """Gives a verb's arguments as a word."""
-    return _word([*_words(verb), json.dumps(request)])
+    return _word([*_words(verb), request])
 
 
 def inline_command(verb: str, request: dict[str, object]) -> str:
     """Gives a POSIX shell line that runs a verb on a host without writing any file there.
 
+    No Secret may be in the request (TypeError): every user reads it in the command line.
     It is under MAX_COMMAND bytes; raises ValueError when the request makes it longer. printf is a
     builtin of dash and bash, so no argument limit and no temp file (bash keeps large
     here-documents in a file under /tmp). No single quote is in it: callers wrap it in two sh -c.
     """
-    packed = f"{_asked(verb, request)}.{_program(verb)}"
+    packed = f"{_asked(verb, json.dumps(request))}.{_program(verb)}"
     line = f"printf %s {packed} | {_PYTHON} {_quoted(_RUN)}"
     if len(line) > MAX_COMMAND:
         raise ValueError(f"the command is {len(line)} bytes long, {MAX_COMMAND} are allowed")
@@ -240,7 +242,8 @@ def stdin_call(verb: str, request: dict[str, object]) -> Call:
     """Gives what runs a verb without writing any file on the host, with a request of any length:
     program and request go through stdin. For what only reads.
     """
-    return Call(f"{_PYTHON} {_quoted(_RUN)}", f"{_asked(verb, request)}.{_program(verb)}")
+    asked = _asked(verb, json.dumps(request, default=revealed))
+    return Call(f"{_PYTHON} {_quoted(_RUN)}", f"{asked}.{_program(verb)}")
 
 
 def install_call(
@@ -253,8 +256,9 @@ def install_call(
     which every user of the host can read.
     """
     name = f"rignode-{version()}.pyz"
+    asked = json.dumps(request, default=revealed)
     in_memory = verb in verb_table.FROM_MEMORY
-    header = [_words(verb), json.dumps(request), library, link, name, in_memory]
+    header = [_words(verb), asked, library, link, name, in_memory]
     line = f"python3 -I -B -c {_quoted(_INSTALL)}"
     return Call(line, f"{_word(header)}:{_zipapp_word()}")
 

@@ -136,6 +136,7 @@ CODES: dict[str, Code] = {
     "gpu-limit": Code(Layer.RECIPE),
     "gpu-limit-short": Code(Layer.RECIPE),
     "forbidden-env": Code(Layer.RECIPE),
+    "secret-missing": Code(Layer.RECIPE, waivable=False),
     "hca-two-ports": Code(Layer.RECIPE, "warn"),
     "enforce-eager": Code(Layer.RECIPE, "warn"),
     "image-latest": Code(Layer.RECIPE, "warn"),

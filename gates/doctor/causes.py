@@ -269,6 +269,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "libvgpu-old-mapped": Cause("started before the swap; a mapped library stays what it was"),
     "forbidden-env": Cause("set by hand at a relaunch (C14)", **_LOADS),
+    "secret-missing": Cause("the secret was never put there, or this shell does not have it"),
     "hca-two-ports": Cause("the recipe names two ports instead of the twins of one"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),
     "image-latest": Cause("the recipe was written before the digest was known"),

@@ -9,11 +9,12 @@ import hashlib
 from collections.abc import Iterator
 
 from gates.artifact.image import image_of
-from gates.drift.compare_venv import WATCHED, environment_drift, venv_drift
+from gates.drift.compare_venv import environment_drift, secrets_not_set, venv_drift
 from gates.drift.difference import Difference
 from gates.drift.launch_files import written_argv, written_environ
 from gates.engine.state import EngineState, engine_state, engine_unit, own_container, same_container
 from gates.engine.vllm_flags import NOT_SET, compare, serves
+from gates.recipe.secrets import differing
 from schema.desired.plan import ENGINE_DIR, UNIT, Document, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container, Docker
@@ -22,7 +23,7 @@ from schema.observed.machine import EngineProcess
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.recipe.recipe import ContainerSpec
 
-__all__ = ["WATCHED", "Difference", "EngineState", "drift", "engine_state"]
+__all__ = ["Difference", "EngineState", "drift", "engine_state"]
 
 
 def drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> list[Difference]:
@@ -52,6 +53,8 @@ def _files(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Differenc
             yield Difference("file", document.path, "looked at", "not in the snapshot")
         else:
             yield from _file(document, state)
+    for path, want, have in differing(plan.specs[node.name], states):
+        yield Difference("file", path, want, have)
 
 
 def _file(document: Document, state: FileState) -> Iterator[Difference]:
@@ -106,13 +109,13 @@ def _engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Differen
     if serves(argv):
         for name, want, have in compare(plan.specs[node.name].argv, argv):
             yield Difference("flag", name, want, have)
-    environ = written_environ(snapshot)
-    if container is not None:
-        environ = {**container.environ, **(server.environ if server else {})}
-    if environ is not None:
-        yield from environment_drift(plan, node, environ)
     if container is None:
+        written = written_environ(snapshot)
+        yield from environment_drift(plan, node, written) if written is not None else ()
         return
+    environ = {**container.environ, **(server.environ if server else {})}
+    yield from environment_drift(plan, node, environ)
+    yield from secrets_not_set(plan, node, environ)
     yield from _box(plan.recipe.container, docker, container)
     yield from _mounts(plan, node, docker, container)
 

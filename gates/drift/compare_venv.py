@@ -8,18 +8,13 @@ from gates.artifact.venv import own_venv
 from gates.drift.difference import Difference
 from gates.drift.launch_files import written_argv, written_environ
 from gates.engine.state import is_own
-from gates.engine.vllm_flags import MASK, NOT_SET, compare, serves
+from gates.engine.vllm_flags import NOT_SET, compare, serves
 from gates.recipe.choices import forbidden
+from node.rules.secret import MASK, WATCHED
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.machine import EngineProcess
 from schema.observed.snapshot import NodeSnapshot, Unreadable
-
-# The variables that the host reports (node/core/masking.py; a test holds the two equal).
-WATCHED = (
-    "VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_", "TORCH", "OMP_", "PYTORCH_", "TRITON",
-    "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_",
-)  # fmt: skip
 
 
 def venv_drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Difference]:
@@ -38,6 +33,7 @@ def venv_drift(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Diffe
     if environ is not None:
         yield from environment_drift(plan, node, environ)
     if server is not None:
+        yield from secrets_not_set(plan, node, server.environ)
         yield from _place(plan, node, snapshot, server)
 
 
@@ -69,3 +65,10 @@ def environment_drift(plan: Plan, node: Node, live: dict[str, str]) -> Iterator[
             yield Difference("environment", name, want, NOT_SET if have is None else have)
     for rule in forbidden(plan, live):
         yield Difference("forbidden", rule.name, rule.reason, live[rule.name])
+
+
+def secrets_not_set(plan: Plan, node: Node, live: dict[str, str]) -> Iterator[Difference]:
+    """The secrets that a live engine does not have: without its key it serves everybody."""
+    for name in plan.specs[node.name].secrets:
+        if name.startswith(WATCHED) and name not in live:
+            yield Difference("environment", name, "set, as a secret", NOT_SET)

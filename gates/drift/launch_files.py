@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schema.core.quoting import environment_text
+from node.rules.env_text import environment_text
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH
 from schema.render.installed import argv_in

@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
+from node.rules.secret import MASK
+
 # A flag's values, or True/False for a flag that stands alone (`--x`, `--no-x`).
 Value = tuple[str, ...] | bool
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 _JSON_MARKS = re.compile(r"""[\s"'{}\[\],]""")
-# What the host puts in the place of a secret.
-MASK = "***"
 NOT_SET = "not set"
 LOST_QUOTES = "(lost its JSON quotes on the way)"
 

@@ -13,12 +13,13 @@ from node.core import validate as core_validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
 from node.core.step_kind import Seen, Steps
-from node.files import atomic
+from node.files import atomic, secret_env
 
 VALIDATE_TIMEOUT_S = 20.0
 _KEYS = {
     "file": ("path", "content", "content_base64", "mode", "owner", "group", "expect_sha256",
-             "validate", "sensitive", "for_unit", "accept_ghosts", "blob", "keep"),
+             "validate", "sensitive", "for_unit", "accept_ghosts", "blob", "keep", "secrets",
+             "quoted"),
     "absent": ("path", "expect_sha256", "for_unit", "accept_ghosts"),
     "directory": ("path", "mode", "owner", "group"),
 }  # fmt: skip
@@ -46,6 +47,19 @@ def _kept(step: Json, where: str) -> bytes:
     if digest in (None, "absent") or "content" in step or "content_base64" in step:
         raise core_validate.bad(f"{where}: give 'blob', a sha256, or content, one of them")
     return atomic.load_blob(str(digest))
+
+
+def _raw(step: Json, where: str) -> bytes:
+    """Gives the bytes of a file step: of its content, of a kept copy, or rendered of secrets."""
+    if "blob" in step:
+        return _kept(step, where)
+    if "secrets" not in step:
+        return core_validate.content(step, where)
+    if "content" in step or "content_base64" in step or step["mode"] != "0600":
+        raise core_validate.bad(f"{where}: 'secrets' go without content, into a file of mode 0600")
+    quoted = core_validate.boolean(step.get("quoted", False), f"{where}.quoted")
+    rows = secret_env.parse(step["secrets"], f"{where}.secrets")
+    return secret_env.render(step["path"], rows, quoted)
 
 
 def _validator(step: Json) -> Callable[[str], None]:
@@ -108,14 +122,13 @@ class FileKind(PathKind):
         if self.op != "absent":
             out["owner"] = _owner(step, where)
         if self.op == "file":
-            kept = "blob" in step
-            out["raw"] = _kept(step, where) if kept else core_validate.content(step, where)
+            out["raw"] = _raw(step, where)
             out["keep"] = core_validate.boolean(step.get("keep", False), f"{where}.keep")
             wanted = step.get("validate")
             out["validate"] = (
                 None if wanted is None else core_validate.argv(wanted, f"{where}.validate")
             )
-            sensitive = step.get("sensitive", False)
+            sensitive = step.get("sensitive", "secrets" in step)
             out["sensitive"] = core_validate.boolean(sensitive, f"{where}.sensitive")
         return out
 

@@ -20,6 +20,7 @@ READING: dict[str, str] = {
     "tree list": "node.backup.listing:list_all",
     "venv look": "node.venv.versions:inspect_versions",
     "venv check": "node.venv.check:check_venv",
+    "secrets look": "node.files.secret_env:look",
     "kernel": "node.kernel.report:collect",
     "hardware": "node.machine.report:collect",
     "wake": "node.machine.wake_packet:wake",

@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-WATCHED = (
-    "VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_", "TORCH", "OMP_", "PYTORCH_", "TRITON",
-    "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_",
-)  # fmt: skip
-MASK = "***"
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|AUTH", re.IGNORECASE)
+from node.rules.secret import MASK, SECRET_FLAG, SECRET_NAME, WATCHED
+
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-_SECRET_FLAG = re.compile(r"^--(?:[a-z0-9_-]+[-_])?(?:api[-_]key|token|secret|password)$")
 
 
 def watched_environ(environ: dict[str, str]) -> dict[str, str]:
     """Gives the variables that rigbook watches, sorted; values of secrets are masked."""
     return {
-        name: MASK if _SECRET_NAME.search(name) else environ[name]
+        name: MASK if SECRET_NAME.search(name) else environ[name]
         for name in sorted(environ)
         if name.startswith(WATCHED)
     }
@@ -33,7 +28,7 @@ def masked_argv(argv: Iterable[str]) -> tuple[str, ...]:
     hiding = False
     for arg in argv:
         flag, equals, _ = arg.partition("=")
-        if _SECRET_FLAG.match(flag):
+        if SECRET_FLAG.match(flag):
             hiding = not equals
             out.append(f"{flag}={MASK}" if equals else arg)
         elif hiding and not arg.startswith("-"):
@@ -47,12 +42,13 @@ def masked_argv(argv: Iterable[str]) -> tuple[str, ...]:
 def masked_labels(labels: dict[str, str]) -> dict[str, str]:
     """Gives a container's labels, sorted, with the values of secrets masked."""
     return {
-        name: MASK if _SECRET_NAME.search(name) else str(labels[name]) for name in sorted(labels)
+        name: MASK if SECRET_NAME.search(name) else str(labels[name]) for name in sorted(labels)
     }
 
 
-def masked_env_file(text: str) -> str | None:
-    """Gives an environment file's text with the values of secrets masked.
+def masked_env_file(text: str, every: bool = False) -> str | None:
+    """Gives an environment file's text with the values of secrets masked; with `every` all values,
+    and the words of comments.
 
     None when a line is neither NAME=VALUE, a comment nor empty: it is then no environment file,
     and what it holds is not ours to tell.
@@ -63,6 +59,9 @@ def masked_env_file(text: str) -> str | None:
         if line.strip() and not line.startswith("#") and not (equals and _ENV_NAME.match(name)):
             return None
         ending = line[len(line.rstrip("\r\n")) :]
-        secret = equals and _SECRET_NAME.search(name) and not line.startswith("#")
-        out.append(f"{name}={MASK}{ending}" if secret else line)
+        if line.startswith("#"):
+            out.append(f"#{ending}" if every else line)
+        else:
+            secret = equals and (every or SECRET_NAME.search(name))
+            out.append(f"{name}={MASK}{ending}" if secret else line)
     return "".join(out)

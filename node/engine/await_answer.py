@@ -14,6 +14,7 @@ from node.core import log, proc
 from node.core.errors import CannotRead, NodeError
 from node.docker import containers
 from node.engine import config
+from node.engine.api_key import key_of
 from node.engine.completion import ask
 from node.engine.config import Engine
 from node.rules.completion import Reply
@@ -70,12 +71,12 @@ def answer(engine: Engine) -> str:
     """
     if engine.endpoint is None:
         return f"{engine.node} is a {engine.role}: the head answers"
-    alive = _Alive(engine)
+    alive, key = _Alive(engine), key_of(engine)
     budget = engine.start_budget_s
     told = alive.started
     while True:
         passed = time.monotonic() - alive.started
-        reply = ask(engine.endpoint, min(120.0, max(1.0, budget - passed)))
+        reply = ask(engine.endpoint, min(120.0, max(1.0, budget - passed)), key)
         passed = time.monotonic() - alive.started
         if reply.ok or reply.wants_key:
             return f"{reply.detail}, {passed:.0f} s after the start"

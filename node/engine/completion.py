@@ -23,12 +23,15 @@ def question(endpoint: Endpoint) -> Json:
     return rules.question(endpoint.model, endpoint.reasoning, endpoint.chat_template_kwargs)
 
 
-def ask(endpoint: Endpoint, timeout_s: float) -> Reply:
-    """Asks for a completion and waits at most about `timeout_s` seconds for it."""
+def ask(endpoint: Endpoint, timeout_s: float, key: str | None = None) -> Reply:
+    """Asks for a completion, with the engine's key, and waits at most about `timeout_s` seconds."""
+    headers = {"Content-Type": "application/json"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(
         f"{endpoint.url}/v1/chat/completions",
         data=json.dumps(question(endpoint)).encode("utf-8"),
-        headers={"Content-Type": "application/json"},
+        headers=headers,
     )
     started = time.monotonic()
     try:

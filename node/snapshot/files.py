@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from node.core import masking
 from node.core.errors import Json
+from node.rules.secret import SECRETS_PATH
 
 MAX_CONTENT = 64 * 1024
 
@@ -38,7 +39,8 @@ def _text(head: bytes) -> str | None:
 def state(path: str) -> Json:
     """Gives one path's state; a link is not followed.
 
-    Of a file that others may not read only an environment file's text is given, secrets masked.
+    Of a file that others may not read only an environment file's text is given, secrets masked;
+    of the engine's secrets the names.
     """
     answer: Json = dict.fromkeys(("sha256", "size", "mode", "uid", "gid", "content"))
     answer["path"] = path
@@ -61,7 +63,10 @@ def state(path: str) -> Json:
         os.close(fd)
     text = _text(head)
     private = not info.st_mode & stat.S_IROTH
-    answer["content"] = masking.masked_env_file(text) if text and private else text
+    secrets = os.path.basename(path) == os.path.basename(SECRETS_PATH)
+    if text and (private or secrets):
+        text = masking.masked_env_file(text, every=secrets)
+    answer["content"] = text
     return {**answer, "kind": "file"}
 
 

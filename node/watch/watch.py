@@ -11,7 +11,10 @@ import time
 
 from node.core import log
 from node.core.errors import Json, NodeError
+from node.engine import config as engine_config
+from node.engine.api_key import key_of
 from node.engine.completion import ask
+from node.engine.config import Endpoint
 from node.files import state_dir, state_file
 from node.rules.completion import Reply
 from node.watch import config, notices
@@ -114,10 +117,20 @@ def save_state(after: Json) -> None:
     state_file.save(file_path(), after)
 
 
+def _own_key(endpoint: Endpoint) -> str | None:
+    """Gives the key of this host's engine, where that is what is asked: no gateway gets it."""
+    try:
+        engine = engine_config.load()
+    except NodeError:
+        return None
+    ours = engine.endpoint is not None and engine.endpoint.url == endpoint.url
+    return key_of(engine) if ours else None
+
+
 def inspect_endpoint(watch: Watch) -> Json:
     """One look: asks, keeps the state, tells the journal and the webhook; gives the state."""
     before = load_state(time.time())
-    reply = ask(watch.endpoint, ANSWER_S)
+    reply = ask(watch.endpoint, ANSWER_S, _own_key(watch.endpoint))
     after = judge(before, reply, watch, time.time())
     save_state(after)
     if after["pending"][-1:] != before["pending"][-1:]:

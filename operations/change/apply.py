@@ -131,6 +131,8 @@ def _show(run: Run, step: Step, line: str, before: Mapping[str, str | None] | No
         host.log(line)
     if step["op"] not in ("file", "absent") or before is None or not run.state.config.DIFF:
         return
+    if "secrets" in step:
+        return  # the line has said which of them change
     diff.show(host, step["path"], before.get(step["path"]), text_after(step))
 
 

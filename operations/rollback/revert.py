@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import gevent
 from pyinfra.api import State
 
 from facts.endpoint.completion import Endpoint
+from facts.local.secret_values import api_key
 from facts.observe import observe
 from facts.rignode.call import AskFailed, ask_node, bounded
 from facts.rignode.context import in_host, real
@@ -244,7 +246,8 @@ def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:
         return None
     texts = {file.path: file.content or "" for file in snapshot.files}
     script, document = texts.get(SCRIPT_PATH, ""), texts.get(NODE_PATH, "")
-    return installed_endpoint(script, document, str(head.lan_address))
+    found = installed_endpoint(script, document, str(head.lan_address))
+    return found and replace(found, key=api_key(plan))
 
 
 def undo_only(words: str = "", timeout_s: int = UNDO_TIMEOUT_S) -> Callable[[Run], str]:

@@ -15,9 +15,12 @@ from typing import Any
 
 from pyinfra.api import Host
 
+from facts.local.secret_values import SecretMissing, value_of
 from facts.rignode.call import bounded
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
+from schema.desired.rig import Node
+from schema.render.engine_spec import on_node
 from schema.render.image_build import LABEL, Context
 
 TIMEOUT_S = 4 * 3600
@@ -52,19 +55,44 @@ def build(run: Run, target: str, context: Context) -> str:
     No tag is set. docker build without a tag prints the id in a way of its own for each builder:
     the id file is the same for both. The build ends with the session that started it.
     """
-    words = ["docker", "build", "--label", f"{LABEL}={context.inputs}", "--force-rm"]
-    for name, value in sorted(context.args.items()):
-        words += ["--build-arg", f"{name}={value}"]
     raw = context.tar()
-    host = run.host(target)
-    with closing(_Command(host, _BUILD % (len(raw), shlex.join(words)), "build")) as builder:
-        builder.write(raw)
+    host, node = run.host(target), run.plan.rig.node(target)
+    try:
+        script, sent = build_script(context, node, len(raw))
+    except SecretMissing as error:
+        raise StepFailed(f"{error}; {error.remedy}") from None
+    with closing(_Command(host, script, "build")) as builder:
+        builder.write(sent + raw)
         said = builder.finish(lambda step: host.log(step) if _is_step(step) else None, _reason)
     if not said.strip().startswith("sha256:"):
         raise StepFailed(f"{target}: docker build answered: {said.strip()[:200] or 'nothing'}")
     return said.strip()
 
 
+def build_script(context: Context, node: Node, size: int) -> tuple[str, bytes]:
+    """The script that builds a context of `size` bytes, and what stands before them in its stdin:
+    a line for each secret that this machine has. Raises SecretMissing.
+    """
+    words = ["docker", "build", "--label", f"{LABEL}={context.inputs}", "--force-rm"]
+    for name, value in sorted(context.args.items()):
+        words += ["--build-arg", f"{name}={value}"]
+    sent, reads = b"", ""
+    for name, source in sorted(context.build.secrets.items()):
+        secret = value_of(name, source)
+        if secret is None:
+            path = on_node(str(source.node_file), node)
+        else:
+            path = f"{_SECRETS}/{name}"
+            sent += secret.reveal().encode() + b"\n"
+            reads += f'IFS= read -r v && printf %s "$v" >{path} || exit 1\n'
+        words += ["--secret", f"id={name},src={path}"]
+    # The classic builder has no secrets.
+    words = ["env", "DOCKER_BUILDKIT=1", *words] if context.build.secrets else words
+    return _BUILD % (reads, size, shlex.join(words)), sent
+
+
+# In memory; what a kill leaves there the next build removes.
+_SECRETS = "/run/rigbook-build.secrets"
 # One build a host, by a lock that ends with its processes. The name given by --add-host stands on
 # the containers of the steps and not in the image: docker forgets them when it is restarted.
 # Behind the context nothing comes: what ends the read is a session that is gone, and docker build
@@ -77,14 +105,16 @@ sweep() {
     sed -n "s/ .*rigbook-build:.*//p" | xargs -r docker rm
 } >/dev/null 2>&1
 sweep
-d=$(mktemp -d) && head -c %d >$d/context || exit 1
+s=/run/rigbook-build.secrets
+rm -rf $s; mkdir -m 700 $s || exit 1
+%sd=$(mktemp -d) && head -c %d >$d/context || exit 1
 exec 3<&0
 %s --add-host rigbook-build:127.0.0.1 --iidfile $d/id - <$d/context >&2 & build=$!
 (read -r nothing <&3; kill $build) 2>/dev/null & watch=$!
 wait $build; r=$?
 kill $watch
 [ $r = 0 ] && cat $d/id || sweep
-rm -rf $d; exit $r"""
+rm -rf $d $s; exit $r"""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from node.rules.secret import holds_secret
 from schema.core.errors import HiddenValueError, SpecError, shown, unknown
 
 M = TypeVar("M", bound=BaseModel)
@@ -94,6 +95,7 @@ def _line(
     """One finding of pydantic as a line of ours."""
     loc = tuple(part for part in found["loc"] if part != "[key]")
     kind, value, context = found["type"], found.get("input"), found.get("ctx", {})
+    hidden = _may_be_secret(loc)
     if kind == "extra_forbidden":
         parent = _model_at(model, loc[:-1])
         keys = set(known_keys(parent) if parent else []) - (
@@ -104,21 +106,21 @@ def _line(
     if kind == "missing":
         text = "is missing; it has no default"
     elif kind == "value_error":
-        hidden = isinstance(context["error"], HiddenValueError)
+        hidden = hidden or isinstance(context["error"], HiddenValueError)
         text = str(context["error"]) if hidden else _with_value(value, str(context["error"]))
     elif kind == "literal_error":
-        text = f"is {shown(value)}; allowed: {context['expected']}"
+        text = f"is {shown(value, hidden)}; allowed: {context['expected']}"
     elif kind in ("greater_than_equal", "greater_than", "less_than_equal"):
-        text = f"is {shown(value)}; allowed: {_bound(kind, context)}"
+        text = f"is {shown(value, hidden)}; allowed: {_bound(kind, context)}"
     elif kind == "too_short":
         text = f"has too few entries; allowed: {context['min_length']} or more"
     elif kind == "json_invalid":
         text = "is nested too deeply or not valid Unicode; allowed: UTF-8 text"
     elif kind in _KINDS:
         hint = " (put it in quotes)" if kind == "string_type" and _is_scalar(value) else ""
-        text = f"is {_described(value)}; allowed: {_KINDS[kind]}{hint}"
+        text = f"is {_described(value, hidden)}; allowed: {_KINDS[kind]}{hint}"
     else:
-        text = f"is {_described(value)}, which this key does not take"
+        text = f"is {_described(value, hidden)}, which this key does not take"
     return _joined(where(str(loc[0]) if loc else ""), loc, text)
 
 
@@ -149,8 +151,13 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def _described(value: object) -> str:
-    """The value with its kind, as the person who wrote it would say."""
+def _may_be_secret(loc: tuple[int | str, ...]) -> bool:
+    """Whether the value there may be a secret, by its keys: no error shows it."""
+    return "secrets" in loc or any(isinstance(part, str) and holds_secret(part) for part in loc)
+
+
+def _described(value: object, hidden: bool = False) -> str:
+    """The value with its kind, as the person who wrote it would say; a secret's kind alone."""
     if value is None:
         return "empty (null)"
     if isinstance(value, dict):
@@ -159,7 +166,8 @@ def _described(value: object) -> str:
         return "a list"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"the {'text' if isinstance(value, str) else 'number'} {shown(value)}"
+    word = "text" if isinstance(value, str) else "number"
+    return (word if word == "text" else f"a {word}") if hidden else f"the {word} {shown(value)}"
 
 
 def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:

@@ -24,23 +24,6 @@ def systemd_argument(value: str) -> str:
     return '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def environment_value(value: str) -> str:
-    """A value as systemd's EnvironmentFile= reads it back (systemd.exec(5)).
-
-    Within double quotes a backslash takes the meaning from `"`, `\\`, `$` and a backtick.
-    """
-    if _PLAIN.match(value) and "%" not in value and "$" not in value:
-        return value
-    return '"' + re.sub(r'(["\\$`])', r"\\\1", value) + '"'
-
-
-def environment_text(written: str) -> str:
-    """The value that `environment_value` wrote."""
-    if len(written) < 2 or not (written.startswith('"') and written.endswith('"')):
-        return written
-    return re.sub(r'\\(["\\$`])', r"\1", written[1:-1])
-
-
 def systemd_lines(groups: Iterable[Sequence[str]]) -> list[str]:
     """Groups of arguments as the lines of one Exec command."""
     return [" ".join(systemd_argument(argument) for argument in group) for group in groups]

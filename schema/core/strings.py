@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from node.rules.patterns import DEVICE, IMAGE
+from node.rules.secret import has_credentials
 from node.rules.urls import is_http_url
 from schema.core.errors import HiddenValueError
 
@@ -29,6 +30,16 @@ def single_line(value: str) -> str:
         raise ValueError("holds a newline or another control character; allowed: one line of text")
     if len(value) > MAX_LINE:
         raise ValueError(f"is {len(value)} characters long; allowed: {MAX_LINE} or fewer")
+    return value
+
+
+def public(value: str) -> str:
+    """A value that many may read (a command line, an image): no URL with a user or a password."""
+    if has_credentials(value):
+        raise HiddenValueError(
+            "holds a URL with a user name or password; allowed: one without; what the engine reads "
+            "from its environment may stand under secrets"
+        )
     return value
 
 

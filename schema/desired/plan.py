@@ -6,13 +6,15 @@ that land on a node, `schema.inputs.load` the whole plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from schema.desired.kubernetes import ClusterData
 from schema.desired.rig import Rig
 from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
+from schema.recipe.secrets import SecretSource
 
 C = TypeVar("C", bound=ClusterData)
 UNIT = "rigbook-engine.service"
@@ -36,7 +38,8 @@ class EngineSpec:
     `volumes` are (source, target, read_only) with `~` resolved. `weights` is the host path of the
     weights. `cache_folders` are the mounted folders below the login user's home, parents first,
     that may be made when absent; the weights' own are not among them. `flags` are the merged
-    vllm_serve values, for diffs.
+    vllm_serve values, for diffs. `secrets` say where the values of further variables come from, a
+    file of the node as an absolute path.
     """
 
     node: str
@@ -48,6 +51,7 @@ class EngineSpec:
     flags: dict[str, object]
     venv: str | None = None
     user: str | None = None
+    secrets: Mapping[str, SecretSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

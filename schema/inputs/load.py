@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from node.rules.secret import SECRETS_PATH
 from schema.core.errors import SpecError, shown, unknown
 from schema.core.parse import build
 from schema.core.strings import plain_name
@@ -205,7 +206,12 @@ def _request(
     patched = recipe.container.image if recipe.container else str(spec.venv)
     return SnapshotRequest(
         # The folders as well: serve makes those that are absent, with the right owner.
-        files=(*(file.path for file in files), *ENGINE_FOLDERS, *spec.cache_folders),
+        files=(
+            *(file.path for file in files),
+            SECRETS_PATH,
+            *ENGINE_FOLDERS,
+            *spec.cache_folders,
+        ),
         units=(UNIT, PAIR_TIMER) if len(rig.nodes) > 1 else (UNIT,),
         images=(recipe.container.image,) if recipe.container else (),
         image_files=tuple(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import JsonValue
 
-from schema.core.strings import argument
+from node.rules.secret import API_KEY, holds_secret
+from schema.core.strings import argument, public
 from schema.recipe.placeholders import check_placeholders
 
 # These follow from multi_node and the inventory; set by hand they would differ from the rig.
@@ -20,7 +21,7 @@ def check_flag(value: JsonValue) -> JsonValue:
     A text must be one argument (one line, no leading `-`); a list needs texts or numbers.
     """
     if isinstance(value, str):
-        check_placeholders(argument(value))
+        check_placeholders(argument(public(value)))
     elif isinstance(value, list):
         if not value:
             raise ValueError(
@@ -41,7 +42,25 @@ def check_flags(flags: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
             f"sets {', '.join(wrong)}; allowed: any other flag (these follow from multi_node, "
             "the nodes' roles and their fabric addresses)"
         )
+    for path in (found for name, value in flags.items() for found in _secrets(name, value)):
+        variable = API_KEY if path == "api_key" else path.upper()
+        way = f"secrets: {{{variable}: {{env: NAME}}}}" if "." not in path else "another way to it"
+        raise ValueError(f"{path} would stand in serve.sh and in ps; allowed: {way}")
     return flags
+
+
+def _secrets(path: str, value: JsonValue, inside: bool = False) -> Iterator[str]:
+    """The keys, as dotted paths, that hold the text of a secret."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _secrets(f"{path}.{key}", inner, inside=True)
+        return
+    rows = value if isinstance(value, list) else [value]
+    if any(isinstance(row, str) for row in rows) and holds_secret(path.rpartition(".")[2], inside):
+        yield path
+    for row in rows:
+        if isinstance(row, dict | list):
+            yield from _secrets(path, row, inside=True)
 
 
 def flag_arguments(name: str, value: JsonValue, fill: Callable[[str], str]) -> list[str]:

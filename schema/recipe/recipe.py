@@ -7,6 +7,7 @@ node."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -20,6 +21,7 @@ from schema.core.strings import (
     image_reference,
     memory_size,
     mount_path,
+    public,
     single_line,
 )
 from schema.core.types import AbsolutePath, Name
@@ -27,15 +29,19 @@ from schema.observed.artifact import Module
 from schema.recipe.flags import check_flag, check_flags
 from schema.recipe.patches import FilePatch, PatchTool
 from schema.recipe.placeholders import check_placeholders
+from schema.recipe.secrets import SecretSource, check_names, check_public, conflicts
 from schema.recipe.venv import VenvSpec
 from schema.recipe.wheels import WheelsSpec
 
 Line = Annotated[str, AfterValidator(single_line)]
 Argument = Annotated[str, AfterValidator(argument)]
 EnvName = Annotated[str, AfterValidator(env_name)]
-EnvValue = Annotated[Line, AfterValidator(check_placeholders)]
+Public = Annotated[str, AfterValidator(public), AfterValidator(single_line)]
+EnvValue = Annotated[Public, AfterValidator(check_placeholders)]
 FlagName = Annotated[str, AfterValidator(flag_name)]
 HomePath = Annotated[str, AfterValidator(home_path)]
+Secrets = Annotated[dict[EnvName, SecretSource], AfterValidator(check_names)]
+_IN_PS = ": docker's --build-arg stands in ps and in the image"
 # A flag's value: a scalar, a list (repeated values of one flag) or a map (one JSON argument).
 Flags = Annotated[
     dict[FlagName, Annotated[JsonValue, AfterValidator(check_flag)]], AfterValidator(check_flags)
@@ -58,7 +64,12 @@ class ImageBuild(Frozen):
     # what it stands on: name@sha256:…, an image that the building node has, or scratch
     base: Annotated[str, AfterValidator(image_reference)]
     # values of the Dockerfile's ARG lines
-    args: dict[EnvName, Line] = Field(default_factory=dict)
+    args: Annotated[
+        dict[EnvName, Public],
+        AfterValidator(partial(check_public, why=_IN_PS, key="container.build.secrets")),
+    ] = Field(default_factory=dict)
+    # what its `RUN --mount=type=secret,id=NAME` lines read; in no layer, and no input of the build
+    secrets: dict[EnvName, SecretSource] = Field(default_factory=dict)
 
 
 class ContainerSpec(Frozen):
@@ -168,7 +179,10 @@ class Recipe(Frozen):
     weights: WeightsSpec
     container: ContainerSpec | None = None
     venv: VenvSpec | None = None
-    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
+    env: Annotated[
+        dict[EnvName, EnvValue], AfterValidator(partial(check_public, why="", key="secrets"))
+    ] = Field(default_factory=dict)
+    secrets: Secrets = Field(default_factory=dict)
     vllm_serve: Flags
     multi_node: MultiNode | None = None
     default_profile: Name
@@ -220,6 +234,13 @@ class Recipe(Frozen):
         for rule in self.forbidden_env:
             if rule.name in self.env and rule.value in (None, self.env[rule.name]):
                 raise ValueError(f"env.{rule.name}: is forbidden by this recipe: {rule.reason}")
+        return self
+
+    @model_validator(mode="after")
+    def _secrets_beside_env(self) -> Recipe:
+        never = {rule.name: rule.reason for rule in self.forbidden_env if rule.value is None}
+        for problem in conflicts(self.secrets, self.env, never):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from node.rules.secret import has_credentials
 from schema.core.base import Frozen
+from schema.core.errors import HiddenValueError
 from schema.core.strings import home_path, single_line
 from schema.core.types import AbsolutePath, Name
 
@@ -29,6 +31,12 @@ def version_text(value: str) -> str:
 
 def pip_argument(value: str) -> str:
     """One argument of `pip install` that says where wheels come from, as --option=value."""
+    if has_credentials(value):
+        raise HiddenValueError(
+            "holds a URL with a user name or password, which pip's command line would show to all; "
+            "allowed: the URL without them, and the credentials in the pip.conf or ~/.netrc "
+            "of the venv's owner on the node"
+        )
     if not _PIP.match(single_line(value)):
         raise ValueError(
             "is not allowed for pip here; allowed: --pre --no-index --no-deps --prefer-binary, "

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from node.rules.env_text import environment_value
+from node.rules.secret import SECRETS_PATH
 from schema.core.errors import SpecError
-from schema.core.quoting import environment_value, shell_lines, systemd_lines
+from schema.core.quoting import shell_lines, systemd_lines
 from schema.core.strings import single_line
 from schema.desired.plan import (
     CONTAINER,
@@ -42,8 +44,9 @@ def documents(
     """What lands on `node` for its engine, in this order: the launch script, the environment
     file, the unit, node.json, and on rigs of several nodes the pair check and its timer.
 
-    The environment file is root's alone (0600), because a recipe may carry a token; docker reads
-    it raw, systemd (for a venv) with quotes. SpecError when a value has no form in it.
+    docker reads the environment file raw, systemd (for a venv) with quotes; it is root's alone.
+    The recipe's secrets stand in a file beside it, which the node renders (SECRETS_PATH).
+    SpecError when a value has no form in it.
     """
     names: dict[str, object] = {
         "recipe": recipe.name,
@@ -82,10 +85,15 @@ def _unit(
     """The text of the engine's unit, of the template for the recipe's runtime."""
     common = {**names, "container": CONTAINER, "times": times(rig, node, recipe), "starts": STARTS}
     if recipe.container is None:
-        paths = {"script": SCRIPT_PATH, "environment": ENV_PATH, "user": spec.user}
+        paths = {"script": SCRIPT_PATH, "environments": env_files(recipe), "user": spec.user}
         return render(f"{UNIT_PATH}.venv", **common, **paths)
     run = systemd_lines(docker_run(recipe, profile, spec))
     return render(UNIT_PATH, **common, docker_run=run)
+
+
+def env_files(recipe: Recipe) -> list[str]:
+    """The files that the engine's environment is read from."""
+    return [ENV_PATH, SECRETS_PATH] if recipe.secrets else [ENV_PATH]
 
 
 def docker_run(recipe: Recipe, profile: str, spec: EngineSpec) -> list[list[str]]:
@@ -118,7 +126,7 @@ def docker_run(recipe: Recipe, profile: str, spec: EngineSpec) -> list[list[str]
         ["--log-driver", "local", "--log-opt", "max-size=20m"],
         ["--label", f"rigbook.recipe={recipe.name}"],
         ["--label", f"rigbook.profile={profile}"],
-        ["--env-file", ENV_PATH],
+        *(["--env-file", path] for path in env_files(recipe)),
         ["-v", f"{SCRIPT_PATH}:{SCRIPT_IN_CONTAINER}:ro"],
     ]
     for source, target, read_only in spec.volumes:

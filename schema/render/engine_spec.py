@@ -13,6 +13,7 @@ from schema.desired.rig import Node, Rig
 from schema.recipe.flags import flag_arguments
 from schema.recipe.placeholders import fill
 from schema.recipe.recipe import MultiNode, Recipe, Volume
+from schema.recipe.secrets import SecretSource
 
 
 def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpec:
@@ -25,7 +26,7 @@ def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpe
     flags = merged_flags(recipe, profile)
     values = node_values(rig, node)
     file = f"recipe {recipe.name}"
-    venv = _on_node(recipe.venv.path, node) if recipe.venv else None
+    venv = on_node(recipe.venv.path, node) if recipe.venv else None
     program = f"{venv}/bin/vllm" if venv else "vllm"
     argv = [program, "serve", fill(str(flags["model"]), values, f"{file}: vllm_serve.model")]
     for name, value in flags.items():
@@ -39,13 +40,21 @@ def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpe
         environ={
             name: fill(value, values, f"{file}: env.{name}") for name, value in recipe.env.items()
         },
-        volumes=tuple((_on_node(v.source, node), v.target, v.read_only) for v in _volumes(recipe)),
-        weights=_on_node(recipe.weights.path, node),
+        volumes=tuple((on_node(v.source, node), v.target, v.read_only) for v in _volumes(recipe)),
+        weights=on_node(recipe.weights.path, node),
         cache_folders=_cache_folders(recipe, node),
         flags={name: value for name, value in flags.items() if value is not None},
         venv=venv,
         user=(recipe.venv.user or node.ssh_user) if recipe.venv else None,
+        secrets={name: _source(source, node) for name, source in recipe.secrets.items()},
     )
+
+
+def _source(source: SecretSource, node: Node) -> SecretSource:
+    """The same with the node's file as an absolute path."""
+    if source.node_file is None:
+        return source
+    return source.model_copy(update={"node_file": on_node(source.node_file, node)})
 
 
 def _volumes(recipe: Recipe) -> tuple[Volume, ...]:
@@ -55,11 +64,11 @@ def _volumes(recipe: Recipe) -> tuple[Volume, ...]:
 
 def _cache_folders(recipe: Recipe, node: Node) -> tuple[str, ...]:
     """The mounted folders below the home that do not hold the weights, parents first."""
-    weights = PurePosixPath(_on_node(recipe.weights.path, node))
+    weights = PurePosixPath(on_node(recipe.weights.path, node))
     home = PurePosixPath(node.home)
     folders: dict[str, None] = {}
     for volume in _volumes(recipe):
-        source = PurePosixPath(_on_node(volume.source, node))
+        source = PurePosixPath(on_node(volume.source, node))
         if home not in source.parents or source == weights or source in weights.parents:
             continue
         chain = [source, *source.parents]
@@ -97,7 +106,7 @@ def _join_flags(multi_node: MultiNode, rig: Rig, node: Node) -> list[str]:
     ]
 
 
-def _on_node(path: str, node: Node) -> str:
+def on_node(path: str, node: Node) -> str:
     """A path with `~` as the login user's home on the node."""
     return node.home + path.removeprefix("~") if path.startswith("~") else path
 

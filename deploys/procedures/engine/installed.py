@@ -10,12 +10,14 @@ from gevent import Greenlet
 from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common import secrets
 from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.patch_findings import InForce, installed_versions
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
+from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from facts.rignode.context import real
 from gates.core.check import Observed
@@ -23,6 +25,7 @@ from gates.core.violation import Violation
 from gates.doctor.healthy import healthy_line
 from gates.drift.compare import Difference, drift, engine_state
 from gates.engine.state import engine_unit
+from node.rules.secret import API_KEY, SECRETS_PATH
 from operations.change.apply import Steps, texts_of
 from operations.engine import engine
 from operations.engine.wait_ready import wait_for_answer
@@ -41,24 +44,28 @@ PROBE_S = 5.0
 # An engine that its first request kills takes a moment to die.
 DYING_S = 1.0
 # Files that the engine reads at its start; the others are read when they are needed.
-_RESTARTS = frozenset({SCRIPT_PATH, ENV_PATH, UNIT_PATH})
+_RESTARTS = frozenset({SCRIPT_PATH, ENV_PATH, SECRETS_PATH, UNIT_PATH})
 # Differences that the files' and the unit's own steps mend.
 _BY_CONFIGURE = frozenset({"file", "unit"})
 
 
 def endpoint_with_key(plan: Plan) -> Endpoint:
-    """The plan's endpoint; DeployError when it will want a key that this shell does not hold.
+    """The plan's endpoint; DeployError when it will want a key that cannot be had here.
 
     Without it no answer could be proven, and a good engine would be taken back for it.
     """
-    head = plan.specs[plan.rig.head.name]
-    wants = "VLLM_API_KEY" in head.environ or "api_key" in head.flags
-    if wants and not os.environ.get(KEY_VARIABLE):
-        raise DeployError(
-            f"the engine of recipe {plan.recipe.name} wants a key, and {KEY_VARIABLE} is not set "
-            f"here: no answer could be proven; mend: read -rs {KEY_VARIABLE}; export {KEY_VARIABLE}"
-        )
-    return endpoint(plan)
+    where, source = endpoint(plan), plan.recipe.secrets.get(API_KEY)
+    if source is None or where.key or os.environ.get(KEY_VARIABLE):
+        return where
+    why, mend = f"{KEY_VARIABLE} is not set here", f"read -rs {KEY_VARIABLE}; export {KEY_VARIABLE}"
+    try:
+        value_of(API_KEY, source)
+    except SecretMissing as error:
+        why, mend = str(error), error.remedy
+    raise DeployError(
+        f"the engine of recipe {plan.recipe.name} wants a key: {why}: no answer could be proven; "
+        f"mend: {mend}"
+    )
 
 
 @once_a_run
@@ -76,10 +83,11 @@ def _steps(
     name: str,
     snapshots: Mapping[str, NodeSnapshot],
     files: Mapping[str, Mapping[str, FileState]],
+    secret_steps: Steps,
 ) -> Steps:
     node = plan.rig.node(name)
     changes = engine.folder_steps(plan.specs[name], files[name], node.ssh_user)
-    changes += engine.file_steps(plan.documents[name], files[name])
+    changes += engine.file_steps(plan.documents[name], files[name]) + secret_steps
     changed_files = any(step["op"] == "file" for step in changes)
     changes += engine.unit_steps(engine_unit(snapshots[name]), changed_files)
     if len(plan.rig.nodes) == 1:
@@ -148,15 +156,20 @@ class Installed:
         return ask_in_background(plan) if deploy == "serve" else where
 
     def findings(self, plan: Plan) -> Sequence[Violation]:
-        """None: the snapshots hold everything."""
-        return ()
+        """The secrets that cannot be had; the snapshots hold everything else."""
+        return secrets.findings(plan)
 
     def plan(self, rig: Procedure) -> Work:
         """What differs from the recipe, and why the pair has to start anew, told once."""
         plan, snapshots = rig.plan, rig.snapshots
         files = {name: files_in(snapshot) for name, snapshot in snapshots.items()}
         before = {name: texts_of(found) for name, found in files.items()}
-        steps = {node.name: _steps(plan, node.name, snapshots, files) for node in plan.rig.nodes}
+        secret = {n: secrets.steps(plan, n, found.get(SECRETS_PATH)) for n, found in files.items()}
+        notes = {name: words for name, (_, words) in secret.items()}
+        steps = {
+            node.name: _steps(plan, node.name, snapshots, files, secret[node.name][0])
+            for node in plan.rig.nodes
+        }
         states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
         differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
         answer = ask_in_background(plan).get() if "running" in states.values() else None
@@ -169,7 +182,9 @@ class Installed:
             # A step without a restart (a unit that was disabled) opens a change, which has to end.
             needs_proof = any(steps.values()) or not (answer and answer.ok)
             return Work(steps, before, needs_proof=needs_proof)
-        return Work(steps, before, stop=rig.up, start=rig.nodes, needs_proof=True)
+        return Work(
+            steps, before, stop=rig.up, start=rig.nodes, needs_proof=True, notes=notes
+        )  # fmt: skip
 
     def prove(self, plan: Plan, work: Work | None, patient: bool) -> str:
         """A real answer within the start budget."""

@@ -13,6 +13,7 @@ from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
+from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.core.check import deploy_command
@@ -144,9 +145,13 @@ def _context(plan: Plan, archive: str | None) -> Context:
             "it does not say how its image is made"
         )
     try:
+        for name, source in container.build.secrets.items():
+            value_of(name, source)
         return context(container.image, container.build)
     except SpecError as error:
         raise DeployError(f"nothing was changed: {error}") from None
+    except SecretMissing as error:
+        raise DeployError(f"nothing was changed: {error}; mend: {error.remedy}") from None
 
 
 def _store(snapshot: NodeSnapshot) -> str:

@@ -11,6 +11,7 @@ from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common import secrets
 from deploys.common.ask_engine import (
     ask_all,
     ask_pip,
@@ -30,6 +31,7 @@ from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
 from gates.engine.state import engine_unit
+from node.rules.secret import SECRETS_PATH
 from node.rules.versions import same_version
 from operations.change.apply import Steps, texts_of
 from operations.change.run import Run
@@ -73,6 +75,7 @@ class UpgradeWork:
     backups: dict[str, str] = field(default_factory=dict)
     documents: Steps = field(default_factory=list)
     before: Mapping[str, str | None] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -122,7 +125,7 @@ def plan(rig: Procedure) -> UpgradeWork:
     found = known_versions(wanted, plan, observe(state, plan))
     pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not data.inplace)
     # This run makes a verified backup before it changes anything.
-    found += wheels(plan, spec, wanted, pip, {node: True})
+    found += [*wheels(plan, spec, wanted, pip, {node: True}), *secrets.findings(plan)]
     rig.run.waivers = (*rig.waivers, *gate_here(found))
     exact = would_install(spec, pip[node]) or wanted
     place = inspect_place(state, node, venv, spec.package, exact)
@@ -134,7 +137,8 @@ def plan(rig: Procedure) -> UpgradeWork:
     _room(node, place, backup, data.inplace)
     unit, files = engine_unit(snapshot), files_in(snapshot)
     available = getattr(snapshot.memory, "available", None)
-    documents = engine.file_steps(plan.documents[node], files)
+    secret, notes = secrets.steps(plan, node, files.get(SECRETS_PATH))
+    documents = engine.file_steps(plan.documents[node], files) + secret
     work = UpgradeWork(
         node=node,
         wanted=exact,
@@ -151,6 +155,7 @@ def plan(rig: Procedure) -> UpgradeWork:
         backup=backup,
         documents=documents + engine.unit_steps(unit, bool(documents)),
         before=texts_of(files),
+        notes=notes,
     )
     # For whoever undoes it; the backup's id comes in before the change is opened.
     rig.run.context.update(

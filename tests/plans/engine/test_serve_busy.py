@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from deploys.common.snapshot_view import units_in
 from deploys.procedures.engine import installed
@@ -45,19 +44,6 @@ def test_only_a_hang_is_restarted(
     recipe = plan.recipe.model_copy(update={"expect": expect})
     plan = dataclasses.replace(plan, recipe=recipe)
     assert installed._too_late(plan, seen, answer) is restarts
-
-
-def test_a_key_is_asked_for_before_anything_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = tiny_plan()
-    head = plan.specs[HEAD]
-    keyed = dataclasses.replace(head, environ={**head.environ, "VLLM_API_KEY": "s3cret"})
-    plan = dataclasses.replace(plan, specs={**plan.specs, HEAD: keyed})
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    with pytest.raises(DeployError, match=KEY_VARIABLE) as refused:
-        installed.endpoint_with_key(plan)
-    assert "s3cret" not in str(refused.value)
-    monkeypatch.setenv(KEY_VARIABLE, "s3cret")
-    assert installed.endpoint_with_key(plan).model == "tiny"
 
 
 def test_the_doctors_look_takes_the_key_along(monkeypatch: pytest.MonkeyPatch) -> None:

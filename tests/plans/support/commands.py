@@ -19,7 +19,7 @@ LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
     "dropin", "snapshot", "kernel", "hardware", "growth", "wake", "journal", "journal look",
     "unit-state", "log", "tree list", "library look", "library check", "kube look",
-    "kube answer", "models look", "answer look", "venv look", "venv check",
+    "kube answer", "models look", "answer look", "venv look", "venv check", "secrets look",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from node.change import journal, kinds
 from node.cli import verb_table
 from node.core import validate
 from node.core.errors import NodeError
+from node.files import secret_env
 from node.patch import inspect
 from node.transfer import server
 from schema.desired.plan import UNIT
@@ -103,6 +104,8 @@ class FakeNode:
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
         self.name, self.folder = name, folder
+        # what stands for the host's file of secrets
+        self.secrets = folder / f"{name.rpartition('/')[2]}.secrets.env"
         self.now: Json = snapshot or {}
         self.before = json.dumps(self.now)
         self.faults = {key.partition(":")[2]: v for key, v in faults.items()
@@ -164,6 +167,8 @@ class FakeNode:
             return self._apply(command.request)
         if command.verb == "dropin":
             return {"problems": [], "ghosts": [], "exec_start": [], **self.faults.get("check", {})}
+        if command.verb == "secrets look":
+            return secret_env.look({**command.request, "path": str(self.secrets)})
         if command.verb in LOOKING:
             # node's own function, on the folders that the test made on this machine
             return verb_table.run(command.verb, command.request)
@@ -268,6 +273,10 @@ class FakeNode:
             Path(step["path"]).write_bytes(binary)
             return
         raw = step["content"].encode() if "content" in step else binary
+        if "secrets" in step:
+            rows = secret_env.parse(step["secrets"], "secrets")
+            raw = secret_env.render(str(self.secrets), rows, step["quoted"])
+            self.secrets.write_bytes(raw)
         state = {
             "path": step["path"],
             "kind": "file",

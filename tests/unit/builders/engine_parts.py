@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from gates.core.check import GIB
+from node.rules.secret import MASK, SECRETS_PATH, WATCHED
 from schema.desired.plan import CONTAINER, Document, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container, Image, ImageFile, ImageFileMatch, Mount
@@ -42,7 +43,7 @@ def container(plan: Plan, node: Node) -> Container:
         exit_code=0,
         pid=901,
         argv=("/bin/bash", SCRIPT_IN_CONTAINER),
-        environ=dict(spec.environ),
+        environ={**spec.environ, **told_secrets(plan, node)},
         restart_policy="no",
         network_mode="host",
         ipc_mode=box.ipc,
@@ -123,3 +124,18 @@ def written_file(document: Document) -> FileState:
         gid=0,
         content=document.content if document.mode != "0600" else None,
     )
+
+
+def told_secrets(plan: Plan, node: Node) -> dict[str, str]:
+    """What a host says of the engine's secrets: those that it watches, masked."""
+    return {name: MASK for name in plan.specs[node.name].secrets if name.startswith(WATCHED)}
+
+
+def written_files(plan: Plan, node: Node) -> tuple[FileState, ...]:
+    """The engine's files as serve leaves them, the file of its secrets with their names alone."""
+    files = [written_file(document) for document in plan.documents[node.name]]
+    if names := plan.specs[node.name].secrets:
+        text = "#\n" + "".join(f"{name}={MASK}\n" for name in names)
+        secret = written_file(Document(SECRETS_PATH, text, "0600"))
+        files.append(secret.model_copy(update={"content": text}))
+    return tuple(files)

@@ -21,8 +21,9 @@ from tests.unit.builders.engine_parts import (
     container,
     image,
     patched_files,
+    told_secrets,
     weights,
-    written_file,
+    written_files,
 )
 from tests.unit.builders.host_parts import (
     NOW,
@@ -141,6 +142,7 @@ def _node(plan: Plan, node: Node) -> NodeSnapshot:
 def _running(plan: Plan, node: Node) -> NodeSnapshot:
     spec = plan.specs[node.name]
     live = {name: value for name, value in spec.environ.items() if name.startswith("VLLM_")}
+    live |= told_secrets(plan, node)
     argv = ("/usr/bin/python3", "/usr/local/bin/vllm", *spec.argv[1:])
     processes = (
         process(910, *argv, environ=live, ppid=902),
@@ -157,7 +159,7 @@ def _running(plan: Plan, node: Node) -> NodeSnapshot:
     seen = put(seen, "connections", joined(plan, node))
     seen = put(seen, "docker.containers", (container(plan, node),))
     seen = put(seen, "units", (unit(), pair_timer()))
-    seen = put(seen, "files", tuple(written_file(d) for d in plan.documents[node.name]))
+    seen = put(seen, "files", written_files(plan, node))
     seen = put(seen, "memory.available", 9 * GIB)
     assert isinstance(seen, NodeSnapshot)
     return seen

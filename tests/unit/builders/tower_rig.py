@@ -11,7 +11,7 @@ from schema.inputs.load import plan
 from schema.observed.files import Venv
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.unit.builders import snapshots as f
-from tests.unit.builders.engine_parts import absent_file, weights, written_file
+from tests.unit.builders.engine_parts import absent_file, told_secrets, weights, written_files
 from tests.unit.builders.host_parts import discrete_gpu, port, process, unit
 from tests.unit.builders.recorded import recorded
 from tests.unit.builders.spark_rig import ROOT, spark_plan
@@ -76,6 +76,7 @@ def serving(plan: Plan) -> dict[str, NodeSnapshot]:
     node = plan.rig.head
     spec = plan.specs[node.name]
     live = {name: value for name, value in spec.environ.items() if name.startswith("VLLM_")}
+    live |= told_secrets(plan, node)
     live |= {n: v for n, v in spec.environ.items() if n.startswith(("TORCH", "OMP_", "HF_", "TRA"))}
     processes = (
         process(910, f"{TARGET}/bin/python", *spec.argv, environ=live, **OWN),
@@ -90,7 +91,7 @@ def serving(plan: Plan) -> dict[str, NodeSnapshot]:
             "engine_processes": processes,
             "ports": (port(22), port(8000, **held)),
             "units": (unit(exec_start=("/etc/rigbook/engine/serve.sh",), main_pid=910),),
-            "files": tuple(written_file(d) for d in plan.documents[node.name]),
+            "files": written_files(plan, node),
             "memory": seen.memory.model_copy(update={"available": 9 * GIB}),
         }
     )

@@ -83,6 +83,7 @@ ELSEWHERE = {
     "growth-large",  # host/test_growth.py
     "enforce-eager",  # recipe/test_choices.py
     "other-recipe",  # tests/plans/engine/test_restart.py
+    "secret-missing",  # tests/plans/engine/test_secrets.py
     "nodes-reachable", "gate-error",  # test_unknown_blocks.py
 }  # fmt: skip
 

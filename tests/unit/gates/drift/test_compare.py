@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gates.drift.compare import WATCHED, drift
+from gates.drift.compare import drift
 from gates.engine.vllm_flags import compare, flags_of
-from node.core import masking
 from schema.desired.plan import UNIT
 from schema.observed.docker import Mount
 from schema.observed.snapshot import Unreadable
@@ -179,10 +178,6 @@ def test_a_forbidden_variable_says_why() -> None:
     (line,) = texts(("engine_processes.0.environ", {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}))
     assert line.startswith("VLLM_WORKER_MULTIPROC_METHOD=fork is forbidden: ")
     assert "ShmRingBuffer" in line
-
-
-def test_watched_names_are_those_that_the_host_reports() -> None:
-    assert WATCHED == masking.WATCHED
 
 
 @pytest.mark.parametrize("section", ["files", "units", "docker"])

@@ -145,6 +145,37 @@ def test_a_key_is_an_answer_and_a_worker_has_nothing_to_wait_for(endpoint: Serve
     assert "the head answers" in await_answer.answer(engine(role="worker", rank=1, endpoint=None))
 
 
+@pytest.mark.parametrize(
+    ("changes", "text", "environ", "key"),
+    [
+        # docker's file is raw, and systemd's has quotes
+        ({}, 'VLLM_API_KEY="K3Y"\n', {}, 'Bearer "K3Y"'),
+        (VENV, 'HF_TOKEN=t\nVLLM_API_KEY="K3Y$"\n', {}, "Bearer K3Y$"),
+        # a venv's unit has it in its environment: its user may not read the file
+        (VENV, None, {"VLLM_API_KEY": "K3Y"}, "Bearer K3Y"),
+        ({}, "HF_TOKEN=t\n", {}, None),
+        ({}, None, {}, None),
+        # what no header takes is not quoted in an error about it
+        ({}, "VLLM_API_KEY=K3Yü\n", {}, None),
+    ],
+)
+def test_the_engine_is_asked_with_its_key(
+    host: Host,
+    endpoint: Server,
+    changes: dict[str, Any],
+    text: str | None,
+    environ: dict[str, str],
+    key: str | None,
+) -> None:
+    """A start is proven by a completion, not by a 401; the key is in no line of the log."""
+    engine_file(host, url=endpoint.url, **changes)
+    host.env.update(environ, RIGBOOK_SECRETS=str(host.file("secrets.env", text, mode=0o600)))
+    done = host.run(host.argv("answer"))
+    assert done.returncode == 0 and "tiny answered" in done.stdout
+    assert endpoint.keys == [key]
+    assert "K3Y" not in done.stdout + done.stderr
+
+
 def test_a_unit_without_the_expected_thought_does_not_start(endpoint: Server) -> None:
     """Its parser is off: verify would refuse the rig, so the unit's start does, too."""
     asked = Endpoint(endpoint.url, "tiny", True, {})

@@ -13,12 +13,15 @@ from typing import Any
 
 
 class Server:
-    """An HTTP server on a loopback port. `reply` gives status and body of a request's JSON."""
+    """An HTTP server on a loopback port. `reply` gives status and body of a request's JSON; `keys`
+    holds the Authorization of each.
+    """
 
     def __init__(self, reply: Callable[[dict[str, Any]], tuple[int, object]]) -> None:
         self.reply = reply
         self.got: list[dict[str, Any]] = []
         self.paths: list[str] = []
+        self.keys: list[str | None] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -27,6 +30,7 @@ class Server:
                 status, answer = server.reply(body)
                 server.got.append(body)
                 server.paths.append(self.path)
+                server.keys.append(self.headers["Authorization"])
                 raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 if status in (301, 302):

@@ -13,6 +13,7 @@ import pytest
 
 from node.rules.completion import Reply
 from node.watch import config, watch
+from tests.unit.node.support.enginefile import engine_file
 from tests.unit.node.support.host import Host
 from tests.unit.node.support.servers import completion, serving
 from tests.unit.node.support.watched import SECRET, Rig
@@ -41,6 +42,17 @@ def test_an_engine_that_answers_is_not_worth_a_notice(rig: Rig) -> None:
     asked = rig.endpoint.got[0]
     assert rig.endpoint.paths[0] == "/v1/chat/completions"
     assert (asked["model"], asked["max_tokens"]) == ("tiny", 16)
+
+
+def test_the_key_goes_to_this_hosts_engine_alone(rig: Rig) -> None:
+    """A gateway that is watched in its place does not get it."""
+    rig.host.env["RIGBOOK_SECRETS"] = str(rig.file("secrets.env", f"VLLM_API_KEY={SECRET}\n"))
+    rig.look()
+    engine_file(rig.host, url=rig.endpoint.url)
+    rig.look()
+    engine_file(rig.host, url=rig.hook.url)
+    rig.look()
+    assert rig.endpoint.keys == [None, f"Bearer {SECRET}", None]
 
 
 def test_three_misses_are_told_once_and_the_recovery_too(rig: Rig) -> None:

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from node.engine.config import parse
+from node.rules.env_text import environment_text, environment_value
 from schema.core.errors import SpecError
-from schema.core.quoting import environment_text, environment_value
 from tests.unit.builders.engine_files import unit_lines
 from tests.unit.builders.spark_rig import ROOT, project, spark_plan
 from tests.unit.builders.tower_rig import TOWER, VENV, tower_plan

@@ -1,0 +1,58 @@
+"""Secrets of an engine's environment: which names hold them, and what may be one.
+
+No text here quotes a value.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Where serve writes them on a node (root's alone), and the one that rigbook itself asks with.
+SECRETS_PATH = "/etc/rigbook/engine/secrets.env"
+API_KEY = "VLLM_API_KEY"
+MASK = "***"
+MAX_VALUE = 8192
+# Variables that a host reports of an engine; those of a SECRET_NAME it masks.
+WATCHED = (
+    "VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_", "TORCH", "OMP_", "PYTORCH_", "TRITON",
+    "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_",
+)  # fmt: skip
+SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|AUTH", re.IGNORECASE)
+# A flag of a command line whose values nobody is to see.
+SECRET_FLAG = re.compile(r"--(?:[a-z0-9_-]+[-_])?(?:api[-_]key|token|secret|password)\Z")
+_ENDS = r"api_?key|access_?key|secret_?key|secret|password|passwd"
+_HOLDS = re.compile(rf"(?:.*_)?(?:{_ENDS}|token)\Z", re.IGNORECASE)
+# In a JSON of the engine's, where `image_token` and its like are words of the model.
+_HOLDS_INSIDE = re.compile(rf"(?:.*_)?(?:{_ENDS}|(?:api|auth|access|hf)_token)\Z", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"://[^/?#]*@")
+
+
+def holds_secret(name: str, inside: bool = False) -> bool:
+    """Gives True for a name whose value is a secret: HF_TOKEN, api_key; not TOKENIZER.
+
+    `inside`: a key in a JSON value.
+    """
+    return bool((_HOLDS_INSIDE if inside else _HOLDS).match(name.replace("-", "_")))
+
+
+def is_reported(name: str) -> bool:
+    """Gives True for a variable whose value a host reports as it is."""
+    return name.startswith(WATCHED) and not SECRET_NAME.search(name)
+
+
+def has_credentials(text: str) -> bool:
+    """Gives True for a text with a URL that holds a user name or a password."""
+    return bool(_USER_IN_URL.search(text))
+
+
+def unfit(name: str, value: str) -> str | None:
+    """Gives why a value cannot be the secret `name`, or None; the value is not in it."""
+    if not value:
+        return "is empty"
+    if len(value) > MAX_VALUE:
+        return f"is longer than {MAX_VALUE} characters"
+    if not value.isprintable():
+        return "holds a newline or another control character"
+    if name == API_KEY and not (value.isascii() and " " not in value):
+        return "has characters no HTTP header can hold"
+    return None

@@ -1,0 +1,189 @@
+"""Secrets on booted hosts: recipes that name some, and a look for their values in all that a run
+leaves, types and says.
+"""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from facts.endpoint.completion import Endpoint, ask
+from schema.core.secret import Secret
+from tests.system.rehearsal import ROOT, Done, Lab
+
+FILE = "/etc/rigbook/engine/secrets.env"
+NODE_FILE = "/root/rigbook-canary"
+VERBOSE = ("-vvv", "--debug", "--diff")
+# Where a run or an engine leaves files; the weights and the layers of images are none.
+PLACES = (
+    "/etc /run /tmp /var/tmp /var/log /var/lib/rigbook /var/lib/docker/containers /usr/local /root "
+    "/home /dev/shm"
+)
+# What root alone reads and what has to hold it: the file, its former versions, the node's own
+# source, and docker's note of a container's environment, while it is there.
+HOLDERS = (
+    FILE,
+    NODE_FILE,
+    "/var/lib/rigbook/blobs/",
+    "/var/lib/docker/containers/",
+    "/run/containerd/",
+    "/run/docker/",
+)
+
+
+class Keys:
+    """A recipe with a key of the operator's file and a token of a file on each host."""
+
+    def __init__(self, folder: Path, base: str, key: str, token: str) -> None:
+        self.folder, self.key, self.token = folder, key, token
+        self.file = folder / "key"
+        text = yaml.safe_load((ROOT / f"catalog/recipes/{base}.yaml").read_text())
+        secrets = {
+            "VLLM_API_KEY": {"file": str(self.file)}, "HF_TOKEN": {"node_file": NODE_FILE}
+        }  # fmt: skip
+        made = yaml.safe_dump({**text, "secrets": secrets}, sort_keys=False)
+        (folder / "guarded.yaml").write_text(made)
+        self.write(key)
+
+    def write(self, key: str) -> None:
+        """Another key."""
+        self.key = key
+        self.file.write_text(f"{key}\n")
+        self.file.chmod(0o600)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The arguments that choose the recipe."""
+        return ("--data", "recipe=guarded", "--data", f"recipes_dir={self.folder}")
+
+    def put(self, lab: Lab, hosts: list[str]) -> None:
+        """The token, root's alone on each host."""
+        for host in hosts:
+            lab.ssh(host, f"sudo sh -c 'umask 077; cat >{NODE_FILE}'", stdin=self.token)
+
+
+class Poll:
+    """Reads every command line of this machine, its hosts and their containers among them, as long
+    as it is open; `found` are those with one of the values.
+    """
+
+    def __init__(self, *values: str) -> None:
+        self.found: set[str] = set()
+        self.looks = 0
+        self._values = [value.encode() for value in values]
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            for folder in Path("/proc").glob("[0-9]*"):
+                try:
+                    words = (folder / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if any(value in words for value in self._values):
+                    self.found.add(words.replace(b"\0", b" ").decode(errors="replace"))
+            self.looks += 1
+            self._closed.wait(0.02)
+
+    def __enter__(self) -> Poll:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+def guarded(url: str, key: str) -> None:
+    """The engine answers with this key, and to nobody without one."""
+    assert ask(Endpoint(url, "tiny", key=Secret(key))).ok
+    assert "401" in ask(Endpoint(url, "tiny")).detail
+
+
+def held(lab: Lab, host: str, value: str, user: str) -> list[str]:
+    """The files of PLACES that hold a value, as a user finds them; the value in no command line."""
+    search = f"sudo -u {user} grep -rlsaF -f - -D skip {PLACES} || true"
+    return lab.ssh(host, search, stdin=f"{value}\n").splitlines()
+
+
+def said(lab: Lab, host: str) -> str:
+    """All that the host says of itself: systemd's journal and units, rigbook's, every process."""
+    commands = (
+        "sudo journalctl --no-pager -o verbose",
+        "systemctl show rigbook-engine.service --all",
+        "systemctl cat rigbook-engine.service",
+        "echo '{}' | sudo rignode journal",
+        "sudo rignode status",
+        f"""sudo rignode snapshot {shlex.quote('{"files": ["' + FILE + '"]}')}""",
+        "ps axwwe",
+    )
+    return lab.ssh(host, "; ".join(commands))
+
+
+def nowhere(lab: Lab, hosts: list[str], values: list[str], runs: list[Done]) -> None:
+    """No value is where it must not be, on any host, and none in what the runs said."""
+    debug = ROOT / "pyinfra-debug.log"
+    texts = {f"run {n}": run.text for n, run in enumerate(runs)}
+    texts["pyinfra-debug.log"] = debug.read_text() if debug.exists() else ""
+    texts |= {host: said(lab, host) for host in hosts}
+    for value in values:
+        assert [name for name, text in texts.items() if value in text] == []
+        for host in hosts:
+            assert held(lab, host, value, "nobody") == []
+            strange = [p for p in held(lab, host, value, "root") if not p.startswith(HOLDERS)]
+            assert strange == []
+    for host in hosts:
+        assert lab.ssh(host, f"sudo stat -c '%a %U:%G' {FILE}") == "600 root:root"
+        modes = lab.ssh(host, "sudo find /var/lib/rigbook/blobs -type f ! -perm 600")
+        assert modes == "" and lab.ssh(host, "sudo stat -c %a /var/lib/rigbook") == "700"
+
+
+def whole_way(
+    lab: Lab, deploy: Callable[..., Done], hosts: list[str], url: str, keys: Keys
+) -> None:
+    """serve with secrets, again, with another key, back; and the look after each."""
+    first, second = keys.key, f"2{keys.key}"
+    values = [first, second, keys.token]
+    runs: list[Done] = []
+
+    def run(*words: str) -> Done:
+        runs.append(deploy(*words, *VERBOSE))
+        return runs[-1]
+
+    with Poll(*values) as poll:
+        done = run("serve", *keys.words)
+        assert done.rc == 0, done.text
+        assert "VLLM_API_KEY new, HF_TOKEN new" in done.text
+        guarded(url, first)
+        # the start was proven with the key, not by a 401
+        start = f"_SYSTEMD_INVOCATION_ID={lab.unit(hosts[0], 'InvocationID')[0]}"
+        log = lab.ssh(hosts[0], f"sudo journalctl {start} --no-pager")
+        assert "tiny answered in" in log and "wants a key" not in log
+        nowhere(lab, hosts, values, runs)
+
+        again = run("serve", *keys.words)
+        assert again.rc == 0 and again.counts("Grand total")[1:3] == ("-", "-"), again.text
+
+        keys.write(second)
+        done = run("serve", *keys.words)
+        assert done.rc == 0, done.text
+        assert "VLLM_API_KEY changed, HF_TOKEN unchanged" in done.text
+        guarded(url, second)
+        nowhere(lab, hosts, values, runs)
+
+        looked = run("doctor", *keys.words)
+        assert looked.rc == 0 and "nothing blocks" in looked.text, looked.text
+
+        done = run("serve")
+        assert done.rc == 0, done.text
+        assert ask(Endpoint(url, "tiny")).ok
+        for host in hosts:
+            assert lab.ssh(host, f"sudo test -e {FILE}; echo $?") == "1"
+    assert poll.looks > 100 and poll.found == set()
+    nothing = [host for host in hosts for value in values if value in said(lab, host)]
+    assert nothing == []
