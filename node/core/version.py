@@ -1,10 +1,11 @@
-"""The version of the program that the console's `rignode` runs."""
+"""Where the versions of the program lie, and which one the console's `rignode` runs."""
 
 from __future__ import annotations
 
 import os
 
 LINK = "/usr/local/bin/rignode"
+LIBRARY = "/usr/local/lib/rigbook"
 
 
 def installed_version() -> str | None:
