@@ -109,7 +109,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.systemd",
             "node.weights",
         },
-        "node.systemd": {"node.core", "node.docker"},
+        "node.systemd": {"node.core", "node.docker", "node.files"},
         "node.transfer": {"node.core", "node.files"},
         "node.venv": {
             "node.backup",
