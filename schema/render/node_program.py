@@ -56,6 +56,11 @@ def programs_in(text: str) -> list[str]:
     return list(dict.fromkeys(_NAMED.findall(text)))
 
 
+def unversioned(text: str) -> str:
+    """A unit's text with the link in place of the versions that it names."""
+    return _NAMED.sub(LINK, text)
+
+
 def same_but_program(one: str, other: str) -> bool:
     """Whether two texts of a unit differ in nothing but the version of the program they name."""
-    return _NAMED.sub(LINK, one) == _NAMED.sub(LINK, other)
+    return unversioned(one) == unversioned(other)
