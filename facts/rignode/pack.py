@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import io
 import json
 import re
 import zipfile
 import zlib
-from pathlib import Path
 from typing import NamedTuple
 
 from node.cli import verb_table
 from node.core.errors import Json
 from node.docker import api
 from schema.core.secret import revealed
+from schema.render import node_program
+from schema.render.node_program import LIBRARY, LINK
 
-HERE = Path(__file__).resolve().parents[2] / "node"
-LIBRARY = "/usr/local/lib/rigbook"
-LINK = "/usr/local/bin/rignode"
 # the kernel's MAX_ARG_STRLEN is 128 KiB, and pyinfra's quoting of the command adds to it
 MAX_COMMAND = 100 * 1024
 _IMPORT = re.compile(
@@ -104,33 +101,6 @@ os.execv(sys.executable,[sys.executable,"-I","-B",P]+A)
 
 
 @functools.cache
-def paths() -> dict[str, Path]:
-    """Gives the program's files, `node/...` to where each stands, sorted; not this one."""
-    found = {f"node/{p.relative_to(HERE).as_posix()}": p for p in HERE.rglob("*.py")}
-    return {name: found[name] for name in sorted(found)}
-
-
-@functools.cache
-def _raw(name: str) -> bytes:
-    return paths()[name].read_bytes()
-
-
-def whole() -> dict[str, bytes]:
-    """Gives all files of the program, `node/...` to bytes, sorted."""
-    return {name: _raw(name) for name in paths()}
-
-
-@functools.cache
-def version() -> str:
-    """Gives the first 12 hex digits of the sha256 over the program's files."""
-    digest = hashlib.sha256()
-    for name, raw in whole().items():
-        digest.update(f"{name}\0{len(raw)}\0".encode())
-        digest.update(raw)
-    return digest.hexdigest()[:12]
-
-
-@functools.cache
 def zipapp_bytes() -> bytes:
     """Gives the zipapp; the same sources give the same bytes.
 
@@ -138,7 +108,7 @@ def zipapp_bytes() -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, raw in {"__main__.py": _START.encode(), **whole()}.items():
+        for name, raw in {"__main__.py": _START.encode(), **node_program.whole()}.items():
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             info.create_system = 3
             info.external_attr = 0o100644 << 16
@@ -171,7 +141,8 @@ def _quoted(program: str) -> str:
 def _files() -> dict[str, str]:
     """Gives every module's name with its file's."""
     return {
-        name[: -len(".py")].replace("/", ".").removesuffix(".__init__"): name for name in paths()
+        name[: -len(".py")].replace("/", ".").removesuffix(".__init__"): name
+        for name in node_program.paths()
     }
 
 
@@ -181,7 +152,7 @@ def _imports(module: str) -> frozenset[str]:
     named: set[str] = set()
     # by pattern, not by ast: every run of a deploy pays for it
     # (tests/unit/facts/rignode/test_pack.py compares)
-    for plain, package, names in _IMPORT.findall(_raw(_files()[module]).decode()):
+    for plain, package, names in _IMPORT.findall(node_program.raw(_files()[module]).decode()):
         parts = [part.split()[0] for part in names.strip("()").split(",") if part.strip()]
         named |= {plain, package, *(f"{package}.{part}" for part in parts)}
     named |= {name.rpartition(".")[0] for name in named}
@@ -207,7 +178,7 @@ def _program(verb: str) -> str:
     packed once, however many hosts there are.
     """
     files = {name: _files()[name] for name in needs(verb)}
-    return _word({name: (file.endswith("/__init__.py"), _raw(file).decode())
+    return _word({name: (file.endswith("/__init__.py"), node_program.raw(file).decode())
                   for name, file in files.items()})  # fmt: skip
 
 
@@ -255,7 +226,7 @@ def install_call(
     Program and request go through stdin: no limit of length, and no request in a command line,
     which every user of the host can read.
     """
-    name = f"rignode-{version()}.pyz"
+    name = f"rignode-{node_program.version()}.pyz"
     asked = json.dumps(request, default=revealed)
     in_memory = verb in verb_table.FROM_MEMORY
     header = [_words(verb), asked, library, link, name, in_memory]

@@ -22,6 +22,8 @@ from schema.observed.files import FileState
 from schema.observed.machine import EngineProcess
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.recipe.recipe import ContainerSpec
+from schema.render import node_program
+from schema.render.node_program import same_but_program
 
 __all__ = ["Difference", "EngineState", "drift", "engine_state"]
 
@@ -63,7 +65,10 @@ def _file(document: Document, state: FileState) -> Iterator[Difference]:
         return
     wanted = hashlib.sha256(document.content.encode()).hexdigest()
     # The content itself stays on the host where others may not read it; its hash always comes.
-    if state.sha256 != wanted:
+    if state.sha256 != wanted and same_but_program(state.content or "", document.content):
+        former = " ".join(node_program.programs_in(state.content or ""))
+        yield Difference("file", document.path, f"runs {node_program.path()}", f"runs {former}")
+    elif state.sha256 != wanted:
         found = f"sha256 {state.sha256[:12]}" if state.sha256 else "no sha256"
         yield Difference("file", document.path, f"sha256 {wanted[:12]}", found)
     if state.mode is None or int(state.mode, 8) != int(document.mode, 8):

@@ -13,6 +13,7 @@ from schema.desired.plan import UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from schema.observed.units import Unit
+from schema.render import node_program
 from schema.render.drop_in import drop_in_path
 
 # A drop-in's name that can be typed as it is.
@@ -37,8 +38,8 @@ def mended_by_serve(plan: Plan, node: Node, unit: Unit) -> bool:
     if ours is None or unit.drop_ins or not missing(unit):
         return False
     words = ours.split()
-    # What serve itself writes is there again before the unit starts.
-    gone = [path for path in missing(unit) if path not in files]
+    # What serve itself writes, and its program, is there again before the unit starts.
+    gone = [path for path in missing(unit) if path not in files and path != node_program.path()]
     return not any(path in words or f"={path}" in ours for path in gone)
 
 

@@ -1,4 +1,4 @@
-"""Run a command with a time limit, in the C locale, and end its whole process group."""
+"""Run a command with a time limit and a known locale, and end its whole process group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -30,10 +30,13 @@ class TimedOut(Exception):
     """The command did not end in its time; its process group was killed."""
 
 
-def environment() -> dict[str, str]:
-    """Gives the environment for every command: C locale, no pager, the sbin folders on PATH."""
-    env = dict(os.environ)
-    env.update(LC_ALL="C", SYSTEMD_PAGER="", SYSTEMD_COLORS="0")
+def environment(locale: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Gives the environment for every command: no pager, the sbin folders on PATH, and the C locale
+    or the variables of another one; nothing of the caller's own locale.
+    """
+    env = {key: value for key, value in os.environ.items()
+           if key not in ("LANG", "LANGUAGE") and not key.startswith("LC_")}  # fmt: skip
+    env.update(locale or {"LC_ALL": "C"}, SYSTEMD_PAGER="", SYSTEMD_COLORS="0")
     path = env.get("PATH", "/usr/bin:/bin")
     # a non-login shell of a plain user often lacks the sbin folders, where ip and modinfo live
     missing = [d for d in ("/usr/sbin", "/sbin") if d not in path.split(":")]
@@ -50,8 +53,8 @@ def which(name: str) -> str | None:
     return None
 
 
-def run(argv: Sequence[str], timeout_s: float) -> Done:
-    """Run argv without a shell and without stdin.
+def run(argv: Sequence[str], timeout_s: float, locale: Mapping[str, str] | None = None) -> Done:
+    """Run argv without a shell and without stdin, in the C locale unless another one is given.
 
     Gives its exit status and output. Raises FileNotFoundError when there is no such program and
     TimedOut after `timeout_s` seconds, with the process group killed.
@@ -61,7 +64,7 @@ def run(argv: Sequence[str], timeout_s: float) -> Done:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(),
+        env=environment(locale),
         start_new_session=True,
     )
     try:

@@ -11,8 +11,10 @@ from node.core.run import TimedOut, run
 BOOTED = "/run/systemd/system"  # there only when systemd is the init: sd_booted(3)
 # a stop may take TimeoutStopSec (90 s) twice: TERM, then KILL
 TIMEOUT_S = 200.0
-# systemd takes a moment to begin; what it waits for (docker, the network) may take longer
+# systemd takes a moment to begin what it has taken out of its queue
 BEGIN_S = 20.0
+# a queued start waits for the units before it: at boot network-online.target may take 120 s
+QUEUED_S = 150.0
 POLL_S = 0.2
 RUNNING = ("active", "reloading")
 DOWN = ("inactive", "failed")
@@ -67,8 +69,7 @@ def begin(verb: str, name: str) -> None:
     forget_failures(name)
     before = _show(name, _BEGINNING)
     systemctl(verb, "--no-block", name)
-    deadline = time.monotonic() + BEGIN_S
-    limit = time.monotonic() + TIMEOUT_S
+    started = time.monotonic()
     while True:
         now = _show(name, _BEGINNING)
         new = now.get("InvocationID") != before.get("InvocationID")
@@ -77,14 +78,25 @@ def begin(verb: str, name: str) -> None:
             raise _not_begun(verb, name, f"it failed ({now.get('Result')})")
         if state in (*RUNNING, "activating") and (new or verb == "start"):
             return
-        if state == "inactive" and now.get("Job", "") in ("", "0"):
+        queued = now.get("Job", "") not in ("", "0")
+        if state == "inactive" and not queued:
             if new:
                 return  # a oneshot that is done already
             raise _not_begun(verb, name, "systemd did not begin: what it requires failed")
         stopping = state == "deactivating" or (verb == "restart" and not new)
-        if time.monotonic() > (limit if stopping else deadline):
-            raise _not_begun(verb, name, f"it is {state} and has not begun")
+        limit = TIMEOUT_S if stopping else QUEUED_S if queued else BEGIN_S
+        if time.monotonic() > started + limit:
+            raise _not_begun(verb, name, f"it is {state} and has not begun{_waits_behind(queued)}")
         time.sleep(POLL_S)
+
+
+def _waits_behind(queued: bool) -> str:
+    """Gives which units' jobs run now, in words; "" for a unit that waits for none."""
+    if not queued:
+        return ""
+    rows = [line.split() for line in systemctl("list-jobs", "--no-legend", "--plain").splitlines()]
+    names = [row[1] for row in rows if len(row) == 4 and row[3] == "running"]
+    return f": it waits behind {', '.join(names) or 'no running job'}"
 
 
 def _not_begun(verb: str, name: str, why: str) -> NodeError:

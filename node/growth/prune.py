@@ -34,7 +34,7 @@ KEPT: dict[str, Kept] = {
     "displaced": Kept(1, trees.displaced),
     "changes": Kept(200, changes.changes),
     "blobs": Kept(0, changes.blobs),
-    "programs": Kept(3, programs.programs),
+    "programs": Kept(3, programs.versions),
     "backups": Kept(5, trees.backups),
     "images": Kept(2, images.images),
 }

@@ -2,25 +2,23 @@
 
 grub-mkconfig and grub-set-default write in place: a power cut in the middle leaves an empty file
 and the first entry. Here both are written beside and renamed; update-grub's program makes the text.
+Undo ends with a look: the next boot and the default are what the step found, or it fails.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import shutil
 
 from node.core import proc, validate
 from node.core.errors import Json, NodeError
-from node.core.run import TimedOut, run
-from node.core.step_kind import Kind, Seen, Steps, differing
+from node.core.step_kind import Kind, Seen, Steps
 from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.files import atomic
-from node.kernel import boot_flush, bootloader, grubcfg, grubenv
+from node.kernel import boot_flush, bootloader, grubcfg, grubenv, next_boot, update_grub
 from node.kernel import installed as kernel_installed
+from node.kernel.next_boot import menu_of
 
-MKCONFIG_S = 300.0
 _ENV_KEYS = ("saved_entry", "next_entry", "prev_saved_entry")
 # what the environment block, an extra blank and the other temp files need beside grub.cfg
 _ROOM = 64 << 10
@@ -39,39 +37,12 @@ def _digest(raw: bytes | None) -> str | None:
     return None if raw is None else hashlib.sha256(raw).hexdigest()
 
 
-def _generated(folder: str) -> bytes:
-    """Gives the grub.cfg that update-grub would write now; the one that is there stays."""
-    program = shutil.which("grub-mkconfig", path="/usr/sbin:/usr/bin:/sbin:/bin")
-    if program is None:
-        raise NodeError("there is no grub-mkconfig", "update_grub_failed",
-                        "apt-get install --reinstall grub-common")  # fmt: skip
+def _require_room(folder: str, raw: bytes) -> None:
+    """Raise NodeError (`boot_full`) where a second grub.cfg has no room beside the first."""
     free = os.statvfs(folder)
-    if free.f_bavail * free.f_frsize < 4 * os.path.getsize(f"{folder}/grub.cfg") + _ROOM:
+    if free.f_bavail * free.f_frsize < 2 * len(raw) + _ROOM:
         raise NodeError(f"no room in {folder} for another grub.cfg", "boot_full",
                         "remove an old kernel: apt-get autoremove --purge")  # fmt: skip
-    temp = os.path.join(folder, atomic.temp_name("grub.cfg"))
-    try:
-        done = run([program, "-o", temp], MKCONFIG_S)
-        raw = proc.read_bytes(temp)
-    except TimedOut as error:
-        raise NodeError(f"update-grub: {error}", "update_grub_failed") from None
-    finally:
-        for path in (temp, temp + ".new"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-    if done.rc != 0 or not raw:
-        raise NodeError(f"update-grub failed: {done.last_line()}", "update_grub_failed",
-                        "sudo update-grub, and mend what it says")  # fmt: skip
-    return raw
-
-
-def _menu(raw: bytes, env: dict[str, str] | None, folder: str) -> grubcfg.Menu:
-    """Gives the menu of these bytes. Raises NodeError for a malformed one."""
-    try:
-        return bootloader.menu_of(raw.decode("utf-8", "replace"), env, folder)
-    except grubcfg.Malformed as error:
-        raise NodeError(f"{folder}/grub.cfg is malformed: {error}", "grub_malformed",
-                        "sudo update-grub") from None  # fmt: skip
 
 
 def entry_of(menu: grubcfg.Menu, kernel: str) -> str:
@@ -110,9 +81,10 @@ def _wanted(step: Json, folder: str) -> tuple[bytes, bytes, bytes, bytes | None]
         )
     raw_env = proc.read_bytes(f"{folder}/grubenv")
     now = proc.read_bytes(f"{folder}/grub.cfg") or b""
-    wanted = _generated(folder) if step["regenerate"] else now
+    _require_room(folder, now)
+    wanted = update_grub.generated() if step["regenerate"] else now
     env = dict(values)
-    menu = _menu(wanted, env, folder)
+    menu = menu_of(wanted, env, folder)
     saved = env.get("saved_entry") or None
     if step["saved"] is not None:
         saved = entry_of(menu, step["saved"])
@@ -135,7 +107,7 @@ def _wanted(step: Json, folder: str) -> tuple[bytes, bytes, bytes, bytes | None]
 
 def _proven(step: Json, raw: bytes, env: dict[str, str], folder: str) -> None:
     """Raise NodeError unless GRUB would do with these bytes what the step says."""
-    menu = _menu(raw, env, folder)
+    menu = menu_of(raw, env, folder)
     first = bootloader.following(menu, env, "ok")
     text = raw.decode("utf-8", "replace")
     then = bootloader.lasting(menu, env, "ok", text, folder)
@@ -185,7 +157,7 @@ def use_up(kernel: str) -> bool:
     state, values = bootloader.environment(folder)
     if values is None:
         raise NodeError(f"{folder}/grubenv is {state}", "grubenv_bad")
-    menu = _menu(proc.read_bytes(f"{folder}/grub.cfg") or b"", values, folder)
+    menu = menu_of(proc.read_bytes(f"{folder}/grub.cfg") or b"", values, folder)
     chosen = bootloader.following(menu, values, state)
     if chosen["how"] != "next_entry" or chosen["kernel"] != kernel:
         return False
@@ -268,43 +240,93 @@ class GrubKind(Kind):
             return DONE
         return UNDONE if now == {key: entry["pre"][key] for key in now} else UNKNOWN
 
+    def conflicts(self, entry: Json, seen: Seen) -> bool:
+        """Gives whether grub.cfg was edited by hand: neither as the step found or left it, nor what
+        update-grub makes in any language, as apt does with each kernel.
+        """
+        folder = entry["folder"]
+        # what rignode undo --overwrite names
+        entry["path"] = f"{folder}/grub.cfg"
+        raw = proc.read_bytes(entry["path"])
+        if raw is None or _digest(raw) in (entry["pre"]["cfg"], entry["post"]["cfg"]):
+            return False
+        made = update_grub.generated()
+        return update_grub.without_language(raw) != update_grub.without_language(made)
+
     def revert(self, entry: Json, overwrite: bool) -> str:
-        """Put back what the step found.
+        """Put back what the step found, and look.
 
         Byte for byte where nobody wrote since. Else the step's own part: GRUB itself clears
-        next_entry, and apt writes grub.cfg anew for each kernel.
+        next_entry, and apt writes grub.cfg anew for each kernel. Raises NodeError (`other_boot`)
+        when GRUB would then boot another kernel than before the step.
         """
-        folder, pre, post = entry["folder"], entry["pre"], entry["post"]
+        folder = entry["folder"]
         _sweep(folder)
-        said = []
-        cfg = _digest(proc.read_bytes(f"{folder}/grub.cfg"))
-        if cfg == post["cfg"] and cfg != pre["cfg"]:
-            _put(folder, "grub.cfg", atomic.load_blob(pre["cfg"]), 0o444)
-            said.append("grub.cfg restored")
-        elif cfg != pre["cfg"]:
-            _put(folder, "grub.cfg", _generated(folder), 0o444)
-            said.append("grub.cfg made anew: it was written after the change")
-        raw = proc.read_bytes(f"{folder}/grubenv")
-        if _digest(raw) == post["env"] and pre["env"] != post["env"]:
-            if pre["env"] is None:
-                with atomic.Folder(f"{folder}/grubenv") as parent:
-                    parent.unlink("grubenv")
-            else:
-                _put(folder, "grubenv", atomic.load_blob(pre["env"]), 0o644)
-            said.append("grubenv restored")
-        elif _digest(raw) != pre["env"]:
-            _, values = bootloader.environment(folder)
-            kept = {k: v for k, v in (values or {}).items() if k not in _ENV_KEYS}
-            wanted = grubenv.render({**kept, **pre["values"]})
-            if wanted != raw:
-                _put(folder, "grubenv", wanted, 0o644)
-                said.append("saved and next entry restored")
+        said = [*_menu_back(entry, overwrite), *_block_back(entry)]
         if said:
             boot_flush.flush(folder)
+        lines = self.verify(entry, "pre")
+        if lines:
+            raise NodeError("; ".join(lines), "other_boot",
+                            "make it boot what was, then: rignode undo")  # fmt: skip
         return ", ".join(said) or "was as before"
 
     def verify(self, entry: Json, side: str) -> list[str]:
-        """Gives which of the two files is not as recorded, by digest."""
-        now = _now(entry["folder"])
-        return [line for key, name in (("cfg", "grub.cfg"), ("env", "grubenv"))
-                for line in differing(name, now[key], entry[side][key])]  # fmt: skip
+        """Gives which boot is not as recorded; files that are so to the byte boot the same."""
+        folder, wanted = entry["folder"], entry[side]
+        now = _now(folder)
+        if now == {key: wanted[key] for key in now}:
+            return []
+        found = next_boot.boots(
+            proc.read_bytes(f"{folder}/grub.cfg"), proc.read_bytes(f"{folder}/grubenv"), folder
+        )
+        if side == "post":
+            asked = {"next": entry["next"] or entry["saved"], "default": entry["saved"]}
+            return [next_boot.other(what, found[what], kernel) for what, kernel in asked.items()
+                    if kernel and found[what]["kernel"] != kernel]  # fmt: skip
+        env = None if wanted["env"] is None else atomic.load_blob(wanted["env"])
+        before = next_boot.boots(atomic.load_blob(wanted["cfg"]), env, folder)
+        return [next_boot.other(what, found[what], before[what]["kernel"] or before[what]["entry"])
+                for what in ("next", "default")
+                if not next_boot.same(found[what], before[what])]  # fmt: skip
+
+
+def _menu_back(entry: Json, overwrite: bool) -> list[str]:
+    """Put grub.cfg back, or make it anew where it was written since; gives what was done."""
+    folder, pre, path = entry["folder"], entry["pre"], f"{entry['folder']}/grub.cfg"
+    raw = proc.read_bytes(path)
+    if _digest(raw) == pre["cfg"]:
+        return []
+    if _digest(raw) == entry["post"]["cfg"]:
+        _put(folder, "grub.cfg", atomic.load_blob(pre["cfg"]), 0o444)
+        return ["grub.cfg restored"]
+    made = update_grub.generated()
+    if made == raw:
+        return []
+    if raw is not None and overwrite:
+        entry["overwrote"] = atomic.save_blob(raw)
+    _require_room(folder, made)
+    _put(folder, "grub.cfg", made, 0o444)
+    return ["grub.cfg made anew: it was written after the change"]
+
+
+def _block_back(entry: Json) -> list[str]:
+    """Put the environment block back, or its own entries where others wrote since."""
+    folder, pre = entry["folder"], entry["pre"]
+    raw = proc.read_bytes(f"{folder}/grubenv")
+    if _digest(raw) == entry["post"]["env"] and pre["env"] != entry["post"]["env"]:
+        if pre["env"] is None:
+            with atomic.Folder(f"{folder}/grubenv") as parent:
+                parent.unlink("grubenv")
+        else:
+            _put(folder, "grubenv", atomic.load_blob(pre["env"]), 0o644)
+        return ["grubenv restored"]
+    if _digest(raw) == pre["env"]:
+        return []
+    _, values = bootloader.environment(folder)
+    kept = {k: v for k, v in (values or {}).items() if k not in _ENV_KEYS}
+    wanted = grubenv.render({**kept, **pre["values"]})
+    if wanted == raw:
+        return []
+    _put(folder, "grubenv", wanted, 0o644)
+    return ["saved and next entry restored"]

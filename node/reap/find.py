@@ -55,13 +55,15 @@ class ProcessView(NamedTuple):
     """One look at the host: all processes, those with a sign, and the holders of the ports.
 
     A port that is held by nobody is not in `holders`; an empty list is a holder not to be seen.
-    `compute` is the GPU list, or why it cannot be read.
+    `compute` is the GPU list, or why it cannot be read. `listening` has all ports, not only those
+    that were asked for.
     """
 
     stats: dict[int, proc.Stat]
     candidates: dict[int, Candidate]
     holders: dict[int, list[int]]
     compute: list[Json] | str
+    listening: dict[int, list[int]]
 
 
 def is_server(argv: Sequence[str]) -> bool:
@@ -113,19 +115,17 @@ def namespace(pid: int | str) -> str:
         return ""
 
 
-def port_holders(wanted: Iterable[int], open_files: list[proc.Fd]) -> dict[int, list[int]]:
-    """Gives, for each wanted TCP port on which somebody listens, the pids that hold it."""
+def port_holders(open_files: list[proc.Fd]) -> dict[int, list[int]]:
+    """Gives, for each TCP port on which somebody listens, the pids that hold it."""
     by_inode: dict[int, set[int]] = {}
     for pid, _, target in open_files:
         match = _SOCKET.match(target)
         if match:
             by_inode.setdefault(int(match.group(1)), set()).add(pid)
     found: dict[int, set[int]] = {}
-    numbers = set(wanted)
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for _, port, inode in ports.listening(proc.read_text(table)):
-            if port in numbers:
-                found.setdefault(port, set()).update(by_inode.get(inode, set()))
+            found.setdefault(port, set()).update(by_inode.get(inode, set()))
     return {port: sorted(pids) for port, pids in sorted(found.items())}
 
 
@@ -199,7 +199,8 @@ def inspect_processes(
     boot = proc.boot_id()
     compute = compute_rows()
     gpu = {int(row["pid"]) for row in compute} if isinstance(compute, list) else set()
-    holders = port_holders(wanted_ports, proc.open_files())
+    listening = port_holders(proc.open_files())
+    holders = {port: listening[port] for port in sorted(wanted_ports) if port in listening}
     stats = {stat.pid: stat for stat in map(proc.stat, proc.pids()) if stat}
     ours = [unit, *([container_id] if container_id else [])]
     candidates: dict[int, Candidate] = {}
@@ -208,4 +209,4 @@ def inspect_processes(
         found = _candidate(stat, boot, gpu, held, ours)
         if found:
             candidates[stat.pid] = found
-    return ProcessView(stats, candidates, holders, compute)
+    return ProcessView(stats, candidates, holders, compute, listening)

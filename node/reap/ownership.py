@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from typing import Any, NamedTuple
@@ -191,7 +192,25 @@ def _by_parents(one: Candidate, view: ProcessView) -> Any:
     leader = view.stats.get(top.session)
     if uppermost and uppermost.is_server and leader and leader.pid != top.pid:
         return False, False, f"the shell that started it lives: pid {leader.pid} ({leader.comm})"
+    serves = _served(top.pid, view) if uppermost and uppermost.is_server else []
+    if serves and not set(serves) & set(view.holders):
+        named = json.dumps({"ports": serves[:1]})
+        return False, False, (f"it serves on port {serves[0]}, started by hand, its shell is gone; "
+                              f"to end it: rignode reap '{named}'")  # fmt: skip
     return True, False, f"its parent is gone, it was left to {name}"
+
+
+def _served(top: int, view: ProcessView) -> list[int]:
+    """Gives the ports on which a process or one below it listens."""
+
+    def below(pid: int) -> bool:
+        seen: set[int] = set()
+        while pid != top and pid in view.stats and pid not in seen:
+            seen.add(pid)
+            pid = view.stats[pid].ppid
+        return pid == top
+
+    return sorted(port for port, pids in view.listening.items() if any(map(below, pids)))
 
 
 def _is_helper(pid: int) -> bool:

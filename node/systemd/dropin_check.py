@@ -6,28 +6,22 @@ commands start is looked for on the host and inside containers and images.
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
 import re
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from node.core import proc, validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
 from node.core.systemctl import systemctl
+from node.files.private_folder import private_folder
 from node.systemd import exec_check, unit_files
 from node.systemd.exec_lines import STEPS
 from node.systemd.unit_files import Part
 
 VERIFY_S = 20.0
 PREFIX = "rigbook-verify-"
-# a folder that a kill left; no check takes that long
-STALE_S = 600.0
 _NOT_EXECUTABLE = re.compile(r"Command (.+) is not executable: ")
 Proposed = dict[str, bytes | None]
 
@@ -61,28 +55,13 @@ def _known(name: str) -> UnitInfo:
     return UnitInfo(name, load, Part(fragment, proc.read_text(fragment)), search)
 
 
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    """A private folder in memory, gone afterwards; those that a kill left go as well."""
-    parent = "/run" if os.access("/run", os.W_OK) else tempfile.gettempdir()
-    for old in glob.glob(f"{parent}/{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - os.lstat(old).st_mtime > STALE_S:
-                shutil.rmtree(old, ignore_errors=True)
-    made = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
 def _verified(known: UnitInfo, parts: Sequence[Part], gone: Sequence[str]) -> list[str]:
     """Gives what `systemd-analyze verify` says of the unit with these drop-ins, a line each.
 
     Lines about other units (what this one wants or needs) are left out. Raises NodeError when it
     cannot be asked.
     """
-    with _folder() as folder:
+    with private_folder(PREFIX) as folder:
         real = {f"{folder}/{known.name}.d/{os.path.basename(p.path)}": p.path for p in parts}
         real[f"{folder}/{known.name}"] = known.fragment.path
         os.mkdir(f"{folder}/{known.name}.d")

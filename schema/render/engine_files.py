@@ -24,6 +24,7 @@ from schema.desired.plan import (
 )
 from schema.desired.rig import Node, Rig
 from schema.recipe.recipe import Recipe
+from schema.render import node_program
 from schema.render.node_json import node_file
 from schema.render.start_budget import STARTS, times
 
@@ -156,7 +157,7 @@ def render(target: str, **values: object) -> str:
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
     # No HTML escaping: these are scripts and units, quoted by schema.core.quoting.
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
@@ -164,3 +165,5 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
+    made.globals["program"] = node_program.path()
+    return made

@@ -34,6 +34,7 @@ from schema.observed.endpoint_probe import Probe
 from schema.observed.files import FileState
 from schema.observed.snapshot import NodeSnapshot
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
+from schema.render.node_program import same_but_program
 
 # How long an engine may take for a short answer that nobody waits for yet.
 ASK_S = 30.0
@@ -102,6 +103,7 @@ def _reasons(
     plan: Plan,
     snapshots: Mapping[str, NodeSnapshot],
     steps: Mapping[str, Steps],
+    before: Mapping[str, Mapping[str, str | None]],
     states: Mapping[str, str],
     differences: Mapping[str, list[Difference]],
     answer: Answer | None,
@@ -110,7 +112,7 @@ def _reasons(
     reasons = []
     for node in plan.rig.nodes:
         name = node.name
-        if any(step.get("path") in _RESTARTS for step in steps[name]):
+        if any(_restarts(step, before[name]) for step in steps[name]):
             reasons.append(f"{name}: its files change")
         if states[name] in ("absent", "stopped", "failed"):
             reasons.append(f"{name}: the engine is {states[name]}")
@@ -118,6 +120,15 @@ def _reasons(
     if not reasons and answer is not None and not answer.ok and _too_late(plan, snapshots, answer):
         reasons.append(f"running, but no real answer: {answer.detail}")
     return tuple(reasons)
+
+
+def _restarts(step: Mapping[str, object], before: Mapping[str, str | None]) -> bool:
+    """Whether a step changes what the engine reads at its start. That its unit names another
+    version of the program is no reason: the next start takes it.
+    """
+    path = step.get("path")
+    former = before.get(UNIT_PATH) if path == UNIT_PATH else None
+    return path in _RESTARTS and not (former and same_but_program(former, str(step["content"])))
 
 
 def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer) -> bool:
@@ -173,7 +184,7 @@ class Installed:
         states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
         differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
         answer = ask_in_background(plan).get() if "running" in states.values() else None
-        reasons = _reasons(plan, snapshots, steps, states, differences, answer)
+        reasons = _reasons(plan, snapshots, steps, before, states, differences, answer)
         for reason in reasons:
             logger.info(f"    {reason}")
         if not reasons:

@@ -21,6 +21,7 @@ from schema.desired.plan import UNIT, Plan
 from schema.inputs.runbook_data import BackupData
 from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.render.node_program import unversioned
 
 MIB = 1 << 20
 
@@ -78,7 +79,7 @@ def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[st
     documents = {
         "recipe": plan.recipe.to_json(),
         "profile": plan.profile,
-        "rendered": {document.path: document.content for document in plan.documents[node]},
+        "rendered": {d.path: unversioned(d.content) for d in plan.documents[node]},
         "argv": list(plan.specs[node].argv),
     }
     return {"tree": tree, "files": sorted(set(files)), "documents": documents}

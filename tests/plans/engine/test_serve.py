@@ -44,6 +44,11 @@ TABLE = {
     # enabled; the change does not stay OPEN, and nothing restarts
     "unit disabled": (Scenario((SERVE, "-y"), rigs.unit_disabled, answers=Reply), done(
         steps=["lab2 apply unit", "lab2 close COMMITTED"])),
+    # a newer checkout: its program in the units, shown; the engine serves on
+    "newer program": (Scenario((SERVE, "-y", "--diff"), rigs.former_program, answers=Reply), done(
+        f"-ExecStartPre={rigs.FORMER} prelaunch", f"+ExecStartPre={rigs.PROGRAM} prelaunch",
+        steps=[FILES, {"lab1 close COMMITTED", "lab2 close COMMITTED"}],
+        never=("its files change",))),
     # up as planned, and answers with an error: not called healthy
     "mute": (Scenario((SERVE, "--dry"), answers=lambda: Reply("CUDA error", status=500)), quiet(
         "running, but no real answer", "HTTP 500", "stop rigbook-engine.service")),

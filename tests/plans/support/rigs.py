@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from deploys.common.snapshot_view import files_in
 from schema.desired.plan import Plan
 from schema.observed.snapshot import Unreadable
+from schema.render import node_program
 from tests.plans.support.scenario import HEAD, WORKER, Snapshots, serving
+from tests.unit.builders.engine_parts import written_file
 from tests.unit.builders.host_parts import change
 from tests.unit.builders.snapshots import healthy, put
 
 Seen = Callable[[Plan], Snapshots]
 OPEN_ID = "20260530T065800Z-serve-1a2b"
+PROGRAM, FORMER = node_program.path(), f"{node_program.LIBRARY}/rignode-0123456789ab.pyz"
 BLESSED_ID = "20260529T065800Z-serve-3c4d"
 
 
@@ -43,4 +48,20 @@ locked = broken(healthy, (HEAD, "journal.lock_held", True), (HEAD, "journal.lock
 _MTU = "network.links.0.mtu"
 short_mtu = broken(healthy, (HEAD, _MTU, 1500), (WORKER, _MTU, 1500))
 unit_disabled = broken(serving, (WORKER, "units.0.enabled", "disabled"))
+
+
+def former_program(plan: Plan) -> Snapshots:
+    """A serving rig whose units a former version of rigbook wrote: they name its program."""
+    seen = dict(serving(plan))
+    for name, documents in plan.documents.items():
+        former = {
+            state.path: state
+            for d in documents
+            for state in [written_file(replace(d, content=d.content.replace(PROGRAM, FORMER)))]
+        }
+        files = tuple(former.get(file.path, file) for file in files_in(seen[name]).values())
+        seen[name] = put(seen[name], "files", files)
+    return seen
+
+
 one_forgotten = with_changes(healthy, (HEAD, "COMMITTED", BLESSED_ID), (WORKER, "OPEN", OPEN_ID))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.plans.support.rigs import Seen, change_open, locked
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, serving
 from tests.plans.support.table import done, each_row, failed, quiet, refused
@@ -75,6 +77,8 @@ def test_every_backup_is_read_back(ran: Runs) -> None:
         assert mine == [f"{name} tree backup", f"{name} tree verify"]
     sent = next(c for c in first.changing if c.verb == "tree backup").request
     assert sent["documents"]["recipe"]["name"] == "tiny" and sent["documents"]["rendered"]
+    # an update of rigbook alone is no reason for another backup of the same files
+    assert "rignode-" not in json.dumps(sent["documents"])
     assert "/etc/systemd/system/rigbook-engine.service" in sent["files"]
     assert ran["verify all"].steps.count("lab1 tree verify") == 2
 

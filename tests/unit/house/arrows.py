@@ -88,7 +88,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.snapshot",
             "node.systemd",
         },
-        "node.files": {"node.core"},
+        "node.files": {"node.core", "node.rules"},
         "node.growth": {
             "node.backup",
             "node.change",
@@ -98,7 +98,6 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.image",
             "node.vgpu",
         },
-        "node.files": {"node.core", "node.rules"},
         "node.image": {"node.change", "node.core", "node.docker", "node.transfer"},
         "node.kernel": {"node.core", "node.files"},
         "node.kube": {"node.change", "node.core", "node.engine", "node.rules"},
@@ -120,7 +119,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.systemd",
             "node.weights",
         },
-        "node.systemd": {"node.core", "node.docker"},
+        "node.systemd": {"node.core", "node.docker", "node.files"},
         "node.transfer": {"node.core", "node.files"},
         "node.venv": {
             "node.backup",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from facts.rignode import pack
+from schema.render import node_program
 from tests.unit.node.support import table_lines, trees
 from tests.unit.node.support.host import Host, compiled
 from tests.unit.node.support.reap_world import World
@@ -19,7 +20,7 @@ from tests.unit.node.support.transfers import Ends
 @pytest.fixture(scope="session")
 def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program as it is installed."""
-    path = tmp_path_factory.mktemp("pyz") / f"rignode-{pack.version()}.pyz"
+    path = tmp_path_factory.mktemp("pyz") / f"rignode-{node_program.version()}.pyz"
     path.write_bytes(compiled(pack.zipapp_bytes()))
     path.chmod(0o755)
     return path

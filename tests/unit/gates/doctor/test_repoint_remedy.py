@@ -6,6 +6,7 @@ from gates.core.check import Gate
 from gates.unit import ghost as unit
 from gates.unit import launch_script
 from schema.observed.units import GhostFile, Override, Unit
+from schema.render import node_program
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import snapshots as f
 from tests.unit.builders.spark_rig import spark_plan
@@ -46,6 +47,9 @@ def test_a_ghost_behind_docker_exec_is_repointed_too() -> None:
 def test_ours_stays_with_serve_and_loses_the_drop_in_that_broke_it() -> None:
     stale = h.unit(exec_start=(GONE,), exec_start_exists=False)
     assert remedy(unit.unit_ghost, stale) == "pyinfra INVENTORY deploys/serve.py"
+    # the program itself: serve's first call installs it again
+    lost = GhostFile(step="ExecStartPre", path=node_program.path())
+    assert remedy(unit.unit_ghost, h.unit(ghosts=(lost,))) == "pyinfra INVENTORY deploys/serve.py"
     path = f"/etc/systemd/system/{stale.name}.d/50-ghost.conf"
     torn = Override(path=path, exec_start=(GONE,), resets=True)
     broken = stale.model_copy(update={"drop_ins": (path,), "overrides": (torn,)})

@@ -12,6 +12,7 @@ from gates.engine.vllm_flags import compare, flags_of
 from schema.desired.plan import UNIT
 from schema.observed.docker import Mount
 from schema.observed.snapshot import Unreadable
+from schema.render import node_program
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import snapshots as f
 from tests.unit.builders.spark_rig import spark_plan
@@ -138,6 +139,17 @@ def test_one_changed_value_is_one_line(path: str, value: Any, text: str) -> None
 def test_a_file_is_compared_by_its_hash() -> None:
     (line,) = texts(("files.1.sha256", "f" * 64))
     assert line.startswith("file /etc/rigbook/engine/engine.env: sha256 ffffffffffff, wanted")
+
+
+def test_a_unit_of_a_former_rigbook_is_named_with_both_programs() -> None:
+    unit = PLAN.documents[HEAD.name][2]
+    former = "/usr/local/lib/rigbook/rignode-0123456789ab.pyz"
+    found = e.written_file(replace(unit, content=unit.content.replace(node_program.path(), former)))
+    assert texts(("files.2", found)) == [
+        f"file {unit.path}: runs {former}, wanted runs {node_program.path()}"
+    ]
+    edited = e.written_file(replace(unit, content=f"{found.content}# edited\n"))
+    assert "sha256" in texts(("files.2", edited))[0]
 
 
 def test_another_image_of_the_same_tag() -> None:

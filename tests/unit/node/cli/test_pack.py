@@ -18,6 +18,7 @@ import pytest
 from facts.rignode import pack
 from node.cli import verb_table
 from schema.observed.snapshot import NodeSnapshot
+from schema.render import node_program
 from tests.unit.node.support.host import NEW, Host, apply_request, file_step
 
 FULL = {
@@ -42,7 +43,7 @@ def wrapped(command: str) -> str:
 def test_the_zipapp_is_the_same_each_time_and_holds_only_the_program() -> None:
     first = pack.zipapp_bytes()
     pack.zipapp_bytes.cache_clear()
-    assert pack.zipapp_bytes() == first and re.fullmatch("[0-9a-f]{12}", pack.version())
+    assert pack.zipapp_bytes() == first and re.fullmatch("[0-9a-f]{12}", node_program.version())
     archive = zipfile.ZipFile(io.BytesIO(first))
     assert archive.testzip() is None
     names = archive.namelist()
@@ -52,16 +53,16 @@ def test_the_zipapp_is_the_same_each_time_and_holds_only_the_program() -> None:
 
 
 def test_the_version_follows_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = pack.version()
-    changed = {**pack.whole(), "node/core/errors.py": b"# changed\n"}
-    monkeypatch.setattr(pack, "whole", lambda: changed)
-    pack.version.cache_clear()
-    assert pack.version() != before
-    pack.version.cache_clear()
+    before = node_program.version()
+    changed = {**node_program.whole(), "node/core/errors.py": b"# changed\n"}
+    monkeypatch.setattr(node_program, "whole", lambda: changed)
+    node_program.version.cache_clear()
+    assert node_program.version() != before
+    node_program.version.cache_clear()
 
 
 def test_the_program_is_python_3_10_and_standard_library_only() -> None:
-    for name, raw in pack.whole().items():
+    for name, raw in node_program.whole().items():
         tree = ast.parse(raw, name, feature_version=(3, 10))
         for node in ast.walk(tree):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -115,9 +116,9 @@ def test_no_import_is_overlooked(verb: str) -> None:
     sent = pack.needs(verb)
     packages = {name.rpartition(".")[0] for name in sent} - {""}
     assert packages <= set(sent), "a module without its package is not found on the host"
-    files = {n[:-3].replace("/", ".").removesuffix(".__init__"): n for n in pack.whole()}
+    files = {n[:-3].replace("/", ".").removesuffix(".__init__"): n for n in node_program.whole()}
     for module in sent:
-        for node in ast.walk(ast.parse(pack.whole()[files[module]])):
+        for node in ast.walk(ast.parse(node_program.whole()[files[module]])):
             if isinstance(node, ast.Import):
                 assert {a.name for a in node.names if a.name.startswith("node")} <= set(sent)
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("node"):
@@ -139,7 +140,7 @@ def test_install_then_run_then_nothing_to_install(lab_python: Host, tmp_path: Pa
     assert "'" not in command and NEW.strip() not in command
     done = lab_python.run(["dash", "-c", wrapped(command)], stdin)
     assert json.loads(done.stdout)["changed"] is True and path.read_text() == NEW
-    pyz = library / f"rignode-{pack.version()}.pyz"
+    pyz = library / f"rignode-{node_program.version()}.pyz"
     assert pyz.read_bytes() == pack.zipapp_bytes() and stat.S_IMODE(pyz.stat().st_mode) == 0o755
     assert link.readlink() == pyz and [p.name for p in library.iterdir()] == [pyz.name]
     inode = pyz.stat().st_ino
@@ -151,7 +152,7 @@ def test_install_then_run_then_nothing_to_install(lab_python: Host, tmp_path: Pa
 def test_install_mends_a_cut_zipapp_and_an_old_link(lab_python: Host, tmp_path: Path) -> None:
     library, link = tmp_path / "lib", tmp_path / "rignode"
     library.mkdir()
-    pyz = library / f"rignode-{pack.version()}.pyz"
+    pyz = library / f"rignode-{node_program.version()}.pyz"
     pyz.write_bytes(pack.zipapp_bytes()[:5000])
     link.symlink_to(library / "rignode-000000000000.pyz")
     command, stdin = pack.install_call("journal", {}, str(library), str(link))

@@ -14,17 +14,22 @@ import pytest
 
 from node.change import apply as change_apply
 from node.change import close as change_close
-from node.change import undo
+from node.change import journal, undo
 from node.core.errors import NodeError
+from node.core.run import Done
 from node.files import atomic
-from node.kernel import boot_flush, bootloader, grub_step, grubenv, installed
+from node.kernel import boot_flush, bootloader, grub_step, grubenv, installed, update_grub
 from tests.unit.node.support.grubfiles import advanced, grub_cfg
 from tests.unit.node.support.host import change
 
 NEW, OLD = "6.17.0-23-generic", "6.17.0-22-generic"
-# Stand-in for grub-mkconfig -o FILE: what the test laid ready, or a failure.
+# Stand-in for grub-mkconfig -o FILE: what the test laid ready, or a failure. The real one with
+# translated titles is tests/system/lab/test_german_grub.py's.
 MKCONFIG = """#!/bin/sh
-cat "{ready}" > "$2.new" || exit 1
+language=${{LC_ALL:-${{LC_MESSAGES:-$LANG}}}}
+ready="{ready}"
+[ ! -e "$ready.${{language%_*}}" ] || ready="$ready.${{language%_*}}"
+cat "$ready" > "$2.new" || exit 1
 [ ! -e "{ready}.fails" ] || {{ echo "/etc/grub.d/10_linux: syntax error" >&2; exit 1; }}
 mv "$2.new" "$2"
 """
@@ -72,7 +77,12 @@ def grub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grub:
     program = tmp_path / "grub-mkconfig"
     program.write_text(MKCONFIG.format(ready=made.ready))
     program.chmod(0o755)
-    monkeypatch.setattr(grub_step.shutil, "which", lambda *_, **__: str(program))
+    monkeypatch.setattr(update_grub.shutil, "which", lambda *_, **__: str(program))
+    locale = tmp_path / "locale"
+    locale.write_text('LANG="de_DE.UTF-8"\n')
+    monkeypatch.setattr(update_grub, "LOCALE_FILES", (str(locale),))
+    # the operator's own session
+    monkeypatch.setenv("LC_ALL", "en_US.UTF-8")
     monkeypatch.setattr(bootloader, "folder", lambda root="": str(made.folder))
     monkeypatch.setattr(bootloader, "loader", lambda root="": ("grub", "a test"))
     monkeypatch.setattr(
@@ -115,16 +125,100 @@ def test_undo_restores_every_byte(grub: Grub, env: dict[str, str]) -> None:
     assert grub.state() == before
 
 
-def test_undo_after_apt_wrote_grub_cfg_and_grub_cleared_next_entry(grub: Grub) -> None:
-    change_apply.apply(pin())
-    newest = "6.17.0-24-generic"
-    grub.ready.write_text(grub_cfg((newest, NEW, OLD), "0"))
+NEWEST = "6.17.0-24-generic"
+GERMAN, TITLES = "Debian GNU/Linux, mit", "Optionen für Debian>Debian GNU/Linux, mit Linux "
+
+
+def apt_wrote(grub: Grub, then: str, default: str = "${saved_entry}") -> None:
+    """apt installed a kernel and made the menu; `then` is what update-grub makes after the undo."""
     env = {"recordfail": "0", "saved_entry": advanced(OLD), "own": "1"}
-    grub.put(grub_cfg((newest, NEW, OLD)), env)
-    undo.undo({"change": "change-1"})
+    made = grub_cfg((NEWEST, NEW, OLD), default)
+    grub.put(made, env)
+    # once more as it lies there, so that the edit is seen to be a machine's; then as after it
+    grub.ready.write_text(made)
+    program = Path(update_grub.shutil.which("grub-mkconfig") or "")
+    after = f'[ ! -e "{grub.ready}.then" ] || mv "{grub.ready}.then" "{grub.ready}"\n'
+    program.write_text(program.read_text() + after)
+    Path(f"{grub.ready}.then").write_text(then)
+
+
+def test_undo_after_apt_wrote_grub_cfg_and_grub_cleared_next_entry(grub: Grub) -> None:
+    grub.put(grub_cfg((NEW, OLD), advanced(NEW)), {"recordfail": "1"})
+    change_apply.apply(pin())
+    apt_wrote(grub, grub_cfg((NEWEST, NEW, OLD), advanced(NEW)))
+    assert undo.undo({"change": "change-1"})["status"] == "ROLLED_BACK"
     # made anew from what /etc/default/grub says then, and what others put into the block stays
-    assert grub.boots() == (newest, newest)
+    assert grub.boots() == (NEW, NEW)
     assert grub.env() == {"recordfail": "0", "own": "1"}
+
+
+def test_undo_that_would_boot_another_kernel_is_inconsistent_and_says_which(grub: Grub) -> None:
+    change_apply.apply(pin())
+    apt_wrote(grub, grub_cfg((NEWEST, NEW, OLD), "0"))
+    with pytest.raises(NodeError, match=f"default boot would be {NEWEST}, not {NEW}: ") as failed:
+        undo.undo({})
+    assert failed.value.code == "undo_incomplete"
+    assert journal.get("change-1")["status"] == "INCONSISTENT" and grub.boots() == (NEWEST, NEWEST)
+    # somebody decides for the former kernel; the next undo looks again
+    grub.put(grub_cfg((NEWEST, NEW, OLD), advanced(NEW)), grub.env())
+    grub.ready.write_text(grub_cfg((NEWEST, NEW, OLD), advanced(NEW)))
+    assert undo.undo({})["status"] == "ROLLED_BACK" and grub.boots() == (NEW, NEW)
+
+
+def test_the_menu_is_made_in_the_hosts_language_not_the_operators(grub: Grub) -> None:
+    german = Path(f"{grub.ready}.de")
+    german.write_text(grub_cfg((NEW, OLD), TITLES + NEW, GERMAN))
+    grub.put(german.read_text(), {})
+    german.write_text(grub_cfg((NEW, OLD), said=GERMAN))
+    change_apply.apply(pin())
+    assert "mit Linux" in (grub.folder / "grub.cfg").read_text()
+    # an English menu has no such title, and GRUB would take the first entry
+    grub.put(grub_cfg((NEWEST, NEW, OLD), said=GERMAN), grub.env())
+    german.write_text(grub_cfg((NEWEST, NEW, OLD), TITLES + NEW, GERMAN))
+    grub.ready.write_text(grub_cfg((NEWEST, NEW, OLD), TITLES + NEW))
+    undo.undo({"overwrite": [str(grub.folder / "grub.cfg")]})
+    assert grub.boots() == (NEW, NEW)
+
+
+@pytest.mark.parametrize(("files", "manager", "found"), [
+    (('LANG="de_DE.UTF-8"\nLANGUAGE=de:en\n', "LANG=fr_FR\n"), "",
+     {"LANG": "de_DE.UTF-8", "LANGUAGE": "de:en"}),
+    (("#LANG=x\n", "export LANG='de_DE.UTF-8'\nLC_TIME=C.UTF-8\n"), "",
+     {"LANG": "de_DE.UTF-8", "LC_TIME": "C.UTF-8"}),
+    ((None, None), "LANG=C.UTF-8\nPATH=/bin\n", {"LANG": "C.UTF-8"}),
+    ((None, "LANG=$(id)\nLD_PRELOAD=/x\nLC_ALL=\n"), "", {}),
+])  # fmt: skip
+def test_the_hosts_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str | None, ...], manager: str,
+    found: dict[str, str],
+) -> None:  # fmt: skip
+    for n, text in enumerate(files):
+        if text is not None:
+            (tmp_path / str(n)).write_text(text)
+    monkeypatch.setattr(update_grub, "LOCALE_FILES", (str(tmp_path / "0"), str(tmp_path / "1")))
+    monkeypatch.setattr(update_grub, "run", lambda *_: Done(0, manager, ""))
+    assert update_grub.locale() == found
+
+
+def test_an_edit_by_hand_is_kept_unless_it_is_named(grub: Grub) -> None:
+    change_apply.apply(pin())
+    path = grub.folder / "grub.cfg"
+    edited = path.read_text().replace(" ro ", " ro nomodeset ")
+    path.write_text(edited)
+    with pytest.raises(NodeError, match="edited after the change") as refusal:
+        undo.undo({})
+    assert f"--overwrite {path}" in refusal.value.remedy and path.read_text() == edited
+    assert journal.get("change-1")["status"] == "OPEN"
+    grub.ready.write_text(grub_cfg((NEW, OLD), "0"))
+    assert undo.undo({"overwrite": [str(path)]})["status"] == "ROLLED_BACK"
+    (step,) = journal.get("change-1")["steps"]
+    assert atomic.load_blob(step["overwrote"]) == edited.encode() and grub.boots() == (NEW, NEW)
+
+
+def test_a_dry_run_writes_nothing_below_boot(grub: Grub) -> None:
+    before, when = grub.state(), grub.folder.stat().st_mtime_ns
+    assert change_apply.apply({**pin(), "dry": True})["changed"]
+    assert (grub.state(), grub.folder.stat().st_mtime_ns) == (before, when)
 
 
 def test_one_boot_is_next_entry_and_leaves_the_default(grub: Grub) -> None:

@@ -32,6 +32,7 @@ def judge(
     monkeypatch: pytest.MonkeyPatch, cgroup: str, *, units: dict[str, str] | None = None,
     container: Any = None, inside: bool = False, server: bool = False,
     above: tuple[Stat, ...] = (), ppid: int = 1, uid: int = 0,
+    listening: dict[int, list[int]] | None = None, wanted: tuple[int, ...] = (),
 ) -> tuple[bool, bool, str]:  # fmt: skip
     """The judgement of an engine process with pid 100: orphan, ours and live, why."""
     one = Candidate(stat(100, ppid), "boot", uid, "VLLM::Worker", "/usr/bin/python3", cgroup,
@@ -53,7 +54,9 @@ def judge(
     monkeypatch.setattr(ownership, "_is_helper", lambda pid: False)
     monkeypatch.delenv("SUDO_UID", raising=False)
     stats = {row.pid: row for row in (INIT, *above, one.stat)}
-    (found,) = judge_all(ProcessView(stats, {100: one}, {}, []), owners)
+    ports = listening or {}
+    holders = {port: ports[port] for port in wanted if port in ports}
+    (found,) = judge_all(ProcessView(stats, {100: one}, holders, [], ports), owners)
     return found.is_orphan, found.is_own, found.why
 
 
@@ -122,6 +125,27 @@ def test_parents(
     orphan: bool, words: str,
 ) -> None:  # fmt: skip
     found = judge(monkeypatch, "/", above=above, ppid=ppid, server=server)
+    assert found[0] is orphan and words in found[2]
+
+
+@pytest.mark.parametrize(("server", "listening", "wanted", "orphan", "words"), [
+    (True, {8011: [100]}, (), False, "it serves on port 8011"),
+    (True, {8011: [100]}, (8000, 29501), False, "it serves on port 8011"),
+    (True, {8011: [100]}, (8011,), True, "its parent is gone"),
+    # of several API servers the children listen; one of them holds a port of ours
+    (True, {8011: [101], 29501: [102]}, (8000,), False, "it serves on port 8011"),
+    (True, {8011: [101], 29501: [102]}, (29501,), True, "its parent is gone"),
+    (True, {8011: [7]}, (), True, "its parent is gone"),
+    # an engine's process that lost its server listens for nobody
+    (False, {29501: [100]}, (), True, "its parent is gone"),
+])  # fmt: skip
+def test_a_server_by_hand(
+    monkeypatch: pytest.MonkeyPatch, server: bool, listening: dict[int, list[int]],
+    wanted: tuple[int, ...], orphan: bool, words: str,
+) -> None:  # fmt: skip
+    children = (stat(101, ppid=100), stat(102, ppid=101), stat(7))
+    found = judge(monkeypatch, "/", server=server, above=children, listening=listening,
+                  wanted=wanted)  # fmt: skip
     assert found[0] is orphan and words in found[2]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from node.reap import proof
@@ -25,6 +27,21 @@ terminate.pidfd_open = open_then_reuse
 terminate.send = lambda fd, number: sent.append(number)
 answer = reap.reap(json.load(sys.stdin))
 print(json.dumps({"sent": sent, "how": [row["how"] for row in answer["ended"]]}))
+"""
+
+# A parent in vfork(2) sleeps uninterruptibly, but for SIGKILL, until its child ends.
+SLEEPER = """
+import ctypes, os, signal, sys, time
+libc = ctypes.PyDLL(None)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+libc.prctl(15, b"VLLM::EngineCore_DP0", 0, 0, 0)
+path = sys.argv[1]
+open(path + ".new", "w").write(str(os.getpid()))
+os.rename(path + ".new", path)
+if libc.vfork() == 0:
+    libc.prctl(1, 9, 0, 0, 0)
+    time.sleep(600)
+    os._exit(0)
 """
 
 UNKILLABLE = """
@@ -68,6 +85,37 @@ def test_vram_that_nobody_holds_needs_a_reboot(world: World) -> None:
     world.gpu(616)
     answer = world.reap(vram_free_mib=140000, settle_s=1)
     assert answer["verdict"] == "nothing"
+
+
+def test_vram_that_the_gpu_does_not_report_cannot_be_waited_for(world: World) -> None:
+    """A GB10 shares the host's memory: nvidia-smi says [N/A]. Unknown is not free."""
+    pid = world.launch()
+    world.gpu(0, pid)
+    row = "0, GPU-1, NVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A], 12.1, 000F:01:00.0\n"
+    (world.bin / "gpus").write_text(row)
+    refused = world.reap(vram_free_mib=1000)
+    assert refused["code"] == "bad_request" and "does not report its memory" in refused["error"]
+    assert "memory_available_bytes" in refused["error"] and world.lives(pid)
+    answer = world.reap(memory_available_bytes=1)
+    assert (answer["verdict"], pids(answer["ended"])) == ("clean", [pid])
+
+
+def test_one_in_uninterruptible_sleep_is_judged_by_its_name_and_killed(world: World) -> None:
+    """Its command line could not be read for as long as it sleeps; TERM waits as well."""
+    program = world.root / "sleeper.py"
+    program.write_text(SLEEPER)
+    ready = world.root / "sleeper-ready"
+    line = ["setsid", "-f", world.python, "-I", str(program), str(ready)]
+    subprocess.run(world.enter(line), check=True)
+    world.until(ready.exists)
+    pid = int(ready.read_text())
+    world.until(lambda: world.sh(f"sed 's/.*) //' /proc/{pid}/stat | cut -c1") == "D")
+    world.until(lambda: world.parent(pid) == 1)
+    answer = world.reap(term_s=1)
+    # the other one is its child, which runs and can be read
+    (row,) = [row for row in answer["ended"] if row["pid"] == pid]
+    assert (row["argv0"], row["how"]) == ("VLLM::EngineCor", "KILL")
+    assert answer["verdict"] == "clean" and not world.lives(pid)
 
 
 @pytest.mark.parametrize(("live_holds", "verdict"), [(True, "clean"), (False, "needs_reboot")])

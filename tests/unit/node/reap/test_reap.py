@@ -58,19 +58,59 @@ def test_an_engine_whose_parent_lives_is_spared_and_named(world: World) -> None:
     assert f"port 8000 is held by pid {pid}" in refused["evidence"]
 
 
-def test_a_server_of_a_shell_that_lives_is_spared_its_lost_worker_is_not(world: World) -> None:
+def serve(world: World, line: str, *more: str) -> int:
+    """A `vllm serve` that a shell starts by hand; SERVE in its line. Gives the server's pid."""
     server = world.root / "vllm"
     server.write_text(STAND_IN.read_text().replace("parse_args()", "parse_known_args()[0]"))
     ready = world.root / "server-ready"
-    # ( … & ): the server is left to init, while the shell that started it lives on
-    line = f"({world.python} -I {server} serve --ready {ready} &); sleep 600"
-    subprocess.run(world.enter(["setsid", "-f", "bash", "-c", line]), check=True)
+    words = f"{world.python} -I {server} serve --ready {ready} {' '.join(more)}"
+    line = line.replace("SERVE", words)
+    subprocess.run(world.enter(["setsid", "-f", "bash", "-c", line]), check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     world.until(ready.exists)
-    pid = int(ready.read_text())
+    return int(ready.read_text())
+
+
+def test_a_server_of_a_shell_that_lives_is_spared_its_lost_worker_is_not(world: World) -> None:
+    # ( … & ): the server is left to init, while the shell that started it lives on
+    pid = serve(world, "(SERVE &); sleep 600")
     worker = world.launch()
     answer = world.reap()
     assert pids(answer["ended"]) == [worker] and world.lives(pid)
     assert "the shell that started it lives" in answer["spared"][0]["why"]
+
+
+NOHUP = "nohup SERVE > /dev/null 2>&1 &"
+
+
+@pytest.mark.parametrize("ports", [[], [PORT]], ids=["no ports", "other ports"])
+def test_a_live_server_that_was_started_by_hand_is_spared(world: World, ports: list[int]) -> None:
+    """Its shell is gone, as after a logout: it serves, whoever left it there."""
+    pid = serve(world, NOHUP, "--port", "8011", "--segment", "psm_0123abcd")
+    world.until(lambda: world.parent(pid) == 1)
+    lost = world.launch()
+    answer = world.reap(ports=ports)
+    assert pids(answer["ended"]) == [lost] and world.lives(pid) and world.listens(8011)
+    (row,) = answer["spared"]
+    assert row["pid"] == pid and "serves on port 8011" in row["why"]
+    # who means it names its port, as the line says
+    assert """rignode reap '{"ports": [8011]}'""" in row["why"]
+    named = world.call("reap", {"ports": [8011], "term_s": 3, "settle_s": 3})
+    assert (named["verdict"], pids(named["ended"])) == ("clean", [pid]) and not world.lives(pid)
+
+
+def test_a_server_that_was_started_by_hand_on_our_port_is_in_the_way(world: World) -> None:
+    pid = serve(world, NOHUP, "--port", str(PORT))
+    world.until(lambda: world.parent(pid) == 1)
+    answer = world.reap()
+    assert (answer["verdict"], pids(answer["ended"])) == ("clean", [pid])
+    assert f"listens on port {PORT}" in answer["ended"][0]["why"]
+
+
+def test_a_server_that_does_not_listen_any_more_is_an_orphan(world: World) -> None:
+    pid = serve(world, NOHUP)
+    world.until(lambda: world.parent(pid) == 1)
+    assert pids(world.reap(ports=[])["ended"]) == [pid]
 
 
 def test_a_shell_that_only_mentions_the_engine_is_no_candidate(world: World) -> None:

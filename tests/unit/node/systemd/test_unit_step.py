@@ -12,6 +12,11 @@ from node.core.errors import NodeError
 from node.systemd import unit_step
 
 NAME = "engine.service"
+# As systemd lists them at a boot: job, unit, type, state.
+JOBS = f"""  9 {NAME} start waiting
+ 12 systemd-networkd-wait-online.service start running
+ 11 network-online.target start waiting
+"""
 
 
 class Systemd:
@@ -23,6 +28,8 @@ class Systemd:
 
     def __call__(self, *words: str) -> str:
         self.calls.append(" ".join(words))
+        if words[0] == "list-jobs":
+            return JOBS
         if words[0] != "show":
             return ""
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
@@ -37,6 +44,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, verb: str, *states: str) -> Systemd:
     monkeypatch.setattr(systemctl, "systemctl", systemd)
     monkeypatch.setattr(systemctl, "POLL_S", 0.01)
     monkeypatch.setattr(systemctl, "BEGIN_S", 0.2)
+    monkeypatch.setattr(systemctl, "QUEUED_S", 1.0)
     systemctl.begin(verb, NAME)
     return systemd
 
@@ -66,7 +74,9 @@ def test_what_counts_as_begun(
     ("start", ("inactive//", "failed/new/"), "it failed (exit-code)"),
     ("restart", ("active/old/", "failed/new/"), "it failed"),
     ("start", ("inactive//", "inactive//9", "inactive//"), "what it requires failed"),
-    ("start", ("inactive//", "inactive//9"), "it is inactive and has not begun"),
+    ("start", ("inactive//", "inactive//9"),
+     "it waits behind systemd-networkd-wait-online.service"),
+    ("start", ("inactive//", "maintenance//"), "it is maintenance and has not begun"),
 ])  # fmt: skip
 def test_a_start_that_fails_is_said_at_once(
     monkeypatch: pytest.MonkeyPatch, verb: str, states: tuple[str, ...], said: str
@@ -77,6 +87,15 @@ def test_a_start_that_fails_is_said_at_once(
     assert said in str(caught.value) and caught.value.code == "unit_failed"
     assert f"journalctl -u {NAME}" in caught.value.remedy
     assert time.monotonic() - started < 15
+
+
+def test_at_boot_a_start_waits_for_what_it_is_ordered_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """network-online.target may take two minutes: a queued start is not one that failed."""
+    queued = ["inactive//9"] * 40
+    systemd = begin(monkeypatch, "start", "inactive//", *queued, "activating/new/9")
+    assert systemd.states == ["activating/new/9"]
 
 
 def test_a_stop_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

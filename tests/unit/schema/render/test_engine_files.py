@@ -13,6 +13,7 @@ import pytest
 from schema.core.errors import SpecError
 from schema.core.quoting import systemd_argument
 from schema.desired.plan import Document
+from schema.render import node_program
 from schema.render.engine_files import docker_run, documents
 from tests.unit.builders.engine_files import argv_of_script, exec_start, unit_lines
 from tests.unit.builders.spark_rig import changed, project, spark_plan
@@ -131,7 +132,7 @@ def verified(unit: Document, folder: Path) -> str:
     path = folder / Path(unit.path).name
     # docker and rignode need not be on this machine: units and programs get stand-ins.
     text = unit.content.replace("/usr/bin/docker", "/bin/true")
-    text = text.replace("/usr/local/bin/rignode", "/bin/true")
+    text = text.replace(node_program.path(), "/bin/true")
     path.write_text(text.replace("docker.service", "basic.target"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(path)],

@@ -10,6 +10,7 @@ from node.kernel import candidate
 from schema.core.errors import SpecError
 from schema.inputs.check import host_data
 from schema.inputs.runbook_data import KernelData
+from schema.render import node_program
 from schema.render.kernel_files import candidate_documents, pin_documents
 from tests.unit.builders.spark_rig import host
 
@@ -47,5 +48,5 @@ def test_the_candidates_file_is_what_node_reads(
     monkeypatch.setenv("RIGBOOK_CANDIDATE", str(path))
     assert candidate._read() == json.loads(facts.content)
     for line in ("FailureAction=reboot", "DefaultDependencies=no", "WantedBy=sysinit.target",
-                 "ExecStart=/usr/local/bin/rignode candidate"):  # fmt: skip
+                 f"ExecStart={node_program.path()} candidate"):  # fmt: skip
         assert line in unit.content.splitlines()

@@ -13,6 +13,7 @@ from node.engine import peer_watchdog, prelaunch
 from node.engine.config import parse
 from schema.core.errors import SpecError
 from schema.inputs.load import plan as plan_of
+from schema.render import node_program
 from schema.render.start_budget import FABRIC_WAIT_S, MARGIN_S
 from tests.unit.builders.engine_files import unit_lines
 from tests.unit.builders.spark_rig import changed, host, project, spark_plan
@@ -21,10 +22,10 @@ from tests.unit.builders.spark_rig import changed, host, project, spark_plan
 def test_only_the_heads_start_waits_for_an_answer() -> None:
     head, worker = (unit_lines(spark_plan().documents[n][2]) for n in ("spark1", "spark2"))
     for lines in (head, worker):
-        assert ("ExecStartPre", "/usr/local/bin/rignode prelaunch") in lines
-        assert ("ExecStopPost", "-/usr/local/bin/rignode container remove") in lines
+        assert ("ExecStartPre", f"{node_program.path()} prelaunch") in lines
+        assert ("ExecStopPost", f"-{node_program.path()} container remove") in lines
         assert not any("docker rm" in value or "sh -c" in value for _, value in lines)
-    assert ("ExecStartPost", "/usr/local/bin/rignode answer") in head
+    assert ("ExecStartPost", f"{node_program.path()} answer") in head
     assert "ExecStartPost" not in dict(worker)
 
 
@@ -107,6 +108,6 @@ def test_a_rig_of_one_node_has_no_pair_to_check(tmp_path: Path) -> None:
 
 def test_the_pair_check_is_quiet_and_runs_by_its_timer() -> None:
     service, timer = (dict(unit_lines(d)) for d in spark_plan().documents["spark2"][4:])
-    assert service["ExecStart"] == "/usr/local/bin/rignode pair"
+    assert service["ExecStart"] == f"{node_program.path()} pair"
     assert (service["Type"], service["LogLevelMax"]) == ("oneshot", "notice")
     assert (timer["OnUnitActiveSec"], timer["WantedBy"]) == ("15", "timers.target")

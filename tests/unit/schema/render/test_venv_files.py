@@ -15,6 +15,7 @@ import yaml
 from node.engine.config import parse
 from node.rules.env_text import environment_text, environment_value
 from schema.core.errors import SpecError
+from schema.render import node_program
 from tests.unit.builders.engine_files import unit_lines
 from tests.unit.builders.spark_rig import ROOT, project, spark_plan
 from tests.unit.builders.tower_rig import TOWER, VENV, tower_plan
@@ -117,8 +118,8 @@ def test_unit_supervises_alone() -> None:
     assert unit["EnvironmentFile"] == made.documents[TOWER][1].path
     assert (unit["User"], unit["KillMode"]) == ("milo", "control-group")
     assert (unit["Restart"], unit["StartLimitBurst"]) == ("always", "3")
-    assert unit["ExecStartPre"] == "+/usr/local/bin/rignode prelaunch"
-    assert unit["ExecStartPost"] == "/usr/local/bin/rignode answer"
+    assert unit["ExecStartPre"] == f"+{node_program.path()} prelaunch"
+    assert unit["ExecStartPost"] == f"{node_program.path()} answer"
     assert "docker" not in made.documents[TOWER][2].content
     assert len(made.documents[TOWER]) == 4
     assert made.requests[TOWER].units == ("rigbook-engine.service",)
@@ -153,7 +154,7 @@ if shutil.which("systemd-analyze"):
         text = tower_plan(recipe=name).documents[TOWER][2].content
         path = tmp_path / "rigbook-engine.service"
         # Programs that need not be on this machine get a stand-in.
-        for program in ("/usr/local/bin/rignode", "/etc/rigbook/engine/serve.sh"):
+        for program in (node_program.path(), "/etc/rigbook/engine/serve.sh"):
             text = text.replace(program, "/bin/true")
         path.write_text(text.replace("User=milo", "User=root"))
         done = subprocess.run(
