@@ -1,10 +1,21 @@
-"""stop ends the engine in order and proves it; verify asks the endpoint and no host."""
+"""stop ends the engine in order and proves it; verify asks the endpoint, and looks whose it is."""
 
 from __future__ import annotations
 
+from schema.desired.plan import Plan
+from schema.observed.snapshot import NodeSnapshot
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import METRICS, Reply, completion
-from tests.plans.support.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario, serving
+from tests.plans.support.launched import former_answers
+from tests.plans.support.scenario import (
+    HEAD,
+    INVENTORY,
+    WORKER,
+    Runs,
+    Scenario,
+    Snapshots,
+    serving,
+)
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
 from tests.unit.builders.snapshots import healthy
 
@@ -13,6 +24,17 @@ VERIFY = ("deploys/verify.py", "-y")
 SURVIVOR = rigs.broken(
     serving, *((name, "units.0.active_state", "failed") for name in (HEAD, WORKER))
 )
+HALF = rigs.broken(serving, (WORKER, "units.0.active_state", "failed"))
+
+
+def former(plan: Plan) -> Snapshots:
+    """The trial of fault 55: a former setup's engine has the port of ours."""
+    seen = dict(serving(plan))
+    now = seen[HEAD].model_dump(mode="json")
+    former_answers(now, "active/running")
+    return {**seen, HEAD: NodeSnapshot.model_validate(now)}
+
+
 TABLE = {
     "stop dry": (Scenario((STOP, "--dry")), quiet(
         *(f"[{name}] stop rigbook-engine.service and its container" for name in (HEAD, WORKER)))),
@@ -32,7 +54,13 @@ TABLE = {
                steps=["lab1 apply stop"])),
     # the answer is the evidence; the metrics are counted
     "answers": (Scenario(VERIFY, answers=Reply, metrics=METRICS), quiet(
-        "tiny answers at http://", "6 characters", "2 vllm: metrics at", asks=[])),
+        "tiny answers at http://", "6 characters", "2 vllm: metrics at", asks=["snapshot"] * 4)),
+    # fault 55: who answers is looked at
+    "former answers": (Scenario(VERIFY, former, answers=Reply), refused(
+        f"what answers is not this rig's engine: port 8000 of {HEAD} is held by pid 77",
+        "sudo systemctl stop vllm-ds4-head.service && sudo docker stop vllm_ds4")),
+    "worker down": (Scenario(VERIFY, HALF, answers=Reply), refused(
+        f"rigbook-engine.service on {WORKER} is failed/running")),
     "silent": (Scenario(VERIFY), refused(
         "Connection refused", f"pyinfra {INVENTORY} deploys/doctor.py -y")),
     "empty": (
