@@ -118,7 +118,7 @@ def test_unit_supervises_alone() -> None:
     assert (unit["User"], unit["KillMode"]) == ("milo", "control-group")
     assert (unit["Restart"], unit["StartLimitBurst"]) == ("always", "3")
     assert unit["ExecStartPre"] == "+/usr/local/bin/rignode prelaunch"
-    assert unit["ExecStartPost"] == "/usr/local/bin/rignode answer"
+    assert unit["ExecStartPost"] == "+/usr/local/bin/rignode answer"
     assert "docker" not in made.documents[TOWER][2].content
     assert len(made.documents[TOWER]) == 4
     assert made.requests[TOWER].units == ("rigbook-engine.service",)
