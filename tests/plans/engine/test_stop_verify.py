@@ -40,7 +40,7 @@ TABLE = {
         *(f"[{name}] stop rigbook-engine.service and its container" for name in (HEAD, WORKER)))),
     "stop": (Scenario((STOP, "-y")), done(
         f"stopped on {HEAD}, {WORKER}; ports are free",
-        steps=["lab1 apply stop", "lab2 apply stop", "lab1 close COMMITTED",
+        steps=["lab2 open", "lab1 apply stop", "lab2 apply stop", "lab1 close COMMITTED",
                "lab2 close COMMITTED"])),
     "stopped": (Scenario((STOP, "-y"), healthy), quiet(asks=["snapshot", "snapshot"])),
     # dockerd hung during the stop: the unit is failed, the container holds memory and ports
@@ -51,7 +51,11 @@ TABLE = {
         Scenario((STOP, "-y"), faults={
             f"{HEAD}:apply stop": {"error": "systemctl stop: timeout", "code": "unit"}}),
         failed("systemctl stop: timeout", "stays OPEN; undo it with: deploys/rollback.py",
-               steps=["lab1 apply stop"])),
+               steps=["lab2 open", "lab1 apply stop"])),
+    # the worker's pair check would start it anew: it has to know, before the head stops
+    "worker locked": (
+        Scenario((STOP, "-y"), faults={f"{WORKER}:open": {"error": "held", "code": "locked"}}),
+        failed(f"{WORKER}: apply: held", steps=["lab2 open"])),
     # the answer is the evidence; the metrics are counted
     "answers": (Scenario(VERIFY, answers=Reply, metrics=METRICS), quiet(
         "tiny answers at http://", "6 characters", "2 vllm: metrics at", asks=["snapshot"] * 4)),

@@ -40,7 +40,11 @@ class Sent:
 
     @property
     def what(self) -> str:
-        """The command in a word: `apply file+unit`, `apply start`, `close COMMITTED`, `undo` …"""
+        """The command in a word: `apply file+unit`, `apply start`, `close COMMITTED`, `undo`; `open`
+        for an apply without steps, which only opens the change.
+        """
+        if self.verb == "apply" and not self.request["steps"]:
+            return "open"
         if self.verb == "apply":
             words = [_word(step) for step in self.request["steps"]]
             return f"apply {'+'.join(dict.fromkeys(words))}"
