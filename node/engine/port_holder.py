@@ -32,18 +32,23 @@ class Seen(NamedTuple):
     foreign: str | None
 
 
+def listeners(url: str) -> list[Holder]:
+    """Gives what a connection to a URL may reach on this host."""
+    where = urlsplit(url)
+    number = where.port or (443 if where.scheme == "https" else 80)
+    rows = (Holder(**row) for row in ports.read(proc.open_files()))
+    return ownership.at(rows, number, where.hostname or "")
+
+
 def look(engine: Engine) -> Seen:
     """Gives who would answer now. Raises CannotRead when that cannot be told."""
     if engine.endpoint is None:
         raise CannotRead(f"{engine.node} has no endpoint")
-    where = urlsplit(engine.endpoint.url)
-    number = where.port or (443 if where.scheme == "https" else 80)
-    rows = (Holder(**row) for row in ports.read(proc.open_files()))
-    held = ownership.at(rows, number, where.hostname or "")
+    held = listeners(engine.endpoint.url)
     if not held:
-        raise CannotRead(f"nobody listens on port {number} here")
+        raise CannotRead(f"nobody listens for {engine.endpoint.url} here")
     if any(row.pid is None for row in held):
-        raise CannotRead(f"who holds port {number} is not visible")
+        raise CannotRead(f"who holds port {held[0].port} is not visible")
     own = containers.identifier(engine.container) if engine.container else None
     others = [row for row in held if not ownership.is_ours(row, engine.unit, own)]
     return Seen(tuple(held), _words(others[0], engine) if others else None)

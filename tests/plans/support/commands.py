@@ -20,7 +20,7 @@ READING = LOOKING | {
     "dropin", "snapshot", "kernel", "hardware", "wake", "journal", "journal look", "unit-state",
     "log", "tree list", "library look", "library check", "kube look", "kube answer",
     "models look",
-    "answer look", "venv look", "venv check",
+    "venv look", "venv check",
 }  # fmt: skip
 
 
@@ -40,8 +40,9 @@ class Sent:
 
     @property
     def what(self) -> str:
-        """The command in a word: `apply file+unit`, `apply start`, `close COMMITTED`, `undo`; `open`
-        for an apply without steps, which only opens the change.
+        """The command in a word: `apply file+unit`, `apply start`, `close COMMITTED`, `undo` …
+
+        `open` is an apply without steps, which only opens the change.
         """
         if self.verb == "apply" and not self.request["steps"]:
             return "open"
