@@ -84,3 +84,11 @@ def test_the_undo_names_this_runs_change(ran: Runs) -> None:
         assert {c.request["change"] for c in commands if c.verb == "undo"} == {applied}
         told = f"deploys/rollback.py --data change={applied}" in ran[name].stderr
         assert told is (name == "undo fails")
+
+
+def test_an_engine_of_a_former_setup_is_never_blessed(ran: Runs) -> None:
+    """Fault 55: a good completion came, and the change is undone: it was another's."""
+    for name in ("former answers", "former answers, ours fails"):
+        assert "COMMITTED" not in ran[name].output, name
+        assert "ROLLED_BACK; no engine ran before, none runs now" in ran[name].output
+    assert "serves again" not in ran["former answers after the way back"].output

@@ -88,3 +88,11 @@ def test_the_unit_stays_enabled(ran: Runs) -> None:
     """The next boot brings the engine back."""
     applied = [c for c in ran["stop"].changing if c.verb == "apply"]
     assert all(step["enabled"] is None for c in applied for step in c.request["steps"])
+
+
+def test_verify_looks_whose_answer_it_is(ran: Runs) -> None:
+    """Fault 55: before the question on every node, and after it where there was an answer."""
+    looks = {name: ran[name].of(HEAD) for name in ("answers", "former answers", "worker down")}
+    assert looks["answers"] == ["snapshot", "snapshot"] == ran["answers"].of(WORKER)
+    assert looks["former answers"] == looks["worker down"] == ["snapshot"]
+    assert "answers at" not in ran["former answers"].output
