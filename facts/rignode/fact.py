@@ -79,9 +79,16 @@ def ask_each(
 
     `requests`: the request of each node that is asked, as JSON text; None: all, with none.
     """
-    state = real(state)
     asked = {node.name: "{}" for node in plan.rig.nodes} if requests is None else requests
-    jobs = {name: gevent.spawn(_ask, state, name, fact, request) for name, request in asked.items()}
+    return ask_some(state, fact, asked)
+
+
+def ask_some(
+    state: State, fact: NodeFact[T], requests: Mapping[str, str]
+) -> dict[str, T | Unreadable]:
+    """The same of the nodes that `requests` names."""
+    state = real(state)
+    jobs = {name: gevent.spawn(_ask, state, name, fact, asked) for name, asked in requests.items()}
     gevent.joinall(list(jobs.values()))
     return {name: job.get() for name, job in jobs.items()}
 

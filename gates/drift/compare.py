@@ -12,9 +12,10 @@ from gates.artifact.image import image_of
 from gates.drift.compare_venv import environment_drift, secrets_not_set, venv_drift
 from gates.drift.difference import Difference
 from gates.drift.launch_files import written_argv, written_environ
-from gates.engine.state import EngineState, engine_state, engine_unit, own_container, same_container
+from gates.engine.state import EngineState, engine_state, engine_unit, own_container
 from gates.engine.vllm_flags import NOT_SET, compare, serves
 from gates.recipe.secrets import differing
+from node.rules.ownership import same_container
 from schema.desired.plan import ENGINE_DIR, UNIT, Document, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container, Docker

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from gates.core.check import MIB, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.engine.processes import LOGIN_UNIT
-from gates.engine.state import is_own, same_container
+from gates.engine.state import is_own
 from gates.engine.vllm_flags import NOT_SET, compare, serves
+from node.rules.ownership import LOGIN_UNIT, end, same_container
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.machine import EngineProcess, ShmSegment
@@ -136,17 +136,9 @@ def _against(plan: Plan, node: Node, process: EngineProcess) -> str:
 
 def _end(node: Node, snapshot: NodeSnapshot, process: EngineProcess) -> str:
     """The command that ends it, through whoever keeps it alive."""
-    if process.container_id is not None:
-        names = [process.container_id[:12]]
-        if not isinstance(snapshot.docker, Unreadable):
-            own = snapshot.docker.containers
-            names = [c.name for c in own if same_container(c.id, process.container_id)] or names
-        return (
-            f"on {node.name}: sudo docker update --restart=no {names[0]} && sudo docker stop "
-            + (names[0])
-        )
-    if process.unit is not None and not LOGIN_UNIT.match(process.unit):
-        return f"on {node.name}: sudo systemctl disable --now {process.unit}"
+    by = end(process, *snapshot.supervisors)
+    if by is not None:
+        return f"on {node.name}: {by.text}"
     return f"on {node.name}: ps -o pid,ppid,lstart,args -p {process.pid}; kill {process.pid}"
 
 

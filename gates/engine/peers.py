@@ -13,8 +13,8 @@ from gates.engine.state import (
     head_port,
     is_own,
     own_container,
-    same_container,
 )
+from node.rules.ownership import same_container
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.network import Connection

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.engine.state import head_port, is_own, same_container
+from gates.engine.state import head_port, is_own
+from node.rules.ownership import LOGIN_UNIT, end, same_container
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -16,9 +16,6 @@ from schema.observed.machine import EngineProcess
 from schema.observed.network import Port
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.observed.units import Unit
-
-# Units that hold a login's processes: they supervise nothing, whatever they outlive is an orphan.
-LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*)\.service\Z")
 
 
 def no_supervisor(
@@ -88,7 +85,7 @@ def port_taken(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
                 f"port {port.port} ({wanted[port.port]}) on {node.name} is held by "
                 f"{port.process or 'a process that is not visible'}",
                 evidence=_holder(snapshot, port),
-                remedy=_free_port(plan, node, port),
+                remedy=_free_port(plan, node, snapshot, port),
             )
 
 
@@ -104,12 +101,11 @@ def _holder(snapshot: NodeSnapshot, port: Port) -> str:
     )
 
 
-def _free_port(plan: Plan, node: Node, port: Port) -> str:
+def _free_port(plan: Plan, node: Node, snapshot: NodeSnapshot, port: Port) -> str:
     look = f"on {node.name}: sudo ss -ltnp 'sport = :{port.port}'"
-    if port.container_id is not None:
-        return f"{look}; sudo docker stop {port.container_id[:12]}"
-    if port.unit is not None and not LOGIN_UNIT.match(port.unit):
-        return f"{look}; sudo systemctl stop {port.unit}"
+    by = end(port, *snapshot.supervisors)
+    if by is not None:
+        return f"{look}; {by.text}"
     if port.pid is not None:
         return f"{look}; sudo kill -TERM {port.pid}"
     return f"{look}; then {deploy_command(plan, 'doctor')}"

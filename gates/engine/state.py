@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from node.rules.ownership import is_ours
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -33,17 +34,10 @@ def engine_unit(snapshot: NodeSnapshot, name: str = UNIT) -> Unit | None:
     return next(named, None)
 
 
-def same_container(one: str, other: str) -> bool:
-    """True for ids of one container; docker and cgroups give them whole or cut to 12 digits."""
-    return min(len(one), len(other)) >= 12 and (one.startswith(other) or other.startswith(one))
-
-
 def is_own(snapshot: NodeSnapshot, holder: EngineProcess | Port) -> bool:
     """True when a process or the holder of a port is of our unit or our container."""
     container = own_container(snapshot)
-    if container is not None and holder.container_id is not None:
-        return same_container(holder.container_id, container.id)
-    return holder.unit == UNIT
+    return is_ours(holder, UNIT, container.id if container else None)
 
 
 def is_up(snapshot: NodeSnapshot) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.engine.state import engine_unit, same_container
+from gates.engine.state import engine_unit
+from node.rules.ownership import same_container
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container

@@ -55,7 +55,7 @@ def _dry(wanted: list[Json]) -> list[Json]:
 
 
 def apply(request: Json) -> Json:
-    """Do the steps of a change that are not yet so; gives what each did.
+    """Do the steps of a change that are not yet so; gives what each did. None: it is only opened.
 
     When a step on a path fails before any unit was touched, the steps of this call are taken
     back, so nothing has changed. A failing unit step leaves the change OPEN.
@@ -68,6 +68,8 @@ def apply(request: Json) -> Json:
                 "steps": answers}  # fmt: skip
     with transaction.opened(body["change"], "apply") as steps:
         _plan_ahead(body["steps"])
+        if not body["steps"]:
+            steps.announce()
         try:
             answers = _do_all(steps, body["steps"])
         except (NodeError, OSError) as error:

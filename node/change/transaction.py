@@ -21,10 +21,16 @@ class Transaction(Steps):
         super().__init__(change, self._save)
         self.written = written
         self.before = len(self.rows)
+        self.announced = False
 
     def _save(self) -> None:
         if self.written:
             journal.save(self.change)
+
+    def announce(self) -> None:
+        """Write the change before it has a step: an operator is at work on the rig."""
+        self.announced = True
+        self.write()
 
     def begin(self, op: str, **what: object) -> Json:
         """Gives the irreversible step of this op that a killed run left, else a new one, announced
@@ -40,7 +46,8 @@ class Transaction(Steps):
     @property
     def change_id(self) -> str | None:
         """Gives the change's id once something is written to it."""
-        return str(self.change["id"]) if self.written and self.rows else None
+        there = self.written and (self.rows or self.announced)
+        return str(self.change["id"]) if there else None
 
     def answer(self) -> Json:
         """Gives what every changing verb says of its change."""

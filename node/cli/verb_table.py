@@ -29,7 +29,6 @@ READING: dict[str, str] = {
     "kube look": "node.kube.inspect:inspect_deployment",
     "kube answer": "node.kube.answer:ask_pod",
     "models look": "node.weights.model_header:inspect_models",
-    "answer look": "node.engine.answerlook:ask_engine",
 }
 # JSON in and out; they may change the host, so signals are caught and undone steps are told
 CHANGING: dict[str, str] = {

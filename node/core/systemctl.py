@@ -18,6 +18,11 @@ QUEUED_S = 150.0
 POLL_S = 0.2
 RUNNING = ("active", "reloading")
 DOWN = ("inactive", "failed")
+# how long a unit may take to be down: TERM, then KILL, and what removes its container
+SETTLE_S = 150.0
+_STATES = "LoadState,UnitFileState,ActiveState,NeedDaemonReload"
+# what a job of these kinds ends in, whatever its unit passes through (`systemctl list-jobs`)
+_STARTS = ("start", "restart")
 _BEGINNING = "ActiveState,InvocationID,Job,Result"
 
 
@@ -45,13 +50,54 @@ def _show(name: str, properties: str) -> dict[str, str]:
 
 def inspect_unit(name: str) -> Json:
     """Gives load state, enabled state, active state and whether systemd must reload."""
-    seen = _show(name, "LoadState,UnitFileState,ActiveState,NeedDaemonReload")
+    return _inspected(_show(name, _STATES))
+
+
+def _inspected(seen: dict[str, str]) -> Json:
     return {
         "load": seen.get("LoadState", ""),
         "enabled": seen.get("UnitFileState", ""),
         "active": seen.get("ActiveState", ""),
         "needs_reload": seen.get("NeedDaemonReload") == "yes",
     }
+
+
+def settled(name: str) -> Json:
+    """Gives the same of a unit that is not on its way down: a restart that is under way counts as
+    a start (`activating`), whatever it passes through; a stop is waited for.
+
+    Raises NodeError (`unit_failed`) when it does not settle in its time: nothing was done then.
+    """
+    began = time.monotonic()
+    while True:
+        shown = _show(name, f"{_STATES},Job")
+        seen = _inspected(shown)
+        has_job = shown.get("Job", "") not in ("", "0")
+        job = _job(name) if has_job and seen["active"] not in RUNNING else None
+        if job in _STARTS:
+            return {**seen, "active": "activating"}
+        # a job that was over by then has left another state than the one that was shown
+        if seen["active"] != "deactivating" and not (has_job and seen["active"] in DOWN):
+            return seen
+        if time.monotonic() - began > SETTLE_S:
+            raise NodeError(
+                f"{name} is still {seen['active']} after {time.monotonic() - began:.0f} s; nothing"
+                " was done",
+                "unit_failed",
+                f"systemctl status {name}",
+            )
+        time.sleep(POLL_S)
+
+
+def _job(name: str) -> str | None:
+    """Gives the kind of a unit's job (start, stop, restart), None when there is none any more."""
+    rows = (line.split() for line in systemctl("list-jobs", "--no-legend", name).splitlines())
+    return next((row[2] for row in rows if len(row) > 2 and row[1] == name), None)
+
+
+def goal(seen: Json) -> Json:
+    """Gives what a unit is on its way to: a passing state is none that anybody goes back to."""
+    return {**seen, "active": "active"} if is_running(seen) else seen
 
 
 def is_running(seen: Json) -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from node.core import masking
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
-from node.docker import http
+from node.docker import clients, http
 
 SOCKET = "/var/run/docker.sock"
 TIMEOUT_S = 8.0
@@ -149,6 +149,9 @@ def read(images: list[str]) -> Json:
     asked += [f"/images/{quote(name, safe='/:@')}/json" for name in images]
     info, listed, *rows = each(lambda p: get(p, absent_ok=p.startswith("/images/")), asked, 4)
     containers = each(_container, [str(row["Id"]) for row in listed], 4)
+    held = clients.read() if containers else []
+    for box in filter(None, containers):
+        box["held_by"] = clients.units_of(held, str(box["name"]), str(box["id"]))
     found = [image(row) for row in rows if row is not None]
     root = containerd(info)
     if root is not None:

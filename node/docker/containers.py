@@ -37,6 +37,12 @@ def is_running(name: str) -> bool:
     return row is not None and bool(row["State"].get("Running"))
 
 
+def identifier(name: str) -> str | None:
+    """Gives the id of a container of that name; None when there is none. Raises CannotRead."""
+    row = api.get(f"/containers/{quote(name, safe='')}/json", absent_ok=True)
+    return None if row is None else str(row["Id"])
+
+
 def stop(name: str, grace_s: int) -> bool:
     """Ends a container: TERM, after `grace_s` seconds KILL; gives False when none ran.
 

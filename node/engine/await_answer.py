@@ -13,10 +13,10 @@ import time
 from node.core import log, proc
 from node.core.errors import CannotRead, NodeError
 from node.docker import containers
-from node.engine import config
+from node.engine import config, port_holder
 from node.engine.api_key import key_of
 from node.engine.completion import ask
-from node.engine.config import Engine
+from node.engine.config import Endpoint, Engine
 from node.rules.completion import Reply
 
 POLL_S = 2.0
@@ -76,9 +76,14 @@ def answer(engine: Engine) -> str:
     told = alive.started
     while True:
         passed = time.monotonic() - alive.started
-        reply = ask(engine.endpoint, min(120.0, max(1.0, budget - passed)), key)
-        passed = time.monotonic() - alive.started
+        seconds = min(120.0, max(1.0, budget - passed))
+        # whoever answers this gets no key
+        reply = ask(engine.endpoint, seconds)
         if reply.ok or reply.wants_key:
+            # somebody answers: whose engine it is, is looked at around another answer
+            reply = _ours(engine, engine.endpoint, seconds, key)
+        passed = time.monotonic() - alive.started
+        if reply.ok or (reply.wants_key and key is None):
             return f"{reply.detail}, {passed:.0f} s after the start"
         if reply.final:
             raise _failed(engine, reply, passed)
@@ -91,6 +96,27 @@ def answer(engine: Engine) -> str:
             told = time.monotonic()
             log.say(f"waiting for an answer: {passed:.0f} s of {budget:.0f} s; {reply.detail}")
         time.sleep(POLL_S)
+
+
+def _ours(engine: Engine, endpoint: Endpoint, seconds: float, key: str | None) -> Reply:
+    """Gives the reply of our own engine, the same before and after it, or why there is none.
+
+    Raises NodeError (`no_answer`) where somebody else holds the port: ours will not get it.
+    """
+    try:
+        before = port_holder.look(engine)
+        reply = ask(endpoint, seconds, key) if before.foreign is None else Reply(False, "")
+        after = port_holder.look(engine)
+    except CannotRead as error:
+        return Reply(False, f"whose engine it is: {error}")
+    foreign = before.foreign or after.foreign
+    if foreign is not None:
+        port = after.holders[0].port if after.holders else ""
+        look = f"ss -ltnp 'sport = :{port}'; stop what holds it, by its unit if it has one"
+        raise NodeError(f"what answers is not this engine: {foreign}", "no_answer", look)
+    if before != after:
+        return Reply(False, "the engine was started anew while it was asked")
+    return reply
 
 
 def _look(engine: Engine) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from node.change import journal
 from node.core import log
-from node.core.errors import Json
+from node.core.errors import Json, NodeError
 from node.core.systemctl import systemctl
 from node.engine import config, fabric_link, peer_connections
 from node.engine.config import Engine
@@ -23,6 +23,8 @@ MISSES = 3
 # three checks, 15 s apart
 BROKEN_S = 28.0
 MARGIN_S = 60.0
+# whoever holds the host's lock for longer than this is at work; the next look is 15 s away
+LOCK_S = 0.2
 # a start that has lasted this long was a good one: what ends it later is another story
 STABLE_S = 900.0
 
@@ -141,15 +143,39 @@ def hindrance(engine: Engine, peers: list[str]) -> str | None:
     held, who = host_lock.held()
     if held:
         return f"not restarted: the lock is held by {who}"
+    at_work = open_change()
+    if at_work is not None:
+        return at_work
+    source = engine.fabric.address if engine.fabric else ""
+    away = [peer for peer in peers if not fabric_link.peer_answers(peer, source)]
+    return f"not restarted: no answer from {', '.join(away)} on the fabric" if away else None
+
+
+def open_change() -> str | None:
+    """Gives why the journal forbids a restart: a change of any operation is open on this host."""
     changes, broken = journal.read_all()
     if broken:
         return f"not restarted: the journal is damaged: {', '.join(broken)}"
     for change in changes:
         if change["status"] == "OPEN":
             return f"not restarted: change {change['id']} is open ({change['operator']})"
-    source = engine.fabric.address if engine.fabric else ""
-    away = [peer for peer in peers if not fabric_link.peer_answers(peer, source)]
-    return f"not restarted: no answer from {', '.join(away)} on the fabric" if away else None
+    return None
+
+
+def _undisturbed(name: str, why: str, restart: Callable[[str], object]) -> str | None:
+    """Restart a unit under the host's lock, where nobody opens a change; gives why not."""
+    try:
+        with host_lock.Lock("pair", LOCK_S):
+            at_work = open_change()
+            if at_work is None:
+                log.say(f"restarting {name}: {why}", log.WARNING)
+                save_state(fresh(""))
+                restart(name)
+            return at_work
+    except NodeError as error:
+        if error.code != "locked":
+            raise
+        return f"not restarted: {error}"
 
 
 def check(
@@ -176,12 +202,9 @@ def check(
         save_state(state)
         return
     why_not = hindrance(engine, list(seen.joined.held))
+    why_not = why_not or _undisturbed(engine.unit, verdict.restart, restart)
     if why_not:
         _tell({**verdict.state, "told": state["told"]}, f"{verdict.restart}; {why_not}")
-        return
-    log.say(f"restarting {engine.unit}: {verdict.restart}", log.WARNING)
-    save_state(fresh(""))
-    restart(engine.unit)
 
 
 def _lasted(seen: Seen, state: Json) -> bool:

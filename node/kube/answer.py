@@ -1,4 +1,4 @@
-"""kube answer: one real completion of a Deployment's engine: through its Service, or in its pod.
+"""kube answer: one real completion of a Deployment's pods: at a URL, through a Service, in a pod.
 
 The host reaches a Service's address. Where it does not (or there is no Service) the pod's own
 Python asks: such an image has no curl. Read-only.
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.engine import completion
 from node.engine.config import Endpoint, endpoint
-from node.kube import inspect, kubectl
+from node.kube import behind, inspect, kubectl
+from node.kube.behind import Behind
 from node.rules import completion as rules
 from node.rules.completion import Reply
 
-_KEYS = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "service", "port",
-         "model", "reasoning", "timeout_s")  # fmt: skip
+_KEYS = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "url", "service",
+         "port", "model", "reasoning", "timeout_s")  # fmt: skip
 _REQUIRED = ("kubectl", "namespace", "deployment", "model", "reasoning", "timeout_s")
 # prints the HTTP status (0: none) and the body; any Python 3
 _IN_POD = """
@@ -38,8 +41,9 @@ print(b.decode("utf-8","replace"))
 
 
 def ask_pod(request: Any) -> Json:
-    """Gives whether a completion came back with content, from where, in words, and whether to ask
-    again. `service` (with `port` where it has several): through it; else `port` inside a pod.
+    """Gives whether a completion of the Deployment's own pods came back with content, from where,
+    in words, and whether to ask again. `url`; `service` (with `port` where it has several): through
+    it; else `port` inside a pod.
     """
     body = validate.keys(request, "request", _KEYS, _REQUIRED)
     client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
@@ -48,23 +52,55 @@ def ask_pod(request: Any) -> Json:
     port = None if port is None else int(validate.number(port, "port", 1, 65535))
     timeout_s = validate.number(body["timeout_s"], "timeout_s", 1, 600)
     try:
-        if body.get("service") is not None:
-            where = _of_service(client, space, inspect.name(body["service"], "service"), port)
-            reply = completion.ask(_endpoint(body, where), timeout_s)
-        else:
-            if port is None:
-                raise validate.bad("give 'service' or 'port'")
-            name = inspect.name(body["deployment"], "deployment")
-            deployment = inspect.get(client, space, name)
-            box = body.get("container")
-            where, reply = _in_pod(
-                client, space, deployment, None if box is None else inspect.name(box, "container"),
-                _endpoint(body, f"http://127.0.0.1:{port}"), timeout_s,
-            )  # fmt: skip
+        where, reply = _asked(body, client, space, port, timeout_s)
     except CannotRead as error:
         raise NodeError(str(error), "no_cluster", "see: kubectl get service") from None
     return {"answered": reply.ok or reply.wants_key, "detail": reply.detail, "final": reply.final,
             "model": reply.model, "where": where}  # fmt: skip
+
+
+def _asked(body: Json, client: kubectl.Client, space: str, port: Any, timeout_s: float) -> Any:
+    """Gives (where, reply) of the way that the request names."""
+    name = inspect.name(body["deployment"], "deployment")
+    box = body.get("container")
+    box = None if box is None else inspect.name(box, "container")
+    chosen = body.get("service")
+    chosen = None if chosen is None else inspect.name(chosen, "service")
+    if chosen is None and port is None and body.get("url") is None:
+        raise validate.bad("give 'url', 'service' or 'port'")
+    if chosen is not None:
+        row = client.json(["get", "service", chosen, f"--namespace={space}"])
+        url = _of_service(chosen, row, port)
+        look = partial(behind.service, client, space, inspect.get(client, space, name), row)
+    elif port is None:
+        url = _endpoint(body, body["url"]).url
+        look = partial(behind.url, client, space, inspect.get(client, space, name), url)
+    else:
+        where = _endpoint(body, f"http://127.0.0.1:{port}")
+        deployment = inspect.get(client, space, name)
+        rows = behind.running(inspect.pods(client, space, deployment))
+        if not rows:
+            return "no pod", Reply(False, "no pod of it runs")
+        pod = str(rows[0]["metadata"]["name"])
+        look = partial(behind.newest, client, space, deployment, where.url)
+        asked = partial(_in_pod, client, space, pod, box, where, timeout_s)
+        return f"{where.url} in {pod}", _ours(name, look, asked)
+    return url, _ours(name, look, lambda: completion.ask(_endpoint(body, url), timeout_s))
+
+
+def _ours(name: str, look: Callable[[], Behind], ask: Callable[[], Reply]) -> Reply:
+    """Gives the reply of the Deployment's own pods, the same before and after it, or why not."""
+    before = look()
+    reply = ask()
+    if not (reply.ok or reply.wants_key):
+        return reply
+    after = look()
+    foreign = before.foreign or after.foreign
+    if foreign is not None:
+        return Reply(False, f"what answers is not Deployment {name} alone: {foreign}", True)
+    if before != after or not after.pods:
+        return Reply(False, "its pods were started anew while it was asked")
+    return reply
 
 
 def _endpoint(body: Json, url: str) -> Endpoint:
@@ -72,9 +108,9 @@ def _endpoint(body: Json, url: str) -> Endpoint:
     return endpoint({"url": url, **rest}, "request")
 
 
-def _of_service(client: kubectl.Client, space: str, name: str, port: Any) -> str:
+def _of_service(name: str, row: Json, port: Any) -> str:
     """Gives the URL of a Service: its own address, as the host reaches it."""
-    spec: Json = client.json(["get", "service", name, f"--namespace={space}"])["spec"]
+    spec: Json = row["spec"]
     address = spec.get("clusterIP")
     if address in (None, "", "None"):
         raise NodeError(f"Service {name} has no address of its own", "no_service",
@@ -89,33 +125,19 @@ def _of_service(client: kubectl.Client, space: str, name: str, port: Any) -> str
 
 
 def _in_pod(
-    client: kubectl.Client,
-    space: str,
-    deployment: Json,
-    box: Any,
-    where: Endpoint,
-    timeout_s: float,
-) -> Any:
-    """Gives (where, reply): the newest running pod's own Python asks its engine."""
-    rows = [
-        pod for pod in inspect.pods(client, space, deployment)
-        if (pod.get("status") or {}).get("phase") == "Running"
-        and "deletionTimestamp" not in pod["metadata"]
-    ]  # fmt: skip
-    if not rows:
-        return "no pod", Reply(False, "no pod of it runs")
-    pod = str(rows[0]["metadata"]["name"])
+    client: kubectl.Client, space: str, pod: str, box: Any, where: Endpoint, timeout_s: float
+) -> Reply:
+    """Gives the reply to a pod's own Python, which asks its engine."""
     words = ["exec", pod, f"--namespace={space}", *([f"--container={box}"] if box else [])]
     script = [where.url, json.dumps(completion.question(where)), f"{timeout_s:g}"]
     started = time.monotonic()
     # kubectl takes its own flags before the `--` alone
     done = client.run(words, timeout_s + 10, ["--", "python3", "-c", _IN_POD, *script])
     status, _, text = done.out.partition("\n")
-    name = f"{where.url} in {pod}"
     if done.rc != 0 or not status.isdigit():
-        return name, Reply(False, f"kubectl exec: {done.last_line()[:300]}")
+        return Reply(False, f"kubectl exec: {done.last_line()[:300]}")
     if status == "0":
-        return name, Reply(False, " ".join(text.split())[:200])
+        return Reply(False, " ".join(text.split())[:200])
     if status != "200":
-        return name, rules.refused(int(status), text)
-    return name, completion.judge(text.encode(), where, time.monotonic() - started)
+        return rules.refused(int(status), text)
+    return completion.judge(text.encode(), where, time.monotonic() - started)

@@ -75,7 +75,7 @@ def _owners(open_files: Sequence[proc.Fd]) -> dict[int, int]:
 
 
 def _who(owner: int | None) -> Json:
-    """Gives pid, process and cgroup's owner of a socket's holder."""
+    """Gives pid, process, cgroup's owner and start of a socket's holder."""
     cgroup = proc.cgroup(owner) if owner else ""
     stat = proc.stat(owner) if owner else None
     return {
@@ -83,6 +83,7 @@ def _who(owner: int | None) -> Json:
         "process": stat.comm if stat else None,
         "unit": proc.unit_of(cgroup),
         "container_id": proc.container_of(cgroup),
+        "start_ticks": stat.start_ticks if stat else None,
     }
 
 
@@ -114,7 +115,7 @@ def connections(open_files: list[proc.Fd], peers: Sequence[str]) -> list[Json]:
     for row in [row for table in _TABLES for row in rows(proc.read_text(table))]:
         if row.state == _ESTABLISHED and row.peer in wanted and len(found) < MAX_CONNECTIONS:
             who = _who(owners.get(row.inode))
-            del who["unit"]
+            del who["unit"], who["start_ticks"]
             found.append(
                 {
                     "local_address": row.host,

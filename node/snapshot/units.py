@@ -26,7 +26,7 @@ _EXIT_KINDS = {"1": "exited", "2": "killed", "3": "dumped"}
 PROPERTIES = (
     "Id", "Names", "LoadState", "ActiveState", "SubState", "UnitFileState", "FragmentPath",
     "DropInPaths", "ExecStart", "ExecStartPre", "ExecStartPost", "Restart", "NRestarts", "Result",
-    "ExecMainStatus", "ExecMainCode", "MainPID",
+    "ExecMainStatus", "ExecMainCode", "MainPID", "TriggeredBy",
     "ActiveEnterTimestampMonotonic", "StateChangeTimestampMonotonic", "NeedDaemonReload",
 )  # fmt: skip
 
@@ -94,6 +94,7 @@ def unit(name: str, block: dict[str, list[str]]) -> Json:
         "last_log_line": None,
         "restart_times": [],
         "errors": [],
+        "triggered_by": _last(block, "TriggeredBy").split(),
     }
 
 

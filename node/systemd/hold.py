@@ -73,12 +73,12 @@ def stop_and_hold(name: str, steps: Steps) -> Json:
     answer: Json = {"unit": name, "held": False, "before": None, "restored": None}
     if not os.path.isdir(systemctl.BOOTED):
         return {**answer, "why": "systemd does not run here"}
-    seen = systemctl.inspect_unit(name)
+    seen = systemctl.settled(name)
     answer["before"] = {key: seen[key] for key in ("load", "enabled", "active")}
     if seen["load"] == "not-found":
         return {**answer, "why": "there is no such unit"}
     entry = UnitKind("unit").record(
-        steps, unit=name, enabled=None, active="stop", pre=seen, hold=True
+        steps, unit=name, enabled=None, active="stop", pre=systemctl.goal(seen), hold=True
     )
     hold(name, steps)
     systemctl.systemctl("stop", name)

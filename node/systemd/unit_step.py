@@ -76,12 +76,13 @@ class UnitKind(Kind):
     def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
         """Run the commands that the step needs, with what systemd said before written first."""
         name = step["unit"]
-        seen = systemctl.inspect_unit(name)
+        # a restart that somebody has begun may show as down for a moment: that is not what was
+        seen = systemctl.settled(name)
         todo = actions(step, seen, steps.changed_before)
         if not todo:
             return False, "as wanted"
         wants = {key: step[key] for key in ("enabled", "active")}
-        entry = self.record(steps, unit=name, **wants, pre=seen)
+        entry = self.record(steps, unit=name, **wants, pre=systemctl.goal(seen))
         try:
             for words in todo:
                 if words[0] in ("start", "restart"):

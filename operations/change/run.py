@@ -113,6 +113,14 @@ class Run:
         self.did[node] = answer.get("steps", [])
         return bool(answer["changed"])
 
+    def announce(self) -> None:
+        """Opens the change on the rig's nodes that have none of it yet: with one rank stopped, the
+        check of the pair on another one would start its half anew, in the middle of it.
+        """
+        for node in self.plan.rig.nodes:
+            if node.name not in self.touched:
+                self.apply(node.name, [])
+
     def close(self, status: str, reason: str) -> None:
         """Ends this change on every node that it touched; StepFailed names those that refused."""
         failed = []

@@ -130,11 +130,14 @@ def _set_active(
     words = how.words if how else f"{active} {UNIT}{box}"
     steps = how.steps if how else [unit_step(UNIT, active, reload=False)]
     run.show_once(host, active, lambda: host.log(words))
-    yield run.step(
-        f"{active}:{','.join(sorted(nodes))}",
-        nodes,
-        lambda: run.apply(node, steps, UNIT_TIMEOUT_S),
-    )
+
+    def work() -> None:
+        run.touched.add(node)
+        if active == "stop":
+            run.announce()
+        run.apply(node, steps, UNIT_TIMEOUT_S)
+
+    yield run.step(f"{active}:{','.join(sorted(nodes))}", nodes, work)
 
 
 @operation()

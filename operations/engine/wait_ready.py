@@ -1,6 +1,7 @@
 """Waiting for a real answer, with progress: phase, elapsed, budget, last log line.
 
-Ends early when a unit died: an engine that cannot start does not start by waiting.
+Ends early when a unit died: an engine that cannot start does not start by waiting. An answer counts
+when it is our engine's (operations/engine/own_answer.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from facts.endpoint.completion import Answer, Endpoint, ask
 from facts.rignode.context import fact_of, real
 from facts.unit_state import UnitState
 from operations.change.node_call import StepFailed
+from operations.engine.own_answer import ask_ours
 from schema.desired.plan import UNIT
 
 POLL_S = 2.0
@@ -47,10 +49,11 @@ def wait_for_answer(
     budget_s: int,
     patient: bool = False,
 ) -> Answer:
-    """The first good answer of the engine that now starts on `nodes`.
+    """The first good answer of our engine that now starts on `nodes`, whoever else may answer.
 
     Raises StepFailed when a unit ended, when the engine answers in a way that waiting cannot
-    mend, or when `budget_s` seconds passed; its text carries the last log lines of the node.
+    mend, when what answers is not ours, or when `budget_s` seconds passed; its text carries the
+    last log lines of the node.
     `patient`: a unit that systemd starts again (after a boot, say) is waited for; only one that
     systemd has given up ends the wait.
     """
@@ -60,9 +63,16 @@ def wait_for_answer(
     reporter = state.inventory.get_host(head)
     told = started
 
+    def question() -> Answer:
+        return ask(endpoint, timeout_s=max(5.0, budget_s - (time.monotonic() - started)))
+
     def attempt() -> Answer:
         nonlocal told
-        answer = ask(endpoint, timeout_s=max(5.0, budget_s - (time.monotonic() - started)))
+        answer = question()
+        if answer.ok:
+            # Somebody answers; whose engine it is, is looked at around another answer.
+            _until_started(state, head)
+            answer = ask_ours(state, head, nodes, endpoint, question)
         if answer.ok or answer.final:
             return answer
         now = unit_states(state, nodes)
@@ -89,7 +99,6 @@ def wait_for_answer(
             f"no good answer after {seconds:.0f} s (budget {budget_s} s): {answer.detail}\n"
             + log_tail(state, head)
         )
-    _until_started(state, head)
     return answer
 
 

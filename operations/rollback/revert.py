@@ -28,6 +28,7 @@ from schema.render.installed import argv_in, endpoint_in
 UNDO_TIMEOUT_S = 240
 # An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
 RESTORE_TIMEOUT_S = 1800
+_UP = ("active", "activating", "reloading")
 # The server of a Deployment may have to roll its former pods out.
 DEPLOYMENT_TIMEOUT_S = 900
 
@@ -86,15 +87,23 @@ def revert_change(
     if problems:
         raise StepFailed("; ".join(problems))
     former.executed()
-    states = unit_states(state, ordered)
-    running = [n for n, unit in states.items() if unit and unit.active in ("active", "activating")]
+    states = unit_states(state, [node.name for node in plan.rig.nodes])
+    running = [n for n, unit in states.items() if unit and unit.active in _UP]
+    down = [f"{n} is {unit.active}" for n, unit in states.items() if unit and n not in running]
     head = plan.rig.head
+    if running and down:
+        # Half of it cannot answer: waiting for the start's budget would tell nothing more.
+        return (
+            f"change {change} ROLLED_BACK; {', '.join(down)}, as the change found it, so the rig "
+            "does not serve; start all of it: pyinfra INVENTORY deploys/serve.py -y"
+        )
     if head.name not in running:
         return f"change {change} ROLLED_BACK; no engine ran before, none runs now"
     endpoint = _restored_endpoint(state, plan)
     if endpoint is None:
         return f"change {change} ROLLED_BACK; the former engine was started (no endpoint to ask)"
-    answer = wait_for_answer(state, head.name, running, endpoint, plan.recipe.expect.start_budget_s)
+    nodes, budget_s = [node.name for node in plan.rig.nodes], plan.recipe.expect.start_budget_s
+    answer = wait_for_answer(state, head.name, nodes, endpoint, budget_s)
     speed = compared(endpoint, baseline(plan, kept.get(head.name)))
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
 

@@ -31,7 +31,10 @@ class Mount(Frozen):
 
 
 class Container(Frozen):
-    """A container with what decides how it runs."""
+    """A container with what decides how it runs.
+
+    `held_by` are the units in which a docker client names it now (`docker exec`, `docker run`).
+    """
 
     id: str
     name: str
@@ -50,6 +53,7 @@ class Container(Frozen):
     mounts: tuple[Mount, ...]
     restarts: int
     labels: dict[str, str]
+    held_by: tuple[str, ...] = ()
 
 
 class Docker(Frozen):

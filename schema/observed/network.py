@@ -68,7 +68,9 @@ class Network(Frozen):
 
 
 class Port(Frozen):
-    """A listening TCP port and who holds it (pid None: not visible)."""
+    """A listening TCP port and who holds it (pid None: not visible), a process by its start, too:
+    a pid is given anew.
+    """
 
     address: str
     port: int
@@ -76,6 +78,7 @@ class Port(Frozen):
     process: str | None
     unit: str | None
     container_id: str | None
+    start_ticks: int | None = None
 
 
 class Connection(Frozen):

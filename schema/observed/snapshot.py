@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from schema.core.base import Frozen
-from schema.observed.docker import Docker, ImageFile, ImageFileProbe
+from schema.observed.docker import Container, Docker, ImageFile, ImageFileProbe
 from schema.observed.files import FileState, Journal, Venv, VenvProbe, Weights
 from schema.observed.machine import Disk, EngineProcess, Gpus, Identity, Memory, ShmSegment
 from schema.observed.network import Connection, Network, Port, ReachAsk
@@ -46,6 +46,16 @@ class NodeSnapshot(Frozen):
     sysctls: dict[str, str] | Unreadable
     journal: Journal | Unreadable
     node_version: str | None
+
+    @property
+    def supervisors(self) -> tuple[tuple[Container, ...], tuple[Unit, ...]]:
+        """The containers and units that may keep a process alive, as far as they could be read:
+        for a remedy, not for a judgement.
+        """
+        return (
+            () if isinstance(self.docker, Unreadable) else self.docker.containers,
+            () if isinstance(self.units, Unreadable) else self.units,
+        )
 
 
 class SnapshotRequest(Frozen):

@@ -34,7 +34,8 @@ class Unit(Frozen):
     docker or vLLM. `exit_kind` is how the main process ended (exited, killed, dumped).
     `restart_times` are the restarts that systemd scheduled by itself, oldest first, at most 20
     of the last day; `errors` the lines of the unit's log that name one, secrets masked. Both
-    are read for a unit in trouble only.
+    are read for a unit in trouble only. `triggered_by` are the timers, sockets and paths that
+    start it.
     """
 
     name: str
@@ -60,3 +61,4 @@ class Unit(Frozen):
     overrides: tuple[Override, ...] = ()
     restart_times: tuple[float, ...] = ()
     errors: tuple[str, ...] = ()
+    triggered_by: tuple[str, ...] = ()

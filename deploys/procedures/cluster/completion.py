@@ -43,19 +43,12 @@ def where(plan: Plan) -> str:
 
 
 def ask_once(state: State, host: Host, plan: Plan, seconds: int = ASK_S) -> HostAnswer:
-    """One completion. A host that cannot say counts as no answer yet."""
+    """One completion of the Deployment's pods. A host that cannot say counts as no answer yet."""
     data = plan.chart
-    if data.url is not None:
-        verb = "answer look"
-        endpoint: dict[str, object] = {"url": data.url, "model": data.model,
-                    "reasoning": data.reasoning, "chat_template_kwargs": {}}  # fmt: skip
-        asked = {"endpoint": endpoint, "timeout_s": seconds}
-    else:
-        verb = "kube answer"
-        asked = deployment_request(plan, service=data.service, port=data.port, model=data.model,
-                        reasoning=data.reasoning, timeout_s=seconds)  # fmt: skip
+    asked = deployment_request(plan, url=data.url, service=data.service, port=data.port,
+                model=data.model, reasoning=data.reasoning, timeout_s=seconds)  # fmt: skip
     try:
-        return HostAnswer.model_validate(ask_node(state, host, verb, asked, seconds + 40))
+        return HostAnswer.model_validate(ask_node(state, host, "kube answer", asked, seconds + 40))
     except (AskFailed, ValidationError) as error:
         text = " ".join(str(error).split())[:200]
         return HostAnswer(answered=False, detail=text, final=False, model="")

@@ -28,6 +28,7 @@ from gates.engine.state import engine_unit
 from node.rules.secret import API_KEY, SECRETS_PATH
 from operations.change.apply import Steps, texts_of
 from operations.engine import engine
+from operations.engine.own_answer import NotOurs, ask_ours
 from operations.engine.wait_ready import wait_for_answer
 from schema.desired.plan import PAIR_TIMER, Plan
 from schema.observed.endpoint_probe import Probe
@@ -206,8 +207,8 @@ class Installed:
         return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
 
     def verify(self, plan: Plan) -> Sequence[str]:
-        """A real answer and its metrics."""
-        return _answers_and_metrics(endpoint(plan))
+        """A real answer of our own engine, and its metrics."""
+        return _answers_and_metrics(plan, endpoint(plan))
 
     def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
         """All hosts and the endpoint at the same time.
@@ -244,11 +245,20 @@ def probe_endpoint(plan: Plan) -> Probe:
     return probe(endpoint(plan), PROBE_S)
 
 
-def _answers_and_metrics(where: Endpoint) -> Sequence[str]:
+def _own_answer(plan: Plan, where: Endpoint) -> Answer:
+    """An answer of our own engine, or why there is none; nothing that starts is waited for."""
+    nodes = [node.name for node in plan.rig.nodes]
+    try:
+        return ask_ours(real(state), plan.rig.head.name, nodes, where, lambda: ask(where))
+    except NotOurs as error:
+        return Answer(False, str(error))
+
+
+def _answers_and_metrics(plan: Plan, where: Endpoint) -> Sequence[str]:
     """Lines about what answered; DeployError names what did not, and what to do."""
     import httpx
 
-    answer = ask(where)
+    answer = _own_answer(plan, where)
     if not answer.ok:
         raise DeployError(
             f"{where.model} does not answer: {answer.detail}; "

@@ -72,10 +72,10 @@ UNCLEAR = {"kind": "unclear", "index": -1, "value": None, "why": "more than once
 SENT, UNDONE = (["lab1 apply kube", f"lab1 {end}"] for end in ("close COMMITTED", "undo"))
 TABLE: Table = {
     # ready means a real completion: A4, A5: a pod that runs and dies at its first request is not
-    "answers": (limit(*ANSWER, SET, looks=FLOW, answer_look=[NO, YES]), done(
+    "answers": (limit(*ANSWER, SET, looks=FLOW, kube_answer=[NO, YES]), done(
         "no completion yet: Connection refused",
         "qwen answers at http://10.96.0.10:8000: 20 characters")),
-    "dies": (limit(*ANSWER, SET, looks=FLOW, answer_look=DEAD), failed(
+    "dies": (limit(*ANSWER, SET, looks=FLOW, kube_answer=DEAD), failed(
         "dflash daemon has exited unexpectedly", steps=UNDONE)),
     "mends": (limit(SET, looks=[LOOP, PLANNED, OLD, rolled("24000m")]), done(steps=SENT)),
     # A2's sibling: found by its header before the pod starts, not minutes after

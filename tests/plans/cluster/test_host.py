@@ -23,7 +23,7 @@ ASK = data("url=http://10.96.0.10:8000", "model=qwen")
 YES = {"answered": True, "detail": "qwen answered in 0.7 s", "final": False, "model": "qwen",
        "where": "http://10.96.0.9:8000"}  # fmt: skip
 CLUSTER = {"says kube look": said(look()), "says library look": said(library_look()),
-           "says answer look": YES}  # fmt: skip
+           "says kube answer": YES}  # fmt: skip
 
 
 def ill(path: str, value: object) -> Any:

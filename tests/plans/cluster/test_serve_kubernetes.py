@@ -78,14 +78,14 @@ TABLE: Table = {
         "model-file", "/draft.safetensors", says=("it is gguf; its loader reads safetensors",))),
     "limit": (run("serve", *ASK, kube_look=said(look("0m"))), refused("gpu-limit", "is '0m'")),
     "serve where": (run("serve", kube_look=pods(0)), refused("serve needs model")),
-    "verify": (run("verify", *URL, answer_look=YES), done("qwen answers at")),
+    "verify": (run("verify", *URL, kube_answer=YES), done("qwen answers at")),
     # it waits while a pod starts, and no longer
     "verify starting": (run("verify", *ASK, kube_look=NEW, kube_answer=[NO, YES]), done(
         "no completion yet")),
     "verify late": (
-        run("verify", *URL, kube_look=pods(uid="u2", age_s=601.0), answer_look=NO),
+        run("verify", *URL, kube_look=pods(uid="u2", age_s=601.0), kube_answer=NO),
         refused("qwen does not answer at http://10.96.0.10:8000: Connection refused")),
-    "verify loop": (run("verify", *URL, kube_look=STUCK, answer_look=NO), failed(*LOOP)),
+    "verify loop": (run("verify", *URL, kube_look=STUCK, kube_answer=NO), failed(*LOOP)),
     "verify where": (run("verify"), refused("verify needs model")),
     "two ways": (run("verify", *URL, "port=8000"), refused(
         "url: and service or port; allowed: one of them")),

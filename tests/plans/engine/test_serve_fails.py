@@ -14,6 +14,15 @@ REFUSED = {
     "remedy": "look at the file, then run again",
 }
 EDITED = {"error": "edited since", "code": "edited", "remedy": "name it"}
+FORMER = (
+    "what answers is not this rig's engine: port 8000 of @fake/lab1 is held by pid 77 (python3, "
+    "container vllm_ds4), not by rigbook-engine.service",
+    "sudo systemctl stop vllm-ds4-head.service && sudo docker stop vllm_ds4",
+    "Restart=on-failure of vllm-ds4-head.service starts it again",
+)
+STARTED = [{"lab1 apply file+unit", "lab2 apply file+unit"}, "lab2 apply start", "lab1 apply start"]
+STOPPED = ["lab1 systemctl-stop", "lab2 systemctl-stop"]
+UNDONE = ["lab2 undo", "lab1 undo"]
 DIES = {f"{WORKER}:start": "dies"}
 TABLE = {
     # the other host's files go back, no engine was touched, and the line is node's own
@@ -34,12 +43,24 @@ TABLE = {
         Scenario((*SERVE, *data("profile=throughput")), faults={f"{HEAD}:start": "dies"},
                  answers=Reply),
         failed("ROLLED_BACK; tiny serves again: 6 characters")),
+    # fault 55: an engine of a former setup answers on our port, whatever our own unit does
+    "former answers": (
+        Scenario(SERVE, healthy, answers=Reply, faults={f"{HEAD}:former": "active/running"}),
+        failed(*FORMER, steps=[*STARTED, *STOPPED, *UNDONE])),
+    "former answers, ours fails": (
+        Scenario(SERVE, healthy, answers=Reply, faults={
+            f"{HEAD}:former": "activating/auto-restart"}),
+        failed(*FORMER, steps=[*STARTED, *STOPPED, *UNDONE])),
+    # what comes back has to be ours as well
+    "former answers after the way back": (
+        Scenario((*SERVE, *data("profile=throughput")), answers=Reply, faults={
+            f"{HEAD}:former": "active/running", f"{HEAD}:former-stays": True}),
+        failed("could not go back whole", *FORMER)),
     # what came back stays
     "undo fails": (Scenario(SERVE, healthy, faults={**DIES, f"{HEAD}:undo": EDITED}), failed(
         f"could not go back whole: {HEAD}: undo: edited since; name it")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
-UNDONE = ["lab2 undo", "lab1 undo"]
 
 
 def test_a_refusal_is_told_once(ran: Runs) -> None:
@@ -52,8 +73,7 @@ def test_the_rig_goes_back_worker_first(ran: Runs) -> None:
     assert "lab1 apply start" not in ran["line cut"].steps
     for name in ("line cut", "new profile dies"):
         assert ran[name].steps[-2:] == UNDONE
-    stopped = ["lab1 systemctl-stop", "lab2 systemctl-stop"]
-    assert ran["worker dies"].steps[-4:] == [*stopped, *UNDONE]
+    assert ran["worker dies"].steps[-4:] == [*STOPPED, *UNDONE]
 
 
 def test_the_undo_names_this_runs_change(ran: Runs) -> None:
@@ -64,3 +84,11 @@ def test_the_undo_names_this_runs_change(ran: Runs) -> None:
         assert {c.request["change"] for c in commands if c.verb == "undo"} == {applied}
         told = f"deploys/rollback.py --data change={applied}" in ran[name].stderr
         assert told is (name == "undo fails")
+
+
+def test_an_engine_of_a_former_setup_is_never_blessed(ran: Runs) -> None:
+    """Fault 55: a good completion came, and the change is undone: it was another's."""
+    for name in ("former answers", "former answers, ours fails"):
+        assert "COMMITTED" not in ran[name].output, name
+        assert "ROLLED_BACK; no engine ran before, none runs now" in ran[name].output
+    assert "serves again" not in ran["former answers after the way back"].output

@@ -19,7 +19,7 @@ LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
     "dropin", "snapshot", "kernel", "hardware", "growth", "wake", "journal", "journal look",
     "unit-state", "log", "tree list", "library look", "library check", "kube look",
-    "kube answer", "models look", "answer look", "venv look", "venv check", "secrets look",
+    "kube answer", "models look", "venv look", "venv check", "secrets look",
 }  # fmt: skip
 
 
@@ -39,7 +39,12 @@ class Sent:
 
     @property
     def what(self) -> str:
-        """The command in a word: `apply file+unit`, `apply start`, `close COMMITTED`, `undo` …"""
+        """The command in a word: `apply file+unit`, `apply start`, `close COMMITTED`, `undo` …
+
+        `open` is an apply without steps, which only opens the change.
+        """
+        if self.verb == "apply" and not self.request["steps"]:
+            return "open"
         if self.verb == "apply":
             words = [_word(step) for step in self.request["steps"]]
             return f"apply {'+'.join(dict.fromkeys(words))}"

@@ -26,6 +26,7 @@ from node.files import secret_env
 from node.patch import inspect
 from node.transfer import server
 from schema.desired.plan import UNIT
+from tests.plans.support import launched
 from tests.plans.support.commands import LOOKING, Sent, sent
 from tests.plans.support.tree_double import TreeDouble
 
@@ -95,11 +96,12 @@ def scenario_hosts() -> list[Any]:
 class FakeNode:
     """Stand-in for node and systemd on one host.
 
-    `faults`, by `HOST:WHAT`: `apply WORD` (an error document), `start` ("dies"), `snapshot` (raw
-    text), `undo` (an error document), `check` (what dropin answers), `backups` (rows of
-    tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks the
-    connection), `slow` (what takes a moment), `says VERB` (a reading verb's answer, or a list of
-    them).
+    `faults`, by `HOST:WHAT`: `apply WORD` (an error document), `start` ("dies"), `former` (how our
+    unit is, once a former setup's engine has our port; with `former-stays` also after an undo),
+    `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
+    (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks
+    the connection), `slow` (what takes a moment), `says VERB` (a reading verb's answer, or a list
+    of them).
     """
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
@@ -263,6 +265,8 @@ class FakeNode:
         for path in request.get("overwrite", ()):
             validate.path(path, "overwrite")
         self.now = json.loads(self.before)
+        if self.faults.get("former-stays"):
+            launched.former_answers(self.now, "active/running")
         self.dying = False
         (self.folder / DOWN).unlink(missing_ok=True)
         return {"change": id_, "status": "ROLLED_BACK"}
@@ -317,9 +321,12 @@ class FakeNode:
             return
         unit.update(active_state="active", sub_state="running", load_state="loaded")
         self.starts += 1
+        launched.launch(self.now)
         if self.faults.get("start") == "dies":
             self.dying = True
             (self.folder / DOWN).touch()
+        if former := self.faults.get("former"):
+            launched.former_answers(self.now, str(former))
 
     def _unit_state(self) -> str:
         self.asked += 1

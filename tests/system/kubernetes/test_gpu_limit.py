@@ -238,16 +238,17 @@ def test_doctor_reads_the_cluster_without_changing_it(olares: Olares) -> None:
     assert olares.get()["metadata"]["generation"] == before["metadata"]["generation"]
 
 
-def test_verify_and_the_limits_proof_ask_on_the_host(olares: Olares) -> None:
-    """The address is the host's own: what listens there is a stand-in."""
+def test_an_engine_on_the_host_is_no_proof_of_the_deployment(olares: Olares) -> None:
+    """Fault 55: the address is the host's own, and what listens there is in no pod of ours."""
     words = ("url=http://127.0.0.1:8123", "model=qwen")
     silent = olares.run("verify", *words, "deadline=10")
     assert silent.rc == 1 and "qwen does not answer" in silent.text, silent.text
     with olares.engine(8123):
         done = olares.run("verify", *words)
-        assert done.rc == 0 and "qwen answers at http://127.0.0.1:8123" in done.text, done.text
+        assert done.rc == 1 and "port 8123 of this host is held by pid" in done.text, done.text
         limit = olares.limit("limit=24000m", *words)
-        assert limit.rc == 0 and "qwen answers at" in limit.text, limit.text
+        assert limit.rc == 1 and "what answers is not Deployment lucebox alone" in limit.text
+        assert "ROLLED_BACK" in limit.text and olares.env()[NAME] == "23000m"
 
 
 HOLD = """

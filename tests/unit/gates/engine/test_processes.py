@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gates.engine.state import same_container
+from node.rules.ownership import same_container
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import host_parts as h
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -11,12 +12,16 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import NodeError
+from node.core import proc
+from node.core.errors import CannotRead, NodeError
 from node.docker import containers
-from node.engine import await_answer
+from node.engine import await_answer, port_holder
 from node.engine.completion import ask
-from node.engine.config import Endpoint
+from node.engine.config import Endpoint, Engine
+from node.engine.port_holder import Holder, Seen
 from node.rules.completion import RETRY
+from tests.unit.builders.engine_parts import FOREIGN
+from tests.unit.builders.host_parts import OURS
 from tests.unit.node.support.enginefile import engine, engine_file
 from tests.unit.node.support.host import Host
 from tests.unit.node.support.servers import Server, completion, serving
@@ -44,6 +49,7 @@ def docker(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     now = {"running": True}
     monkeypatch.setattr(containers, "is_running", lambda name: now["running"])
     monkeypatch.setattr(await_answer, "POLL_S", 0.02)
+    monkeypatch.setattr(port_holder, "look", lambda _: Seen((), None))
     monkeypatch.delenv("MAINPID", raising=False)
     return now
 
@@ -62,7 +68,8 @@ def wait(server: Server, **changes: Any) -> str:
 def test_it_waits_while_the_engine_loads(endpoint: Server, status: int) -> None:
     endpoint.reply = Scripted((status, {}), (status, {}), (200, completion()))
     assert "tiny answered" in wait(endpoint)
-    assert len(endpoint.got) == 3
+    # the last one is the one around which its holder is looked at
+    assert len(endpoint.got) == 4
 
 
 def test_it_waits_for_the_port() -> None:
@@ -201,10 +208,74 @@ def test_a_server_that_says_nothing_is_given_up(endpoint: Server) -> None:
     assert time.monotonic() - started < 15
 
 
-def test_the_verb_logs_lines_and_ends_with_a_status(host: Host, endpoint: Server) -> None:
-    engine_file(host, url=endpoint.url)
+FORMER = "port 8000 is held by pid 77 (python3, container badbad111111), not by rigbook-engine"
+
+
+def test_an_answer_of_a_former_setups_engine_starts_no_unit(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 55: it took the port while ours loads; ours is not called started by its answer."""
+    monkeypatch.setattr(port_holder, "look", lambda _: Seen((), FORMER))
+    with pytest.raises(NodeError, match=re.escape(FORMER)) as caught:
+        wait(endpoint, start_budget_s=60)
+    assert "ss -ltnp" in caught.value.remedy and len(endpoint.got) == 1
+
+
+def test_an_answer_whose_engine_cannot_be_told_is_no_start(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_: Engine) -> Seen:
+        raise CannotRead("docker at /run/docker.sock: timed out")
+
+    monkeypatch.setattr(port_holder, "look", silent)
+    with pytest.raises(NodeError, match=r"no good answer after .*: whose engine it is: docker at"):
+        wait(endpoint, start_budget_s=1)
+
+
+def test_an_engine_that_is_another_one_behind_the_answer_is_asked_again(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same pid with another start is another process."""
+    row = Holder("0.0.0.0", 8000, 910, "vllm", "rigbook-engine.service", None, 5)
+    looks = [Seen((row,), None), *[Seen((row._replace(start_ticks=6),), None)] * 3]
+    monkeypatch.setattr(port_holder, "look", lambda _: looks.pop(0))
+    assert "tiny answered" in wait(endpoint)
+    assert looks == [] and len(endpoint.got) == 4
+
+
+@pytest.mark.parametrize(("group", "container", "foreign"), [
+    ("/system.slice/rigbook-engine.service", None, False), ("/user.slice/x.scope", None, True),
+    (f"/system.slice/docker-{OURS}.scope", OURS, False),
+    (f"/system.slice/docker-{FOREIGN}.scope", OURS, True),
+    (f"/system.slice/docker-{OURS}.scope", None, True),
+])  # fmt: skip
+def test_who_holds_the_port(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch, group: str, container: str | None,
+    foreign: bool,
+) -> None:  # fmt: skip
+    """A real socket and its real holder, whose cgroup alone is a stand-in."""
+    monkeypatch.undo()
+    monkeypatch.setattr(proc, "cgroup", lambda _: group)
+    monkeypatch.setattr(containers, "identifier", lambda _: container)
+    seen = port_holder.look(engine(url=endpoint.url))
+    assert [(row.pid, row.start_ticks) for row in seen.holders] == [
+        (os.getpid(), proc.stat(os.getpid()).start_ticks)
+    ]
+    said = f"is held by pid {os.getpid()} ("
+    assert (seen.foreign is not None and said in seen.foreign) is foreign
+
+
+def test_the_verb_logs_lines_and_ends_with_a_status(
+    host: Host, endpoint: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a process of its own the port is this test's: an engine of nobody's."""
+    path = engine_file(host, url=endpoint.url, **VENV)
     done = host.run(host.argv("answer"))
-    assert done.returncode == 0 and "tiny answered" in done.stdout
+    assert done.returncode == 1 and f"is held by pid {os.getpid()} (" in done.stdout
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RIGBOOK_ENGINE", str(path))
+        await_answer.run()
+    assert "tiny answered" in capsys.readouterr().out
     endpoint.reply = Scripted((500, {"error": "EngineDeadError"}))
     done = host.run(host.argv("answer"))
     assert done.returncode == 1 and done.stdout.count("\n") == 1

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from node.engine import config, peer_watchdog
+from node.files import host_lock
 from node.files.host_lock import Lock
 from tests.unit.node.support.enginefile import UNIT, engine_file
 from tests.unit.node.support.host import Host, change, file_step
@@ -101,6 +103,48 @@ def test_an_operator_at_work_is_not_disturbed(joined: Pair) -> None:
     host.call("close", {"change": "change-1", "status": "COMMITTED"})
     joined.look()
     assert joined.restarts() == RESTART
+
+
+def test_a_change_of_the_rig_without_a_step_here_is_an_operator_at_work(joined: Pair) -> None:
+    """Fault 56: the head's stop ends our connection; the change was opened here before it."""
+    answer = joined.host.call("apply", {"change": change(), "steps": []})
+    assert (answer["change"], answer["status"], answer["changed"]) == ("change-1", "OPEN", False)
+    joined.lose()
+    assert "not restarted: change change-1 is open (tester@here)" in joined.look()
+    assert joined.restarts() == []
+    assert joined.host.call("undo", {"change": "change-1"})["status"] == "ROLLED_BACK"
+    joined.look()
+    assert joined.restarts() == RESTART
+
+
+def test_an_operator_who_begins_between_the_look_and_the_restart_is_not_disturbed(
+    joined: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restart is asked for under the lock, where no change can be opened."""
+    for name, value in joined.host.environ().items():
+        monkeypatch.setenv(name, value)
+    joined.lose()
+    seen: list[str] = []
+
+    def begin(*_: object) -> str | None:
+        joined.host.call("apply", {"change": change(), "steps": []})
+        return None
+
+    monkeypatch.setattr(peer_watchdog, "hindrance", begin)
+    peer_watchdog.check(config.load(), seen.append, seen.append)
+    assert seen == []
+    monkeypatch.setattr(peer_watchdog, "hindrance", lambda *_: None)
+    with Lock("apply"):
+        peer_watchdog.check(config.load(), seen.append, seen.append)
+    assert seen == []
+    joined.host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    locked = []
+
+    def restart(_: str) -> None:
+        locked.append(host_lock.held()[0])
+
+    peer_watchdog.check(config.load(), restart, seen.append)
+    assert locked == [True] and seen == []
 
 
 def test_a_held_lock_and_a_damaged_journal_are_reasons_to_wait(joined: Pair) -> None:

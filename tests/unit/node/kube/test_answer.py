@@ -6,11 +6,13 @@ The stand-in's `exec` runs the pod's command on this machine: the script is the 
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from node.kube import behind, kubectl
 from tests.unit.node.support.host import Host
 from tests.unit.node.support.servers import Server, completion, serving
 
@@ -26,7 +28,10 @@ if sys.argv[1] == "exec":
     rest = sys.argv[sys.argv.index("--") + 1:]
     assert sys.argv[2:5] == ["new", "--namespace=ai", "--container=engine"], sys.argv
     os.execvp(rest[0], rest)
-found = here / f"{sys.argv[2]}.json"
+chosen = [word.partition("=")[2] for word in sys.argv if word.startswith("--selector=")]
+found = here / f"{sys.argv[2]}{'-'.join(['', *chosen])}.json"
+if not found.exists():
+    found = here / f"{sys.argv[2]}.json"
 if not found.exists():
     print(f"Error from server (NotFound): {sys.argv[2]} not found", file=sys.stderr)
     sys.exit(1)
@@ -37,7 +42,8 @@ print(found.read_text())
 def pod(name: str, when: str, **changes: Any) -> dict[str, Any]:
     """A pod of the Deployment."""
     meta = {"name": name, "creationTimestamp": when, **changes.pop("metadata", {})}
-    return {"metadata": meta, "status": {"phase": "Running", **changes}}
+    spec = changes.pop("spec", {})
+    return {"metadata": meta, "spec": spec, "status": {"phase": "Running", **changes}}
 
 
 @pytest.fixture
@@ -53,10 +59,13 @@ def cluster(host: Host) -> Host:
     return host
 
 
-def service(host: Host, address: str, *ports: int) -> None:
-    """A Service of the cluster."""
-    spec = {"clusterIP": address, "ports": [{"port": port} for port in ports]}
-    (host.bin / "service.json").write_text(json.dumps({"spec": spec}))
+def service(host: Host, address: str, *ports: int, **selector: str) -> None:
+    """A Service of the cluster; of the Deployment's pods where no selector is named."""
+    spec = {"clusterIP": address, "ports": [{"port": port} for port in ports],
+            "selector": selector or {"app": "lucebox"}}  # fmt: skip
+    row = {"metadata": {"name": "lucebox"}, "spec": spec}
+    (host.bin / "service.json").write_text(json.dumps(row))
+    (host.bin / "services.json").write_text(json.dumps({"items": [row]}))
 
 
 def ask(host: Host, **changes: Any) -> dict[str, Any]:
@@ -81,6 +90,75 @@ def test_through_the_service_and_inside_the_pod(cluster: Host) -> None:
     assert (inside["answered"], inside["where"]) == (True, f"{server.url} in new")
     assert server.got[0] == server.got[1] and server.got[0]["messages"]
     assert server.got[0]["model"] == "qwen"
+
+
+def test_a_service_that_leads_to_somebody_elses_pod_is_no_proof(cluster: Host) -> None:
+    """Fault 55: its selector fits another Deployment's pod as well: nobody knows who answered."""
+    rows = {"items": [pod("new", "2"), pod("former", "1")]}
+    (cluster.bin / "pods-part=llm.json").write_text(json.dumps(rows))
+    with serving(lambda _: (200, completion(model="qwen"))) as server:
+        service(cluster, "127.0.0.1", port_of(server), part="llm")
+        for words in ({"service": "lucebox"}, {"url": server.url}):
+            answer = ask(cluster, **words)
+            assert (answer["answered"], answer["final"]) == (False, True)
+            assert answer["detail"] == (
+                "what answers is not Deployment lucebox alone: Service lucebox leads to pod former"
+            )
+
+
+def test_a_url_is_followed_to_the_pods_behind_it(cluster: Host) -> None:
+    """Of a Service, of a pod's own address, or of a process on this host, which is in no pod."""
+    with serving(lambda _: (200, completion(model="qwen"))) as server:
+        url = server.url
+        service(cluster, "127.0.0.1", port_of(server))
+        assert ask(cluster, url=url)["answered"]
+        service(cluster, "10.96.0.10", port_of(server))
+        foreign = ask(cluster, url=url)
+        held = f"port {port_of(server)} of this host is held by pid {os.getpid()} ("
+        assert not foreign["answered"] and foreign["final"] and held in foreign["detail"]
+        for name, answered in (("new", True), ("other", False)):
+            rows = {"items": [pod("new", "2"), pod(name, "2", podIP="127.0.0.1")]}
+            (cluster.bin / "pods.json").write_text(json.dumps(rows))
+            (cluster.bin / "pods-app=lucebox.json").write_text(
+                json.dumps({"items": [pod("new", "2")]})
+            )
+            assert ask(cluster, url=url)["answered"] is answered
+
+
+def test_who_answers_at_an_address_of_nobody_here_is_not_seen(
+    cluster: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ingress with a name of its own, say."""
+    monkeypatch.setenv("PATH", f"{cluster.bin}:{os.environ['PATH']}")
+    service(cluster, "10.96.0.10", 8000)
+    deployment = json.loads((cluster.bin / "deployment.json").read_text())
+    client = kubectl.client("kubectl", None)
+    seen = behind.url(client, "ai", deployment, "http://127.9.9.9:1")
+    assert seen.pods == frozenset() and seen.foreign is not None
+    assert "is not seen; set service or port in place of url" in seen.foreign
+
+
+def test_a_pod_in_the_hosts_network_may_be_answered_for_by_a_process_of_the_host(
+    cluster: Host,
+) -> None:
+    rows = {"items": [pod("new", "2", spec={"hostNetwork": True})]}
+    (cluster.bin / "pods.json").write_text(json.dumps(rows))
+    with serving(lambda _: (200, completion(model="qwen"))) as server:
+        answer = ask(cluster, port=port_of(server))
+    assert not answer["answered"] and f"is held by pid {os.getpid()} (" in answer["detail"]
+
+
+def test_a_pod_that_starts_anew_meanwhile_is_asked_again(cluster: Host) -> None:
+    def restarted(_: object) -> tuple[int, object]:
+        rows = [pod("new", "2", containerStatuses=[{"name": "engine", "restartCount": 1}])]
+        (cluster.bin / "pods.json").write_text(json.dumps({"items": rows}))
+        return 200, completion(model="qwen")
+
+    with serving(restarted) as server:
+        service(cluster, "127.0.0.1", port_of(server))
+        first, second = ask(cluster, service="lucebox"), ask(cluster, service="lucebox")
+    assert (first["answered"], first["final"]) == (False, False)
+    assert "started anew while it was asked" in first["detail"] and second["answered"]
 
 
 @pytest.mark.parametrize(("status", "body", "final", "said"), [

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from node.core import systemctl
-from node.core.errors import NodeError
+from node.core.errors import Json, NodeError
+from node.core.step_kind import Steps
 from node.systemd import unit_step
 
 NAME = "engine.service"
@@ -33,7 +34,7 @@ class Systemd:
         if words[0] != "show":
             return ""
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        active, invocation, job = state.split("/")
+        active, invocation, job = state.partition(" ")[0].split("/")
         text = f"ActiveState={active}\nInvocationID={invocation}\nResult=exit-code\n"
         return text + (f"Job={job}\n" if job else "")
 
@@ -113,3 +114,83 @@ def test_a_changed_unit_file_is_enabled_again(tmp_path: Path) -> None:
     seen = {"enabled": "enabled", "active": "active", "needs_reload": False}
     assert unit_step.actions(step, seen, False) == []
     assert unit_step.actions(step, seen, True) == [["daemon-reload"], ["enable", NAME]]
+
+
+UP, ENDED = "active", "inactive"
+PASSING: dict[str, tuple[tuple[str, ...], str]] = {
+    # fault 56: the pair's timer restarts the worker; it stops, and is about to start
+    "a restart that is stopping": (("deactivating/old/9 restart",), UP),
+    "a restart between its stop and its start": (("inactive/old/9 start",), UP),
+    "a failed unit whose start is queued": (("failed/old/9 start",), UP),
+    "one that systemd restarts by itself, between two starts": (("activating/old/",), UP),
+    "one that ends by itself, and is then restarted by systemd": (
+        ("deactivating/old/", "deactivating/old/", "activating/old/"), UP),
+    "a reload": (("reloading/old/",), UP),
+    "one that ends by itself for good": (("deactivating/old/", "failed/old/"), "failed"),
+    "a stop of somebody's": (("deactivating/old/9 stop", "inactive/old/"), ENDED),
+    "a job that is over when it is asked for": (("inactive/old/9 done", "active/new/"), UP),
+    "one that is down": (("inactive/old/",), ENDED),
+    "one that has failed": (("failed/old/",), "failed"),
+    "one that runs": (("active/old/",), UP),
+}  # fmt: skip
+
+
+class Jobs(Systemd):
+    """The same with the kind of a unit's job behind its number; a stop ends in `inactive`."""
+
+    def __call__(self, *words: str) -> str:
+        kind = self.states[0].partition(" ")[2]
+        if words[0] == "show":
+            self.listed = "" if kind in ("", "done") else f"  9 {NAME} {kind} waiting\n"
+        if words[0] == "stop":
+            self.states = ["inactive/old/"]
+        said = super().__call__(*words)
+        return self.listed if words[0] == "list-jobs" else said
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, systemd: Systemd, active: str = "stop") -> Json:
+    """The entry of a step of a unit that goes through these states; {} where nothing is done."""
+    monkeypatch.setattr(systemctl, "systemctl", systemd)
+    monkeypatch.setattr(systemctl, "POLL_S", 0.01)
+    steps = Steps({"steps": []}, lambda: None)
+    kind = unit_step.UnitKind("unit")
+    kind.do({"unit": NAME, "enabled": None, "active": active, "daemon_reload": False}, steps)
+    return steps.rows[0] if steps.rows else {}
+
+
+@pytest.mark.parametrize("case", PASSING)
+def test_what_a_unit_is_on_its_way_to_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """A passing state is none to go back to; what is down already is not stopped, nor recorded."""
+    states, goal = PASSING[case]
+    systemd = Jobs(*states)
+    entry = recorded(monkeypatch, systemd)
+    if goal == UP:
+        assert entry["pre"]["active"] == UP and f"stop {NAME}" in systemd.calls
+        assert systemctl.is_running(entry["pre"])
+    else:
+        assert entry == {} and f"stop {NAME}" not in systemd.calls
+
+
+@pytest.mark.parametrize(("states", "goal"), [
+    (("inactive/old/",), ENDED), (("failed/old/",), "failed"),
+    (("deactivating/old/9 stop", "inactive/old/"), ENDED),
+])  # fmt: skip
+def test_what_was_down_is_recorded_as_down(
+    monkeypatch: pytest.MonkeyPatch, states: tuple[str, ...], goal: str
+) -> None:
+    monkeypatch.setattr(systemctl, "begin", lambda *_: None)
+    entry = recorded(monkeypatch, Jobs(*states), "start")
+    assert entry["pre"]["active"] == goal and entry["state"] == "done"
+
+
+def test_a_unit_that_does_not_settle_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is changed, and the line says what to look at."""
+    monkeypatch.setattr(systemctl, "SETTLE_S", 0.05)
+    systemd = Jobs("deactivating/old/")
+    with pytest.raises(
+        NodeError, match=r"still deactivating after 0 s; nothing was done"
+    ) as caught:
+        recorded(monkeypatch, systemd)
+    assert caught.value.remedy == f"systemctl status {NAME}" and f"stop {NAME}" not in systemd.calls

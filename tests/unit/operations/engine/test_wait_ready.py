@@ -10,6 +10,7 @@ from facts.endpoint.completion import Answer, Endpoint
 from facts.unit_state import UnitState
 from operations.change.node_call import StepFailed
 from operations.engine import wait_ready
+from operations.engine.own_answer import NotOurs
 from tests.plans.support.scenario import HEAD, WORKER
 from tests.unit.operations.doubles import FakeState
 
@@ -33,6 +34,7 @@ class Engine:
         patch: pytest.MonkeyPatch,
         answers: list[Answer],
         worker: list[UnitState | None] | None = None,
+        own: list[str | StepFailed | None] | None = None,
     ) -> None:
         self.state = FakeState()
         self.asked = 0
@@ -42,6 +44,8 @@ class Engine:
         patch.setattr(wait_ready, "unit_states", self._units)
         patch.setattr(wait_ready, "fact_of", lambda *_: ["last words"])
         patch.setattr(wait_ready, "POLL_S", 0.01)
+        self._own = self._repeat(own or [None])
+        patch.setattr(wait_ready, "ask_ours", self._ask_ours)
 
     @staticmethod
     def _repeat(items: list) -> Iterator:
@@ -52,6 +56,16 @@ class Engine:
     def _ask(self, endpoint: Endpoint, timeout_s: float) -> Answer:
         self.asked += 1
         return next(self._answers)
+
+    def _ask_ours(self, *known: object) -> Answer:
+        """Ours (None), or why it cannot be told, or whose it is."""
+        reason = next(self._own)
+        if isinstance(reason, StepFailed):
+            raise reason
+        question = known[-1]
+        assert callable(question)
+        answer: Answer = question() if reason is None else Answer(False, reason)
+        return answer
 
     def _units(self, state: object, nodes: object) -> dict[str, UnitState | None]:
         return {HEAD: state_of(), WORKER: next(self._worker)}
@@ -65,7 +79,29 @@ class Engine:
 def test_the_first_good_answer_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading is waited out."""
     engine = Engine(monkeypatch, [LOADING, LOADING, GOOD])
-    assert engine.wait() is GOOD and engine.asked == 3
+    # one more behind the first: the one that is looked at
+    assert engine.wait() is GOOD and engine.asked == 4
+
+
+def test_an_answer_counts_when_it_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 55: our unit is not up yet, somebody answers; it is waited for, or ended at once."""
+    engine = Engine(monkeypatch, [GOOD], own=["the unit is activating", None])
+    assert engine.wait() is GOOD
+    engine = Engine(monkeypatch, [GOOD], own=["the unit is activating"])
+    with pytest.raises(StepFailed, match="the unit is activating"):
+        engine.wait(0.05)
+    engine = Engine(monkeypatch, [GOOD], own=[NotOurs("not this rig's engine")])
+    with pytest.raises(NotOurs, match="not this rig's engine"):
+        engine.wait()
+    assert engine.asked == 1
+
+
+def test_ours_that_dies_while_somebody_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our unit fails beside an engine that answers: the wait does not go on to its budget."""
+    now = state_of(sub="auto-restart", restarts=1)
+    engine = Engine(monkeypatch, [GOOD], [state_of(), now], own=["the unit is activating"])
+    with pytest.raises(StepFailed, match=f"{WORKER}: the engine ended"):
+        engine.wait()
 
 
 def test_an_answer_that_waiting_cannot_mend_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

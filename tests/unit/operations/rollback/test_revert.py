@@ -153,6 +153,32 @@ def test_a_former_engine_has_to_answer(
     assert asked == ([Endpoint("http://127.0.0.2:8000", "tiny")] if seen is serving else [])
 
 
+@pytest.mark.parametrize(("head", "worker", "down"), [
+    ("active", "inactive", WORKER), ("activating", "failed", WORKER), ("inactive", "active", HEAD),
+    ("active", "deactivating", WORKER),
+])  # fmt: skip
+def test_a_rank_that_was_down_before_is_told_at_once(
+    rig: FakeState, monkeypatch: pytest.MonkeyPatch, head: str, worker: str, down: str
+) -> None:
+    """Fault 56: half a pair gives no answer, so none is waited for; the change itself is undone."""
+    states = {HEAD: SimpleNamespace(active=head), WORKER: SimpleNamespace(active=worker)}
+    monkeypatch.setattr(revert, "unit_states", lambda *_: states)
+    monkeypatch.setattr(revert, "wait_for_answer", lambda *_: pytest.fail("it was waited for"))
+    # also where the change had touched one of them alone
+    said = revert_change(rig, PLAN, CHANGE, {HEAD})
+    assert f"ROLLED_BACK; {down} is {states[down].active}, as the change found it" in said
+    assert "pyinfra INVENTORY deploys/serve.py -y" in said
+
+
+def test_a_pair_that_was_down_as_a_whole_is_down_again(
+    rig: FakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = dict.fromkeys((HEAD, WORKER), SimpleNamespace(active="inactive"))
+    monkeypatch.setattr(revert, "unit_states", lambda *_: states)
+    said = revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert said == f"change {CHANGE} ROLLED_BACK; no engine ran before, none runs now"
+
+
 @pytest.mark.parametrize(
     ("script", "wanted"),
     [

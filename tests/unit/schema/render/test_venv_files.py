@@ -119,7 +119,7 @@ def test_unit_supervises_alone() -> None:
     assert (unit["User"], unit["KillMode"]) == ("milo", "control-group")
     assert (unit["Restart"], unit["StartLimitBurst"]) == ("always", "3")
     assert unit["ExecStartPre"] == f"+{node_program.path()} prelaunch"
-    assert unit["ExecStartPost"] == f"{node_program.path()} answer"
+    assert unit["ExecStartPost"] == f"+{node_program.path()} answer"
     assert "docker" not in made.documents[TOWER][2].content
     assert len(made.documents[TOWER]) == 4
     assert made.requests[TOWER].units == ("rigbook-engine.service",)

@@ -1,0 +1,158 @@
+"""A completion of OUR engine: who holds the port is looked at before it and after it.
+
+An engine of a former setup answered on the port while ours was failing, and the change was called
+COMMITTED. So an answer counts from a rig whose unit is up on every rank, with the flags of its
+launch script, whose processes hold the port, the same ones before the completion and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from itertools import zip_longest
+from urllib.parse import urlsplit
+
+from pyinfra.api import State
+
+from facts.endpoint.completion import Answer, Endpoint
+from facts.engine_look import look_at_engine
+from node.rules import ownership
+from operations.change.node_call import StepFailed
+from schema.desired.plan import CONTAINER, UNIT
+from schema.observed.machine import EngineProcess
+from schema.observed.network import Port
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.render.engine_files import SCRIPT_PATH
+from schema.render.installed import argv_in
+
+Looks = Mapping[str, NodeSnapshot | Unreadable]
+# Who answers, as far as a pid and its start can be given to nobody else: equal, or somebody else.
+Identity = frozenset[tuple[str, str, int | None, int | None]]
+# Completions that are asked for, where the engine is another one behind each.
+TRIES = 3
+# A value that the host does not tell, and one that the shell alone knows.
+_MASK, _EXPANDED = "***", ("$", "`")
+
+
+class NotOurs(StepFailed):
+    """Somebody else's engine is what answers, or ours runs other flags: waiting mends neither."""
+
+
+class _NotSeen(Exception):
+    """It cannot be told yet whose engine it is; `str()` says why."""
+
+
+def ask_ours(
+    state: State, head: str, nodes: Collection[str], endpoint: Endpoint, ask: Callable[[], Answer]
+) -> Answer:
+    """What `ask` gets, when our engine on `nodes` is what answers at `endpoint`, the same one
+    before and after; else an answer that is not ok and says why. NotOurs names who answers.
+    """
+    try:
+        for _ in range(TRIES):
+            before = identity(look_at_engine(state, nodes), head, endpoint)
+            answer = ask()
+            if not answer.ok or before == identity(look_at_engine(state, nodes), head, endpoint):
+                return answer
+    except _NotSeen as reason:
+        return Answer(False, str(reason))
+    return Answer(False, f"the engine was started anew while it was asked, {TRIES} times")
+
+
+def identity(looks: Looks, head: str, endpoint: Endpoint) -> Identity:
+    """Who answers at `endpoint` on `head`, all of them ours, and our engine on every node looked
+    at. NotOurs, or _NotSeen where it is not up or cannot be read.
+    """
+    seen = {}
+    for node, snapshot in looks.items():
+        if isinstance(snapshot, Unreadable):
+            raise _NotSeen(f"{node} could not be looked at: {snapshot.unreadable}")
+        seen[node] = snapshot
+    found = set()
+    for port in _listeners(seen[head], head, endpoint):
+        _require_ours(seen[head], head, port)
+        found.add((head, seen[head].identity.boot_id, port.pid, port.start_ticks))
+    for node, snapshot in seen.items():
+        pid = _unit_up(node, snapshot)
+        found.add((node, snapshot.identity.boot_id, pid, None))
+        _as_written(node, snapshot)
+    return frozenset(found)
+
+
+def _listeners(snapshot: NodeSnapshot, node: str, endpoint: Endpoint) -> list[Port]:
+    where = urlsplit(endpoint.base_url)
+    number = where.port or (443 if where.scheme == "https" else 80)
+    if isinstance(snapshot.ports, Unreadable):
+        raise _NotSeen(f"who holds port {number} of {node}: {snapshot.ports.unreadable}")
+    held = ownership.at(snapshot.ports, number, where.hostname or "")
+    if not held:
+        raise _NotSeen(f"nothing listens on port {number} of {node}")
+    return held
+
+
+def _require_ours(snapshot: NodeSnapshot, node: str, port: Port) -> None:
+    if port.pid is None:
+        raise _NotSeen(f"who holds port {port.port} of {node} is not visible")
+    if isinstance(snapshot.docker, Unreadable) and port.container_id is not None:
+        raise _NotSeen(f"whose container holds port {port.port}: {snapshot.docker.unreadable}")
+    if _is_ours(snapshot, port):
+        return
+    boxes, units = snapshot.supervisors
+    box = ownership.box_of(port, boxes)
+    held = box.name if box else port.container_id and port.container_id[:12]
+    by = f"container {held}" if held else f"unit {port.unit or 'none'}"
+    end = ownership.end(port, boxes, units)
+    raise NotOurs(
+        f"what answers is not this rig's engine: port {port.port} of {node} is held by pid "
+        f"{port.pid} ({port.process}, {by}), not by {UNIT}; on {node}: "
+        + (end.text if end else f"sudo kill -TERM {port.pid}")
+    )
+
+
+def _is_ours(snapshot: NodeSnapshot, held: Port | EngineProcess) -> bool:
+    boxes, _ = snapshot.supervisors
+    own = next((box.id for box in boxes if box.name.lstrip("/") == CONTAINER), None)
+    return ownership.is_ours(held, UNIT, own)
+
+
+def _unit_up(node: str, snapshot: NodeSnapshot) -> int | None:
+    """The main process of our unit, which is up and has an engine."""
+    if isinstance(snapshot.units, Unreadable):
+        raise _NotSeen(f"the unit of {node} cannot be read: {snapshot.units.unreadable}")
+    unit = next((unit for unit in snapshot.units if unit.name == UNIT), None)
+    if unit is None or unit.active_state != "active":
+        now = f"{unit.active_state}/{unit.sub_state}" if unit else "not there"
+        raise _NotSeen(f"{UNIT} on {node} is {now}")
+    if not _processes(node, snapshot):
+        raise _NotSeen(f"{UNIT} on {node} is active, and no engine process is of it")
+    return unit.main_pid
+
+
+def _processes(node: str, snapshot: NodeSnapshot) -> list[EngineProcess]:
+    processes = snapshot.engine_processes
+    if isinstance(processes, Unreadable):
+        raise _NotSeen(f"the processes of {node} cannot be read: {processes.unreadable}")
+    return [process for process in processes if _is_ours(snapshot, process)]
+
+
+def _as_written(node: str, snapshot: NodeSnapshot) -> None:
+    """NotOurs when the live command line is not the launch script's. A title that hides the
+    command line, and a script that is not in our form, tell nothing.
+    """
+    if isinstance(snapshot.files, Unreadable):
+        raise _NotSeen(f"the launch script of {node} cannot be read: {snapshot.files.unreadable}")
+    script = next((f.content for f in snapshot.files if f.path == SCRIPT_PATH), None)
+    wanted = _flags(argv_in(script or ""))
+    live = next((f for p in _processes(node, snapshot) if (f := _flags(p.argv))), None)
+    if wanted is None or live is None:
+        return
+    for want, have in zip_longest(wanted, live, fillvalue=""):
+        if want != have and not have.endswith(_MASK) and not any(x in want for x in _EXPANDED):
+            raise NotOurs(
+                f"the engine on {node} was not started as {SCRIPT_PATH} says: it has {have!r}, "
+                f"the script {want!r}; start it anew: deploys/restart.py"
+            )
+
+
+def _flags(argv: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The words behind `serve`; None for a command line without it."""
+    return argv[argv.index("serve") + 1 :] if "serve" in argv else None
