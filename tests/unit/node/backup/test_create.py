@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -101,9 +102,17 @@ def test_units_and_their_drop_ins_are_kept_as_they_are(engine: Engine) -> None:
     drop_ins.mkdir()
     (drop_ins / "10-mine.conf").write_text("[Service]\nNice=5\n")
     backup = engine.backup(files=[str(unit), str(drop_ins), "/etc/none-of-this"])
-    files = engine.manifest(backup)["documents"]["files"]
-    assert files[str(unit)].startswith("[Service]")
-    assert files[str(drop_ins / "10-mine.conf")] == "[Service]\nNice=5\n"
+    files = engine.manifest(backup)["files"]
+    kept = engine.backups / backup / "files"
+    for path in (unit, drop_ins / "10-mine.conf"):
+        copy = Path(f"{kept}{path}")
+        assert copy.read_bytes() == path.read_bytes()
+        assert (copy.stat().st_mode, copy.stat().st_mtime_ns) == (
+            path.stat().st_mode, path.stat().st_mtime_ns)  # fmt: skip
+        assert files[str(path)] == {
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "uid": 0, "gid": 0,
+            "bytes": path.stat().st_size, "mode": f"{path.stat().st_mode & 0o7777:04o}",
+        }  # fmt: skip
     assert files["/etc/none-of-this"] is None
 
 
