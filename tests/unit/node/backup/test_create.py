@@ -38,16 +38,6 @@ def test_a_backup_holds_the_tree_and_says_what_it_is(engine: Engine) -> None:
     assert picture(engine.tree) == before
 
 
-def test_nobody_else_reads_it_whatever_the_umask(engine: Engine) -> None:
-    argv = ["sh", "-c", 'umask 0; exec "$@"', "-", *engine.host.argv("tree backup")]
-    done = engine.host.run(argv, json.dumps({"tree": str(engine.tree)}))
-    backup = json.loads(done.stdout)["backup"]
-    engine.ask("verify", {"backup": backup})
-    for path in [engine.backups, *(engine.backups / backup).rglob("*"), engine.backups / backup]:
-        wanted = 0o700 if path.is_dir() else 0o600
-        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
-
-
 def test_links_modes_owners_times_and_xattrs_come_back(engine: Engine) -> None:
     odd = engine.package / "odd"
     odd.mkdir(mode=0o2750)
