@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import stat
+from collections import deque
 from collections.abc import Sequence
 
 from node.backup import store, verify
@@ -22,6 +23,8 @@ from node.files import dirfd
 _CACHE = "__pycache__"
 _KIND = {FILE: stat.S_IFREG, SYMLINK: stat.S_IFLNK, FOLDER: stat.S_IFDIR}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# files whose bytes are on their way from the disk while one is hashed
+AHEAD = 32
 # a file's inode and ctime: as long as both are the same, nobody has written to it
 Mark = tuple[int, int]
 
@@ -64,6 +67,7 @@ class Comparison:
         self._former = manifest["format"] == store.FORMER
         self._above: str | None = None
         self._folder = fd
+        self._ahead: deque[tuple[Member, int]] = deque()
         self._buffer = memoryview(bytearray(CHUNK))
         note = store.of(backup, store.NOTE)
         what = f"compare with {backup}"
@@ -73,8 +77,13 @@ class Comparison:
         """Gives the first entry in words that is not as recorded, "" when all are."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.over)
+            stack.callback(self._close)
             self._stack = stack.enter_context(contextlib.ExitStack())
             return self._entries() or self._count()
+
+    def _close(self) -> None:
+        for _, fd in self._ahead:
+            os.close(fd)
 
     def _entries(self) -> str:
         with open(store.of(self._backup, store.MEMBERS), "rb") as lines:
@@ -85,16 +94,15 @@ class Comparison:
                 if not self._bytecode and _CACHE in row.path.split("/"):
                     continue
                 verify.stop()
-                try:
-                    wrong = self._unlike(row)
-                except OSError as error:
-                    wrong = io_reason(error)
-                except NodeError as error:
-                    if error.code == "interrupted":
-                        raise
-                    wrong = str(error)
+                wrong = self._unlike(row)
+                if not wrong and len(self._ahead) > AHEAD:
+                    row, wrong = self._read_oldest()
                 if wrong:
                     return f"{row.path}: {wrong}"
+        while self._ahead:
+            row, wrong = self._read_oldest()
+            if wrong:
+                return f"{row.path}: {wrong}"
         return ""
 
     def _enter(self, above: str) -> int:
@@ -106,7 +114,15 @@ class Comparison:
         return self._folder
 
     def _unlike(self, row: Member) -> str:
-        """Gives in what an entry differs from its member, or ""."""
+        """Gives in what an entry differs from its member, or ""; its bytes are still to be read."""
+        try:
+            return self._look(row)
+        except OSError as error:
+            return io_reason(error)
+        except NodeError as error:  # a link in place of a folder
+            return str(error)
+
+    def _look(self, row: Member) -> str:
         above, _, name = row.path.rpartition("/")
         fd = self._enter(above)
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -121,9 +137,9 @@ class Comparison:
         wrong = self._differing(row, fd, name, info)
         if wrong or row.type != FILE:
             return wrong
-        if self._known and self._known[number] == mark:
-            return ""
-        return "" if self._sha256(fd, name, info) == row.sha256 else "it has other bytes"
+        if not self._known or self._known[number] != mark:
+            self._open(row, fd, name, mark[0])
+        return ""
 
     def _differing(self, row: Member, fd: int, name: str, info: os.stat_result) -> str:
         """Gives what differs beside the bytes."""
@@ -147,22 +163,29 @@ class Comparison:
                 return f"its {what} is {have!s:.60}, not {wanted!s:.60}"
         return ""
 
-    def _sha256(self, above: int, name: str, info: os.stat_result) -> str:
-        """Gives the hash of a file's bytes as the disk has them: it is read past the page cache."""
-        digest = hashlib.sha256()
+    def _open(self, row: Member, above: int, name: str, inode: int) -> None:
+        """Let the disk begin with a file's bytes, past the page cache."""
         fd = os.open(name, _READ, dir_fd=above)
+        self._ahead.append((row, fd))
+        if os.fstat(fd).st_ino != inode:
+            raise NodeError("it was replaced meanwhile", "tree_changing")
+        forget(fd)
+        os.posix_fadvise(fd, 0, CHUNK, os.POSIX_FADV_WILLNEED)
+
+    def _read_oldest(self) -> tuple[Member, str]:
+        """Gives the file that was opened first, and in words that it has other bytes, or ""."""
+        row, fd = self._ahead.popleft()
+        digest = hashlib.sha256()
         try:
-            now = os.fstat(fd)
-            if (now.st_ino, now.st_dev) != (info.st_ino, info.st_dev):
-                return "it was replaced meanwhile"
-            forget(fd)
             while count := os.readv(fd, [self._buffer]):
                 digest.update(self._buffer[:count])
                 self._progress.add(count)
             forget(fd)
+        except OSError as error:
+            return row, io_reason(error)
         finally:
             os.close(fd)
-        return digest.hexdigest()
+        return row, "" if digest.hexdigest() == row.sha256 else "it has other bytes"
 
     def _count(self) -> str:
         """Gives in words that other entries lie there than were recorded, or ""."""

@@ -71,10 +71,17 @@ def _pax(raw: bytes) -> dict[str, bytes]:
     return found
 
 
+def _digits(text: str) -> int:
+    """Gives a number of a pax record; int() would take more than tar does."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("a number is none")
+    return int(text)
+
+
 def _nanoseconds(text: str) -> int:
     """Gives a pax record's time: decimal seconds, perhaps before 1970."""
-    whole, _, part = text.lstrip("-").partition(".")
-    number = int(whole) * NS + int(part[:9].ljust(9, "0"))
+    whole, _, part = text.removeprefix("-").partition(".")
+    number = _digits(whole) * NS + _digits(part[:9].ljust(9, "0"))
     return -number if text.startswith("-") else number
 
 
@@ -82,14 +89,16 @@ def _holes(told: dict[str, str], stored: int) -> Regions:
     """Gives where the bytes of a file with holes lie. Raises ValueError."""
     if tuple(sorted(told)) != _HOLES:
         raise ValueError("a sparse file of another form")
-    numbers = [int(text) for text in told["map"].split(",")]
+    numbers = [_digits(text) for text in told["map"].split(",")]
+    if len(numbers) != 2 * _digits(told["numblocks"]):
+        raise ValueError("a sparse file whose map has another length")
     regions = list(zip(numbers[::2], numbers[1::2], strict=True))
     end = 0
     for start, length in regions:
-        if start < end or length < 0:
+        if start < end:
             raise ValueError("a sparse file whose map is none")
         end = start + length
-    if end > int(told["size"]) or sum(length for _, length in regions) != stored:
+    if end > _digits(told["size"]) or sum(length for _, length in regions) != stored:
         raise ValueError("a sparse file whose map is not its size")
     return regions
 
@@ -106,7 +115,7 @@ def _apply(row: Member, pax: dict[str, bytes]) -> tuple[Member, Regions]:
         elif key == "linkpath":
             told["link"] = text
         elif key in ("size", "uid", "gid"):
-            told[key] = int(text)
+            told[key] = _digits(text)
         elif key == "mtime":
             told[key] = _nanoseconds(text)
         elif key.startswith(_XATTR):

@@ -1,4 +1,4 @@
-"""A backup of the former form (made by the program before hashes and nanoseconds) is of use still."""
+"""A backup of the former form, made by the program before hashes and nanoseconds, is restored."""
 
 from __future__ import annotations
 

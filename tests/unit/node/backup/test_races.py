@@ -81,8 +81,11 @@ def planted(engine: Engine, what: str, to: Path) -> Path:
     if what == "the tree":
         engine.tree.rename(to / "venv")
         to = to / "venv"
-    path = {"the tree": engine.tree, "its folder of backups": engine.backups,
-            "its folder of work": engine.tree.parent / ".rigbook-venv-restore-1"}[what]
+    path = {
+        "the tree": engine.tree,
+        "its folder of backups": engine.backups,
+        "its folder of work": engine.tree.parent / ".rigbook-venv-restore-1",
+    }[what]
     if path == engine.backups:
         path.rename(to.with_name("kept-backups"))
     path.symlink_to(to)

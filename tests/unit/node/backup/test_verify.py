@@ -228,6 +228,28 @@ def test_a_pax_header_that_says_otherwise(engine: Engine, backup: str, record: s
     refused(engine, backup, "the payload is not what the manifest says")
 
 
+SPARSE = {"size": "4", "numblocks": "1", "name": "x", "map": "0,4"}
+
+
+@pytest.mark.parametrize(("records", "words"), [
+    ({}, ""), ({"name": "../evil"}, "leads out"), ({"map": "0,3"}, "not its size"),
+    ({"map": "2,4"}, "not its size"), ({"map": "0,2,1,2", "numblocks": "2"}, "map is none"),
+    ({"map": "0,4,9"}, "another length"), ({"map": "-1,4"}, "number is none"), ({"map": "0,4_0"}, "number"),
+    ({"numblocks": "2"}, "another length"), ({"major": "1"}, "another form"),
+    ({"size": "99999"}, "as it was recorded"),
+])  # fmt: skip
+def test_a_map_of_holes_that_says_otherwise(
+    engine: Engine, backup: str, records: dict[str, str], words: str
+) -> None:
+    rows = [header("./", DIR), header("x", size=4)]
+    rows[1].pax_headers = {f"GNU.sparse.{key}": text for key, text in {**SPARSE, **records}.items()}
+    plant(engine, backup, [header("./", DIR), header("x", size=4)], build(rows, Path("/none")))
+    if records:
+        refused(engine, backup, words)
+    else:
+        assert engine.ask("verify", {"backup": backup})["ok"]
+
+
 def test_a_refusal_while_much_is_still_to_come(engine: Engine) -> None:
     """The programs are blocked in their pipes then; nothing may hang."""
     (engine.package / "large.bin").write_bytes(os.urandom(30 << 20))
