@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "runbooks" / "restore.md"
 
 def commands(**words: object) -> str:
     """The page's commands, with this reader's own words in its first lines."""
-    found = re.search(r"## From a rescue disk.*?```\n(.*?)```", PAGE.read_text(), re.S)
+    found = re.search(r"### From a rescue disk.*?```\n(.*?)```", PAGE.read_text(), re.S)
     assert found
     text = found[1]
     for name, word in words.items():
