@@ -21,7 +21,7 @@ from deploys.common.snapshot_view import engine_may_run
 from deploys.procedures.rollback.rollback import Chosen, choose
 from deploys.procedures.venv.backup import MIB, backups, describe
 from facts.backups import TreeBackups
-from facts.rignode.context import fact_of
+from facts.rignode.context import fact_of, real
 from operations.change.progress import REPORT_S
 from operations.change.run import Run
 from operations.engine.baseline import compared
@@ -110,7 +110,7 @@ def _dry(state: State, node: str, backup: str) -> dict[str, Any]:
     The host compares every byte; the operator sees how far it is.
     """
     request = {"backup": backup, "allow": ["older"], "dry": True}
-    reporter = gevent.spawn(_report, state, node)
+    reporter = gevent.spawn(_report, real(state), node)
     try:
         return ask_all(state, "tree restore", {node: request}, RESTORE_TIMEOUT_S)[node]
     finally:
@@ -121,7 +121,7 @@ def _report(state: State, node: str) -> None:
     """Log now and then how far a node's work on its backups is."""
     while True:
         gevent.sleep(REPORT_S)
-        seen = fact_of(state, state.inventory.get_host(node), TreeBackups)
+        seen = fact_of(state, state.inventory.get_host(node), TreeBackups, _sudo=True)
         for line in seen.working if seen is not None else ():
             logger.info(f"    {line}")
 

@@ -234,7 +234,8 @@ SPARSE = {"size": "4", "numblocks": "1", "name": "x", "map": "0,4"}
 @pytest.mark.parametrize(("records", "words"), [
     ({}, ""), ({"name": "../evil"}, "leads out"), ({"map": "0,3"}, "not its size"),
     ({"map": "2,4"}, "not its size"), ({"map": "0,2,1,2", "numblocks": "2"}, "map is none"),
-    ({"map": "0,4,9"}, "another length"), ({"map": "-1,4"}, "number is none"), ({"map": "0,4_0"}, "number"),
+    ({"map": "0,4,9"}, "another length"), ({"map": "-1,4"}, "a number is none"),
+    ({"map": "0,4_0"}, "a number is none"),
     ({"numblocks": "2"}, "another length"), ({"major": "1"}, "another form"),
     ({"size": "99999"}, "as it was recorded"),
 ])  # fmt: skip
