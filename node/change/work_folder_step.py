@@ -54,7 +54,7 @@ class WorkFolderKind(PathKind):
 
     def discard(self, entry: Json) -> None:
         """Remove it also when it was used: what a trade displaced is back, nothing ran from it."""
-        if os.path.isdir(entry["path"]):
+        if inspect_tree(entry["path"])["kind"] == "directory":
             shutil.rmtree(entry["path"])
 
     def recover(self, entry: Json, rows: list[Json]) -> str:

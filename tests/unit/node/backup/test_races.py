@@ -15,16 +15,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 import pytest
 
+from node.backup.restore import restore
+from node.change.tree_step import TreeKind
+from node.core.errors import Json, NodeError
+from node.core.step_kind import Steps
+from tests.unit.node.support.host import change
 from tests.unit.node.support.trees import Engine, picture
 
 UID = 12345
 # as the owner of the folder above the tree: it was entered before, by descriptor
 SWAPPER = """
-import os, sys
-os.chdir(sys.argv[1]); bait = sys.argv[2]
+import os, random, sys, time
+os.chdir(sys.argv[1]); bait, patience = sys.argv[2], float(sys.argv[3])
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})
 print("at work", flush=True)
 n = 0
@@ -32,6 +38,7 @@ while True:
     for name in os.listdir("."):
         if name.startswith(".rigbook-") and not os.path.islink(name):
             n += 1
+            time.sleep(random.uniform(0, patience))
             try:
                 os.rename(name, "taken-%d" % n)
                 os.symlink(bait, name)
@@ -41,39 +48,70 @@ while True:
 
 
 @pytest.fixture
-def bait(engine: Engine, tmp_path: Path) -> Iterator[Path]:
-    """Root's own folder, where a swapper of another uid makes node's folders lead to."""
+def bait(engine: Engine, tmp_path: Path) -> Path:
+    """Root's own folder, with the name in it under which a restore unpacks."""
     engine.verified()
-    bait = tmp_path / "bait"
-    (bait / "new").mkdir(parents=True)
+    (tmp_path / "bait" / "new").mkdir(parents=True)
+    (tmp_path / "bait" / "new" / "of-root").write_text("untouched")
+    return tmp_path / "bait"
+
+
+@pytest.fixture(params=[0.0, 0.3], ids=["at once", "a while later"])
+def swapped(engine: Engine, bait: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """A swapper of another uid, to whom the folder above the tree belongs."""
     for path in (engine.tree.parent, *engine.tree.parent.rglob("*")):
         os.lchown(path, UID, UID)
     child = subprocess.Popen(
-        [sys.executable, "-c", SWAPPER.format(uid=UID), str(engine.tree.parent), str(bait)],
+        [sys.executable, "-c", SWAPPER.format(uid=UID), str(engine.tree.parent), str(bait),
+         str(request.param)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert child.stdout and child.stdout.readline() == "at work\n"
-    yield bait
+    yield
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
 
 
+@pytest.mark.usefixtures("swapped")
 def test_nothing_is_written_through_a_link_that_is_put_in_its_way(
     engine: Engine, bait: Path
 ) -> None:
-    before = picture(engine.tree)
+    before, roots_own = picture(engine.tree), picture(bait)
     ends = []
     for n in range(12):
         answer = engine.restore(f"restore-{n}", force=True)
         ends.append(answer.get("code", "restored"))
-        assert [path for path in bait.rglob("*") if path != bait / "new"] == [], ends
+        assert picture(bait) == roots_own, ends
         if answer["ok"]:
             engine.close(f"restore-{n}")
         else:
-            assert engine.host.call("undo")["ok"]
+            undone = engine.host.call("undo")
+            if not undone["ok"]:  # the swapper took the former tree, and that is said
+                assert undone["code"] == "tree_gone", (undone, answer)
+                engine.close(f"restore-{n}", "INCONSISTENT")
         assert picture(engine.tree).keys() == before.keys(), ends
     assert "unsafe_folder" in ends, ends
+
+
+def test_the_trade_follows_no_link_that_is_put_in_its_way(
+    engine: Engine, bait: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put there at the last moment: behind every other look."""
+    (engine.package / "data.bin").write_text("edited")
+    seen, roots_own = picture(engine.tree), picture(bait)
+    trade = TreeKind.do
+
+    def swapped(kind: TreeKind, step: Json, steps: Steps, **more: Any) -> tuple[bool, str]:
+        work = Path(step["source"]).parent
+        work.rename(work.with_name("taken"))
+        work.symlink_to(bait)
+        return trade(kind, step, steps, **more)
+
+    monkeypatch.setattr(TreeKind, "do", swapped)
+    with pytest.raises(NodeError, match="is a link"):
+        restore({"change": change("restore-1")})
+    assert picture(bait) == roots_own and picture(engine.tree) == seen
 
 
 def planted(engine: Engine, what: str, to: Path) -> Path:
