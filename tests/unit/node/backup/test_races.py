@@ -89,7 +89,7 @@ def test_nothing_is_written_through_a_link_that_is_put_in_its_way(
             undone = engine.host.call("undo")
             if not undone["ok"]:  # the swapper took the former tree, and that is said
                 assert undone["code"] == "tree_gone", (undone, answer)
-                engine.close(f"restore-{n}", "INCONSISTENT")
+                break
         assert picture(engine.tree).keys() == before.keys(), ends
     assert "unsafe_folder" in ends, ends
 
