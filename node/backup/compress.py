@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from node.core import proc
-from node.core.errors import Json, NodeError, io_reason
+from node.core.errors import Json, NodeError
 from node.core.run import environment, which
 
 CHUNK = 1 << 20
@@ -136,12 +135,14 @@ def pack(
     target: str,
     level: int,
     progress: Progress,
+    tap: Callable[[bytes], None],
     stop: Callable[[], None],
 ) -> Json:
     """Write the members to a new file, 0600; gives its sha256 and size. It is on the disk then.
 
-    `stop` is called between two pieces and raises to end it. Raises NodeError when tar or zstd
-    fail, OSError when the file cannot be written.
+    `tap` gets every piece of the tar before zstd does, in a thread of its own. `stop` is called
+    between two pieces. Both may raise to end it. Raises NodeError when tar or zstd fail, OSError
+    when the file cannot be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(target, flags, 0o600)
@@ -152,21 +153,22 @@ def pack(
     try:
         tar = start(
             ["tar", "--create", "--file=-", "--format=posix", "--numeric-owner", "--xattrs",
-             "--xattrs-include=*", "--pax-option=delete=atime,delete=ctime,delete=mtime",
-             "--blocking-factor=512", "--no-recursion", "--null", f"--directory={root}",
-             "--files-from=-"],
+             "--xattrs-include=*", "--pax-option=delete=atime,delete=ctime", "--sparse",
+             "--sparse-version=0.1", "--blocking-factor=512", "--no-recursion", "--null",
+             f"--directory={root}", "--files-from=-"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said.write_fd,
         )  # fmt: skip
         children.append(tar)
         enlarge_pipe(tar.stdout)
         zstd = start(["zstd", f"-{level}", f"-T{threads}", "--no-progress", "-q", "-c"],
-                     stdin=tar.stdout, stdout=subprocess.PIPE, stderr=said.write_fd)  # fmt: skip
+                     stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                     stderr=said.write_fd)  # fmt: skip
         children.append(zstd)
-        assert tar.stdin and tar.stdout and zstd.stdout
-        tar.stdout.close()
+        assert tar.stdin and tar.stdout and zstd.stdin and zstd.stdout
+        enlarge_pipe(zstd.stdin)
         enlarge_pipe(zstd.stdout)
-        feeder = threading.Thread(target=_feed, args=(tar.stdin, paths), daemon=True)
-        feeder.start()
+        threading.Thread(target=_feed, args=(tar.stdin, paths), daemon=True).start()
+        passing = _Passing(tar.stdout, zstd.stdin, tap)
         digest, size = hashlib.sha256(), 0
         with _Flusher(fd) as flusher:
             while True:
@@ -179,8 +181,9 @@ def pack(
                     view = view[os.write(fd, view) :]
                 size += len(raw)
                 flusher.tell(size)
-                progress.tell(lambda: _read_by(tar.pid))
+                progress.tell(lambda: passing.count)
                 stop()
+        passing.over()
         codes = [child.wait() for child in children]
         os.fsync(fd)
     finally:
@@ -209,19 +212,41 @@ def write_lines(path: str, lines: Iterable[bytes]) -> Json:
     return {"sha256": digest.hexdigest(), "bytes": size, "count": count}
 
 
-def _read_by(pid: int) -> int:
-    """Gives how many bytes a child has read, 0 when that cannot be told."""
-    for line in proc.read_text(f"/proc/{pid}/io").splitlines():
-        if line.startswith("rchar:"):
-            return int(line.split()[1])
-    return 0
-
-
 def _feed(pipe: Any, paths: Iterable[str]) -> None:
     """Write the names to tar's stdin, each ended by NUL; tar's end is seen by its reader."""
     with contextlib.suppress(BrokenPipeError, OSError, ValueError), pipe:
         for path in paths:
             pipe.write(os.fsencode(path) + b"\0")
+
+
+class _Passing:
+    """What a child writes is handed on to another one, each piece looked at before; in a thread."""
+
+    def __init__(self, source: Any, sink: Any, tap: Callable[[bytes], None]) -> None:
+        self.count = 0
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, args=(source, sink, tap), daemon=True)
+        self._thread.start()
+
+    def _work(self, source: Any, sink: Any, tap: Callable[[bytes], None]) -> None:
+        with contextlib.suppress(OSError, ValueError), sink:  # why zstd ended is told by itself
+            while True:
+                raw = os.read(source.fileno(), CHUNK)
+                if not raw:
+                    return
+                try:
+                    tap(raw)
+                except NodeError as error:
+                    self._error = error
+                    return
+                sink.write(raw)
+                self.count += len(raw)
+
+    def over(self) -> None:
+        """Wait for the end of it; raises what `tap` raised."""
+        self._thread.join()
+        if self._error:
+            raise self._error
 
 
 class _Flusher:
@@ -272,70 +297,3 @@ class _Flusher:
         self._thread.join()
         if self.error and not _[0]:
             raise self.error
-
-
-class PayloadReader:
-    """The uncompressed stream of a payload: a thread reads, hashes and hands it to zstd.
-
-    `read` gives the next piece; `finish` gives the sha256 of all bytes of the payload.
-    """
-
-    def __init__(self, path: str, progress: Progress) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._progress = progress
-        self._digest = hashlib.sha256()
-        self._error = ""
-        self._over = False
-        self.said = StderrTail()
-        self.zstd = start(["zstd", "-d", "-q", "-c", "--no-progress"], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=self.said.write_fd)  # fmt: skip
-        assert self.zstd.stdin and self.zstd.stdout
-        enlarge_pipe(self.zstd.stdin)
-        enlarge_pipe(self.zstd.stdout)
-        self._stream = self.zstd.stdout
-        self._thread = threading.Thread(target=self._hand, daemon=True)
-        self._thread.start()
-
-    def read(self) -> bytes:
-        """Gives the next piece, at most CHUNK bytes; none at the end."""
-        return os.read(self._stream.fileno(), CHUNK)
-
-    def _hand(self) -> None:
-        """Read, hash and hand on; after zstd has ended the rest is hashed all the same."""
-        pipe = self.zstd.stdin
-        assert pipe
-        try:
-            while True:
-                raw = os.read(self._fd, CHUNK)
-                if not raw or self._over:
-                    break
-                self._digest.update(raw)
-                self._progress.add(len(raw))
-                if not pipe.closed:
-                    try:
-                        pipe.write(raw)
-                    except (BrokenPipeError, ValueError):
-                        pipe.close()
-        except OSError as error:
-            self._error = io_reason(error)
-        with contextlib.suppress(OSError, ValueError):
-            pipe.close()
-
-    def finish(self) -> str:
-        """Gives the payload's sha256. Raises NodeError when it cannot be read in whole."""
-        self._thread.join()
-        if self._error:
-            raise NodeError(f"the payload cannot be read: {self._error}", "backup_damaged")
-        return self._digest.hexdigest()
-
-    def code(self) -> int:
-        """Gives zstd's exit status; its output must be at its end."""
-        return self.zstd.wait()
-
-    def close(self) -> str:
-        """End everything; gives the last words of zstd."""
-        self._over = True
-        reap_children([self.zstd])
-        self._thread.join()
-        os.close(self._fd)
-        return self.said.last()

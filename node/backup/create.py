@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import time
 
-from node.backup import compress, contents, store
+from node.backup import compress, contents, kept_files, store
 from node.backup import request as backup_request
 from node.backup import walk as backup_walk
+from node.backup.tar_reader import Reader, Safety
 from node.core import signals
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, environment, run
@@ -90,23 +91,9 @@ def _make(
         for name in (store.PAYLOAD, store.MEMBERS):
             os.link(store.of(twin.id, name), os.path.join(partial, name))
     else:
-        note = os.path.join(partial, store.NOTE)
-        progress = compress.Progress(f"backup of {wanted['tree']}", listing.apparent, note)
-        payload = compress.pack(
-            wanted["real"],
-            list(listing.stamps),
-            os.path.join(partial, store.PAYLOAD),
-            wanted["level"],
-            progress,
-            _stop,
-        )
-        progress.over()
-        parts = {"payload": payload, "members": compress.write_lines(
-            os.path.join(partial, store.MEMBERS), listing.lines)}  # fmt: skip
-    edited = backup_walk.edited_since(listing, wanted["roots"])
-    if edited:
-        raise NodeError(f"{wanted['real']} changed while it was read: {edited}",
-                        "tree_changing", "stop what changes it, then run it again")  # fmt: skip
+        parts = _pack(partial, wanted, listing)
+    _require_unedited(wanted, listing)
+    files = kept_files.write(os.path.join(partial, store.FILES), wanted["files"])
     return {
         "format": store.FORMAT,
         "id": backup_id,
@@ -115,12 +102,41 @@ def _make(
         "real": wanted["real"],
         "link": wanted["link"],
         "roots": wanted["roots"],
-        "documents": wanted["documents"],
+        "documents": {"given": wanted["documents"]},
+        "files": files,
         "instant_copy": copy,
         "shares": twin.id if twin else None,
         **parts,
         **backup_walk.as_json(listing),
     }
+
+
+def _pack(partial: str, wanted: Json, listing: backup_walk.Listing) -> Json:
+    """Write the payload and the list of its members, with the hash of each file's bytes."""
+    note = os.path.join(partial, store.NOTE)
+    progress = compress.Progress(f"backup of {wanted['tree']}", listing.apparent, note)
+    reader = Reader(listing.members(), Safety())
+    target = os.path.join(partial, store.PAYLOAD)
+    try:
+        payload = compress.pack(wanted["real"], list(listing.stamps), target, wanted["level"],
+                                progress, reader.feed, _stop)  # fmt: skip
+        reader.finish()
+    except NodeError as error:
+        if error.code == "backup_damaged":  # tar met another file than the one that was listed
+            _require_unedited(wanted, listing)
+        raise
+    progress.over()
+    lines = os.path.join(partial, store.MEMBERS)
+    members = compress.write_lines(lines, listing.hashed(reader.hashes))
+    return {"payload": payload, "members": members}
+
+
+def _require_unedited(wanted: Json, listing: backup_walk.Listing) -> None:
+    """Raise NodeError (`tree_changing`) when the tree is not what was listed any more."""
+    edited = backup_walk.edited_since(listing, wanted["roots"])
+    if edited:
+        raise NodeError(f"{wanted['real']} changed while it was read: {edited}",
+                        "tree_changing", "stop what changes it, then run it again")  # fmt: skip
 
 
 def _stop() -> None:
@@ -147,11 +163,15 @@ def check_room(folder: str, need: int, entries: int) -> None:
 
 
 def _twin(wanted: Json, digest: str) -> store.Backup | None:
-    """Gives the newest verified backup of the very same files, or None."""
+    """Gives the newest verified backup of the very same files, or None.
+
+    Not one of the former form: its list of members has no hashes.
+    """
     for row in reversed(store.all_backups()):
         if row.manifest and row.verified and not row.problem:
-            same = (row.manifest["real"], row.manifest["roots"], row.manifest["tree_sha256"])
-            if same == (wanted["real"], wanted["roots"], digest):
+            keys = ("format", "real", "roots", "tree_sha256")
+            same = [store.FORMAT, wanted["real"], wanted["roots"], digest]
+            if [row.manifest[key] for key in keys] == same:
                 return row
     return None
 
@@ -161,9 +181,9 @@ def _same(manifest: Json, wanted: Json, facts: Json) -> bool:
     old, new = dict(manifest["facts"]), dict(facts)
     for row in (old, new):
         row["host"] = {key: value for key, value in row["host"].items() if key != "boot_id"}
-    kept = backup_request.digests(manifest["documents"])
-    mine = (wanted["tree"], wanted["link"], wanted["digests"], new)
-    return mine == (manifest["tree"], manifest["link"], kept, old)
+    given = backup_request.digest(manifest["documents"]["given"])
+    mine = (wanted["tree"], wanted["link"], wanted["digest"], kept_files.rows(wanted["files"]), new)
+    return mine == (manifest["tree"], manifest["link"], given, manifest["files"], old)
 
 
 def _instant_copy(real: str, listing: backup_walk.Listing, target: str) -> str | None:

@@ -6,8 +6,13 @@ not start. Each is a journalled step, so undo gives back what lay there.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import grp
 import os
+import pwd
 
+from node.backup import kept_files
 from node.change import kinds, undo
 from node.core.errors import Json
 from node.core.step_kind import Seen, Steps
@@ -15,57 +20,42 @@ from node.core.systemctl import systemctl
 from node.systemd.hold import FILE as HOLD
 from node.systemd.unit_files import FOLDER_SUFFIX
 
-# what a text that was no UTF-8 holds: its bytes are not in the backup
-_LOST = "\ufffd"
-_UNIT_MODE = "0644"
+Found = kept_files.Found
 
 
-def recorded(manifest: Json) -> dict[str, str | None]:
-    """Gives the texts of the files that the backup recorded, by path; None for one without."""
-    found: dict[str, str | None] = manifest["documents"].get("files", {})
-    return found
-
-
-def differing(manifest: Json) -> list[Json]:
+def differing(found: Found) -> list[Json]:
     """Gives the steps that bring the recorded files back; none when they are as recorded.
 
     A drop-in of a recorded unit that was not there at the time goes.
     """
-    found: list[Json] = []
-    modes: dict[str, str] = manifest["documents"].get("modes", {})
-    for path, text in sorted(recorded(manifest).items()):
-        if text is None or _LOST in text:
+    steps: list[Json] = []
+    for path, kept in sorted(found.items()):
+        if kept is None:
             continue
-        wanted = text.encode("utf-8")
-        if _content(path) == wanted:
+        now = kept_files.read(path)
+        if now and now.row() == kept.row():
             continue
         folder = os.path.dirname(path)
         if not os.path.isdir(folder) and os.path.isdir(os.path.dirname(folder)):
             row: Json = {"op": "directory", "path": folder, "mode": "0755"}
-            found += [] if row in found else [row]
-        mode = modes.get(path) or _mode(path) or _UNIT_MODE
-        found.append({"op": "file", "path": path, "mode": mode, "content": text})
-    return found + [{"op": "absent", "path": path} for path in _added(manifest)]
+            steps += [] if row in steps else [row]
+        content = base64.b64encode(kept.raw).decode("ascii")
+        steps.append({"op": "file", "path": path, "mode": f"{kept.mode:04o}",
+                      "content_base64": content, **_owner(kept)})  # fmt: skip
+    return steps + [{"op": "absent", "path": path} for path in _added(found)]
 
 
-def _content(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return None
+def _owner(kept: kept_files.Kept) -> Json:
+    """Gives the names of a file's owners; one whom this host does not know leaves it to root."""
+    named: Json = {}
+    with contextlib.suppress(KeyError):
+        named["owner"] = pwd.getpwuid(kept.uid).pw_name
+        named["group"] = grp.getgrgid(kept.gid).gr_name
+    return named
 
 
-def _mode(path: str) -> str | None:
-    try:
-        return f"{os.stat(path).st_mode & 0o7777:04o}"
-    except OSError:
-        return None
-
-
-def _added(manifest: Json) -> list[str]:
+def _added(known: Found) -> list[str]:
     """Gives the drop-ins of a recorded unit that came after the backup."""
-    known = recorded(manifest)
     found: list[str] = []
     for path in sorted(known):
         folder = path + FOLDER_SUFFIX

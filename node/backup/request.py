@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+from node.backup import kept_files
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.files import atomic, state_dir
@@ -60,48 +61,20 @@ def roots(value: Any, root: str, real: str) -> list[str]:
     return kept or ["."]
 
 
-def _files(value: Any) -> dict[str, Any]:
-    """Gives the texts of files of the host (of a folder: of those in it), by path."""
-    texts: dict[str, Any] = {}
-    for n, row in enumerate(validate.array(value, "files", 50)):
-        path = validate.path(row, f"files[{n}]")
-        names = [path]
-        if os.path.isdir(path):
-            names = sorted(os.path.join(path, name) for name in os.listdir(path))[:50]
-        for name in names:
-            if not os.path.isfile(name):
-                texts[name] = None
-                continue
-            if os.stat(name).st_size > MAX_DOCUMENTS:
-                raise NodeError(f"{name} is larger than 1 MiB", "too_large")
-            with open(name, "rb") as file:
-                texts[name] = file.read().decode("utf-8", "replace")
-    return texts
-
-
-def _modes(texts: dict[str, Any]) -> dict[str, str]:
-    """Gives the mode of each file whose text is kept."""
-    kept = [path for path, text in texts.items() if text is not None]
-    return {path: f"{os.stat(path).st_mode & 0o7777:04o}" for path in kept}
-
-
-def documents(given: Any, files: Any) -> Json:
-    """Gives what is kept beside the payload: the caller's documents, and files of the host."""
+def documents(given: Any) -> Json:
+    """Gives the caller's documents, which are kept in the manifest."""
     if not isinstance(given, dict):
         raise validate.bad("documents is not an object")
     for name in given:
         validate.text(name, "documents: a name", 200)
-    texts = _files(files)
-    found = {"given": given, "files": texts, "modes": _modes(texts)}
-    if len(json.dumps(found)) > MAX_DOCUMENTS:
-        raise validate.bad("documents and files are larger than 1 MiB together")
-    return found
+    if len(json.dumps(given)) > MAX_DOCUMENTS:
+        raise validate.bad("documents are larger than 1 MiB together")
+    return given
 
 
-def digests(found: Json) -> Json:
-    """Gives the hash of the given documents, and those of the host's files, by their text."""
-    given = json.dumps(found["given"], sort_keys=True).encode("utf-8")
-    return {"given": hashlib.sha256(given).hexdigest(), "files": found["files"]}
+def digest(given: Json) -> str:
+    """Gives the hash of the caller's documents."""
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def backup(request: Json) -> Json:
@@ -120,18 +93,19 @@ def backup(request: Json) -> Json:
         raise NodeError(f"{path} is not there, or no folder", "no_tree",
                         "name the folder of the installation")  # fmt: skip
     tree(real)
-    found = documents(body.get("documents", {}), body.get("files", []))
-    known = digests(found)
+    given = documents(body.get("documents", {}))
+    known = digest(given)
     if body.get("documents_sha256") is not None:
-        known["given"] = validate.sha256(body["documents_sha256"], "documents_sha256")
+        known = validate.sha256(body["documents_sha256"], "documents_sha256")
     return {
         "dry": validate.boolean(body.get("dry", False), "dry"),
-        "digests": known,
+        "digest": known,
         "tree": path,
         "real": real,
         "link": os.readlink(path) if os.path.islink(path) else None,
         "roots": roots(body.get("paths"), path, real),
-        "documents": found,
+        "documents": given,
+        "files": kept_files.collect(body.get("files", [])),
         "level": int(validate.number(body.get("level", 1), "level", 1, 19)),
         "copy": validate.boolean(body.get("copy", True), "copy"),
     }

@@ -7,7 +7,16 @@ import re
 import secrets
 import time
 
-from node.backup import compatibility, compress, contents, create, host_files, store
+from node.backup import (
+    compare,
+    compatibility,
+    compress,
+    contents,
+    create,
+    host_files,
+    kept_files,
+    store,
+)
 from node.backup import request as backup_request
 from node.backup import unpack as backup_unpack
 from node.change import journal, link_step, transaction, work_folder_step
@@ -18,6 +27,7 @@ from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.step_state import UNDONE
 from node.engine import held_stopped
+from node.files import dirfd
 
 
 def _parse_request(request: Json) -> Json:
@@ -43,8 +53,9 @@ def restore(request: Json) -> Json:
     """Bring a backup's files back to their path, and the unit, its drop-ins and launch files as
     they were recorded; the change stays OPEN for the caller to end.
 
-    Nothing changes when the tree is as the backup already (by path, size, mode, owner and time;
-    `force` unpacks it all the same). On any error the tree is as it was.
+    Nothing changes when the tree is as the backup already, to the byte (`force` unpacks it without
+    a comparison). What was unpacked is proven before it is used, and looked at again once it is in
+    place. On any error the tree is as it was.
     """
     wanted = _parse_request(request)
     compress.programs()
@@ -99,12 +110,14 @@ def _different(manifest: Json, place: Json) -> str:
         return f"{place['tree']} does not point to {place['link']}"
     if not os.path.isdir(place["real"]):
         return f"{place['real']} is not there"
-    return backup_unpack.first_difference(manifest["id"], manifest, place["real"])
+    return compare.first_difference(manifest["id"], manifest, place["real"])
 
 
 def _files(manifest: Json, place: Json) -> list[Json]:
     """Gives the steps for the recorded files; none where the tree goes to another path."""
-    return host_files.differing(manifest) if place["tree"] == manifest["tree"] else []
+    if place["tree"] != manifest["tree"]:
+        return []
+    return host_files.differing(kept_files.check(manifest["id"], manifest))
 
 
 def _plan(manifest: Json, place: Json, waived: list[str]) -> Json:
@@ -152,7 +165,8 @@ def _restore(
         if unpacks:
             work = work_folder_step.make(_folder(steps, place), steps)
             new = os.path.join(work["path"], work_folder_step.NEW)
-            setuid = backup_unpack.unpack(manifest["id"], manifest, new)
+            unpacked = backup_unpack.unpack(manifest["id"], manifest, new)
+            setuid = unpacked.setuid
             unpacked_s = time.time() - began
             kept = _trade(steps, manifest, place, work)
             if place["link"] is not None:
@@ -160,6 +174,8 @@ def _restore(
                           "expect": None}  # fmt: skip
                 link_step.LinkKind("link").do(wanted, steps)
         host_files.bring_back(place["files"], steps)
+        if unpacks:
+            _look(manifest, place, unpacked)
     except (NodeError, OSError) as error:
         raise steps.take_back(error) from error
     return {**_about(manifest, place), **steps.answer(), "changed": True,
@@ -167,6 +183,24 @@ def _restore(
             "files": host_files.words(place["files"]), "setuid": setuid[:100], "waived": waived,
             "unpacked_s": round(unpacked_s, 2),
             "took_s": round(time.time() - began, 2)}  # fmt: skip
+
+
+def _look(manifest: Json, place: Json, unpacked: backup_unpack.Unpacked) -> None:
+    """Raise NodeError unless what lies there now is the backup, the host's files too.
+
+    A file whose inode and ctime are those it was proven with is not read once more: nobody can
+    write to a file and keep its ctime.
+    """
+    with dirfd.folder(place["real"]) as fd:
+        now = compare.Comparison(manifest["id"], manifest, fd, unpacked.hashes,
+                                 known=unpacked.marks)  # fmt: skip
+        wrong = now.first()
+        if manifest["roots"] == ["."] and os.lstat(place["real"]).st_ino != unpacked.marks[0][0]:
+            wrong = "another folder took its place"
+    wrong = wrong or "; ".join(host_files.words(_files(manifest, place)))
+    if wrong:
+        raise NodeError(f"what lies in {place['real']} is not what was restored: {wrong}",
+                        "tree_failed", "end what writes there, then run it again")  # fmt: skip
 
 
 def _folder(steps: Transaction, place: Json) -> str:
@@ -182,7 +216,8 @@ def _trade(steps: Transaction, manifest: Json, place: Json, work: Json) -> list[
         os.path.join(work["path"], name) for name in (work_folder_step.NEW, work_folder_step.OLD)
     )
     if manifest["roots"] == ["."]:
-        os.rmdir(old)
+        with dirfd.private(work["path"]) as fd:
+            os.rmdir(work_folder_step.OLD, dir_fd=fd)
         pairs: dict[str, str | None] = {place["real"]: new}
         kept = {place["real"]: old}
     else:
@@ -191,7 +226,9 @@ def _trade(steps: Transaction, manifest: Json, place: Json, work: Json) -> list[
         pairs.update(dict.fromkeys(_other_versions(pairs)))
         kept = {path: old + path[len(place["real"]) :] for path in pairs}
         for path in kept:
-            os.makedirs(os.path.dirname(kept[path]), mode=0o700, exist_ok=True)
+            with dirfd.private(work["path"]) as fd:
+                spare = f"/proc/self/fd/{fd}/{os.path.relpath(kept[path], work['path'])}"
+                os.makedirs(os.path.dirname(spare), mode=0o700, exist_ok=True)
             if not os.path.isdir(os.path.dirname(path)):
                 raise NodeError(f"{os.path.dirname(path)} is not there", "no_folder",
                                 "restore a backup of the whole tree")  # fmt: skip

@@ -2,6 +2,7 @@
 
 - backups/ID/payload.tar.zst: the members, compressed
 - backups/ID/members.jsonl: one line a member, in the payload's order
+- backups/ID/files/: the host's own files, each under its path
 - backups/ID/manifest.json: what it is; sealed by a hash of its own, written last
 - backups/ID/verified.json: when the payload was last read back, and what came of it
 - backups/ID/copy/: an instant copy, where the file system can make one
@@ -24,12 +25,13 @@ from node.core import flock, proc, validate
 from node.core.errors import Json, NodeError
 from node.files import atomic, state_dir
 
-FORMAT = 1
+# the former one: times in whole seconds, no hashes of files, the host's files as texts
+FORMAT, FORMER = 2, 1
 PARTIAL = ".partial"
 ID = re.compile(r"^[0-9]{8}T[0-9]{6}Z-[0-9A-Za-z._-]{1,40}-[0-9a-f]{4}$")
-PAYLOAD, MEMBERS, MANIFEST, VERIFIED, COPY, NOTE = (
+PAYLOAD, MEMBERS, MANIFEST, VERIFIED, COPY, NOTE, FILES = (
     "payload.tar.zst", "members.jsonl", "manifest.json", "verified.json", "copy",
-    "progress")  # fmt: skip
+    "progress", "files")  # fmt: skip
 _KEYS = ("format", "id", "created_unix_s", "tree", "real", "roots", "payload", "members",
          "tree_sha256", "documents", "facts", "seal")  # fmt: skip
 
@@ -149,7 +151,7 @@ def load(backup: str) -> Json:
         raise damaged(backup, "its manifest cannot be read") from None
     if not isinstance(manifest, dict) or any(key not in manifest for key in _KEYS):
         raise damaged(backup, "its manifest is not whole")
-    if manifest["format"] != FORMAT or manifest["id"] != backup:
+    if manifest["format"] not in (FORMAT, FORMER) or manifest["id"] != backup:
         raise damaged(backup, "its manifest is of another format or of another backup")
     if manifest["seal"] != seal(manifest):
         raise damaged(backup, "its manifest was edited")

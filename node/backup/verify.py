@@ -1,13 +1,16 @@
-"""tree verify: read a payload back, every byte of it, against its manifest."""
+"""tree verify: read a backup back from the disk, every byte of it, against its manifest."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
-from node.backup import compress, store
+from node.backup import compress, kept_files, store
+from node.backup.payload_reader import PayloadReader, forget
 from node.backup.tar_reader import Reader, Safety, refused
+from node.backup.walk import member
 from node.core import signals, validate
 from node.core.errors import Json, NodeError
 
@@ -24,6 +27,7 @@ def _members(backup: str, manifest: Json) -> str:
     path = store.of(backup, store.MEMBERS)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
+        forget(file.fileno())
         for piece in iter(lambda: file.read(compress.CHUNK), b""):
             digest.update(piece)
     if digest.hexdigest() != manifest["members"]["sha256"]:
@@ -31,21 +35,30 @@ def _members(backup: str, manifest: Json) -> str:
     return path
 
 
+class Read(NamedTuple):
+    """What a payload holds: the members with setuid, setgid or capabilities, and the hashes of its
+    files' bytes, in the order of the members.
+    """
+
+    setuid: list[str]
+    hashes: list[str]
+
+
 def read_back(
     backup: str, manifest: Json, what: str, sink: Callable[[bytes], object] | None = None
-) -> list[str]:
-    """Read a payload to its end; `sink` gets each piece after it was looked at.
+) -> Read:
+    """Read a payload from the disk to its end; `sink` gets each piece after it was looked at.
 
-    Gives the members with setuid, setgid or capabilities. Raises NodeError (`backup_damaged`)
-    for anything that is not as the manifest says, and for what no payload may hold.
+    Raises NodeError (`backup_damaged`) for anything that is not as the manifest says, every file's
+    bytes among it, and for what no payload may hold.
     """
     safety = Safety()
     payload = manifest["payload"]
     note = store.of(backup, store.NOTE)
     progress = compress.Progress(what, payload["bytes"], note)
     with open(_members(backup, manifest), "rb") as lines:
-        reader = Reader(iter(lines), safety)
-        source = compress.PayloadReader(store.of(backup, store.PAYLOAD), progress)
+        reader = Reader(map(member, lines), safety)
+        source = PayloadReader(store.of(backup, store.PAYLOAD), progress)
         try:
             while True:
                 piece = source.read()
@@ -66,7 +79,7 @@ def read_back(
         reader.finish()
     if reader.count != manifest["members"]["count"]:
         raise refused(f"{reader.count} members, not {manifest['members']['count']}")
-    return safety.setuid
+    return Read(safety.setuid, reader.hashes)
 
 
 def verify(request: Json) -> Json:
@@ -84,7 +97,8 @@ def verify(request: Json) -> Json:
             size = store.inspect(backup)
             if size.manifest is None:
                 raise store.damaged(backup, size.problem)
-            setuid = read_back(backup, manifest, f"verify {backup}")
+            kept_files.check(backup, manifest)
+            setuid = read_back(backup, manifest, f"verify {backup}").setuid
         except NodeError as error:
             if error.code == "backup_damaged":
                 store.mark(backup, manifest, str(error))

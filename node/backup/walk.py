@@ -8,11 +8,12 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from node.core.errors import Json, NodeError
 
+NS = 10**9
 # tar's own letters
 FILE, LINK, SYMLINK, FOLDER = "0", "1", "2", "5"
 # one encoder for all lines: json.dumps with separators of its own makes one for each
@@ -25,7 +26,8 @@ class Member(NamedTuple):
     """An entry as the payload holds it: its path from the tree's root ("." is the root itself).
 
     `link` is a symlink's target or the path of the member that a hard link shares; `mtime` is in
-    whole seconds, `xattrs` maps names to base64.
+    nanoseconds, `xattrs` maps names to base64, `sha256` is of a file's bytes, holes being zeros
+    ("" where the backup is of the former form, or nobody has read them yet).
     """
 
     path: str
@@ -37,18 +39,30 @@ class Member(NamedTuple):
     mtime: int
     link: str
     xattrs: dict[str, str]
+    sha256: str = ""
 
     def line(self) -> bytes:
         """Gives the member as its line of members.jsonl."""
         return _encode(self).encode("ascii") + b"\n"
 
 
+_MTIME = Member._fields.index("mtime")
+
+
 def member(line: bytes) -> Member:
     """Gives the member of a line. Raises ValueError when it is not one."""
     row = json.loads(line.decode("ascii"))
+    if isinstance(row, list) and len(row) == len(Member._fields) - 1:
+        row[_MTIME] = whole_seconds(row[_MTIME] * NS)
+        return Member(*row)  # of the former form: whole seconds and no hash
     if not isinstance(row, list) or len(row) != len(Member._fields):
         raise ValueError("not a member")
     return Member(*row)
+
+
+def whole_seconds(time_ns: int) -> int:
+    """Gives a time as a backup of the former form brings it back: whole, none before 1970."""
+    return max(time_ns // NS, 0) * NS
 
 
 class Listing:
@@ -68,6 +82,16 @@ class Listing:
         self.setuid: list[str] = []
         self._shared: dict[tuple[int, int], str] = {}
         self._device = os.lstat(root).st_dev
+
+    def members(self) -> Iterator[Member]:
+        """Gives the members as they were listed; nobody has read their bytes yet."""
+        return map(member, self.lines)
+
+    def hashed(self, hashes: Iterable[str]) -> Iterator[bytes]:
+        """Gives the lines with the hashes of the files' bytes, which come in the same order."""
+        left = iter(hashes)
+        for row in self.members():
+            yield row._replace(sha256=next(left)).line() if row.type == FILE else row.line()
 
     def sha256(self) -> str:
         """Gives one hash over all stamps: equal for a tree in which nothing was touched."""
@@ -107,13 +131,13 @@ class Listing:
             self.setuid.append(path)
         if letter == SYMLINK:
             link = os.readlink(place)
-        xattrs = {} if letter == LINK else _xattrs(place)
+        xattrs = {} if letter == LINK else xattrs_of(place)
         row = Member(path, letter, mode, info.st_uid, info.st_gid, size,
-                     info.st_mtime_ns // 10**9, link, xattrs)  # fmt: skip
+                     info.st_mtime_ns, link, xattrs)  # fmt: skip
         self.lines.append(row.line())
 
 
-def _xattrs(path: str) -> dict[str, str]:
+def xattrs_of(path: str) -> dict[str, str]:
     """Gives an entry's extended attributes, not through a link."""
     try:
         names = os.listxattr(path, follow_symlinks=False)

@@ -43,7 +43,7 @@ def _done_before(step: Json, row: Json, now: Json) -> bool:
 
 def _rename(old: str, new: str, flags: int) -> None:
     """Rename through the folders' descriptors, and flush both. Raises OSError."""
-    with atomic.Folder(old) as a, atomic.Folder(new) as b:
+    with atomic.Folder(old, links=False) as a, atomic.Folder(new, links=False) as b:
         call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
         if call is None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), old)
@@ -61,7 +61,7 @@ def move(old: str, new: str) -> None:
     except OSError as error:
         if error.errno not in _UNKNOWN:
             raise
-        with atomic.Folder(old) as a, atomic.Folder(new) as b:
+        with atomic.Folder(old, links=False) as a, atomic.Folder(new, links=False) as b:
             if b.lstat() is not None:
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
             os.rename(a.name, b.name, src_dir_fd=a.fd, dst_dir_fd=b.fd)
@@ -195,7 +195,7 @@ class TreeKind(PathKind):
             raise NodeError(f"{displaced} is there already: it would be lost", "not_free",
                             "remove it, or name another place")  # fmt: skip
         for place in filter(None, (path, source, displaced)):
-            with atomic.Folder(place):
+            with atomic.Folder(place, links=False):
                 pass  # before anything is announced: each folder must be there and safe
         entry = self.record(steps, path=path, source=source, displaced=displaced,
                             pre=pre, post=post, **more)  # fmt: skip

@@ -10,7 +10,7 @@ from node.change.tree_step import inspect_tree
 from node.core.errors import Json
 from node.core.step_kind import Steps
 from node.core.step_state import DONE, UNDONE
-from node.files import atomic, state_dir
+from node.files import atomic, dirfd
 
 NEW, OLD = "new", "old"
 
@@ -23,12 +23,14 @@ class WorkFolderKind(PathKind):
     def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
         """Make the folder and its two parts."""
         path = step["path"]
-        with atomic.Folder(path):
-            pass
-        entry = self.record(steps, path=path, pre=dict(atomic.ABSENT), used=False)
-        for folder in (path, os.path.join(path, NEW), os.path.join(path, OLD)):
-            os.mkdir(folder, 0o700)
-        state_dir.sync_folder(os.path.dirname(path))
+        with atomic.Folder(path) as above:
+            entry = self.record(steps, path=path, pre=dict(atomic.ABSENT), used=False)
+            os.mkdir(above.name, 0o700, dir_fd=above.fd)
+            # the folder above may be somebody else's, who puts a link in its place
+            with dirfd.private(path) as fd:
+                for name in (NEW, OLD):
+                    os.mkdir(name, 0o700, dir_fd=fd)
+            os.fsync(above.fd)
         steps.finish(entry)
         return True, "made"
 
@@ -52,7 +54,7 @@ class WorkFolderKind(PathKind):
 
     def discard(self, entry: Json) -> None:
         """Remove it also when it was used: what a trade displaced is back, nothing ran from it."""
-        if os.path.isdir(entry["path"]):
+        if inspect_tree(entry["path"])["kind"] == "directory":
             shutil.rmtree(entry["path"])
 
     def recover(self, entry: Json, rows: list[Json]) -> str:

@@ -33,11 +33,13 @@ class Owner(NamedTuple):
 class Folder:
     """The opened parent folder of one path, as a context manager.
 
-    Raises NodeError when it is missing or when somebody else may swap entries in it or above it.
+    Raises NodeError when it is missing or when somebody else may swap entries in it or above it;
+    without `links` also when the folder is a link, which its owner may have put there.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, links: bool = True) -> None:
         self.path = path
+        self.links = links
         self.parent, self.name = os.path.split(path)
         self.fd = -1
 
@@ -57,7 +59,12 @@ class Folder:
                     "unsafe_folder",
                     f"chmod o-w {folder}",
                 )
-        self.fd = os.open(self.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            self.fd = os.open(self.parent, flags if self.links else flags | os.O_NOFOLLOW)
+        except NotADirectoryError:
+            raise NodeError(f"{self.path}: the folder {self.parent} is a link", "unsafe_folder",
+                            f"ls -ld {self.parent}") from None  # fmt: skip
         return self
 
     def __exit__(self, *_: object) -> None:

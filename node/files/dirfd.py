@@ -63,6 +63,26 @@ def folder(path: str, owner: Owner | None = None) -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def private(path: str) -> Iterator[int]:
+    """Gives a descriptor of a folder that only we may enter, whoever owns the one above it.
+
+    Raises NodeError (`unsafe_folder`) when another one, or a link, lies under its name.
+    """
+    try:
+        fd = os.open(path, _FLAGS | os.O_NOFOLLOW)
+    except OSError as error:
+        raise NodeError(f"{path}: {error.strerror}", "unsafe_folder", f"ls -ld {path}") from None
+    try:
+        info = os.fstat(fd)
+        if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
+            raise NodeError(f"{path} is not the folder that was made there: somebody replaced it",
+                            "unsafe_folder", f"ls -ld {path}")  # fmt: skip
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
 def inside(fd: int, relative: str, shown: str, owner: Owner | None = None) -> Iterator[int]:
     """Gives a descriptor of a folder below `fd`; with `owner`, what is missing of it is made.
 

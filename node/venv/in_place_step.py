@@ -11,14 +11,14 @@ import contextlib
 import os
 import shutil
 
-from node.backup import create, store, unpack
+from node.backup import compare, create, store, unpack
 from node.change import tree_step
 from node.change.path_kind import PathKind
 from node.change.tree_step import inspect_tree
 from node.change.work_folder_step import NEW, OLD
 from node.core import proc
 from node.core.errors import Json, NodeError
-from node.files import atomic, state_dir
+from node.files import atomic, dirfd, state_dir
 from node.venv import writers
 
 READY = "ready"
@@ -43,8 +43,9 @@ def _unpack(entry: Json) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(work)
     new = os.path.join(work, NEW)
-    for folder in (work, new):
-        os.mkdir(folder, 0o700)
+    os.mkdir(work, 0o700)
+    with dirfd.private(work) as fd:  # its place may be in a folder of somebody else
+        os.mkdir(NEW, 0o700, dir_fd=fd)
     backup = entry["backup"]
     unpack.unpack(backup, store.load(backup), new)
     atomic.save_private(os.path.join(work, READY), str(inspect_tree(new)["ino"]).encode("ascii"))
@@ -108,5 +109,5 @@ class InPlaceKind(PathKind):
         if side == "post":
             return []
         manifest = store.load(entry["backup"])
-        different = unpack.first_difference(entry["backup"], manifest, entry["path"])
+        different = compare.first_difference(entry["backup"], manifest, entry["path"])
         return [f"{entry['path']}: {different}"] if different else []

@@ -10,7 +10,7 @@ import os
 import re
 import time
 
-from node.backup import store, unpack
+from node.backup import compare, store
 from node.change import journal, kinds, transaction
 from node.core import validate
 from node.core.errors import Json, NodeError
@@ -98,7 +98,7 @@ def _refuse(backup: str, real: str) -> None:
     elif row.manifest["real"] != real or row.manifest["roots"] != ["."]:
         why = f"it is not of all of {real}"
     else:
-        other = unpack.first_difference(backup, row.manifest, real, bytecode=False)
+        other = compare.first_difference(backup, row.manifest, real, bytecode=False)
         why = f"{real} is not as it any more: {other}" if other else ""
     if why:
         raise NodeError(

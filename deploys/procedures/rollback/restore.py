@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import gevent
 from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
@@ -19,16 +20,15 @@ from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_may_run
 from deploys.procedures.rollback.rollback import Chosen, choose
 from deploys.procedures.venv.backup import MIB, backups, describe
+from facts.backups import TreeBackups
+from facts.rignode.context import fact_of, real
+from operations.change.progress import REPORT_S
 from operations.change.run import Run
 from operations.engine.baseline import compared
-from operations.rollback.revert import (
-    recipe_baseline,
-    revert_change,
-)
+from operations.rollback.revert import RESTORE_TIMEOUT_S, recipe_baseline, revert_change
 from operations.venv.venv import check_venv, wait_with_retries
 from schema.observed.backup import BackupRow
 
-WALK_TIMEOUT_S = 300
 LAST = "last"
 
 
@@ -105,9 +105,25 @@ def plan(rig: Procedure, wanted: str) -> RestoreWork:
 
 
 def _dry(state: State, node: str, backup: str) -> dict[str, Any]:
-    """What a restore would do; DeployError: the backup must not go back."""
+    """What a restore would do; DeployError: the backup must not go back.
+
+    The host compares every byte; the operator sees how far it is.
+    """
     request = {"backup": backup, "allow": ["older"], "dry": True}
-    return ask_all(state, "tree restore", {node: request}, WALK_TIMEOUT_S)[node]
+    reporter = gevent.spawn(_report, real(state), node)
+    try:
+        return ask_all(state, "tree restore", {node: request}, RESTORE_TIMEOUT_S)[node]
+    finally:
+        reporter.kill()
+
+
+def _report(state: State, node: str) -> None:
+    """Log now and then how far a node's work on its backups is."""
+    while True:
+        gevent.sleep(REPORT_S)
+        seen = fact_of(state, state.inventory.get_host(node), TreeBackups, _sudo=True)
+        for line in seen.working if seen is not None else ():
+            logger.info(f"    {line}")
 
 
 def words(work: RestoreWork) -> list[str]:

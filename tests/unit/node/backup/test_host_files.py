@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,3 +83,45 @@ def test_another_path_leaves_the_units_alone(recorded: Engine, tmp_path: Path) -
     answer = recorded.restore(backup=backup, tree=str(other), allow=["path"])
     assert answer["ok"], answer
     assert etc(recorded) == changed and (other / "bin" / "vllm").exists()
+
+
+def test_mode_owner_and_bytes_that_are_no_text_come_back(engine: Engine) -> None:
+    env = engine.host.file("engine.env", None)
+    env.write_bytes(b"A=\xff\xfe\n")
+    env.chmod(0o600)
+    os.chown(env, pwd.getpwnam("daemon").pw_uid, grp.getgrnam("daemon").gr_gid)
+    before = env.stat()
+    engine.verified(files=[str(env)])
+    assert engine.restore(dry=True)["changed"] is False
+    edits: list[Callable[[], object]] = [
+        lambda: env.chmod(0o644), lambda: os.chown(env, 0, 0), lambda: env.write_bytes(b"A=?\n"),
+        env.unlink,
+    ]  # fmt: skip
+    for n, edit in enumerate(edits):
+        edit()
+        answer = engine.restore(f"restore-{n}")
+        assert answer["ok"] and answer["files"] == [f"write {env}"], (n, answer)
+        engine.close(f"restore-{n}")
+        now = env.stat()
+        assert env.read_bytes() == b"A=\xff\xfe\n"
+        assert (now.st_mode, now.st_uid, now.st_gid) == (
+            before.st_mode, before.st_uid, before.st_gid)  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda path: path.write_text("[Service]\nExecStart=/evil\n"), "is not as it was recorded"),
+    (lambda path: path.chmod(0o777), "is not as it was recorded"),
+    (lambda path: os.chown(path, 12345, 0), "is not as it was recorded"),
+    (lambda path: path.unlink(), "cannot be read"),
+    (lambda path: path.with_name("more.service").touch(), "is not in its manifest"),
+])  # fmt: skip
+def test_a_kept_file_that_was_edited_is_never_brought_back(
+    recorded: Engine, damage: Callable[[Path], object], words: str
+) -> None:
+    changed = etc(recorded)
+    backup = recorded.ask("list")["backups"][0]["id"]
+    damage(Path(f"{recorded.backups}/{backup}/files{recorded.host.root}/etc/{UNIT}"))
+    for answer in (recorded.restore(), recorded.ask("verify", {"backup": backup})):
+        assert answer["code"] == "backup_damaged" and words in answer["error"], answer
+    assert etc(recorded) == changed
+    assert recorded.ask("list")["backups"][0]["usable"] is False

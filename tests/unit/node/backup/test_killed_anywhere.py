@@ -37,7 +37,8 @@ def a_backup(engine: Engine, **more: object) -> Faulted:
 
 def test_a_backup_killed_at_every_changing_call(engine: Engine, show: Show) -> None:
     shutil.rmtree(engine.tree / "include", ignore_errors=True)
-    faulted = a_backup(engine, documents={"recipe": "x"})
+    unit = engine.host.file("engine.service", "[Service]\nExecStart=/x\n")
+    faulted = a_backup(engine, documents={"recipe": "x"}, files=[str(unit)])
     found = [point for point in faulted.points(*strace.TREES) if point[1] <= MOST]
     found += [("write", n) for n in range(1, 7)]
     assert {"fsync", "mkdir"} <= {call for call, _ in found} and len(found) > 15

@@ -59,7 +59,7 @@ def test_a_flipped_bit(engine: Engine, backup: str, where: float) -> None:
     raw = bytearray(payload(engine, backup).read_bytes())
     raw[int(len(raw) * where)] ^= 0x10
     payload(engine, backup).write_bytes(raw)
-    refused(engine, backup, "sha256", "header", "member", "ends")
+    refused(engine, backup, "sha256", "header", "member", "ends", "other bytes")
     row = engine.ask("list")["backups"][0]
     assert row["usable"] is False and row["problem"]
 
@@ -128,7 +128,7 @@ def test_a_missing_manifest(engine: Engine, backup: str) -> None:
 @pytest.mark.parametrize(("name", "old", "new", "words"), [
     ("manifest.json", '"0.27.0"', '"0.28.0"', "was edited"),
     ("manifest.json", '{\n "', '{ ', "cannot be read"),
-    ("manifest.json", '"format": 1', '"format": 2', "another format"),
+    ("manifest.json", '"format": 2', '"format": 3', "another format"),
     ("manifest.json", '"roots"', '"stems"', "not whole"),
     ("members.jsonl", "data.bin", "date.bin", "list of members was edited"),
 ])  # fmt: skip
@@ -174,6 +174,9 @@ HOSTILE: dict[str, list[tarfile.TarInfo]] = {
 }  # fmt: skip
 
 
+EVIL = hashlib.sha256(b"evil").hexdigest()
+
+
 def build(rows: list[tarfile.TarInfo], target: Path, fmt: int = tarfile.PAX_FORMAT) -> bytes:
     """A tar of these members; /TMP in them is a folder outside."""
     buffer = io.BytesIO()
@@ -191,7 +194,7 @@ def plant(engine: Engine, backup: str, rows: list[tarfile.TarInfo], raw: bytes) 
     kinds = {DIR: "5", SYM: "2", LNK: "1", tarfile.REGTYPE: "0"}
     lines = b"".join(
         Member("." if row.name == "./" else row.name, kinds.get(row.type, row.type.decode()),
-               row.mode, row.uid, row.gid, row.size, int(row.mtime), row.linkname, {}).line()
+               row.mode, row.uid, row.gid, row.size, int(row.mtime), row.linkname, {}, EVIL).line()
         for row in rows
     )  # fmt: skip
     relist(engine, backup, lines, len(rows))
@@ -223,6 +226,29 @@ def test_a_pax_header_that_says_otherwise(engine: Engine, backup: str, record: s
     rows[1].pax_headers = {key: value}
     plant(engine, backup, [header("./", DIR), header("x", size=4)], build(rows, Path("/none")))
     refused(engine, backup, "the payload is not what the manifest says")
+
+
+SPARSE = {"size": "4", "numblocks": "1", "name": "x", "map": "0,4"}
+
+
+@pytest.mark.parametrize(("records", "words"), [
+    ({}, ""), ({"name": "../evil"}, "leads out"), ({"map": "0,3"}, "not its size"),
+    ({"map": "2,4"}, "not its size"), ({"map": "0,2,1,2", "numblocks": "2"}, "map is none"),
+    ({"map": "0,4,9"}, "another length"), ({"map": "-1,4"}, "a number is none"),
+    ({"map": "0,4_0"}, "a number is none"),
+    ({"numblocks": "2"}, "another length"), ({"major": "1"}, "another form"),
+    ({"size": "99999"}, "as it was recorded"),
+])  # fmt: skip
+def test_a_map_of_holes_that_says_otherwise(
+    engine: Engine, backup: str, records: dict[str, str], words: str
+) -> None:
+    rows = [header("./", DIR), header("x", size=4)]
+    rows[1].pax_headers = {f"GNU.sparse.{key}": text for key, text in {**SPARSE, **records}.items()}
+    plant(engine, backup, [header("./", DIR), header("x", size=4)], build(rows, Path("/none")))
+    if records:
+        refused(engine, backup, words)
+    else:
+        assert engine.ask("verify", {"backup": backup})["ok"]
 
 
 def test_a_refusal_while_much_is_still_to_come(engine: Engine) -> None:

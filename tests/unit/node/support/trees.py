@@ -12,12 +12,14 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.unit.node.support.host import Host
 
+Edit = Callable[[Path], None]
 CODE = '"""Stand-in for an engine."""\n\n\ndef main():\n    print("stand-in vllm {version}")\n'
 
 
@@ -146,7 +148,7 @@ def picture(root: Path) -> dict[str, tuple[object, ...]]:
             content = str(path.readlink())
         elif path.is_file():
             content = path.read_bytes()
-        times = () if path.is_dir() and not path.is_symlink() else (int(info.st_mtime),)
+        times = () if path.is_dir() and not path.is_symlink() else (info.st_mtime_ns,)
         xattrs = {name: os.getxattr(path, name, follow_symlinks=False)
                   for name in os.listxattr(path, follow_symlinks=False)}  # fmt: skip
         found[str(path.relative_to(root))] = (

@@ -1,0 +1,199 @@
+"""Compare a tree with the members of its backup: every entry, and every byte of every file.
+
+The tree may belong to somebody who changes it meanwhile, and node is root: folders are entered by
+descriptor, no link is followed, nothing but a plain file is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections import deque
+from collections.abc import Sequence
+
+from node.backup import store, verify
+from node.backup.compress import CHUNK, Progress
+from node.backup.payload_reader import forget
+from node.backup.walk import FILE, FOLDER, LINK, SYMLINK, Member, member, whole_seconds, xattrs_of
+from node.core.errors import Json, NodeError, io_reason
+from node.files import dirfd
+
+_CACHE = "__pycache__"
+_KIND = {FILE: stat.S_IFREG, SYMLINK: stat.S_IFLNK, FOLDER: stat.S_IFDIR}
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# files whose bytes are on their way from the disk while one is hashed
+AHEAD = 32
+# a file's inode and ctime: as long as both are the same, nobody has written to it
+Mark = tuple[int, int]
+
+
+def first_difference(backup: str, manifest: Json, root: str, bytecode: bool = True) -> str:
+    """Gives the first entry in words that is not as recorded, "" when all are.
+
+    Without `bytecode` what an engine that runs writes into `__pycache__` is left out.
+    """
+    hashes: Sequence[str] = ()
+    if manifest["format"] == store.FORMER:  # it lists none: they are taken from its payload
+        hashes = verify.read_back(backup, manifest, f"read {backup}").hashes
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = stack.enter_context(dirfd.folder(root))
+        except NodeError as error:
+            return str(error)
+        return Comparison(backup, manifest, fd, hashes, bytecode).first()
+
+
+class Comparison:
+    """One comparison of what lies in the folder `fd`.
+
+    `hashes` are those of the files' bytes where the list has none, in its order. `known` are the
+    marks that an earlier comparison left in `marks`: what still has its mark is not read again.
+    """
+
+    def __init__(
+        self,
+        backup: str,
+        manifest: Json,
+        fd: int,
+        hashes: Sequence[str] = (),
+        bytecode: bool = True,
+        known: Sequence[Mark] = (),
+    ) -> None:
+        self.marks: list[Mark] = []
+        self._backup, self._manifest, self._root = backup, manifest, fd
+        self._hashes, self._known, self._bytecode = iter(hashes), known, bytecode
+        self._former = manifest["format"] == store.FORMER
+        self._above: str | None = None
+        self._folder = fd
+        self._ahead: deque[tuple[Member, int]] = deque()
+        self._buffer = memoryview(bytearray(CHUNK))
+        note = store.of(backup, store.NOTE)
+        what = f"compare with {backup}"
+        self._progress = Progress(what, manifest["apparent_bytes"], note)
+
+    def first(self) -> str:
+        """Gives the first entry in words that is not as recorded, "" when all are."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._progress.over)
+            stack.callback(self._close)
+            self._stack = stack.enter_context(contextlib.ExitStack())
+            return self._entries() or self._count()
+
+    def _close(self) -> None:
+        for _, fd in self._ahead:
+            os.close(fd)
+
+    def _entries(self) -> str:
+        with open(store.of(self._backup, store.MEMBERS), "rb") as lines:
+            for line in lines:
+                row = member(line)
+                if self._former and row.type == FILE:
+                    row = row._replace(sha256=next(self._hashes))
+                if not self._bytecode and _CACHE in row.path.split("/"):
+                    continue
+                verify.stop()
+                wrong = self._unlike(row)
+                if not wrong and len(self._ahead) > AHEAD:
+                    row, wrong = self._read_oldest()
+                if wrong:
+                    return f"{row.path}: {wrong}"
+        while self._ahead:
+            row, wrong = self._read_oldest()
+            if wrong:
+                return f"{row.path}: {wrong}"
+        return ""
+
+    def _enter(self, above: str) -> int:
+        """Gives a descriptor of a folder of the tree; the last one is kept."""
+        if above != self._above:
+            self._stack.close()
+            inside = dirfd.inside(self._root, above, above)
+            self._folder, self._above = self._stack.enter_context(inside), above
+        return self._folder
+
+    def _unlike(self, row: Member) -> str:
+        """Gives in what an entry differs from its member, or ""; its bytes are still to be read."""
+        try:
+            return self._look(row)
+        except OSError as error:
+            return io_reason(error)
+        except NodeError as error:  # a link in place of a folder
+            return str(error)
+
+    def _look(self, row: Member) -> str:
+        above, _, name = row.path.rpartition("/")
+        fd = self._enter(above)
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        mark = (info.st_ino, info.st_ctime_ns)
+        number = len(self.marks)
+        self.marks.append(mark)
+        if row.type == LINK:
+            path = f"/proc/self/fd/{self._root}/{row.link}"
+            return "" if info.st_ino == os.lstat(path).st_ino else f"it does not share {row.link}"
+        if stat.S_IFMT(info.st_mode) != _KIND[row.type]:
+            return "it is of another kind"
+        wrong = self._differing(row, fd, name, info)
+        if wrong or row.type != FILE:
+            return wrong
+        if not self._known or self._known[number] != mark:
+            self._open(row, fd, name, mark[0])
+        return ""
+
+    def _differing(self, row: Member, fd: int, name: str, info: os.stat_result) -> str:
+        """Gives what differs beside the bytes."""
+        pairs: list[tuple[str, object, object]] = [
+            ("owner", (row.uid, row.gid), (info.st_uid, info.st_gid)),
+        ]
+        if row.type == SYMLINK:
+            pairs.append(("target", row.link, os.readlink(name, dir_fd=fd)))
+        else:
+            pairs.append(("mode", oct(row.mode), oct(stat.S_IMODE(info.st_mode))))
+        if row.type == FILE:
+            pairs.append(("size", row.size, info.st_size))
+        if row.type != FOLDER:  # byte code changes a folder's
+            now = info.st_mtime_ns
+            pairs.append(("time in ns", row.mtime, whole_seconds(now) if self._former else now))
+        now_x = xattrs_of(f"/proc/self/fd/{fd}/{name}")
+        for each in sorted({*row.xattrs, *now_x}):
+            pairs.append((each, row.xattrs.get(each), now_x.get(each)))
+        for what, wanted, have in pairs:
+            if wanted != have:
+                return f"its {what} is {have!s:.60}, not {wanted!s:.60}"
+        return ""
+
+    def _open(self, row: Member, above: int, name: str, inode: int) -> None:
+        """Let the disk begin with a file's bytes, past the page cache."""
+        fd = os.open(name, _READ, dir_fd=above)
+        self._ahead.append((row, fd))
+        if os.fstat(fd).st_ino != inode:
+            raise NodeError("it was replaced meanwhile", "tree_changing")
+        forget(fd)
+        os.posix_fadvise(fd, 0, CHUNK, os.POSIX_FADV_WILLNEED)
+
+    def _read_oldest(self) -> tuple[Member, str]:
+        """Gives the file that was opened first, and in words that it has other bytes, or ""."""
+        row, fd = self._ahead.popleft()
+        digest = hashlib.sha256()
+        try:
+            while count := os.readv(fd, [self._buffer]):
+                digest.update(self._buffer[:count])
+                self._progress.add(count)
+            forget(fd)
+        except OSError as error:
+            return row, io_reason(error)
+        finally:
+            os.close(fd)
+        return row, "" if digest.hexdigest() == row.sha256 else "it has other bytes"
+
+    def _count(self) -> str:
+        """Gives in words that other entries lie there than were recorded, or ""."""
+        if self._manifest["roots"] != ["."]:
+            return ""
+        there = 1
+        for _, folders, files, _ in os.fwalk(".", dir_fd=self._root):
+            if not self._bytecode and _CACHE in folders:
+                folders.remove(_CACHE)
+            there += len(folders) + len(files)
+        return "" if there == len(self.marks) else f"{there} entries, not {len(self.marks)}"
