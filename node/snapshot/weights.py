@@ -10,6 +10,7 @@ import stat
 
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
+from node.files import cold_read
 from node.weights import model_header
 
 MAX_FILES = 20000
@@ -47,9 +48,12 @@ def _file(folder: str, name: str, deep: bool) -> Json:
         magic = file.read(16)
         digest: str | None = None
         if deep:
-            sha = hashlib.sha256(magic)
-            for chunk in iter(lambda: file.read(1 << 22), b""):
-                sha.update(chunk)
+            sha, read = hashlib.sha256(magic), len(magic)
+            with cold_read.Passing(file.fileno()) as passing:
+                for chunk in iter(lambda: file.read(1 << 22), b""):
+                    sha.update(chunk)
+                    read += len(chunk)
+                    passing.upto(read)
             digest = sha.hexdigest()
         says, broken = None, None
         if name.endswith(_SUFFIX):

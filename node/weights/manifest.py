@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, NamedTuple
 
 from node.core.errors import Json, NodeError
-from node.files import dirfd
+from node.files import cold_read, dirfd
 
 OWN = ".rigbook"
 MANIFEST = "manifest.json"
@@ -184,10 +184,13 @@ def hash_of(file: IO[bytes], name: str, tick: Callable[[int], None] = lambda cou
     Raises NodeError (`weights`) when somebody writes to it meanwhile.
     """
     before = os.fstat(file.fileno())
-    digest = hashlib.sha256()
-    for chunk in iter(lambda: file.read(_CHUNK), b""):
-        digest.update(chunk)
-        tick(len(chunk))
+    digest, read = hashlib.sha256(), 0
+    with cold_read.Passing(file.fileno()) as passing:
+        for chunk in iter(lambda: file.read(_CHUNK), b""):
+            digest.update(chunk)
+            read += len(chunk)
+            passing.upto(read)
+            tick(len(chunk))
     after = os.fstat(file.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise NodeError(f"{name} is written to while it is read", "weights", "wait for it")
