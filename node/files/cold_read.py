@@ -45,7 +45,7 @@ def _absent(fd: int, size: int) -> list[Span]:
     for start in range(0, size, _MAPPED):
         there = _residency(fd, start, min(_MAPPED, size - start))
         at = 0
-        while there is not None and 0 <= (at := there.find(b"\0", at)):
+        while there is not None and (at := there.find(b"\0", at)) >= 0:
             end = there.find(b"\1", at)
             end = len(there) if end < 0 else end
             found.append((start + at * _PAGE, start + end * _PAGE))

@@ -5,12 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 

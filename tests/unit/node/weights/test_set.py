@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+
 from tests.unit.node.support import transfers as t
 from tests.unit.node.support.host import change
 from tests.unit.node.support.transfers import Ends, content, files
