@@ -1,9 +1,9 @@
 """What two nodes say to each other over a plain TCP stream: who they are, requests, blocks of data.
 
 A one-time key proves both ends (HMAC-SHA256 over two nonces) and every frame: its place in the
-stream, its kind and length, a message whole. A block carries a check word, which finds the byte that
-the wire flipped where it flipped: the first four bytes of the sha256 of all of the item so far, or,
-where an item is not hashed from its beginning, a CRC-32. What a whole item is worth is its sha256,
+stream, its kind and length, a message whole. A block carries a check word, which finds the byte
+that the wire flipped where it flipped: the first four bytes of the sha256 of all of the item so
+far, or, where an item is not hashed from its beginning, a CRC-32. What a whole item is worth is its sha256,
 which comes in an answer that the key protects. Nothing is encrypted.
 """
 

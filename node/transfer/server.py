@@ -45,6 +45,7 @@ class Source(abc.ABC):
     def blocks(self, item: int, offset: int) -> Iterator[protocol.Bytes]:
         """Gives an item's bytes from `offset` on, in blocks of at most wire.BLOCK."""
 
+    @abc.abstractmethod
     def passed(self, item: int, sha256: str) -> None:
         """Is told the sha256 of an item that has passed whole, as it was read."""
 

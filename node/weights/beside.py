@@ -102,6 +102,6 @@ def free_former(path: str, keep: str) -> list[Json]:
 
 
 def is_settled(change: str) -> bool:
-    """Gives whether nothing of a change is to be finished or undone: it ended, or nobody knows it."""
+    """Gives whether nothing of a change is left to finish or undo: it ended, or is not known."""
     found = journal.find(change)
     return found is None or found["status"] in ("COMMITTED", "ROLLED_BACK")

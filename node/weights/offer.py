@@ -13,6 +13,7 @@ from node.core.errors import Json, NodeError
 from node.files import cold_read
 from node.transfer import server, spool
 from node.transfer.block import BLOCK
+from node.weights import beside
 from node.weights import manifest as manifests
 
 
@@ -93,9 +94,14 @@ def offer_weights(request: Json) -> Json:
     listing = source.listing()
     if not listing["files"]:
         out = len(listing["outside"])
-        links = f"; {out} links lead out of it, as in a Hugging Face cache" if out else ""
+        links = f"; {out} links lead out of it" if out else ""
         raise NodeError(f"{request['path']} holds no files{links}", "weights",
-                        "files are moved, links are not: cp -rL makes files of them")  # fmt: skip
+                        "links are followed inside the folder, and in a Hugging Face cache from "
+                        "models--NAME/snapshots/REVISION: name that; or cp -rL")  # fmt: skip
+    mixed = beside.incomplete(request["path"])
+    if mixed is not None:
+        raise NodeError(f"the weights in {request['path']} are half switched by change {mixed}",
+                        "weights", f"rignode undo {mixed}")  # fmt: skip
     answer = server.serve(source, wanted)
     kept: str | None = None
     if source.hashes:

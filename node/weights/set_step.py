@@ -1,10 +1,10 @@
 """The step of a set of weights: complete beside, its files get their names together, and undo puts
 the former files back.
 
-What is replaced or pruned is kept by a second name (a hard link, no copy) in the change's folder of
-`.rigbook/`, flushed before the first file gets its name. Meanwhile a mark says that the set is none:
-prelaunch refuses a start then. Which file is which is told by inode, size and
-mtime: a file that keeps all three was renamed, not written.
+What is replaced or pruned is kept by a second name (a hard link, no copy) in the change's folder
+of `.rigbook/`, flushed before the first file gets its name. Meanwhile a mark says that the set is
+none: prelaunch refuses a start then. Which file is which is told by inode, size and mtime: a file
+that keeps all three was renamed, not written.
 """
 
 from __future__ import annotations

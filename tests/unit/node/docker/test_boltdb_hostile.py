@@ -34,7 +34,7 @@ CASES = {
     "a deep tree that shares its pages": [branch(*[n + 3] * 200) for n in range(20)]
     + [page(LEAF, 0, b"")],
     "values that are the whole file": [
-        page(LEAF, 250, struct.pack("<IIII", 0, 16, 0, 48 << 20) * 250, overflow=(50 << 20) // PAGE),
+        page(LEAF, 250, struct.pack("<IIII", 0, 16, 0, 48 << 20) * 250, (50 << 20) // PAGE),
         bytes(50 << 20),
     ],
     "pages that are the rest of the file": [

@@ -1,4 +1,4 @@
-"""What of a file is in the page cache now, as util-linux's fincore sees it; and how to empty that."""
+"""What of a file is in the page cache now, as util-linux's fincore says; and how to empty it."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_stream_that_fails_ends_the_others_in_the_middle_of_their_files(ends: 
 
 
 def threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 def test_who_connects_and_proves_nothing_holds_few_threads_and_nobody_up(ends: Ends) -> None:

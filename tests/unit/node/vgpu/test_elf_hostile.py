@@ -35,7 +35,8 @@ NEEDS = struct.pack("<QQ", 1, 0)
 STRINGS = (3, 1 << 20, SIZE + 1 - (1 << 20), 0, 0)
 CASES: dict[str, Callable[[], bytes]] = {
     "dynsym sections that overlap": lambda: crafted(
-        [(11, 64, SYMBOL * 30000, 1, SYMBOL), STRINGS, *[(11, 64, SYMBOL * 30000, 1, SYMBOL)] * 65000],
+        [(11, 64, SYMBOL * 30000, 1, SYMBOL), STRINGS]
+        + [(11, 64, SYMBOL * 30000, 1, SYMBOL)] * 65000,
         bytes(64) * 12000,
     ),
     "sections that are the whole file": lambda: crafted([(1, 0, SIZE, 0, 0)] * 65000),
