@@ -3,8 +3,8 @@
 A one-time key proves both ends (HMAC-SHA256 over two nonces) and every frame: its place in the
 stream, its kind and length, a message whole. A block carries a check word, which finds the byte
 that the wire flipped where it flipped: the first four bytes of the sha256 of all of the item so
-far, or, where an item is not hashed from its beginning, a CRC-32. What a whole item is worth is its sha256,
-which comes in an answer that the key protects. Nothing is encrypted.
+far, or, where an item is not hashed from its beginning, a CRC-32. What a whole item is worth is its
+sha256, which comes in an answer that the key protects. Nothing is encrypted.
 """
 
 from __future__ import annotations

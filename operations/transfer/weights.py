@@ -62,6 +62,8 @@ def _replaces(files: Sequence[tuple[str, int]]) -> str:
 
 
 def _size(size: int) -> str:
+    if size < 1e6:
+        return f"{size} bytes"
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
 
 

@@ -212,8 +212,8 @@ TABLE = {
     # the wrong node's name would have replaced the good files unseen
     "weights replaced, dry": (
         weights(f"from={HEAD}", "prune=true", seen=weights_others, how="--dry"),
-        quiet(f"[{WORKER}] replaces 3 files, 3.22 GB, which are kept for an undo: config.json "
-              "(0.00 MB), model-00001-of-00001.safetensors (3.22 GB), old.bin (5.00 MB)")),
+        quiet(f"[{WORKER}] replaces 3 files, 3.23 GB, which are kept for an undo: config.json "
+              "(1999 bytes), model-00001-of-00001.safetensors (3.22 GB), old.bin (5.00 MB)")),
     "weights on the LAN": (
         weights("waive=fabric-route", "reason=the cable", seen=weights_off_fabric),
         done("goes over the LAN as plain text")),

@@ -1,5 +1,6 @@
 """The switch of a set and its undo, killed before every call that changes something: what lies
-there is the former set, the new one, or a mix that is marked as one; the next run or an undo finishes."""
+there is the former set, the new one, or a mix that is marked as one; the next run or an undo ends
+it."""
 
 from __future__ import annotations
 
