@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from node.change.transaction import Transaction
 from node.core.errors import Json, NodeError
-from node.core.step_kind import PATH, Kind, Seen
+from node.core.step_kind import PATH, Kind, Seen, Steps
 from node.core.step_state import DONE, INTENT
 from node.files import dirfd
 from node.weights import beside
@@ -115,7 +114,7 @@ def require_replaceable(fd: int, path: str, names: list[str]) -> list[Json]:
     return found
 
 
-def switch(log: Transaction, entry: Json, wanted: list[Json], pruned: list[str]) -> None:
+def switch(log: Steps, entry: Json, wanted: list[Json], pruned: list[str]) -> None:
     """Give files that are complete beside their names, all of them or none: `wanted` has a row for
     each with `name` and `part`. Raises NodeError and OSError; a run or an undo after it finishes.
     """
