@@ -129,6 +129,8 @@ def switch(log: Steps, entry: Json, wanted: list[Json], pruned: list[str]) -> No
                                 "part_gone", "run it again: it is fetched anew")  # fmt: skip
         folders = {str(above) for row in wanted for above in PurePosixPath(row["name"]).parents}
         missing = sorted(name for name in folders - {"."} if place.now(name) == _ABSENT)
+    # What was half a set before would be one again after an undo.
+    entry["was_half"] = beside.incomplete(entry["path"])
     number = sum(row["op"] == OP and "files" in row for row in log.rows)
     entry.update(stage=SWITCH, files=rows, folders=missing,
                  displaced=beside.displaced_name(entry["change"], number))  # fmt: skip
@@ -258,7 +260,10 @@ class SetKind(Kind):
             for name in reversed(entry["folders"]):
                 with contextlib.suppress(OSError), place.of(name) as (folder, last):
                     os.rmdir(last, dir_fd=folder)
-            beside.unmark(place.own)
+            if entry["was_half"]:
+                beside.mark(place.own, entry["was_half"])
+            else:
+                beside.unmark(place.own)
         shutil.rmtree(kept_in(entry))
         return f"{len(todo)} files are as before" if todo else "was as before"
 

@@ -155,6 +155,16 @@ def test_a_filesystem_without_hard_links_keeps_the_former_files_too(
     assert each_kill(host, folder, lambda: switch(folder), gone_on_with) > 20
 
 
+def test_what_was_half_a_set_before_is_told_as_one_after_the_undo(host: Host, folder: Path) -> None:
+    reset(host, folder)
+    with manifest.Folder(str(folder)).own() as own:
+        beside.mark(own, "an-older-change")
+    switch(folder)
+    assert beside.incomplete(str(folder)) is None
+    assert undo.undo({})["status"] == "ROLLED_BACK"
+    assert beside.incomplete(str(folder)) == "an-older-change"
+
+
 def test_what_is_verified_is_looked_at(host: Host, folder: Path) -> None:
     reset(host, folder)
     switch(folder)
