@@ -116,6 +116,7 @@ class _Transfer:
             "outside": outside,
             "pruned": pruned,
             "replaced": [],
+            "displaced": None,
             "freed": [],
         }
         if not todo and not pruned:
@@ -135,7 +136,9 @@ class _Transfer:
         figures.update(self._bring(todo))
         wanted = [{"name": row["name"], "part": self._parts.whole(row)} for _, row in todo]
         with self._opened() as log:
-            set_step.switch(log, log.begin(set_step.OP), wanted, pruned)
+            entry = log.begin(set_step.OP)
+            set_step.switch(log, entry, wanted, pruned)
+        figures["displaced"] = set_step.kept_in(entry) if figures["replaced"] else None
         self._save([row for _, row in todo], wanted)
         return {**figures, "changed": True}
 

@@ -58,7 +58,8 @@ def _line(transfer: Transfer, name: str, paths: Mapping[str, str]) -> str:
 def _replaces(files: Sequence[tuple[str, int]]) -> str:
     size = sum(size for _, size in files)
     names = ", ".join(f"{name} ({_size(size)})" for name, size in files)
-    return f"replaces {len(files)} files, {_size(size)}, which are kept for an undo: {names}"
+    many = "" if len(files) == 1 else "s"
+    return f"replaces {len(files)} file{many}, {_size(size)}, which are kept for an undo: {names}"
 
 
 def _size(size: int) -> str:
@@ -88,9 +89,8 @@ def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool
         reporter.log(f"removed {row['path']} ({_size(row['bytes'])}): that change is settled")
     former = answer.get("replaced", ())
     if former:
-        kept = f"{path}/.rigbook/displaced-{transfer.run.id}"
         size = _size(sum(row["size"] for row in former))
-        reporter.log(f"{len(former)} former files, {size}, are kept in {kept}")
+        reporter.log(f"{len(former)} former files, {size}, are kept in {answer['displaced']}")
     for name in answer["extra"]:
         verb = "deleted" if name in answer["pruned"] else "left here (prune=true deletes it)"
         reporter.log_styled(f"{name} is not on {transfer.source}: {verb}", fg="yellow")

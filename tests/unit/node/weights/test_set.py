@@ -44,6 +44,7 @@ def test_undo_brings_back_what_was_replaced_and_pruned(ends: Ends) -> None:
         name: len(raw) for name, raw in good.items()
     }
     assert marks(ends) == ["displaced-change-1"]
+    assert got["displaced"] == str(ends.target / ".rigbook" / "displaced-change-1")
     undone = ends.taker.call("undo", {})
     assert undone["status"] == "ROLLED_BACK" and content(ends.target) == good
     for name, was in before.items():
