@@ -26,6 +26,7 @@ weights.move(
     run=rig.run,
     transfer=work.transfer,
     paths=work.paths,
+    replaced=work.replaced,
     owner=rig.plan.rig.node(host.name).ssh_user,
     prune=rig.data(WeightsData).prune,
 )

@@ -108,6 +108,7 @@ CODES: dict[str, Code] = {
     "wedged-pair": Code(Layer.UNIT),
     "pod-stuck": Code(Layer.UNIT),
     "weights-unreadable": Code(Layer.ARTIFACT),
+    "weights-incomplete": Code(Layer.ARTIFACT),
     "weights-missing": Code(Layer.ARTIFACT),
     "weights-differ": Code(Layer.ARTIFACT),
     "weights-magic": Code(Layer.ARTIFACT),

@@ -216,6 +216,7 @@ CAUSES: dict[str, Cause] = {
         "one rank died or came back alone; the other waits for the one that is gone",
         anywhere=SILENT,
     ),
+    "weights-incomplete": Cause("a run of weights was cut off in its last second", **_LOADS),
     "weights-missing": Cause("never downloaded here, or the path has changed", **_LOADS),
     "weights-differ": Cause("a download on one node only, or one that was cut off", **_LOADS),
     "weights-cut": Cause("a download or a copy that broke off", **_LOADS),

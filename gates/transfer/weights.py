@@ -10,9 +10,10 @@ from gates.core.violation import Violation
 from gates.transfer import route
 from gates.transfer.route import TransferRequest, gates_for
 from gates.weights import weights
-from gates.weights.files import is_whole, weights_of
+from gates.weights.files import differ, is_whole, weights_of
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
+from schema.observed.files import WeightsFile
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 UNNEEDED = "remove from that filesystem what is not needed"
@@ -21,8 +22,8 @@ UNNEEDED = "remove from that filesystem what is not needed"
 def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """There is a node whose weights look whole by themselves; what is wrong there is named."""
     if asked.source is not None:
-        checks = (weights.weights_magic, weights.weights_cut, weights.weights_whole,
-                  weights.weights_present)  # fmt: skip
+        checks = (weights.weights_incomplete, weights.weights_magic, weights.weights_cut,
+                  weights.weights_whole, weights.weights_present)  # fmt: skip
         return [v for check in checks for v in check(plan, observed) if v.node == asked.source]
     return [replace(v, node=None) for v in weights.weights_present(plan, observed)][:1] or [
         violation(
@@ -38,12 +39,17 @@ def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
 
 
 def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
-    """Room for what the taker may lack, at its largest; node looks again at what does."""
+    """Room for what the taker lacks or has otherwise: the former files stay beside the new ones."""
     wanted: dict[str, int] = {}
-    giving = _weights_bytes(plan, observed, asked.source)
-    for node, snapshot in answering_nodes(plan, observed):
-        if node.name != asked.source and not isinstance(snapshot.weights, Unreadable):
-            wanted[node.name] = max(0, giving - _weights_bytes(plan, observed, node.name))
+    giving = _weights(plan, observed, asked.source)
+    for node, _ in answering_nodes(plan, observed):
+        if node.name != asked.source:
+            there = _weights(plan, observed, node.name)
+            wanted[node.name] = sum(
+                file.size
+                for name, file in giving.items()
+                if name not in there or differ(file, there[name])
+            )
     found: list[Violation] = []
     for node in plan.rig.nodes:
         path = plan.specs[node.name].weights
@@ -80,13 +86,13 @@ def weights_gates(asked: TransferRequest) -> tuple[Gate, ...]:
     return (*route.gates_before("weights"), *about)
 
 
-def _weights_bytes(plan: Plan, observed: Observed, name: str | None) -> int:
-    """The size of a node's weights; 0 where it has none, or they cannot be read."""
+def _weights(plan: Plan, observed: Observed, name: str | None) -> dict[str, WeightsFile]:
+    """The files of a node's weights; none where it has none, or they cannot be read."""
     for node, snapshot in answering_nodes(plan, observed):
         if node.name == name and not isinstance(snapshot.weights, Unreadable):
             found = weights_of(plan, node, snapshot)
-            return sum(f.size for f in found.files) if found else 0
-    return 0
+            return {f.name: f for f in found.files} if found else {}
+    return {}
 
 
 def _weights_line(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:

@@ -55,11 +55,37 @@ def is_whole(plan: Plan, weights: Weights) -> bool:
     files = tensors(plan, weights)
     shards = plan.recipe.weights.shards
     return bool(files) and not (
-        weights.missing_shards
+        weights.incomplete
+        or weights.missing_shards
         or pointers(weights)
         or (shards is not None and len(files) < shards)
         or any(format_of(f) != plan.recipe.weights.format or is_truncated(f) for f in files)
     )
+
+
+def differ(one: WeightsFile, other: WeightsFile) -> bool:
+    """Whether two files are not the same: by sha256 where both are known, else by size, first bytes
+    and the hash of their ends."""
+    if one.sha256 is not None and other.sha256 is not None:
+        return (one.size, one.sha256) != (other.size, other.sha256)
+    probed = one.probe is not None and other.probe is not None
+    return (one.size, one.magic) != (other.size, other.magic) or (
+        probed and one.probe != other.probe
+    )
+
+
+def replaced(giver: Weights, taker: Weights, prune: bool) -> list[WeightsFile]:
+    """The files of `taker` that a move from `giver` replaces, or with `prune` deletes.
+
+    Hidden files are never moved.
+    """
+    given = {file.name: file for file in giver.files}
+    return [
+        file
+        for file in taker.files
+        if not any(part.startswith(".") for part in file.name.split("/"))
+        and (prune if file.name not in given else differ(file, given[file.name]))
+    ]
 
 
 def is_truncated(file: WeightsFile) -> bool:

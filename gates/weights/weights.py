@@ -11,6 +11,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.weights.files import (
     copy_command,
+    differ,
     fetch_command,
     format_of,
     is_truncated,
@@ -122,7 +123,7 @@ def weights_whole(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
 
 
 def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
-    """Names, sizes, first bytes and (deep) hashes agree: ranks of two models answer nonsense.
+    """Names, sizes, ends and known hashes agree: ranks of two models answer nonsense.
 
     Hidden files and .md files are left out; downloads leave their own there.
     """
@@ -161,18 +162,31 @@ def _compared(weights: Weights) -> dict[str, WeightsFile]:
 
 
 def _differ(one: dict[str, WeightsFile], other: dict[str, WeightsFile], name: str) -> bool:
-    if name not in one or name not in other:
-        return True
-    a, b = one[name], other[name]
-    hashed = a.sha256 is not None and b.sha256 is not None
-    return (a.size, a.magic) != (b.size, b.magic) or (hashed and a.sha256 != b.sha256)
+    return name not in one or name not in other or differ(one[name], other[name])
 
 
 def _file(file: WeightsFile | None) -> str:
     if file is None:
         return "absent"
-    content = f"sha256 {file.sha256[:12]}" if file.sha256 else f"starts {file.magic}"
+    ends = f", ends hash to {file.probe[:12]}" if file.probe else ""
+    content = f"sha256 {file.sha256[:12]}" if file.sha256 else f"starts {file.magic}{ends}"
     return f"{file.size} bytes ({gib(file.size)}), {content}"
 
 
-GATES = (weights_present, weights_magic, weights_cut, weights_whole, weights_equal)
+@per_node
+def weights_incomplete(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """No set is half switched: an engine would load shards of two models, and answer nonsense."""
+    weights = weights_of(plan, node, snapshot)
+    if weights is not None and weights.incomplete:
+        yield violation(
+            "weights-incomplete",
+            node.name,
+            f"the weights on {node.name} are half of one set and half of another",
+            evidence=f"change {weights.incomplete} was cut off while it switched {weights.path}",
+            remedy=f"{deploy_command(plan, 'weights')} finishes it; or back: "
+            + deploy_command(plan, "rollback", f"change={weights.incomplete}"),
+        )
+
+
+GATES = (weights_incomplete, weights_present, weights_magic, weights_cut, weights_whole,
+         weights_equal)  # fmt: skip

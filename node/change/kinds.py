@@ -31,9 +31,11 @@ KINDS: dict[str, str] = {
     "install": "node.venv.in_place_step:InPlaceKind",
     "tag": "node.image.tag_step:TagKind",
     "tool": "node.patch.tool_step:ToolKind",
+    "weights_set": "node.weights.set_step:SetKind",
     "reap": _PASSED,
     "shm": _PASSED,
     "caches": _PASSED,
+    # of versions that replaced weights without a copy
     "weights": _PASSED,
     "restart": _PASSED,
 }

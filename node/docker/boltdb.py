@@ -20,6 +20,8 @@ _BRANCH, _LEAF = struct.Struct("<IIQ"), struct.Struct("<IIII")
 _MAGIC, _VERSION = 0xED0CDAED, 2
 _IS_BRANCH, _IS_LEAF, _IS_BUCKET = 1, 2, 1
 _DEPTH, _TRIES = 32, 20
+# those of the machines that Linux knows
+_PAGE_SIZES = (4096, 262144)
 
 
 class Bucket:
@@ -28,8 +30,9 @@ class Bucket:
     def __init__(self, file: _File, root: int, page: bytes | None = None) -> None:
         self._file = file
         self._items: dict[bytes, tuple[bool, bytes]] = {}
-        start = file.page(root) if page is None else page
-        for is_bucket, key, value in file.items(start, 0):
+        budget = _Budget(file)
+        start = file.page(root, budget) if page is None else page
+        for is_bucket, key, value in file.items(start, 0, budget):
             self._items[key] = (is_bucket, value)
 
     def names(self) -> list[bytes]:
@@ -53,28 +56,54 @@ class Bucket:
         return found
 
 
+class _Budget:
+    """The bytes that a bucket's pages, and what they hold, may have in sum: no page is in a tree
+    twice, and no two values share bytes."""
+
+    def __init__(self, file: _File) -> None:
+        self._path, self._pages, self._values = file.path, file.length, file.length
+
+    def take(self, pages: int, values: int) -> None:
+        """Notes what was read. Raises CannotRead for more than the file has."""
+        self._pages -= pages
+        self._values -= values
+        if self._pages < 0 or self._values < 0:
+            raise CannotRead(f"{self._path} is damaged: its pages overlap")
+
+
 class _File:
     """One state of the file."""
 
     def __init__(self, path: str, raw: bytes, page_size: int) -> None:
         self.path, self._raw, self._size = path, raw, page_size
 
-    def page(self, number: int) -> bytes:
+    @property
+    def length(self) -> int:
+        """Gives the file's length."""
+        return len(self._raw)
+
+    def page(self, number: int, budget: _Budget) -> bytes:
         """Gives a page with what overflows it."""
         start = number * self._size
         _, _, _, overflow = _PAGE.unpack_from(self._raw, start)
-        return self._raw[start : start + (1 + overflow) * self._size]
+        size = (1 + overflow) * self._size
+        budget.take(size, 0)
+        return self._raw[start : start + size]
 
-    def items(self, page: bytes, depth: int) -> Iterator[tuple[bool, bytes, bytes]]:
+    def items(
+        self, page: bytes, depth: int, budget: _Budget
+    ) -> Iterator[tuple[bool, bytes, bytes]]:
         """Gives whether it is a bucket, key and value of all that lies below a page."""
         _, kind, count, _ = _PAGE.unpack_from(page)
         if depth > _DEPTH or not kind & (_IS_BRANCH | _IS_LEAF):
             raise CannotRead(f"{self.path} is damaged: a page of kind {kind}")
         for at in range(_PAGE.size, _PAGE.size + count * _LEAF.size, _LEAF.size):
             if kind & _IS_BRANCH:
-                yield from self.items(self.page(_BRANCH.unpack_from(page, at)[2]), depth + 1)
+                child = self.page(_BRANCH.unpack_from(page, at)[2], budget)
+                yield from self.items(child, depth + 1, budget)
                 continue
             flags, position, key_size, value_size = _LEAF.unpack_from(page, at)
+            budget.take(0, key_size + value_size)
             key_end = at + position + key_size
             value = page[key_end : key_end + value_size]
             yield bool(flags & _IS_BUCKET), page[at + position : key_end], value
@@ -94,6 +123,8 @@ def _newest(raw: bytes, at: int) -> tuple[int, int, int] | None:
     fields = _META.unpack_from(raw, at + _PAGE.size)
     summed = raw[at + _PAGE.size : at + _PAGE.size + _META.size - 8]
     if fields[:2] != (_MAGIC, _VERSION) or fields[9] != _fnv(summed):
+        return None
+    if not _PAGE_SIZES[0] <= fields[2] <= _PAGE_SIZES[1]:
         return None
     return fields[8], fields[2], fields[4]
 

@@ -1,4 +1,5 @@
-"""What prelaunch clears away: the work of the verbs reap, shm and caches, without a change.
+"""What prelaunch clears away: the work of the verbs reap, shm and caches, without a change; and the
+weights that it does not let an engine load.
 
 Nothing is held: it runs inside the start of the very unit, and takes no lock, for which another
 verb may wait that has asked for this start.
@@ -11,6 +12,7 @@ from node.engine.config import Engine
 from node.engine.page_cache import caches
 from node.reap.reap import reap
 from node.reap.shared_memory import shm
+from node.weights import beside
 
 MIB = 1 << 20
 
@@ -32,6 +34,18 @@ def orphans(engine: Engine) -> list[str]:
         names = ", ".join(row["name"] for row in cleared["removed"])
         lines.append(f"removed from /dev/shm ({cleared['freed_bytes'] // MIB} MiB): {names}")
     return lines
+
+
+def require_whole_weights(engine: Engine) -> None:
+    """Raise NodeError (`weights_incomplete`) for weights that are half of one set, half of another:
+    the engine would load them without an error."""
+    change = beside.incomplete(engine.weights)
+    if change is not None:
+        raise NodeError(
+            f"{engine.weights} is half of one set and half of another: change {change} was cut off",
+            "weights_incomplete",
+            f"rignode undo {change}; or finish it: deploys/weights.py",
+        )
 
 
 def drop_caches(engine: Engine, need: int) -> str:

@@ -117,6 +117,7 @@ def make_room(engine: Engine) -> None:
 
 def prelaunch(engine: Engine) -> None:
     """All of it, in order; returns when the engine may start. Raises NodeError."""
+    before_start.require_whole_weights(engine)
     wait_for_fabric(engine)
     if engine.container is not None:
         wait_for_docker()
@@ -125,6 +126,8 @@ def prelaunch(engine: Engine) -> None:
         log.say(line)
     wait_for_peers(engine)
     make_room(engine)
+    # again: all of the waiting may lie in between
+    before_start.require_whole_weights(engine)
 
 
 def run() -> None:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from node.core.errors import NodeError
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# as the kernel's own limit
+_MAX_LINKS = 40
 
 
 class Owner(NamedTuple):
@@ -113,3 +115,53 @@ def inside(fd: int, relative: str, shown: str, owner: Owner | None = None) -> It
         yield here
     finally:
         os.close(here)
+
+
+def open_beneath(root: str, relative: str) -> int:
+    """Gives a descriptor of a regular file below a folder, its links followed as long as they stay
+    below it (as openat2's RESOLVE_BENEATH does; an absolute one may name the folder itself).
+
+    Raises FileNotFoundError, and OSError: EXDEV for a link that leads out, ELOOP, EINVAL for what
+    is no regular file, without having opened it.
+    """
+    todo = list(reversed(relative.split("/")))
+    links = 0
+    here = [os.open(root, _FLAGS)]
+    try:
+        while todo:
+            name = todo.pop()
+            if name == ".." and len(here) == 1:
+                raise OSError(errno.EXDEV, "leads out of its folder", relative)
+            if name == "..":
+                os.close(here.pop())
+            if name in ("", ".", ".."):
+                continue
+            mode = os.stat(name, dir_fd=here[-1], follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
+                links += 1
+                target = os.readlink(name, dir_fd=here[-1])
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), relative)
+                if target.startswith("/"):
+                    if not target.startswith(root + "/"):
+                        raise OSError(errno.EXDEV, "leads out of its folder", relative)
+                    while len(here) > 1:
+                        os.close(here.pop())
+                    target = target[len(root) :]
+                todo += reversed(target.split("/"))
+            elif todo:
+                here.append(os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=here[-1]))
+            elif stat.S_ISREG(mode):
+                return _regular(name, here[-1])
+        raise OSError(errno.EINVAL, "is no regular file", relative)
+    finally:
+        for fd in here:
+            os.close(fd)
+
+
+def _regular(name: str, folder: int) -> int:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file", name)
+    return fd

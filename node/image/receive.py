@@ -158,7 +158,7 @@ class ImageReceiver:
 
         if size[0]:
             self._growing.grew(item, size[0])
-        client.fetch_without_digest(self._peer, item, path, grown)
+        client.fetch_without_digest(self._peer, item, path, self._sizes[item], grown)
         self._growing.grew(item, size[0])
 
     def _register(self, config: bytes, group: list[int]) -> None:

@@ -73,6 +73,9 @@ class Stored(server.Source):
         """Gives a layer's tar."""
         return self._layers[item].blocks(offset)
 
+    def passed(self, item: int, sha256: str) -> None:
+        """Its diff id is known."""
+
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
         """Gives the layer's diff id."""
         return str(self._want["layers"][item])[7:]

@@ -10,7 +10,8 @@ import stat
 
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
-from node.weights import model_header
+from node.files import cold_read
+from node.weights import beside, manifest, model_header
 
 MAX_FILES = 20000
 MAX_INDEX = 64 << 20
@@ -30,7 +31,9 @@ def _inside(folder: str, path: str) -> bool:
 def _names(folder: str) -> list[str]:
     """Gives the regular files of a folder, sorted; a link that leads out of it is not followed."""
     found: list[str] = []
-    for here, _, names in os.walk(folder):
+    for here, folders, names in os.walk(folder):
+        # our own folder beside the weights: parts, and what a change replaced
+        folders[:] = [name for name in folders if name != manifest.OWN or here != folder]
         for name in names:
             path = os.path.join(here, name)
             if os.path.isfile(path) and (not os.path.islink(path) or _inside(folder, path)):
@@ -40,16 +43,22 @@ def _names(folder: str) -> list[str]:
     return sorted(found)
 
 
-def _file(folder: str, name: str, deep: bool) -> Json:
-    """Gives one file: size, first 16 bytes, what its header says, its sha256 when deep."""
+def _file(folder: str, name: str, deep: bool, known: Json) -> Json:
+    """Gives one file: size, first 16 bytes, the hash of its ends, what its header says, its sha256
+    when deep or when it is known from an earlier reading."""
     with open(os.path.join(folder, name), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        info = os.fstat(file.fileno())
+        size = info.st_size
+        probe = manifest.probe_of(file.fileno(), size)
         magic = file.read(16)
-        digest: str | None = None
+        digest = manifest.hash_that_holds(known.get(name, {}), info)
         if deep:
-            sha = hashlib.sha256(magic)
-            for chunk in iter(lambda: file.read(1 << 22), b""):
-                sha.update(chunk)
+            sha, read = hashlib.sha256(magic), len(magic)
+            with cold_read.Passing(file.fileno()) as passing:
+                for chunk in iter(lambda: file.read(1 << 22), b""):
+                    sha.update(chunk)
+                    read += len(chunk)
+                    passing.upto(read)
             digest = sha.hexdigest()
         says, broken = None, None
         if name.endswith(_SUFFIX):
@@ -59,7 +68,7 @@ def _file(folder: str, name: str, deep: bool) -> Json:
                 says = model_header.gguf(file, size, MAX_GGUF_HEADER)[1]
             except model_header.BrokenModel as error:
                 broken = str(error)
-    row = {"name": name, "size": size, "magic": magic.hex(), "sha256": digest}
+    row = {"name": name, "size": size, "magic": magic.hex(), "sha256": digest, "probe": probe}
     return {**row, "header_says": says, "broken": broken}
 
 
@@ -103,14 +112,17 @@ def _one(path: str, deep: bool) -> Json:
     try:
         is_file = stat.S_ISREG(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        return {"path": path, "exists": False, "files": [], "missing_shards": []}
+        return {"path": path, "exists": False, "files": [], "missing_shards": [],
+                "incomplete": None, "displaced": []}  # fmt: skip
     real = os.path.realpath(path)
     folder, names = os.path.split(real) if is_file else (real, "")
     listed = [names] if is_file else _names(real)
     jobs: list[tuple[str, str]] = [(folder, name) for name in listed]
-    files = each(lambda job: _file(job[0], job[1], deep), jobs, min(4, os.cpu_count() or 1))
+    known = manifest.Folder(real).known()
+    files = each(lambda job: _file(job[0], job[1], deep, known), jobs, min(4, os.cpu_count() or 1))
     missing = [] if is_file else _missing(folder, listed)
-    return {"path": path, "exists": True, "files": files, "missing_shards": missing}
+    return {"path": path, "exists": True, "files": files, "missing_shards": missing,
+            "incomplete": beside.incomplete(real), "displaced": beside.displaced(real)}  # fmt: skip
 
 
 def read(paths: list[str], deep: bool) -> list[Json]:

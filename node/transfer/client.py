@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from node.core.errors import Json, NodeError
+from node.files import cold_read
 from node.transfer import direct_writer, protocol
 
 # How long a link may be away before the transfer gives up (less than the giver's IDLE_S).
@@ -184,23 +185,26 @@ def digest_of(
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     except FileNotFoundError:
         return 0
-    with os.fdopen(fd, "rb", buffering=0) as file:
+    with os.fdopen(fd, "rb", buffering=0) as file, cold_read.Passing(fd) as passing:
         for chunk in iter(lambda: file.read(4 << 20), b""):
             digest.update(chunk)
             count += len(chunk)
+            passing.upto(count)
             tick()
     return count
 
 
 def fetch(
-    peer: Peer, item: int, path: str, want: str | None, grown: Grown, dir_fd: int | None
+    peer: Peer, item: int, path: str, size: int, want: str | None, grown: Grown, dir_fd: int | None
 ) -> str:
-    """Brings an item into the file at `path`, from where the file ends; gives its sha256.
+    """Brings an item of `size` bytes into the file at `path`, from where the file ends; gives its
+    sha256.
 
     `want` is the sha256 that it must have; where it is None, what the giver says in the end.
     `grown` is called with the bytes that came; `dir_fd` is the folder where `path` is a bare name.
     Raises NodeError: those of Peer, and `not_the_same`: the file is removed then.
     """
+    _remove_too_long(path, size, dir_fd)
     running = protocol.RunningDigest()
 
     def here() -> None:
@@ -209,7 +213,7 @@ def fetch(
 
     # What a killed run left may be 40 GB: the giver is told meanwhile that somebody is there.
     offset = digest_of(path, running, here, dir_fd)
-    said = _fetch_with_retries(peer, item, path, offset, running, grown, dir_fd)
+    said = _fetch_with_retries(peer, item, path, (offset, size), running, grown, dir_fd)
     found = running.hexdigest()
     wanted = want or said.get("sha256")
     if found != wanted:
@@ -223,37 +227,52 @@ def fetch(
     return found
 
 
-def fetch_without_digest(peer: Peer, item: int, path: str, grown: Grown) -> None:
+def fetch_without_digest(peer: Peer, item: int, path: str, size: int, grown: Grown) -> None:
     """Brings an item as `fetch` does, its blocks checked and its sha256 left to who reads it next.
 
     Docker takes the sha256 of each layer that it registers: a second one here would cost a core.
     """
+    _remove_too_long(path, size, None)
     offset = os.stat(path).st_size if os.path.exists(path) else 0
-    _fetch_with_retries(peer, item, path, offset, None, grown, None)
+    _fetch_with_retries(peer, item, path, (offset, size), None, grown, None)
+
+
+def _remove_too_long(path: str, size: int, dir_fd: int | None) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_size > size:
+            os.unlink(path, dir_fd=dir_fd)
 
 
 def _fetch_with_retries(
     peer: Peer,
     item: int,
     path: str,
-    offset: int,
+    span: tuple[int, int],
     running: protocol.RunningDigest | None,
     grown: Grown,
     dir_fd: int | None,
 ) -> Json:
-    """Brings an item's blocks from `offset` on into its file; gives the giver's closing message."""
+    """Brings an item's blocks of `span` (first byte, end) into its file; gives the giver's closing
+    message. Raises NodeError; `not_the_same`, and the file is removed, where another number came.
+    """
+    offset, size = span
     # What nobody hashes here is read again at once, from the page cache; weights are not.
     with direct_writer.Sink(path, offset, running is not None, dir_fd) as file:
         said = None
         while said is None:
             line = peer.line()
             try:
-                said, offset = _blocks(peer, line, item, file, running, offset, grown)
+                said, offset = _blocks(peer, line, item, file, running, (offset, size), grown)
             except _LineBroke as broken:
                 offset = broken.offset
                 peer.broke(broken.error)
         if "error" in said:
             raise NodeError(f"the giving node: {said['error']}", "source")
+    if offset != size:
+        os.unlink(path, dir_fd=dir_fd)
+        least = "more than " if offset > size else ""
+        raise NodeError(f"{least}{min(offset, size)} bytes came, the giving node said {size} bytes",
+                        "not_the_same", "run it again: it is fetched anew")  # fmt: skip
     return said
 
 
@@ -271,11 +290,12 @@ def _blocks(
     item: int,
     file: direct_writer.Sink,
     running: protocol.RunningDigest | None,
-    offset: int,
+    span: tuple[int, int],
     grown: Grown,
 ) -> tuple[Json, int]:
-    """Asks for an item and writes the blocks that come; gives the closing message and the offset
-    reached. Raises _LineBroke."""
+    """Asks for an item and writes the blocks that come, up to its end; gives the closing message
+    and the offset reached, which is beyond the end where more came. Raises _LineBroke."""
+    offset, size = span
     try:
         line.send_message(
             {"get": item, "offset": offset, "hashes": running is not None and not offset}
@@ -299,6 +319,8 @@ def _blocks(
                 peer.progressed()
                 continue
             return said, offset
+        if offset + len(block) > size:
+            return {}, offset + len(block)
         if running is not None and checks is None:
             running.update(block)
         file.write(block)

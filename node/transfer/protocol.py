@@ -1,9 +1,10 @@
 """What two nodes say to each other over a plain TCP stream: who they are, requests, blocks of data.
 
-A one-time key proves both ends (HMAC-SHA256 over two nonces) and every request and answer. A block
-carries a check word, which finds the byte that the wire flipped where it flipped: a CRC-32, or,
-where both ends hash an item anyway, the first four bytes of the sha256 of all of it so far. What a
-whole item is worth is its sha256, which comes in an answer that the key protects.
+A one-time key proves both ends (HMAC-SHA256 over two nonces) and every frame: its place in the
+stream, its kind and length, a message whole. A block carries a check word, which finds the byte
+that the wire flipped where it flipped: the first four bytes of the sha256 of all of the item so
+far, or, where an item is not hashed from its beginning, a CRC-32. What a whole item is worth is its
+sha256, which comes in an answer that the key protects. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 from node.core.errors import Json
 from node.transfer.block import BLOCK
 
-GREETING = b"RIGBOOK2"
-NONCE = 32
+GREETING = b"RIGBOOK3"
+NONCE = MAC = 32
 MAX_JSON = 32 << 20
 # A peer that says nothing for this long is gone: the receiver asks again from where it is.
 SILENCE_S = 15.0
@@ -106,15 +107,15 @@ class Connection:
         """End the connection."""
         self.sock.close()
 
-    def _signed(self, way: int, payload: bytes) -> bytes:
+    def _signed(self, way: int, head: bytes, payload: bytes = b"") -> bytes:
         self._counts[way] += 1
-        return _mac(self._session, self._ways[way], b"%d" % self._counts[way], payload)
+        return _mac(self._session, self._ways[way], b"%d" % self._counts[way], head, payload)
 
     def send_message(self, message: Json) -> None:
         """Send a message."""
         payload = json.dumps(message, separators=(",", ":")).encode()
         head = _HEAD.pack(_MESSAGE, len(payload), 0)
-        _send(self.sock, head + self._signed(0, payload) + payload)
+        _send(self.sock, head + self._signed(0, head, payload) + payload)
 
     def send(self, block: Bytes, running: RunningDigest | None = None) -> None:
         """Send a block of data of at most BLOCK bytes.
@@ -122,27 +123,29 @@ class Connection:
         `running`: what checks it, in place of a CRC-32.
         """
         word = running.sent(block) if running else zlib.crc32(block)
-        _send(self.sock, _HEAD.pack(_DATA, len(block), word))
+        head = _HEAD.pack(_DATA, len(block), word)
+        _send(self.sock, head + self._signed(0, head))
         _send(self.sock, block)
-        self.wire_bytes += _HEAD.size + len(block)
+        self.wire_bytes += _HEAD.size + MAC + len(block)
 
     def receive(self, running: RunningDigest | None = None) -> tuple[Json | None, memoryview]:
         """Gives the next message, or None and a block of data (valid until the next call).
 
         `running`: what the other end checks blocks with; it takes each one that is right.
         """
-        kind, length, word = _HEAD.unpack(_receive(self.sock, bytearray(_HEAD.size)))
-        self.wire_bytes += _HEAD.size + length
+        came = bytes(_receive(self.sock, bytearray(_HEAD.size + MAC)))
+        head, mac = came[: _HEAD.size], came[_HEAD.size :]
+        kind, length, word = _HEAD.unpack(head)
+        self.wire_bytes += len(came) + length
         if kind == _MESSAGE and length <= MAX_JSON:
-            mac = bytes(_receive(self.sock, bytearray(32)))
             payload = bytes(_receive(self.sock, bytearray(length)))
-            if not hmac.compare_digest(mac, self._signed(1, payload)):
+            if not hmac.compare_digest(mac, self._signed(1, head, payload)):
                 raise WireError("a message was not made with this transfer's key")
             return _object(payload), memoryview(b"")
-        if kind != _DATA:
+        if not hmac.compare_digest(mac, self._signed(1, head)):
+            raise Damaged("the head of a block was damaged, or is not of this transfer")
+        if kind != _DATA or length > BLOCK:
             raise WireError("the other end does not keep to the protocol")
-        if length > BLOCK:
-            raise Damaged("the head of a block was damaged on the wire")
         block = _receive(self.sock, self._buffer, length)
         right = running.came(block, word) if running else zlib.crc32(block) == word
         if not right:
@@ -210,7 +213,7 @@ def accept_handshake(sock: socket.socket, key: str) -> Connection:
     _ready(sock)
     secret, own = bytes.fromhex(key), secrets.token_bytes(NONCE)
     _send(sock, GREETING + own)
-    said = bytes(_receive(sock, bytearray(NONCE + 32)))
+    said = bytes(_receive(sock, bytearray(NONCE + MAC)))
     theirs, proof = said[:NONCE], said[NONCE:]
     if not hmac.compare_digest(proof, _mac(secret, b"client", own, theirs)):
         raise Refused("a caller does not know the key")
@@ -235,7 +238,7 @@ def connect(address: str, port: int, key: str, device: str | None = None) -> Con
         secret, own, theirs = bytes.fromhex(key), secrets.token_bytes(NONCE), greeting[8:]
         _send(sock, own + _mac(secret, b"client", theirs, own))
         try:
-            proof = bytes(_receive(sock, bytearray(32)))
+            proof = bytes(_receive(sock, bytearray(MAC)))
         except Closed:
             raise HandshakeAborted(
                 f"{address}:{port} refuses the key: another transfer's?"

@@ -8,6 +8,7 @@ which is the ssh session). Its threads are daemons: nothing listens longer than 
 from __future__ import annotations
 
 import abc
+import contextlib
 import errno
 import os
 import select
@@ -25,6 +26,8 @@ from node.transfer import protocol
 # Longer than a receiver goes on trying (node/transfer/client.py), so that a link may flap.
 IDLE_S = 90.0
 MAX_PEERS = 64
+# Connections that have not proven themselves yet: with one more the oldest of them goes.
+MAX_UNPROVEN = 32
 
 
 class Source(abc.ABC):
@@ -42,9 +45,9 @@ class Source(abc.ABC):
     def blocks(self, item: int, offset: int) -> Iterator[protocol.Bytes]:
         """Gives an item's bytes from `offset` on, in blocks of at most wire.BLOCK."""
 
-    def hashing(self, item: int, offset: int) -> Callable[[str], None] | None:
-        """Gives who is told the sha256 of an item that passes whole; None: it is not taken."""
-        return None
+    @abc.abstractmethod
+    def passed(self, item: int, sha256: str) -> None:
+        """Is told the sha256 of an item that has passed whole, as it was read."""
 
     @abc.abstractmethod
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
@@ -165,6 +168,7 @@ class _Server:
         self._busy = 0
         self._peers: dict[str, Json] = {}
         self.strangers = 0
+        self._unproven: dict[socket.socket, None] = {}
         # Rung when a peer is done, so that nobody waits for the next look.
         self.bell, self._rope = os.pipe()
 
@@ -186,17 +190,26 @@ class _Server:
             self.strangers += 1
             sock.close()
             return
+        with self._lock:
+            self._unproven[sock] = None
+            if len(self._unproven) > MAX_UNPROVEN:
+                # its thread waits for a proof, and ends by this
+                with contextlib.suppress(OSError):
+                    next(iter(self._unproven)).shutdown(socket.SHUT_RDWR)
+                del self._unproven[next(iter(self._unproven))]
         threading.Thread(target=self._serve, args=(sock, where[0]), daemon=True).start()
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         try:
             line = protocol.accept_handshake(sock, self._wanted["key"])
-        except protocol.WireError:
+        except (protocol.WireError, OSError):
             with self._lock:
                 self.strangers += 1
+                self._unproven.pop(sock, None)
             sock.close()
             return
         with self._lock:
+            self._unproven.pop(sock, None)
             self._busy += 1
             peer = self._peers.setdefault(address, {"done": False, "error": None, "wire_bytes": 0})
         over = False
@@ -238,14 +251,14 @@ class _Server:
 
     def _give(self, line: protocol.Connection, asked: Json) -> None:
         item, offset = int(asked["get"]), int(asked["offset"])
-        told = self._source.hashing(item, offset) if asked.get("hashes") is True else None
-        running = protocol.RunningDigest() if told else None
+        # The taker hashes it from its first byte: one pass then checks every block and the whole.
+        running = protocol.RunningDigest() if asked.get("hashes") is True and not offset else None
         if running:
             line.send_message({"checks": "sha256"})
         for block in self._source.blocks(item, offset):
             line.send(block, running)
-        if running and told:
-            told(running.hexdigest())
+        if running:
+            self._source.passed(item, running.hexdigest())
         said = [time.monotonic()]
 
         def tick() -> None:

@@ -18,6 +18,8 @@ _NEEDED, _SONAME = 1, 14
 # a definition that others can bind to: GLOBAL, WEAK or GNU_UNIQUE, visible by default or protected
 _BINDINGS, _VISIBLE = (1, 2, 10), (0, 3)
 MAX_SYMBOLS = 200_000
+# all names of a library together: overlapping ones would be more than its file
+MAX_NAMES = 64 << 20
 # a request carries a library; one of HAMi has less than 1 MB
 MAX_BYTES = 24 << 20
 
@@ -68,11 +70,10 @@ class _Reader:
                             f"of {len(self.raw)}")  # fmt: skip
         return struct.unpack_from(full, self.raw, offset)
 
-    def bytes_of(self, offset: int, size: int, what: str) -> bytes:
-        """Gives a part of the file. Raises BrokenElf when it is beyond the end."""
+    def require(self, offset: int, size: int, what: str) -> None:
+        """Raise BrokenElf when a part of the file is beyond its end."""
         if offset < 0 or size < 0 or offset + size > len(self.raw):
             raise BrokenElf(f"cut off: {what} ends at byte {offset + size} of {len(self.raw)}")
-        return self.raw[offset : offset + size]
 
 
 def machine_of(raw: bytes) -> tuple[int, str]:
@@ -124,7 +125,7 @@ def _check_segments(reader: _Reader, offset: int, size: int, count: int) -> None
         else:
             kind, start, _, _, length = reader.unpack("IIIII", at, "a program header")
         if kind == _LOAD:
-            reader.bytes_of(start, length, "a part that is loaded")
+            reader.require(start, length, "a part that is loaded")
 
 
 def _sections(reader: _Reader, offset: int, size: int, count: int) -> list[_Section]:
@@ -140,31 +141,44 @@ def _sections(reader: _Reader, offset: int, size: int, count: int) -> list[_Sect
             row = reader.unpack("IIIIIIIIII", at, "a section header")
         section = _Section(row[1], row[4], row[5], row[6], row[9])
         if section.kind not in (0, _NOBITS):
-            reader.bytes_of(section.offset, section.size, f"section {n}")
+            reader.require(section.offset, section.size, f"section {n}")
         found.append(section)
     return found
 
 
-def _strings(reader: _Reader, sections: list[_Section], link: int) -> bytes:
-    """Gives the string table that a section's link names."""
-    if not 0 < link < len(sections) or sections[link].kind != _STRTAB:
-        raise BrokenElf(f"section {link} is not the string table that another one names")
-    return reader.bytes_of(sections[link].offset, sections[link].size, "a string table")
+class _Names:
+    """The string table that a section's link names."""
+
+    def __init__(self, reader: _Reader, sections: list[_Section], link: int) -> None:
+        if not 0 < link < len(sections) or sections[link].kind != _STRTAB:
+            raise BrokenElf(f"section {link} is not the string table that another one names")
+        self._raw, self._start = reader.raw, sections[link].offset
+        self._end = self._start + sections[link].size
+        self._left = MAX_NAMES
+
+    def at(self, offset: int) -> str:
+        """Gives the name at an offset. Raises BrokenElf."""
+        start = self._start + offset
+        end = self._raw.find(b"\0", start, min(self._end, start + self._left))
+        if start >= self._end or end < 0:
+            raise BrokenElf("a name lies beyond its string table, or the names overlap")
+        self._left -= end - start
+        return self._raw[start:end].decode("utf-8", "replace")
 
 
-def _text(table: bytes, at: int) -> str:
-    """Gives the name at an offset of a string table."""
-    end = table.find(b"\0", at)
-    if at >= len(table) or end < 0:
-        raise BrokenElf("a name lies beyond its string table")
-    return table[at:end].decode("utf-8", "replace")
+def _only(sections: list[_Section], kind: int) -> list[_Section]:
+    """Gives the section of a kind of which a file has one at most (elf(5)), if there is one."""
+    found = [section for section in sections if section.kind == kind]
+    if len(found) > 1:
+        raise BrokenElf(f"it has {len(found)} sections of a kind of which there is one")
+    return found
 
 
 def _exported(reader: _Reader, sections: list[_Section]) -> list[str]:
     """Gives the names that the dynamic symbol table defines for others."""
     names: list[str] = []
-    for section in (s for s in sections if s.kind == _DYNSYM):
-        table = _strings(reader, sections, section.link)
+    for section in _only(sections, _DYNSYM):
+        table = _Names(reader, sections, section.link)
         size = 24 if reader.wide else 16
         if section.entry != size or section.size // size > MAX_SYMBOLS:
             raise BrokenElf("its dynamic symbol table has an unknown shape")
@@ -174,20 +188,20 @@ def _exported(reader: _Reader, sections: list[_Section]) -> list[str]:
             else:
                 name, _, _, info, other, index = reader.unpack("IIIBBH", at, "a symbol")
             if index and info >> 4 in _BINDINGS and other & 3 in _VISIBLE:
-                names.append(_text(table, name))
+                names.append(table.at(name))
     return names
 
 
 def _dynamic(reader: _Reader, sections: list[_Section]) -> dict[int, list[str]]:
     """Gives the NEEDED and SONAME entries by tag."""
     found: dict[int, list[str]] = {}
-    for section in (s for s in sections if s.kind == _DYNAMIC):
-        table = _strings(reader, sections, section.link)
+    for section in _only(sections, _DYNAMIC):
+        table = _Names(reader, sections, section.link)
         size = 16 if reader.wide else 8
         for at in range(section.offset, section.offset + section.size // size * size, size):
             tag, value = reader.unpack("QQ" if reader.wide else "II", at, "a dynamic entry")
             if tag == 0:
                 break
             if tag in (_NEEDED, _SONAME):
-                found.setdefault(tag, []).append(_text(table, value))
+                found.setdefault(tag, []).append(table.at(value))
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -18,11 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, NamedTuple
 
 from node.core.errors import Json, NodeError
-from node.files import dirfd
+from node.files import cold_read, dirfd
 
 OWN = ".rigbook"
 MANIFEST = "manifest.json"
 MAX_FILES = 20000
+# 20000 files of 300 characters each are a tenth of it
+MAX_MANIFEST = 64 << 20
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Read for the quick check: the header of a safetensors file and its end.
 PROBE = 64 << 10
 _CHUNK = 4 << 20
@@ -50,7 +54,8 @@ class Folder:
     def names(self) -> builtins.list[str]:
         """Gives the files, sorted; hidden ones are left out. Raises NodeError for too many.
 
-        A link counts where it leads to a file inside the folder.
+        A link counts where it leads to a file inside the folder, or inside the Hugging Face cache
+        that the folder is a snapshot of.
         """
         return self._walked()[0]
 
@@ -60,9 +65,7 @@ class Folder:
 
     def _walked(self) -> tuple[builtins.list[str], builtins.list[str]]:
         if self.only is not None:
-            there = os.path.isfile(os.path.join(self.path, self.only))
-            return ([self.only] if there else []), []
-        real = os.path.realpath(self.path)
+            return ([self.only] if self._is_file(self.only) else []), []
         found: list[str] = []
         out: list[str] = []
         for here, folders, names in os.walk(self.path):
@@ -72,52 +75,75 @@ class Folder:
             for name in names:
                 if name.startswith("."):
                     continue
-                path = os.path.join(here, name)
-                inside = os.path.realpath(path).startswith(real + "/")
-                if inside and os.path.isfile(path):
-                    found.append(os.path.relpath(path, self.path))
-                elif os.path.islink(path):
-                    out.append(os.path.relpath(path, self.path))
+                path = os.path.relpath(os.path.join(here, name), self.path)
+                if self._is_file(path):
+                    found.append(path)
+                elif os.path.islink(os.path.join(here, name)):
+                    out.append(path)
             if len(found) + len(out) > MAX_FILES:
                 raise NodeError(f"{self.path} holds more than {MAX_FILES} files", "weights")
         return sorted(found), sorted(out)
+
+    def _is_file(self, name: str) -> bool:
+        """Gives whether a name is a file that may be read. Raises NodeError for weights of one file
+        that lead out of their folder."""
+        try:
+            os.close(self._open(name))
+        except OSError as error:
+            if self.only is not None and error.errno == errno.EXDEV:
+                raise self._leads_out() from None
+            return False
+        return True
+
+    def _leads_out(self) -> NodeError:
+        path = os.path.join(self.path, str(self.only))
+        return NodeError(f"{path} leads out of its folder, and is not read", "weights",
+                         f"name the file itself: readlink -f {path}")  # fmt: skip
+
+    def _open(self, name: str) -> int:
+        """Gives a descriptor of a file. Raises OSError."""
+        real = os.path.realpath(self.path)
+        root = _cache_of(real) or real
+        return dirfd.open_beneath(root, os.path.relpath(os.path.join(real, name), root))
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[IO[bytes]]:
         """Gives a file of the folder, unbuffered. Raises NodeError for one that lies elsewhere."""
         path = os.path.join(self.path, name)
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fd = self._open(name)
+        except OSError as error:
+            raise NodeError(f"{path} is no file of this folder: {error.strerror}", "weights",
+                            f"ls -l {path}") from None  # fmt: skip
         with os.fdopen(fd, "rb", buffering=0) as file:
-            real = os.readlink(f"/proc/self/fd/{fd}")
-            inside = real.startswith(os.path.realpath(self.path) + "/")
-            if not stat.S_ISREG(os.fstat(fd).st_mode) or not (inside or self.only):
-                raise NodeError(f"{path} is no file of this folder", "weights", f"ls -l {path}")
             yield file
 
     def list(self) -> builtins.list[Json]:
         """Gives each file: name, size, mtime_ns, probe, and its sha256 where it is known."""
-        known = self._known()
+        known = self.known()
         with ThreadPoolExecutor(_NAMES) as pool:
             return list(pool.map(lambda name: self._file(name, known), self.names()))
 
     def _file(self, name: str, known: dict[str, Any]) -> Json:
         with self.opened(name) as file:
             info = os.fstat(file.fileno())
-            probe = hashlib.sha256(file.read(PROBE))
-            file.seek(max(0, info.st_size - PROBE))
-            probe.update(file.read(PROBE))
+            probe = probe_of(file.fileno(), info.st_size)
         row = {"name": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
-        had = known.get(name, {})
-        holds = (had.get("size"), had.get("mtime_ns")) == (info.st_size, info.st_mtime_ns)
-        return {**row, "probe": probe.hexdigest(), "sha256": had.get("sha256") if holds else None}
+        return {**row, "probe": probe, "sha256": hash_that_holds(known.get(name, {}), info)}
 
-    def _known(self) -> dict[str, Any]:
-        """Gives what the manifest says; a damaged one says nothing."""
+    def known(self) -> dict[str, Any]:
+        """Gives what the manifest says; one that is damaged or not root's own says nothing."""
         try:
-            with open(os.path.join(self.path, OWN, MANIFEST), encoding="utf-8") as file:
-                rows = json.load(file)["files"]
+            with dirfd.folder(self.path) as fd, dirfd.inside(fd, OWN, self.path) as own:
+                _require_ours(os.fstat(own), os.path.join(self.path, OWN))
+                with os.fdopen(os.open(MANIFEST, _LOOK, dir_fd=own), "rb") as file:
+                    info = os.fstat(file.fileno())
+                    is_ours = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
+                    if not is_ours or info.st_size > MAX_MANIFEST:
+                        return {}
+                    rows = json.loads(file.read(MAX_MANIFEST))["files"]
             return {str(row["name"]): row for row in rows}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (NodeError, OSError, ValueError, KeyError, TypeError):
             return {}
 
     def save(self, hashes: dict[str, Hash]) -> None:
@@ -133,7 +159,7 @@ class Folder:
                 row["sha256"] = found.sha256
         if self.only is not None:
             # Other models may lie beside this one, each known by itself.
-            others = {name: row for name, row in self._known().items() if name != self.only}
+            others = {name: row for name, row in self.known().items() if name != self.only}
             rows += [{key: row.get(key) for key in _KEPT} for row in others.values()]
         with self.own() as fd:
             temp = MANIFEST + ".new"
@@ -170,6 +196,14 @@ class Folder:
             _require_ours(os.lstat(path), path)
 
 
+def _cache_of(path: str) -> str | None:
+    """Gives the folder of a model in a Hugging Face cache, where `path` is a snapshot of it: the
+    snapshot's links lead to its blobs."""
+    model, snapshots = os.path.split(os.path.dirname(path))
+    is_cache = snapshots == "snapshots" and os.path.basename(model).startswith("models--")
+    return model if is_cache and os.path.isdir(os.path.join(model, "blobs")) else None
+
+
 def _require_ours(info: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022:
         return
@@ -178,16 +212,31 @@ def _require_ours(info: os.stat_result, path: str) -> None:
                     f"it only holds hashes and half files: sudo rm -r {path}")  # fmt: skip
 
 
+def probe_of(fd: int, size: int) -> str:
+    """Gives the sha256 of a file's beginning and its end."""
+    ends = os.pread(fd, PROBE, 0), os.pread(fd, PROBE, max(0, size - PROBE))
+    return hashlib.sha256(b"".join(ends)).hexdigest()
+
+
+def hash_that_holds(had: Json, info: os.stat_result) -> str | None:
+    """Gives the sha256 that a manifest's row has of a file, if it is still the file of that row."""
+    holds = (had.get("size"), had.get("mtime_ns")) == (info.st_size, info.st_mtime_ns)
+    return had.get("sha256") if holds else None
+
+
 def hash_of(file: IO[bytes], name: str, tick: Callable[[int], None] = lambda count: None) -> Hash:
     """Gives an opened file's hash; `tick` gets the bytes read, `name` is for messages.
 
     Raises NodeError (`weights`) when somebody writes to it meanwhile.
     """
     before = os.fstat(file.fileno())
-    digest = hashlib.sha256()
-    for chunk in iter(lambda: file.read(_CHUNK), b""):
-        digest.update(chunk)
-        tick(len(chunk))
+    digest, read = hashlib.sha256(), 0
+    with cold_read.Passing(file.fileno()) as passing:
+        for chunk in iter(lambda: file.read(_CHUNK), b""):
+            digest.update(chunk)
+            read += len(chunk)
+            passing.upto(read)
+            tick(len(chunk))
     after = os.fstat(file.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise NodeError(f"{name} is written to while it is read", "weights", "wait for it")

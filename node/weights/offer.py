@@ -10,8 +10,10 @@ from typing import Any
 
 from node.core import validate
 from node.core.errors import Json, NodeError
+from node.files import cold_read
 from node.transfer import server, spool
 from node.transfer.block import BLOCK
+from node.weights import beside
 from node.weights import manifest as manifests
 
 
@@ -37,18 +39,19 @@ class Files(server.Source):
         """Gives a file's bytes. Raises NodeError where somebody writes to it meanwhile."""
         row = self._files[item]
         buffer = bytearray(BLOCK)
-        with self._folder.opened(row["name"]) as file:
+        with self._folder.opened(row["name"]) as file, cold_read.Passing(file.fileno()) as passing:
             _unchanged(row, file.fileno())
             file.seek(offset)
             for count in iter(lambda: os.readv(file.fileno(), [buffer]), 0):
                 yield memoryview(buffer)[:count]
+                offset += count
+                passing.upto(offset)
             _unchanged(row, file.fileno())
 
-    def hashing(self, item: int, offset: int) -> Callable[[str], None] | None:
-        """Gives who is told the hash of a file that passes whole, unless it is known."""
-        if offset or self._known(self._files[item]) is not None:
-            return None
-        return lambda sha256: self._learn(item, sha256)
+    def passed(self, item: int, sha256: str) -> None:
+        """Keeps the hash of a file that has passed whole, unless it is known."""
+        if self._known(self._files[item]) is None:
+            self._learn(item, sha256)
 
     def _learn(self, item: int, sha256: str) -> None:
         """Keeps a file's sha256, for the folder's manifest: of the file as it was listed."""
@@ -91,9 +94,14 @@ def offer_weights(request: Json) -> Json:
     listing = source.listing()
     if not listing["files"]:
         out = len(listing["outside"])
-        links = f"; {out} links lead out of it, as in a Hugging Face cache" if out else ""
+        links = f"; {out} links lead out of it" if out else ""
         raise NodeError(f"{request['path']} holds no files{links}", "weights",
-                        "files are moved, links are not: cp -rL makes files of them")  # fmt: skip
+                        "links are followed inside the folder, and in a Hugging Face cache from "
+                        "models--NAME/snapshots/REVISION: name that; or cp -rL")  # fmt: skip
+    mixed = beside.incomplete(request["path"])
+    if mixed is not None:
+        raise NodeError(f"the weights in {request['path']} are half switched by change {mixed}",
+                        "weights", f"rignode undo {mixed}")  # fmt: skip
     answer = server.serve(source, wanted)
     kept: str | None = None
     if source.hashes:

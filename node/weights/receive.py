@@ -1,42 +1,42 @@
 """weights receive: a weights folder from a node that offers it, by what lacks.
 
-Each file comes into `.rigbook/` beside the weights, is hashed while it passes, flushed, and gets
-its name in one rename: no half file ever has a name that an engine loads. All of it goes through
-descriptors of folders (node/files/dirfd.py): the weights' owner may put links in the way.
+Each file comes into `.rigbook/` beside the weights, is hashed while it passes, and flushed. Once
+all of them are there they get their names together (node/weights/set_step.py): neither a half file
+nor half a set has names that an engine loads. All of it goes through descriptors of folders
+(node/files/dirfd.py): the weights' owner may put links in the way.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import queue
-import stat
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import PurePosixPath
 from typing import Any
 
-from node.change import transaction
-from node.change.journal import parse_change
+from node.change import journal, transaction
 from node.core import validate
 from node.core.errors import Json, NodeError
+from node.core.step_state import INTENT, UNDONE
 from node.files import dirfd
 from node.transfer import client, server, spool
+from node.weights import beside, parts, set_step
 from node.weights import manifest as manifests
 
 STREAMS = 4
 # Bytes after which a file's flush begins while more of it comes: else all of it waits for the end.
 FLUSH = 64 << 20
-_PLAIN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _parse_request(request: Json) -> Json:
     keys = ("change", "path", "owner", "from", "key", "deadline_s", "streams", "prune")
     body = validate.keys(request, "request", keys, keys[:5])
     return {
-        "change": parse_change(body["change"]),
+        "change": journal.parse_change(body["change"]),
         "path": validate.path(body["path"], "path"),
         "owner": dirfd.owner_of(validate.name(body["owner"], "owner")),
         "from": server.parse_address(body["from"]),
@@ -88,10 +88,10 @@ class _Transfer:
         self._progress: spool.Progress | None = None
         self._lock = threading.Lock()
         self._errors: list[Exception] = []
-        self._hashes: dict[str, manifests.Hash] = {}
         self._wire = [0, 0]
-        # Descriptors of the weights' folder and of our own in it, while files come.
-        self._fd = self._own = -1
+        # The descriptor of our own folder in the weights', and what is in it, while files come.
+        self._own = -1
+        self._parts: parts.Parts
 
     def end(self) -> None:
         """Clears the progress away."""
@@ -101,58 +101,94 @@ class _Transfer:
     def run(self, peer: client.Peer) -> Json:
         """Brings what is to come; gives the figures."""
         theirs, outside = _listed(peer.ask({"list": True}))
+        self._finish_former()
         own = {row["name"]: row for row in self._folder.list()} if self._exists() else {}
         todo = [(item, row) for item, row in enumerate(theirs)
                 if row["name"] not in own or not manifests.same(row, own[row["name"]])]  # fmt: skip
         # What the giver has as a link out of its folder it does have: it is nobody's extra file.
         extra = [name for name in sorted(set(own) - {row["name"] for row in theirs})
                  if not any((name + "/").startswith(out + "/") for out in outside)]  # fmt: skip
+        pruned = extra if self._body["prune"] else []
         figures = {
             "files": [row["name"] for _, row in todo],
             "bytes": sum(row["size"] for _, row in todo),
             "extra": extra,
             "outside": outside,
-            "pruned": [],
+            "pruned": pruned,
+            "replaced": [],
+            "displaced": None,
+            "freed": [],
         }
-        if not todo and not (extra and self._body["prune"]):
+        if not todo and not pruned:
+            self._settle()
             return {**figures, "changed": False}
         self._folder.require_own()
-        what = {"folder": self._body["path"], "files": len(todo), "bytes": figures["bytes"]}
-        with transaction.opened(self._body["change"], "weights receive") as log:
-            log.begin("weights", **what)
+        with self._opened() as log:
+            log.begin(set_step.OP, stage=set_step.FETCH, change=self._body["change"]["id"],
+                      path=self._body["path"], owner=[*self._body["owner"]],
+                      count=len(todo), bytes=figures["bytes"])  # fmt: skip
+        fd = self._stack.enter_context(dirfd.folder(self._folder.path, self._body["owner"]))
+        self._own = self._stack.enter_context(self._folder.own())
+        names = [row["name"] for _, row in todo] + pruned
+        figures["replaced"] = set_step.require_replaceable(fd, self._folder.path, names)
+        figures["freed"] = beside.free_former(self._body["path"], self._body["change"]["id"])
+        self._parts = parts.Parts(self._own, [row for _, row in todo], self._folder.only)
         figures.update(self._bring(todo))
-        if self._body["prune"]:
-            figures["pruned"] = self._prune(extra)
-        with transaction.opened(self._body["change"], "weights receive") as log:
-            log.begin("weights", **what)["state"] = "done"
-            log.write()
+        wanted = [{"name": row["name"], "part": self._parts.whole(row)} for _, row in todo]
+        with self._opened() as log:
+            entry = log.begin(set_step.OP)
+            set_step.switch(log, entry, wanted, pruned)
+        figures["displaced"] = set_step.kept_in(entry) if figures["replaced"] else None
+        self._save([row for _, row in todo], wanted)
         return {**figures, "changed": True}
 
     def _exists(self) -> bool:
         return os.path.isdir(self._folder.path)
 
+    def _opened(self) -> contextlib.AbstractContextManager[transaction.Transaction]:
+        return transaction.opened(self._body["change"], "weights receive")
+
+    def _finish_former(self) -> None:
+        """Has the names that a killed run of this change had begun to switch switched."""
+        if journal.find(self._body["change"]["id"]):
+            with self._opened():
+                pass
+
+    def _settle(self) -> None:
+        """All files are as the giver's: ends a step that was announced, and a mark that nobody
+        owns any more."""
+        if journal.find(self._body["change"]["id"]):
+            with self._opened() as log:
+                for row in log.rows:
+                    if row["op"] == set_step.OP and row["state"] == INTENT:
+                        log.finish(row, UNDONE)
+        by = beside.incomplete(self._body["path"])
+        if by is not None and beside.is_settled(by):
+            with self._folder.own() as own:
+                beside.unmark(own)
+
+    def _save(self, rows: list[Json], switched: list[Json]) -> None:
+        self._folder.save({
+            row["name"]: manifests.Hash(self._parts.digest(row), done["post"]["size"],
+                                        done["post"]["mtime_ns"])
+            for row, done in zip(rows, switched, strict=True)
+        })  # fmt: skip
+
     def _bring(self, todo: list[tuple[int, Json]]) -> Json:
-        enter = self._stack.enter_context
-        self._fd = enter(dirfd.folder(self._folder.path, self._body["owner"]))
-        self._own = enter(self._folder.own())
-        parts = {item: _part(row) for item, row in todo}
-        self._sweep(set(parts.values()))
-        kept = {item: self._size(part) for item, part in parts.items()}
+        kept = {item: self._parts.size(row) for item, row in todo}
         total = sum(row["size"] for _, row in todo)
         spool.require_room([(self._folder.path, total - sum(kept.values()))])
         self._progress = spool.Progress("weights", total, sum(kept.values()))
         jobs: queue.Queue[tuple[int, Json]] = queue.Queue()
         for job in sorted(todo, key=lambda job: -int(job[1]["size"])):
             jobs.put(job)
-        streams = [threading.Thread(target=self._stream, args=(jobs, parts), daemon=True)
+        streams = [threading.Thread(target=self._stream, args=(jobs,), daemon=True)
                    for _ in range(min(self._body["streams"], len(todo)))]  # fmt: skip
         started = time.monotonic()
         for stream in streams:
             stream.start()
         for stream in streams:
             stream.join()
-        if self._hashes:
-            self._folder.save(self._hashes)
         if self._errors:
             raise self._errors[0]
         took = round(time.monotonic() - started, 2)
@@ -161,13 +197,18 @@ class _Transfer:
         return {"resumed_bytes": there, "wire_bytes": wire_bytes, "damaged": damaged,
                 "wire_s": took}  # fmt: skip
 
-    def _stream(self, jobs: queue.Queue[tuple[int, Json]], parts: dict[int, str]) -> None:
-        peer = client.Peer(self._body["from"], self._body["key"], self._gone)
+    def _ended(self) -> str | None:
+        """Gives why a stream has to end: nobody waits, or another one has failed."""
+        return str(self._errors[0]) if self._errors else self._gone()
+
+    def _stream(self, jobs: queue.Queue[tuple[int, Json]]) -> None:
+        peer = client.Peer(self._body["from"], self._body["key"], self._ended)
         try:
             with ThreadPoolExecutor(1) as flusher:
                 while not self._errors:
                     item, row = jobs.get_nowait()
-                    self._one(peer, item, row, parts[item], flusher)
+                    if self._parts.whole(row) is None:
+                        self._one(peer, item, row, flusher)
         except queue.Empty:
             pass
         except Exception as error:
@@ -178,9 +219,7 @@ class _Transfer:
                 self._wire[0] += peer.wire_bytes
                 self._wire[1] += peer.damaged
 
-    def _one(
-        self, peer: client.Peer, item: int, row: Json, part: str, flusher: ThreadPoolExecutor
-    ) -> None:
+    def _one(self, peer: client.Peer, item: int, row: Json, flusher: ThreadPoolExecutor) -> None:
         flushed: Future[None] | None = None
         waiting = 0
 
@@ -188,73 +227,26 @@ class _Transfer:
             nonlocal flushed, waiting
             waiting += count
             if waiting >= FLUSH and (flushed is None or flushed.done()):
-                flushed, waiting = flusher.submit(self._flush, part), 0
+                flushed, waiting = flusher.submit(self._flush, row), 0
             with self._lock:
                 if self._progress:
                     self._progress.add(count)
 
-        digest = self._fetched(peer, item, row, part, grown)
-        where, name = os.path.split(row["name"])
-        owner = self._body["owner"]
-        with dirfd.inside(self._fd, where, self._folder.path, owner) as folder:
-            _require_replaceable(folder, name, row["name"])
-            with os.fdopen(os.open(part, _PLAIN | os.O_RDWR, dir_fd=self._own), "rb+") as file:
-                os.fchown(file.fileno(), owner.uid, owner.gid)
-                os.fchmod(file.fileno(), 0o644)
-                os.fsync(file.fileno())
-                info = os.fstat(file.fileno())
-            os.rename(part, name, src_dir_fd=self._own, dst_dir_fd=folder)
-            os.fsync(folder)
-        with self._lock:
-            self._hashes[row["name"]] = manifests.Hash(digest, info.st_size, info.st_mtime_ns)
+        self._parts.complete(row, self._fetched(peer, item, row, grown))
 
-    def _fetched(
-        self, peer: client.Peer, item: int, row: Json, part: str, grown: client.Grown
-    ) -> str:
+    def _fetched(self, peer: client.Peer, item: int, row: Json, grown: client.Grown) -> str:
+        part, size, want = self._parts.part(row), int(row["size"]), row["sha256"]
         try:
-            return client.fetch(peer, item, part, row["sha256"], grown, self._own)
+            return client.fetch(peer, item, part, size, want, grown, self._own)
         except NodeError as error:
             if error.code != "not_the_same":
                 raise
             raise NodeError(f"{row['name']}: {error}", error.code, error.remedy) from None
 
-    def _flush(self, part: str) -> None:
-        """Has what a part holds by now written to the disk; what fails, the last fsync meets."""
+    def _flush(self, row: Json) -> None:
+        """Flushes what a part holds by now; what fails here, its last flush meets."""
         with contextlib.suppress(OSError):
-            fd = os.open(part, _PLAIN | os.O_RDONLY, dir_fd=self._own)
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
-
-    def _size(self, part: str) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            return os.stat(part, dir_fd=self._own, follow_symlinks=False).st_size
-        return 0
-
-    def _sweep(self, keep: set[str]) -> None:
-        """Removes parts that belong to no file of this transfer."""
-        # Beside a single file others may lie, with parts of their own.
-        mine = _part_of(self._folder.only) if self._folder.only else ""
-        for name in os.listdir(self._own):
-            if name.startswith(mine) and name.endswith(".part") and name not in keep:
-                os.unlink(name, dir_fd=self._own)
-
-    def _prune(self, extra: list[str]) -> list[str]:
-        with dirfd.folder(self._folder.path) as fd:
-            for path in extra:
-                where, name = os.path.split(path)
-                with dirfd.inside(fd, where, self._folder.path) as folder:
-                    os.unlink(name, dir_fd=folder)
-        return extra
-
-
-def _require_replaceable(folder: int, name: str, shown: str) -> None:
-    """Raises NodeError where a file cannot take a name: something else than a file has it."""
-    with contextlib.suppress(FileNotFoundError):
-        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            raise NodeError(f"{shown} is not a file: it is not replaced", "not_a_file")
+            self._parts.flush(row)
 
 
 def _listed(answer: Json) -> tuple[list[Json], list[str]]:
@@ -266,6 +258,10 @@ def _listed(answer: Json) -> tuple[list[Json], list[str]]:
         for key in ("sha256", "probe"):
             if row.get(key) is not None:
                 validate.key(row[key], f"files[{n}].{key}")
+    names = {row["name"] for row in rows}
+    folders = {str(above) for name in names for above in PurePosixPath(name).parents}
+    if len(names) < len(rows) or names & folders:
+        raise NodeError("the giving node names a file twice, or one as a folder too", "weights")
     outside = validate.array(answer.get("outside"), "outside", manifests.MAX_FILES)
     return [dict(row) for row in rows], [_name(row, "outside") for row in outside]
 
@@ -275,13 +271,3 @@ def _name(value: Any, where: str) -> str:
     if name.startswith((".", "/")) or os.path.normpath(name) != name or "/." in name:
         raise NodeError(f"the giving node names a file {name[:80]!r}", "weights")
     return name
-
-
-def _part(row: Json) -> str:
-    """Gives the name of a file's part: another size or content of the source is another part."""
-    text = f"{row['size']}\0{row['probe']}"
-    return _part_of(row["name"]) + hashlib.sha256(text.encode()).hexdigest()[:16] + ".part"
-
-
-def _part_of(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:16] + "-"

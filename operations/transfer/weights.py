@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from pyinfra import host
@@ -14,7 +14,12 @@ from operations.transfer.transfer import DEADLINE_S, Transfer, came, watched_cal
 
 @operation()
 def move(
-    run: Run, transfer: Transfer | None, paths: Mapping[str, str], owner: str, prune: bool
+    run: Run,
+    transfer: Transfer | None,
+    paths: Mapping[str, str],
+    replaced: Mapping[str, Sequence[tuple[str, int]]],
+    owner: str,
+    prune: bool,
 ) -> Generator[FunctionCommand, None, None]:
     """
     Bring the files that a node lacks, or has otherwise, from the node that gives.
@@ -22,6 +27,7 @@ def move(
     + run: the change
     + transfer: who gives, who takes, and by which way; None when nothing is to move
     + paths: the weights' path on each node
+    + replaced: by node, name and bytes of the files there that are replaced or deleted
     + owner: who owns the files here
     + prune: delete what the giving node has not
     """
@@ -30,6 +36,9 @@ def move(
         host.noop("the weights are here as they should be")
         return
     run.show_once(host, "move", lambda: host.log(_line(transfer, host.name, paths)))
+    former = replaced.get(host.name)
+    if former:
+        run.show_once(host, "replaced", lambda: host.log_styled(_replaces(former), fg="yellow"))
     reporter = host
     yield run.step(
         "move",
@@ -44,6 +53,19 @@ def _line(transfer: Transfer, name: str, paths: Mapping[str, str]) -> str:
     if name == transfer.source:
         return f"give {paths[name]} to {', '.join(transfer.targets)}, {way}"
     return f"get what lacks in {paths[name]} from {transfer.source}, {way}"
+
+
+def _replaces(files: Sequence[tuple[str, int]]) -> str:
+    size = sum(size for _, size in files)
+    names = ", ".join(f"{name} ({_size(size)})" for name, size in files)
+    many = "" if len(files) == 1 else "s"
+    return f"replaces {len(files)} file{many}, {_size(size)}, which are kept for an undo: {names}"
+
+
+def _size(size: int) -> str:
+    if size < 1e6:
+        return f"{size} bytes"
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
 
 
 def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool) -> None:
@@ -63,6 +85,12 @@ def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool
             f"{transfer.source} has links out of its folder, which are not moved: {listed}",
             fg="yellow",
         )
+    for row in answer.get("freed", ()):
+        reporter.log(f"removed {row['path']} ({_size(row['bytes'])}): that change is settled")
+    former = answer.get("replaced", ())
+    if former:
+        size = _size(sum(row["size"] for row in former))
+        reporter.log(f"{len(former)} former files, {size}, are kept in {answer['displaced']}")
     for name in answer["extra"]:
         verb = "deleted" if name in answer["pruned"] else "left here (prune=true deletes it)"
         reporter.log_styled(f"{name} is not on {transfer.source}: {verb}", fg="yellow")

@@ -28,6 +28,8 @@ class WeightsFile(Frozen):
 
     `header_says` is the length that the own header of a safetensors or GGUF file gives it; None
     for others. A GGUF may be longer. `broken` is why a GGUF's header cannot be read to its end.
+    `probe` is the sha256 of its first and last 64 KiB. `sha256` is known from an earlier reading
+    (size and mtime still hold), or read for with `deep`.
     """
 
     name: str
@@ -36,15 +38,31 @@ class WeightsFile(Frozen):
     sha256: str | None
     header_says: int | None = None
     broken: str | None = None
+    probe: str | None = None
+
+
+class FormerWeights(Frozen):
+    """The files that a change replaced, as they are kept beside the weights; `bytes` in sum."""
+
+    change: str
+    path: str
+    files: int
+    bytes: int
 
 
 class Weights(Frozen):
-    """A weights folder (or file). `missing_shards` are named by the index and not there."""
+    """A weights folder (or file). `missing_shards` are named by the index and not there.
+
+    `incomplete` is the change that left it half switched: some files are of one set, some of
+    another.
+    """
 
     path: str
     exists: bool
     files: tuple[WeightsFile, ...]
     missing_shards: tuple[str, ...]
+    incomplete: str | None = None
+    displaced: tuple[FormerWeights, ...] = ()
 
 
 class VenvProbe(Frozen):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pyinfra import logger
+
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from gates.transfer.route import TransferRequest, route_of, with_route_probe
@@ -35,5 +37,10 @@ def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
 def planned_route(rig: Procedure) -> Route:
     """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
     addresses, device = route_of(rig.plan, [code for code, _ in rig.waivers])
+    if device is None:
+        logger.warning(
+            "what moves goes over the LAN as plain text: who listens there can read it; "
+            "a one-time key and hashes keep it from being changed"
+        )
     data = rig.data(TransferData)
     return Route(addresses, device, data.port)

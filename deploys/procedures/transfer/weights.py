@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from facts.rignode.context import real
 from gates.transfer.route import TransferRequest
 from gates.transfer.weights import weights_source
 from gates.weights import weights as gates
-from gates.weights.files import weights_of
+from gates.weights.files import replaced, weights_of
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer.transfer import Transfer
@@ -32,6 +32,8 @@ class WeightsWork:
     """The steps of one weights run; everything empty when nothing is to do."""
 
     paths: Mapping[str, str]
+    # by node, what the move replaces there: name and bytes
+    replaced: Mapping[str, Sequence[tuple[str, int]]]
     transfer: Transfer | None
     hashing: frozenset[str]
     hashed: dict[str, Any] = field(default_factory=dict)
@@ -77,6 +79,7 @@ def plan(rig: Procedure) -> WeightsWork:
         or name in differ
         or unfinished({name: snapshots[name]}, "weights")
         or not _there(seen[name])
+        or _is_half(seen[name])
     )
     if source is not None and not targets and not data.verify:
         logger.info(
@@ -85,8 +88,14 @@ def plan(rig: Procedure) -> WeightsWork:
     transfer = None
     if source is not None and targets:
         transfer = Transfer(rig.run, "weights", source, targets, planned_route(rig))
+    giving = seen.get(source or "")
     return WeightsWork(
         paths={node.name: plan.specs[node.name].weights for node in plan.rig.nodes},
+        replaced={
+            name: [(f.name, f.size) for f in replaced(giving, taking, data.prune)]
+            for name in targets
+            if giving and (taking := seen[name])
+        },
         transfer=transfer,
         hashing=frozenset(seen) if data.verify else frozenset(),
     )
@@ -96,11 +105,19 @@ def _there(weights: Weights | None) -> bool:
     return weights is not None and weights.exists and bool(weights.files)
 
 
+def _is_half(weights: Weights | None) -> bool:
+    return weights is not None and weights.incomplete is not None
+
+
 def _line(weights: Weights | None) -> str:
     if weights is None or not weights.exists:
         return "no weights"
     size = sum(f.size for f in weights.files)
-    return f"{len(weights.files)} files, {size / 1e9:.2f} GB in {weights.path}"
+    kept = "".join(
+        f"; {row.bytes / 1e9:.2f} GB of former files are kept in {row.path}"
+        for row in weights.displaced
+    )
+    return f"{len(weights.files)} files, {size / 1e9:.2f} GB in {weights.path}{kept}"
 
 
 def verify(rig: Procedure, work: WeightsWork) -> str:
@@ -126,5 +143,8 @@ def verify(rig: Procedure, work: WeightsWork) -> str:
 
 
 def revert(run: Run) -> str:
-    """After a failure: files that came whole have their names, the rest waits beside them."""
-    return "no half file has a name that an engine loads; run it again: it goes on from here"
+    """After a failure: a set that came whole has its names, the rest waits beside the weights."""
+    return (
+        "neither a half file nor half a set has names that an engine loads; run it again: it goes"
+        f" on from here; or back: deploys/rollback.py --data change={run.id}"
+    )

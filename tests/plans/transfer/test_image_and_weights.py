@@ -12,6 +12,7 @@ from operations.transfer import docker_archive
 from schema.desired.plan import Plan
 from schema.inputs.load import plan
 from schema.observed.network import Network
+from schema.observed.snapshot import Unreadable
 from tests.plans.support import rigs
 from tests.plans.support.rigs import Seen, broken, image_missing
 from tests.plans.support.scenario import HEAD, WORKER, Ran, Runs, Scenario, Snapshots, data, host
@@ -30,6 +31,24 @@ LACKING = "docker.images"
 weights_missing = broken(
     healthy, (WORKER, "weights.0.exists", False), (WORKER, "weights.0.files", ())
 )
+weights_off_fabric = broken(weights_missing, (WORKER, "network.peers.0.route_device", "eth0"))
+
+
+def weights_others(plan: Plan) -> Snapshots:
+    """The worker has another config, a shard of the same size with another end, and one more."""
+    seen = dict(healthy(plan))
+    weights = seen[WORKER].weights
+    assert not isinstance(weights, Unreadable)
+    config, shard, *_ = weights[0].files
+    probe = {WORKER: "b" * 64, HEAD: "a" * 64}
+    for name in probe:
+        there = shard.model_copy(update={"probe": probe[name]})
+        more = (config.model_copy(update={"size": 1999}), there,
+                config.model_copy(update={"name": "old.bin", "size": 5_000_000}))  # fmt: skip
+        seen[name] = put(seen[name], "weights.0.files", more if name == WORKER else (config, there))
+    return seen
+
+
 no_fabric = broken(image_missing, (WORKER, "network.peers.0.route_device", "eth0"))
 other_store = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs"))
 nobody = broken(image_missing, (HEAD, LACKING, ()))
@@ -190,6 +209,14 @@ TABLE = {
         weights(seen=weights_missing),
         done(steps=[{"lab1 weights offer", "lab2 weights receive"}, "lab2 close COMMITTED"])),
     "weights dry": (weights(seen=weights_missing, how="--dry"), quiet()),
+    # the wrong node's name would have replaced the good files unseen
+    "weights replaced, dry": (
+        weights(f"from={HEAD}", "prune=true", seen=weights_others, how="--dry"),
+        quiet(f"[{WORKER}] replaces 3 files, 3.23 GB, which are kept for an undo: config.json "
+              "(1999 bytes), model-00001-of-00001.safetensors (3.22 GB), old.bin (5.00 MB)")),
+    "weights on the LAN": (
+        weights("waive=fabric-route", "reason=the cable", seen=weights_off_fabric),
+        done("goes over the LAN as plain text")),
     "weights verify": (
         weights("verify=true"), done("with the same sha256 on 2 nodes", steps=[HASHED])),
     # ignored, the name of a backup would leave the belief that something was verified

@@ -87,6 +87,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.rules",
             "node.snapshot",
             "node.systemd",
+            "node.weights",
         },
         "node.files": {"node.core", "node.rules"},
         "node.growth": {
@@ -116,6 +117,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.core",
             "node.docker",
             "node.rules",
+            "node.files",
             "node.systemd",
             "node.weights",
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from node.core.errors import CannotRead, NodeError
 from node.docker import containers
 from node.engine import before_start, fabric_link, memory_need, prelaunch
+from node.weights import beside, manifest
 from tests.unit.node.support.enginefile import engine, engine_file
 from tests.unit.node.support.host import Host
 
@@ -58,6 +60,32 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def start(**changes: Any) -> None:
     prelaunch.prelaunch(engine(**changes))
+
+
+def half(folder: Path) -> None:
+    """Weights whose switch was cut off."""
+    with manifest.Folder(str(folder)).own() as own:
+        beside.mark(own, "20260101T000000Z-weights-1a2b")
+
+
+def test_weights_that_are_half_of_two_sets_are_not_loaded(machine: Machine, tmp_path: Path) -> None:
+    """Restart=always would start it at once, and the engine would load the mix without an error."""
+    start(weights=str(tmp_path))
+    half(tmp_path)
+    machine.asked.clear()
+    with pytest.raises(NodeError) as caught:
+        start(weights=str(tmp_path))
+    assert caught.value.code == "weights_incomplete" and machine.asked == []
+    assert "20260101T000000Z-weights-1a2b was cut off" in str(caught.value)
+    assert "\n" not in str(caught.value) and "rignode undo 2026" in caught.value.remedy
+
+
+def test_weights_that_are_switched_while_it_waits_are_not_loaded_either(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.answers["peer"] = lambda: half(tmp_path) or True
+    with pytest.raises(NodeError, match="half of one set"):
+        start(weights=str(tmp_path))
 
 
 def test_a_start_in_order(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_a_layer_whose_byte_flipped_on_the_wire_comes_right(ends: Ends, tmp_path
     path, grown = tmp_path / "layer", []
     with ends.meddled(spoil), ends.offering():
         peer = client.Peer(ends.place(), ends.key, lambda: None)
-        client.fetch_without_digest(peer, 0, str(path), grown.append)
+        client.fetch_without_digest(peer, 0, str(path), 12 * MIB, grown.append)
         peer.bye(None)
     assert not spoil.left and peer.damaged == 1
     assert path.read_bytes() == made["a.bin"] and sum(grown) == 12 * MIB
@@ -145,7 +145,7 @@ class _Giver:
             return {"size": len(self.contents[message["size"]])}
         return {"config": base64.b64encode(self.config).decode()}
 
-    def fetch(self, peer: object, item: int, path: str, grown: client.Grown) -> None:
+    def fetch(self, peer: object, item: int, path: str, size: int, grown: client.Grown) -> None:
         self.fetched.append(item)
         grown(Path(path).write_bytes(self.contents[item]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ from node.core import proc
 from node.core.errors import CannotRead, NodeError
 from node.snapshot import collect as snapshot_collect
 from node.snapshot import gpus, network, ports, shm, weights
+from node.weights import beside, manifest
 from schema.observed.machine import Gpus
 from schema.observed.snapshot import NodeSnapshot, SnapshotRequest, Unreadable
 from tests.unit.node.support.host import Host
@@ -189,8 +191,29 @@ def test_weights(tmp_path: Path) -> None:
     assert seen.files[0].magic == bytes(range(16)).hex() and len(seen.files[0].sha256) == 64
     assert seen.missing_shards == ("gone.safetensors",)
     assert readable(take(weights=[str(folder)]).weights)[0].files[0].sha256 is None
+    ends = hashlib.sha256(bytes(range(32)) * 2).hexdigest()
+    assert (seen.files[0].probe, seen.incomplete, seen.displaced) == (ends, None, ())
     (folder / "model.safetensors.index.json").write_text("[]")
     assert isinstance(take(weights=[str(folder)]).weights, Unreadable)
+
+
+def test_what_lies_beside_weights_is_told_and_is_no_file_of_theirs(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(bytes(100))
+    kept = tmp_path / ".rigbook" / "displaced-change-1+1" / "sub"
+    folder = manifest.Folder(str(tmp_path))
+    with folder.opened("a.safetensors") as file:
+        known = manifest.hash_of(file, "a.safetensors")
+    folder.save({"a.safetensors": known})
+    kept.mkdir(parents=True)
+    (kept / "b.safetensors").write_bytes(bytes(70))
+    (tmp_path / ".rigbook" / "1-2.3.whole").write_bytes(bytes(9))
+    with folder.own() as own:
+        beside.mark(own, "change-2")
+    (seen,) = readable(take(weights=[str(tmp_path)]).weights)
+    assert [(file.name, file.sha256) for file in seen.files] == [("a.safetensors", known.sha256)]
+    (former,) = seen.displaced
+    assert (former.change, former.path) == ("change-1", str(kept.parent))
+    assert (former.files, former.bytes, seen.incomplete) == (1, 70, "change-2")
 
 
 def test_a_gguf_says_how_long_it_is_and_why_it_cannot_be_read(tmp_path: Path) -> None:

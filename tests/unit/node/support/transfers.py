@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from node.transfer import protocol
 from tests.unit.node.support.host import Host, change
 
 HERE = "127.0.0.1"
@@ -144,6 +145,30 @@ class Ends:
         with self.offering() as offer:
             got = self.taker.call("weights receive", self.receive(**more))
             return got, answer(offer)
+
+
+@contextmanager
+def giver(play: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """A double of a giver that proves itself and then does `play(line)` on each connection."""
+    key, port = secrets.token_hex(32), free_port()
+    listener = socket.create_server((HERE, port))
+
+    def serve() -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+                line = protocol.accept_handshake(near, key)
+                play(line)
+                line.close()
+            except (OSError, protocol.WireError):
+                if listener.fileno() < 0:
+                    return
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield {"address": HERE, "port": port, "device": None}, key
+    finally:
+        listener.close()
 
 
 def answer(started: subprocess.Popen[str], timeout: float = 20) -> dict[str, Any]:
