@@ -37,7 +37,7 @@ from schema.render.drop_in import (
     listed_argv,
 )
 
-GATED = frozenset({"waive", "reason", "deep"})
+GATED = frozenset({"waive", "reason", "deep", "former_rig"})
 
 
 def _as_text(value: object) -> object:
@@ -83,7 +83,7 @@ class DoctorKeys(Frozen):
 class DoctorData(DoctorKeys, HostData):
     """doctor."""
 
-    unused = frozenset({"waive", "reason"})
+    unused = GATED - {"deep"}
 
 
 class OfABackupData(HostData):
