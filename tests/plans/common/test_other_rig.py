@@ -7,7 +7,7 @@ from typing import Any
 from schema.inputs.runbooks import RUNBOOKS
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Scenario, data, host
+from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, host
 from tests.plans.support.table import Ends, Table, done, each_row, refused
 
 # What a runbook has to be given before its gates are asked.
@@ -53,3 +53,7 @@ TABLE: Table = {
                  refused("former_rig")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
+
+
+def test_no_changing_runbook_touches_a_node_of_another_rig(ran: Runs) -> None:
+    assert CHANGING and [d for d in CHANGING if ran[d].changing] == []
