@@ -72,14 +72,16 @@ def revert_change(
     kept, silent = _all_recorded(state, ordered, change, recorded)
     ordered = list(kept)
     former = FormerVenvs(state, plan, kept)
-    for node in reversed(ordered):
-        _stop_engine(state, node, kept[node])
+    stops = {node: _stop_engine(state, node, kept[node]) for node in reversed(ordered)}
     former.check()
     # Every node is tried: one that cannot go back must not keep the others from it.
     request["start_units"] = True
     if reason:
         request["reason"] = _one_line(reason)
-    problems = [line for node in ordered if (line := _undo(state, node, request, kept[node]))]
+    problems = []
+    for node in ordered:
+        if line := _undo(state, node, request, kept[node]):
+            problems.append("; ".join(filter(None, (stops[node], line))))
     problems += silent
     if problems:
         raise StepFailed("; ".join(problems))
@@ -213,21 +215,33 @@ def _recorded(state: State, node: str, change: str) -> Mapping[str, Any] | None:
     return dict(found["change"])
 
 
-def _stop_engine(state: State, node: str, change: Mapping[str, Any] | None) -> None:
-    """Stops the unit before files go back, where the change stopped or started it.
+def _stop_engine(state: State, node: str, change: Mapping[str, Any] | None) -> str | None:
+    """Stops the unit before files go back, where the change stopped or started it; a line where
+    that failed. The node's own undo stops it once more: no other node waits for this one.
 
     A change that only came to the files left the running engine alone; so does its undo.
     """
     steps = change["steps"] if change else ()
-    if any(step["op"] == "unit" and _touches_engine(step) for step in steps):
+    if not any(step["op"] == "unit" and _touches_engine(step) for step in steps):
+        return None
+    try:
         stop_unit(state, node)
+    except StepFailed as error:
+        state.inventory.get_host(node).log(f"{error}; its undo tries again")
+        return str(error)
+    return None
 
 
 def stop_unit(state: State, node: str) -> None:
     """Stops the engine's unit on a node; StepFailed with the host's words."""
     host = state.inventory.get_host(node)
     command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
-    done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
+    try:
+        done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
+    except Exception as error:  # any transport error: paramiko, gevent, OSError
+        raise StepFailed(
+            f"{node}: systemctl stop {UNIT}: the connection failed: {error}"
+        ) from error
     if not done:
         raise StepFailed(f"{node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
 
