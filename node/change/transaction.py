@@ -85,6 +85,11 @@ def _open_or_resume(wanted: Json) -> Json:
     changes, broken = journal.read_all()
     if broken:
         raise journal.broken_error(broken)
+    found = journal.find(wanted["id"])
+    if found is not None:
+        journal.require_owner(found, wanted["run"])
+        if found["status"] != "OPEN":
+            raise NodeError(f"change {found['id']} is {found['status']} already", "change_closed")
     for other in changes:
         if other["status"] == "OPEN" and other["id"] != wanted["id"]:
             raise NodeError(
@@ -92,11 +97,8 @@ def _open_or_resume(wanted: Json) -> Json:
                 "change_open",
                 f"finish it, or undo it with: rignode undo {other['id']}",
             )
-    found = journal.find(wanted["id"])
     if found is None:
         return journal.open_change(wanted)
-    if found["status"] != "OPEN":
-        raise NodeError(f"change {found['id']} is {found['status']} already", "change_closed")
     kinds.require_known(found)
     if kinds.recover(found["steps"]):
         journal.save(found)

@@ -34,6 +34,8 @@ CHANGING: dict[str, str] = {
     "apply": "node.change.apply:apply",
     "file install": "node.change.apply:install",
     "close": "node.change.close:close",
+    "claim": "node.engine.held_stopped:claim_change",
+    "beat": "node.change.claim:beat",
     "reap": "node.reap.reap:reap",
     "shm": "node.reap.shared_memory:shm",
     "caches": "node.engine.page_cache:caches",
