@@ -59,8 +59,7 @@ CHANGING: tuple[Gate, ...] = (
 # Before another version is installed: the venv is there, and who runs it. Not its version or its
 # program, which an upgrade may be meant to mend.
 UPGRADING: tuple[Gate, ...] = (*CHANGING, storage.disk_room, venv.venv_there, venv.venv_user)
-# Before a cold restart, which ends orphans, frees ports and memory, and takes up a restart that
-# was cut off; a change of another deploy stays in its way (storage.changes_closed).
+# Before a cold restart, which ends orphans, frees ports and memory.
 RESTARTING: tuple[Gate, ...] = (
     *reachable.GATES,
     *other_rig.GATES,
@@ -68,7 +67,7 @@ RESTARTING: tuple[Gate, ...] = (
     *fabric.GATES,
     storage.disk_room,
     storage.lock_free,
-    storage.changes_closed_but_restart,
+    storage.changes_closed,
     storage.journal_whole,
     *image.GATES,
     *venv.GATES,
@@ -88,8 +87,14 @@ REBOOTING: tuple[Gate, ...] = (
 )
 # Before a look that waits for nobody.
 LOOKING: tuple[Gate, ...] = (reachable.nodes_reachable, storage.lock_free, storage.journal_whole)
-# Before a rollback: an open change is what it is there for.
-REACHING: tuple[Gate, ...] = (*LOOKING, *other_rig.GATES)
+# Before a rollback: an open change is what it is there for, and it waits for a held lock.
+REACHING: tuple[Gate, ...] = (
+    reachable.nodes_reachable,
+    storage.journal_whole,
+    *other_rig.GATES,
+)
+# Before a restore.
+RESTORING: tuple[Gate, ...] = (*LOOKING, *other_rig.GATES)
 # What asks about an engine that rigbook itself installs and starts. A Deployment's is its chart's:
 # files, unit, container, weights and processes are no business of ours there.
 OF_OUR_ENGINE: frozenset[Gate] = frozenset(

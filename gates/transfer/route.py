@@ -39,16 +39,15 @@ class TransferRequest:
     is_compared: bool = False
 
 
-def gates_before(deploy: str) -> tuple[Gate, ...]:
-    """The gates before any transfer: nodes, fabric, nobody else at work but a cut-off run."""
-    return (
-        reachable.nodes_reachable,
-        *other_rig.GATES,
-        *fabric.GATES,
-        storage.lock_free,
-        storage.no_open_change_except(deploy),
-        storage.journal_whole,
-    )
+# The gates before any transfer: nodes, fabric, nobody else at work.
+BEFORE: tuple[Gate, ...] = (
+    reachable.nodes_reachable,
+    *other_rig.GATES,
+    *fabric.GATES,
+    storage.lock_free,
+    storage.changes_closed,
+    storage.journal_whole,
+)
 
 
 RequestGate = Callable[[TransferRequest, Plan, Observed], list[Violation]]

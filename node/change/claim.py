@@ -44,7 +44,7 @@ def claim(request: Json, around: undo.Around) -> Json:
             journal.save(change)
         if validate.boolean(body.get("take_back", False), "take_back"):
             steps = undo.take_back(change, keep, overwrite, around)
-        return {**_told(change), "claimed": True, "steps": steps, "blob": change.get("blob")}
+        return {**_told(change), "claimed": True, "steps": steps, "state": change}
 
 
 def _told(change: Json) -> Json:

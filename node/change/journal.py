@@ -212,18 +212,6 @@ def summary_section() -> Json:
     }
 
 
-def unsettled(request: Json) -> Json:
-    """`journal look`: the change of an id, else those that are not settled, each whole; reads only.
-
-    For a rollback, which asks before it knows which one it will undo.
-    """
-    body = validate.keys(request, "request", ("change",))
-    if body.get("change") is not None:
-        found = find(validate.change_id(body["change"]))
-        return {"changes": [] if found is None else [found]}
-    return {"changes": [row for row in read_all()[0] if row["status"] in ("OPEN", "INCONSISTENT")]}
-
-
 def parse_change(value: object) -> Json:
     """Gives the `change` of a request, every value checked, absent ones filled in."""
     allowed = ("id", "deploy", "operator", "run", "waivers", "blob")

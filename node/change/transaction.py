@@ -100,6 +100,10 @@ def _open_or_resume(wanted: Json) -> Json:
     if found is None:
         return journal.open_change(wanted)
     kinds.require_known(found)
+    # a run that goes on in it was waived things of its own, and knows more
+    known = found.setdefault("waivers", [])
+    known += [row for row in wanted["waivers"] if row not in known]
+    found["blob"] = wanted["blob"] if wanted["blob"] is not None else found["blob"]
     if kinds.recover(found["steps"]):
         journal.save(found)
     return found

@@ -250,8 +250,8 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
 def take_back(change: Json, keep: list[str], overwrite: list[str], around: Around) -> list[Json]:
     """Undo what an open change did, for a run that goes on in it; call it under the lock.
 
-    The units in `keep` stay stopped; the others are as before. Raises NodeError as `undo`; the change
-    stays OPEN.
+    The units in `keep` stay stopped; the others are as before. The change stays OPEN. Raises
+    NodeError as `undo`.
     """
     kinds.require_known(change)
     if kinds.recover(change["steps"]):

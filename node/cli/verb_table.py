@@ -15,7 +15,6 @@ READING: dict[str, str] = {
     "wheels": "node.venv.pip_plan:inspect_wheels",
     "artifact": "node.venv.artifact:inspect_artifact",
     "patch look": "node.patch.inspect:inspect_patches",
-    "journal look": "node.change.journal:unsettled",
     "tree list": "node.backup.listing:list_all",
     "venv look": "node.venv.versions:inspect_versions",
     "venv check": "node.venv.check:check_venv",

@@ -1,4 +1,4 @@
-"""How a run says that it lives: its operator has each node that it changes note it, now and then."""
+"""How a run says that it lives: each node that it changes notes it, now and then."""
 
 from __future__ import annotations
 

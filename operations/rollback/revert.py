@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
-import gevent
 from pyinfra.api import State
 
 from facts.endpoint.completion import Endpoint
 from facts.observe import observe
-from facts.rignode.call import AskFailed, ask_node, bounded
+from facts.rignode.call import bounded
 from facts.rignode.context import in_host, real
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
@@ -23,6 +22,7 @@ from schema.observed.snapshot import NodeSnapshot
 from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
 from schema.render.installed import argv_in, endpoint_in
 
+Recorded = Mapping[str, Mapping[str, Any]]
 UNDO_TIMEOUT_S = 240
 # An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
 RESTORE_TIMEOUT_S = 1800
@@ -55,21 +55,26 @@ def revert_change(
     nodes: Collection[str],
     overwrite: Collection[str] = (),
     reason: str | None = None,
-    recorded: RecordedChanges | None = None,
+    recorded: Recorded | None = None,
+    run: str | None = None,
+    despite: str | None = None,
 ) -> str:
     """Undoes `change` on `nodes`: head stops first; workers come back before the head.
 
     Gives the line to tell. Raises StepFailed naming what did not come back; what did stays.
-    `reason`: why, for the journal. `recorded`: what was asked for beforehand. A former
-    venv is executed before anything is put back.
+    `reason`: why, for the journal. `recorded`: the change as nodes told it a moment ago. `run`: the
+    token of the run whose change it is. `despite`: another open change that is cut across.
+    A former venv is executed before anything is put back.
     """
     state = real(state)
     ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
     request: dict[str, Any] = {"change": change, "overwrite": sorted(overwrite)}
+    request.update({key: value for key, value in (("run", run), ("despite", despite)) if value})
     if plan.runtime == "deployment":
         # Its server rolls the former pods out; there is no unit to stop, and no venv to execute.
         return _undone(state, ordered, request, DEPLOYMENT_TIMEOUT_S)
     kept, silent = _all_recorded(state, ordered, change, recorded)
+    _refuse_another_runs(kept, run)
     ordered = list(kept)
     former = FormerVenvs(state, plan, kept)
     stops = {node: _stop_engine(state, node, kept[node]) for node in reversed(ordered)}
@@ -144,6 +149,18 @@ def _undo(
     return None
 
 
+def _refuse_another_runs(kept: Mapping[str, Mapping[str, Any] | None], run: str | None) -> None:
+    """StepFailed, before anything stops, where the change is another run's by now: this one slept,
+    and what runs there is not what it started.
+    """
+    for node, change in kept.items():
+        if run and change and change.get("run") not in (None, run):
+            raise StepFailed(
+                f"{node}: change {change['id']} was taken up by another run: nothing is undone",
+                "taken_up",
+            )
+
+
 def _installs(change: Mapping[str, Any] | None) -> list[str]:
     """The backups that the undo of a change restores."""
     steps = (change or {}).get("steps", ())
@@ -157,34 +174,8 @@ def _one_line(reason: str) -> str:
     return text if len(text) <= 1900 else f"{text[:300]} … {text[-1500:]}"
 
 
-class RecordedChanges:
-    """The changes that a rollback may undo, asked for on every node while other things are asked.
-
-    `change` None: those that are not settled.
-    """
-
-    def __init__(self, state: State, plan: Plan, change: str | None) -> None:
-        state, request = real(state), {"change": change} if change else {}
-        self._jobs = {
-            node.name: gevent.spawn(_look, state, node.name, request) for node in plan.rig.nodes
-        }
-
-    def of(self, node: str, change: str) -> Mapping[str, Any] | None:
-        """The change as the node had it; None where it did not tell of one."""
-        rows: list[Mapping[str, Any]] = self._jobs[node].get()
-        return next((row for row in rows if row["id"] == change), None)
-
-
-def _look(state: State, node: str, request: dict[str, Any]) -> list[Mapping[str, Any]]:
-    try:
-        host = state.inventory.get_host(node)
-        return list(ask_node(state, host, "journal look", request, 60)["changes"])
-    except AskFailed:
-        return []  # it is asked again, by who needs the answer
-
-
 def _all_recorded(
-    state: State, nodes: Collection[str], change: str, recorded: RecordedChanges | None
+    state: State, nodes: Collection[str], change: str, recorded: Recorded | None
 ) -> tuple[dict[str, Mapping[str, Any] | None], list[str]]:
     """The change as each node that answers has it, and a line about each that does not.
 
@@ -194,7 +185,7 @@ def _all_recorded(
     silent = []
     for node in nodes:
         try:
-            known = recorded.of(node, change) if recorded else None
+            known = (recorded or {}).get(node)
             kept[node] = known or _recorded(state, node, change)
         except StepFailed as error:
             silent.append(
@@ -221,7 +212,7 @@ def _stop_engine(state: State, node: str, change: Mapping[str, Any] | None) -> s
 
     A change that only came to the files left the running engine alone; so does its undo.
     """
-    steps = change["steps"] if change else ()
+    steps = change["steps"] if change and change.get("status") != "ROLLED_BACK" else ()
     if not any(step["op"] == "unit" and _touches_engine(step) for step in steps):
         return None
     try:
@@ -268,7 +259,8 @@ def undo_only(words: str = "", timeout_s: int = UNDO_TIMEOUT_S) -> Callable[[Run
     """
 
     def revert(run: Run) -> str:
-        told = _undone(run.state, sorted(run.touched), {"change": run.id}, timeout_s)
+        request = {"change": run.id, "run": run.owner.token}
+        told = _undone(run.state, sorted(run.touched), request, timeout_s)
         return f"{told}; {words}" if words else told
 
     return revert

@@ -103,6 +103,7 @@ class RollbackKeys(Frozen):
 
     change: Name | None = key(None, "the change to undo; none: the last that is not blessed")
     overwrite: Paths = key((), "files whose later edits it may discard")
+    despite: Name | None = key(None, "another open change that it may cut across")
 
 
 class RollbackData(RollbackKeys, OfABackupData):

@@ -29,12 +29,22 @@ def two_open(plan: Plan) -> Snapshots:
     return seen
 
 
+locked = rigs.broken(rigs.one_forgotten, (WORKER, "journal.lock_held", True))
+proven_on_the_head = rigs.with_changes(
+    healthy, (HEAD, "COMMITTED", rigs.OPEN_ID), (WORKER, "OPEN", rigs.OPEN_ID)
+)
+
+
 def rollback(*pairs: str, seen: rigs.Seen = rigs.one_forgotten) -> Scenario:
     """A rollback of both hosts."""
     return Scenario((ROLLBACK, "-y", *data(*pairs)), seen)
 
 
 SCRIPT = "/etc/rigbook/engine/serve.sh"
+LOCKED = {"error": "the lock is held by pid 77 (apply serve)", "code": "locked"}
+ROLLS = {"claimed": False, "status": "OPEN", "run": "f00", "operator": "anna@desk",
+         "deploy": "rollback", "quiet_s": 3.0}  # fmt: skip
+ROLLED = {**ROLLS, "status": "ROLLED_BACK"}
 EDITED = {"error": "serve.sh was edited since", "code": "edited", "remedy": "name it: --overwrite"}
 TABLE = {
     # exit status 0: there is nothing to mend
@@ -45,11 +55,24 @@ TABLE = {
         never=(rigs.BLESSED_ID,))),
     # the other one keeps its blessed state
     "one": (rollback(), done(
-        f"change {rigs.OPEN_ID} ROLLED_BACK", steps=["lab2 systemctl-stop", "lab2 undo"])),
+        f"change {rigs.OPEN_ID} ROLLED_BACK",
+        steps=["lab2 claim", "lab2 systemctl-stop", "lab2 undo"])),
     # the newest open change goes first: head stopped first, worker undone first
     "two": (rollback(seen=two_open), done(
-        steps=["lab1 systemctl-stop", "lab2 systemctl-stop", "lab2 undo", "lab1 undo"])),
-    "by id": (rollback(f"change={rigs.BLESSED_ID}"), done()),
+        steps=["lab1 claim", "lab2 claim", "lab1 systemctl-stop", "lab2 systemctl-stop",
+               "lab2 undo", "lab1 undo"])),
+    # its undo would stop the engine that the other change's run is about to prove
+    "under another": (rollback(f"change={rigs.BLESSED_ID}"), refused(
+        f"change {rigs.OPEN_ID} (serve) of milo@forge is OPEN on {WORKER}",
+        f"--data change={rigs.BLESSED_ID} --data despite={rigs.OPEN_ID}")),
+    "by id": (rollback(f"change={rigs.BLESSED_ID}", f"despite={rigs.OPEN_ID}"), done()),
+    # the worker's line was lost at close: what serves is proven, and stays
+    "proven": (rollback(seen=proven_on_the_head), refused(
+        f"change {rigs.OPEN_ID} is COMMITTED on {HEAD}", f"OPEN on {WORKER}",
+        "sudo rignode close", f"--data change={rigs.OPEN_ID}")),
+    "proven by id": (rollback(f"change={rigs.OPEN_ID}", seen=proven_on_the_head), done(
+        steps=["lab1 claim", "lab2 claim", "lab1 systemctl-stop", "lab2 systemctl-stop",
+               "lab2 undo", "lab1 undo"])),
     "overwrite": (rollback(f"overwrite={SCRIPT}"), done()),
     # with their state, so that the operator can pick
     "unknown": (rollback("change=20200101T000000Z-x"), refused(
@@ -59,8 +82,28 @@ TABLE = {
     "edited": (
         Scenario((ROLLBACK, "-y"), rigs.one_forgotten, faults={f"{WORKER}:undo": EDITED}),
         failed(f"{WORKER}: undo: serve.sh was edited since; name it: --overwrite")),
-    # another run at work is not undone under its hands
-    "locked": (rollback(seen=rigs.locked), refused("lock-held", HEAD)),
+    # a dead run's last command holds the lock: a stop takes 30 s
+    "locked": (
+        Scenario((ROLLBACK, "-y"), locked, faults={f"{WORKER}:then claim": [LOCKED, LOCKED]}), done(
+            f"[{WORKER}] waits: {WORKER}: claim: the lock is held by pid 77 (apply serve): 0 s of",
+            steps=["lab2 claim", "lab2 claim", "lab2 claim", "lab2 systemctl-stop", "lab2 undo"])),
+    # another operator's rollback of the same change: it waits, and says what that one does
+    "two at once": (
+        Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
+                 faults={f"{WORKER}:then claim": [ROLLS, ROLLS, ROLLED]}), done(
+            f"[{WORKER}] waits: {WORKER}: change {rigs.OPEN_ID} is anna@desk's (rollback), who "
+            "rolls it back: 0 s of", f"change {rigs.OPEN_ID} ROLLED_BACK by anna@desk meanwhile",
+            steps=["lab2 claim", "lab2 claim", "lab2 claim"])),
+    "the first died": (
+        Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
+                 faults={f"{WORKER}:then claim": [ROLLS, {**ROLLS, "quiet_s": 300.0}]}), done(
+            steps=["lab2 claim", "lab2 claim", "lab2 claim", "lab2 systemctl-stop", "lab2 undo"])),
+    # it went on while this one asked
+    "taken up meanwhile": (
+        Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
+                 faults={f"{WORKER}:then claim": [{**ROLLS, "deploy": "serve"}]}), failed(
+            f"change {rigs.OPEN_ID} is anna@desk's (serve), last sign of life 3 s ago",
+            steps=["lab2 claim"])),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 

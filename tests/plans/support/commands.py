@@ -17,7 +17,7 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 # answered by node's own functions, on folders that the test made (tests/plans/support/fakehost.py)
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
-    "dropin", "snapshot", "kernel", "hardware", "wake", "journal", "journal look", "unit-state",
+    "dropin", "snapshot", "kernel", "hardware", "wake", "journal", "unit-state",
     "log", "tree list", "library look", "library check", "kube look", "kube answer",
     "models look",
     "answer look", "venv look", "venv check",

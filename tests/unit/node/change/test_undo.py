@@ -182,17 +182,6 @@ def test_a_folder_that_is_in_use_stays(host: Host) -> None:
     assert "not empty" in answer["steps"][0]["detail"] and (folder / "theirs").exists()
 
 
-def test_a_rollback_may_look_at_what_is_not_settled_before_it_knows_which(host: Host) -> None:
-    committed(host)
-    second = host.file("second")
-    host.call("apply", apply_request(file_step(second), name="change-2"))
-    (open_,) = host.call("journal look")["changes"]
-    assert (open_["id"], open_["steps"][0]["path"]) == ("change-2", str(second))
-    (named,) = host.call("journal look", {"change": "change-1"})["changes"]
-    assert named["status"] == "COMMITTED"
-    assert host.call("journal look", {"change": "change-9"})["changes"] == []
-
-
 def test_a_blessed_change_is_not_undone_under_another_one_that_is_open(host: Host) -> None:
     """A's undo would stop the engine that B's run is about to prove."""
     path = committed(host)
