@@ -91,7 +91,20 @@ def revert_change(
     if problems:
         raise StepFailed("; ".join(problems))
     former.executed()
-    states = unit_states(state, ordered)
+    return serves_again(state, plan, change, ordered, kept)
+
+
+def serves_again(
+    state: State,
+    plan: Plan,
+    change: str,
+    nodes: Collection[str],
+    kept: Mapping[str, Mapping[str, Any] | None],
+) -> str:
+    """The line to tell of a change that is undone on `nodes`: the former engine's real answer,
+    where one runs; StepFailed where none comes. `kept`: the change, for the speed before it.
+    """
+    states = unit_states(state, nodes)
     running = [n for n, unit in states.items() if unit and unit.active in ("active", "activating")]
     head = plan.rig.head
     if head.name not in running:

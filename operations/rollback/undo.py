@@ -11,7 +11,7 @@ from pyinfra.api import FunctionCommand, State, operation
 from operations.change.command import told
 from operations.change.node_call import StepFailed
 from operations.change.ownership import Ownership
-from operations.rollback.revert import revert_change
+from operations.rollback.revert import revert_change, serves_again
 from schema.desired.plan import Plan
 
 # The longest that a rollback waits for another one of the same change: an engine that starts.
@@ -57,7 +57,9 @@ def undo(
             left = [n for n in nodes if n not in done]
             if not left:
                 by = ", ".join(sorted({row["operator"] for row in done.values()}))
-                return f"change {change} ROLLED_BACK by {by} meanwhile"
+                said = serves_again(state, plan, change, nodes, {})
+                owner.end(settled=True)
+                return f"{by} was faster: {said}"
             recorded = {n: row["state"] for n, row in told_by.items() if row["claimed"]}
             said = revert_change(
                 state, plan, change, left, overwrite,

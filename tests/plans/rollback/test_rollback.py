@@ -92,7 +92,8 @@ TABLE = {
         Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
                  faults={f"{WORKER}:then claim": [ROLLS, ROLLS, ROLLED]}), done(
             f"[{WORKER}] waits: {WORKER}: change {rigs.OPEN_ID} is anna@desk's (rollback), who "
-            "rolls it back: 0 s of", f"change {rigs.OPEN_ID} ROLLED_BACK by anna@desk meanwhile",
+            "rolls it back: 0 s of",
+            f"anna@desk was faster: change {rigs.OPEN_ID} ROLLED_BACK; no engine",
             steps=["lab2 claim", "lab2 claim", "lab2 claim"])),
     "the first died": (
         Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
