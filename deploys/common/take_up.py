@@ -25,6 +25,10 @@ from schema.observed.files import ChangeSummary, Journal
 from schema.observed.snapshot import NodeSnapshot
 
 
+# Units that these runs start themselves, with other files: the former engine is not started for it.
+_STAY_DOWN = {"serve": (UNIT,), "upgrade": (UNIT,)}
+
+
 @dataclass(frozen=True)
 class TakenUp:
     """A change that this run goes on in, and what its first run kept beside the steps."""
@@ -155,7 +159,7 @@ def _claimed(owner: Ownership, node: str, former: str | None, undoes: bool) -> M
     """What the change's first run kept; StepFailed when somebody else has it by now."""
     timeout_s = RESTORE_TIMEOUT_S if undoes else 120
     tell = owner.state.inventory.get_host(node).log
-    answer = owner.claim(node, former, tell, undoes, (UNIT,) if undoes else (), timeout_s)
+    answer = owner.claim(node, former, tell, undoes, _STAY_DOWN.get(owner.deploy, ()), timeout_s)
     if not answer["claimed"]:
         raise StepFailed(
             f"{node}: it is {answer['operator']}'s ({answer['deploy']}) by now, and "

@@ -10,10 +10,11 @@ import fcntl
 import os
 from pathlib import Path
 
+from schema.machine.wake_record import state_folder
+
 
 def _path(change: str) -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(state) / "rigbook/runs" / change
+    return state_folder() / "runs" / change
 
 
 def is_alive_here(change: str) -> bool | None:

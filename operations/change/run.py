@@ -214,6 +214,7 @@ class Run:
                 return
             self._reverted = True
             if not self.touched or self.closed:
+                self.owner.end(settled=True)
                 return
             if self.owner.lost is not None:
                 host.log_styled("nothing is undone: the change is another run's", fg="red")

@@ -29,7 +29,7 @@ TABLE = {
         Scenario((STOP, "-y"), faults={
             f"{HEAD}:apply stop": {"error": "systemctl stop: timeout", "code": "unit"}}),
         failed("systemctl stop: timeout", "stays OPEN; undo it with: deploys/rollback.py",
-               steps=["lab1 apply stop"])),
+               steps=["lab1 apply stop", "lab1 beat"])),
     # the answer is the evidence; the metrics are counted
     "answers": (Scenario(VERIFY, answers=Reply, metrics=METRICS), quiet(
         "tiny answers at http://", "6 characters", "2 vllm: metrics at", asks=[])),

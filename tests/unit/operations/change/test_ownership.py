@@ -33,11 +33,10 @@ time.sleep(60)
 
 
 @pytest.fixture(autouse=True)
-def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def runs(monkeypatch: pytest.MonkeyPatch, operators_folder: Path) -> Path:
     """This machine's files of runs; waits that take no time."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(ownership, "POLL_S", 0.01)
-    return tmp_path / "rigbook/runs"
+    return operators_folder / "runs"
 
 
 def test_a_run_that_was_killed_here_is_known_to_be_dead(runs: Path) -> None:
