@@ -24,7 +24,6 @@ from schema.desired.plan import UNIT, Plan
 from schema.observed.files import ChangeSummary, Journal
 from schema.observed.snapshot import NodeSnapshot
 
-
 # Units that these runs start themselves, with other files: the former engine is not started for it.
 _STAY_DOWN = {"serve": (UNIT,), "upgrade": (UNIT,)}
 

@@ -33,6 +33,7 @@ def claim(request: Json, around: undo.Around) -> Json:
     rows = validate.array(body.get("overwrite") or [], "overwrite")
     overwrite = [validate.path(row, f"overwrite[{n}]") for n, row in enumerate(rows)]
     with Lock(f"claim {identifier} by {operator}"):
+        journal.sweep()
         change = journal.get(identifier)
         now = change.get("run")
         if change["status"] == "ROLLED_BACK" or now not in (token, body["former"]):
