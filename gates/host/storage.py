@@ -105,11 +105,11 @@ def open_changes(
         rollback = deploy_command(plan, "rollback", f"change={change.id}")
         if change.status == "OPEN":
             quiet = seconds_since_last_sign(change, snapshot)
-            again = (
-                f"{deploy_command(plan, change.deploy)}, or {rollback}"
-                if change.deploy in (*GOES_ON, *UNDOES_FIRST)
-                else f"{rollback} (at the console of {node.name}: sudo rignode undo)"
-            )
+            again = f"{rollback} (at the console of {node.name}: sudo rignode undo)"
+            if change.deploy in (*GOES_ON, "serve"):
+                again = f"{deploy_command(plan, change.deploy)}, or {again}"
+            elif change.deploy in UNDOES_FIRST:
+                again += f"; or the same deploys/{change.deploy}.py again"
             yield violation(
                 "change-open",
                 node.name,
@@ -142,7 +142,8 @@ def seconds_since_last_sign(change: ChangeSummary, snapshot: NodeSnapshot) -> fl
     """
     identity = snapshot.identity
     if change.beat_unix_s is not None:
-        silent = max(0.0, identity.clock_unix_s - change.beat_unix_s)
+        # a sign from the future is older than a clock that was set back
+        silent = abs(identity.clock_unix_s - change.beat_unix_s)
         return silent if silent < DEAD_S else None
     if change.saved_unix_s is None or change.boot_id != identity.boot_id:
         return None

@@ -57,7 +57,7 @@ def _told(change: Json) -> Json:
         "run": change.get("run"),
         "operator": by["operator"],
         "deploy": by["deploy"],
-        "quiet_s": max(0.0, time.time() - journal.last_sign(change)),
+        "quiet_s": abs(time.time() - journal.last_sign(change)),
     }
 
 

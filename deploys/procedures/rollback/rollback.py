@@ -15,6 +15,8 @@ from deploys.common.take_up import refuse_live
 from deploys.common.take_up import rollback as undo_all
 from schema.observed.files import ChangeSummary, Journal
 
+# In place of a run's token: the node says whose the change is, before it is taken from anybody.
+ASKED_THERE = "?"
 _NOT_BLESSED = ("OPEN", "INCONSISTENT")
 
 
@@ -62,11 +64,17 @@ def choose(rig: Procedure, wanted: str | None, despite: str | None = None) -> Ch
         _refuse_proven(rows)
         for name, row in rows.items():
             # the undo waits for a rollback that is under way
-            if row.taken_by is None or row.taken_by.deploy != "rollback":
+            if not _rolls_back(row):
                 refuse_live(name, snapshots[name], row)
     _refuse_under_another(rows, by_node, despite)
     lines = tuple(_describe(name, row) for name, row in rows.items())
-    return Chosen(id_, nodes, lines, {name: row.run for name, row in rows.items()})
+    runs = {name: ASKED_THERE if _rolls_back(row) else row.run for name, row in rows.items()}
+    return Chosen(id_, nodes, lines, runs)
+
+
+def _rolls_back(change: ChangeSummary) -> bool:
+    """Whether a rollback took it up, which may be alive."""
+    return change.taken_by is not None and change.taken_by.deploy == "rollback"
 
 
 def _refuse_proven(rows: Mapping[str, ChangeSummary]) -> None:

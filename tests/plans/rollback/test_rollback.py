@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from schema.desired.plan import Plan
-from schema.observed.files import Journal
+from schema.observed.files import Journal, TakenBy
 from tests.plans.support import rigs
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data
 from tests.plans.support.table import done, each_row, failed, quiet, refused
+from tests.unit.builders.host_parts import NOW
 from tests.unit.builders.snapshots import healthy, put
 
 ROLLBACK = "deploys/rollback.py"
@@ -30,6 +31,13 @@ def two_open(plan: Plan) -> Snapshots:
 
 
 locked = rigs.broken(rigs.one_forgotten, (WORKER, "journal.lock_held", True))
+under_way = rigs.broken(
+    rigs.one_forgotten,
+    (WORKER, "journal.changes.0.run", "f00"),
+    (WORKER, "journal.changes.0.beat_unix_s", NOW),
+    (WORKER, "journal.changes.0.taken_by",
+     TakenBy(operator="anna@desk", deploy="rollback", unix_s=NOW)),
+)  # fmt: skip
 proven_on_the_head = rigs.with_changes(
     healthy, (HEAD, "COMMITTED", rigs.OPEN_ID), (WORKER, "OPEN", rigs.OPEN_ID)
 )
@@ -95,6 +103,10 @@ TABLE = {
             "rolls it back: 0 s of",
             f"anna@desk was faster: change {rigs.OPEN_ID} ROLLED_BACK; no engine",
             steps=["lab2 claim", "lab2 claim", "lab2 claim"])),
+    # it was seen at work before this one began: its change is not simply taken from it
+    "under way": (
+        Scenario((ROLLBACK, "-y"), under_way, faults={f"{WORKER}:then claim": [ROLLS, ROLLED]}),
+        done("who rolls it back", "anna@desk was faster", steps=["lab2 claim", "lab2 claim"])),
     "the first died": (
         Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
                  faults={f"{WORKER}:then claim": [ROLLS, {**ROLLS, "quiet_s": 300.0}]}), done(
@@ -107,6 +119,17 @@ TABLE = {
             steps=["lab2 claim"])),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
+
+
+def test_a_change_is_claimed_from_the_run_that_had_it_but_not_from_a_rollback(ran: Runs) -> None:
+    """The head first: of two that begin at once, one waits there."""
+    formers = {name: [c.request["former"] for c in ran[name].changing if c.verb == "claim"]
+               for name in ("one", "under way", "the first died")}  # fmt: skip
+    assert formers == {
+        "one": [None],
+        "under way": ["?", "?"],
+        "the first died": [None, None, "f00"],
+    }
 
 
 def test_which_change_is_undone_and_what_is_overwritten(ran: Runs) -> None:
