@@ -8,7 +8,7 @@ from pyinfra import host
 
 from deploys.common.procedure import loaded
 from deploys.procedures.venv import backup as procedure
-from gates.gate_sets import CHANGING, REACHING
+from gates.gate_sets import CHANGING, LOOKING
 from operations.venv import backup
 from schema.inputs.runbook_data import BackupData
 
@@ -18,7 +18,7 @@ data = rig.data(BackupData)
 is_look = bool(data.as_list or data.verify)
 
 # Gate: every node answers; before a change also that no other change is open.
-rig.gate(REACHING if is_look else CHANGING)
+rig.gate(LOOKING if is_look else CHANGING)
 
 # Act: what was asked for, on all hosts at the same time.
 if is_look:

@@ -5,14 +5,14 @@ Runbook: docs/runbooks/restore.md. Data: backup=ID (or last, which is the defaul
 
 from deploys.common.procedure import gated
 from deploys.procedures.rollback import restore
-from gates.gate_sets import REACHING
+from gates.gate_sets import RESTORING
 from operations.engine import engine
 from operations.rollback.restore import restore as bring_back
 from operations.rollback.restore import undo_open
 from schema.inputs.runbook_data import OfABackupData
 
 # Load, Gate: every node answers, no other process holds the lock.
-rig = gated("restore", REACHING, revert=restore.revert)
+rig = gated("restore", RESTORING, revert=restore.revert)
 work = restore.plan(rig, rig.data(OfABackupData).backup or restore.LAST)
 
 # Act: what is open goes first; the backup is unpacked beside and trades places.

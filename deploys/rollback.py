@@ -1,7 +1,8 @@
 """rollback: undo the last change that is not blessed, on every node that it touched.
 
 Runbook: docs/runbooks/rollback.md. Data: change=ID for another one, overwrite=PATH,… for
-files that were edited since; backup=ID (or last) does what deploys/restore.py does.
+files that were edited since, despite=ID for another change that is open; backup=ID (or last) does
+what deploys/restore.py does.
 `sudo rignode undo` does one node at its console, with no network.
 """
 
@@ -21,9 +22,9 @@ data = rig.data(RollbackData)
 if data.backup is not None:
     local.include("deploys/restore.py")
 else:
-    # Gate: every node answers, nobody holds the lock. An open change is what we are here for.
-    rig = gated("rollback", REACHING, meanwhile=rollback.ask_journals, runtimes=ALL)
-    chosen = rollback.choose(rig, data.change)
+    # Gate: every node answers and is this rig's. An open change is what we are here for.
+    rig = gated("rollback", REACHING, runtimes=ALL)
+    chosen = rollback.choose(rig, data.change, data.despite)
 
     # Act, Verify: over the nodes that have the change, in the rig's order; the engine answers.
     if rig.at_head:
@@ -33,6 +34,8 @@ else:
             change=chosen.id,
             nodes=chosen.nodes,
             words=chosen.lines,
+            runs=chosen.runs,
+            forced=data.change is not None,
             overwrite=data.overwrite,
-            recorded=rollback.ask_journals(rig.plan),
+            despite=data.despite,
         )

@@ -21,6 +21,11 @@ _LOCK = RLock()
 Looks = Mapping[str, NodeSnapshot | Unreadable]
 
 
+def forget(state: State) -> None:
+    """Has every later observation ask again, because what was seen has changed."""
+    real(state).__dict__.pop("rigbook_observed", None)
+
+
 def observe(state: State, plan: Plan, fresh: bool = False) -> Looks:
     """Each node's snapshot by name; an `Unreadable` says why a node could not be asked.
 

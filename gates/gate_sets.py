@@ -13,7 +13,7 @@ from gates.core.violation import Violation
 from gates.drift import findings
 from gates.engine import foreign_engine, peers, processes
 from gates.gpu import driver, memory
-from gates.host import reachable, storage
+from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
 from gates.transfer import fabric
@@ -32,6 +32,7 @@ def comes_back(plan: Plan, observed: Observed) -> list[Violation]:
 
 SERVING: tuple[Gate, ...] = (
     *reachable.GATES,
+    *other_rig.GATES,
     *driver.GATES,
     *memory.GATES,
     *host_memory.GATES,
@@ -46,9 +47,11 @@ SERVING: tuple[Gate, ...] = (
     *choices.GATES,
 )
 
-# Before any change: every node answers, nobody else is at work, nothing is half done.
+# Before any change: every node answers and is this rig's, nobody else is at work, nothing is half
+# done.
 CHANGING: tuple[Gate, ...] = (
     reachable.nodes_reachable,
+    *other_rig.GATES,
     storage.lock_free,
     storage.changes_closed,
     storage.journal_whole,
@@ -56,15 +59,15 @@ CHANGING: tuple[Gate, ...] = (
 # Before another version is installed: the venv is there, and who runs it. Not its version or its
 # program, which an upgrade may be meant to mend.
 UPGRADING: tuple[Gate, ...] = (*CHANGING, storage.disk_room, venv.venv_there, venv.venv_user)
-# Before a cold restart, which ends orphans, frees ports and memory, and takes up a restart that
-# was cut off; a change of another deploy stays in its way (storage.changes_closed).
+# Before a cold restart, which ends orphans, frees ports and memory.
 RESTARTING: tuple[Gate, ...] = (
     *reachable.GATES,
+    *other_rig.GATES,
     *driver.GATES,
     *fabric.GATES,
     storage.disk_room,
     storage.lock_free,
-    storage.changes_closed_but_restart,
+    storage.changes_closed,
     storage.journal_whole,
     *image.GATES,
     *venv.GATES,
@@ -82,8 +85,16 @@ REBOOTING: tuple[Gate, ...] = (
     *installed_recipe.GATES,
     comes_back,
 )
-# Before a rollback: an open change is what it is there for.
-REACHING: tuple[Gate, ...] = (reachable.nodes_reachable, storage.lock_free, storage.journal_whole)
+# Before a look that waits for nobody.
+LOOKING: tuple[Gate, ...] = (reachable.nodes_reachable, storage.lock_free, storage.journal_whole)
+# Before a rollback: an open change is what it is there for, and it waits for a held lock.
+REACHING: tuple[Gate, ...] = (
+    reachable.nodes_reachable,
+    storage.journal_whole,
+    *other_rig.GATES,
+)
+# Before a restore.
+RESTORING: tuple[Gate, ...] = (*LOOKING, *other_rig.GATES)
 # What asks about an engine that rigbook itself installs and starts. A Deployment's is its chart's:
 # files, unit, container, weights and processes are no business of ours there.
 OF_OUR_ENGINE: frozenset[Gate] = frozenset(

@@ -119,6 +119,11 @@ TIERS = {
         _needs_lab,
         "two booted hosts, one of whose dockers keeps images in containerd",
     ),
+    "kills": Tier(
+        (_pytest("tests/system/kills"),),
+        lambda: _needs_lab() or _needs_vm(),
+        "60 operators killed at random moments, then one more run of the same command",
+    ),
     "vm": Tier(
         (_pytest("tests/system/vm"),), _needs_vm, "real GRUB, kernels and reboots, emulated"
     ),

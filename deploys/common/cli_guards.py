@@ -51,6 +51,7 @@ def install(state: State, arguments: Sequence[str]) -> None:
     named = typed.get("inventory") or "INVENTORY"
     state.__dict__["rigbook_inventory"] = named
     state.__dict__["rigbook_dry"] = bool(typed.get("dry"))
+    state.__dict__["rigbook_asks"] = not any(typed.get(flag) for flag in _NO_QUESTION)
     asleep = any(Path(str(name)).name == WAKES for name in typed.get("operations") or ())
     original = state.init
 

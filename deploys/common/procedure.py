@@ -25,8 +25,9 @@ from deploys.common.load_and_gate import (
     once,
     operator_data,
 )
-from deploys.common.resume import unfinished
 from deploys.common.snapshot_view import engine_may_run
+from deploys.common.take_up import TakenUp, rollback, take_up
+from facts.observe import observe
 from gates.core.check import Gate, Observed
 from gates.core.violation import Violation
 from operations.change.run import Run
@@ -71,6 +72,7 @@ class Procedure:
         self.plan = plan
         self.snapshots: Mapping[str, NodeSnapshot] = {}
         self.waivers: Waivers = ()
+        self._taken: TakenUp | None = None
         self._revert = revert
 
     def data(self, kind: type[D]) -> D:
@@ -99,21 +101,39 @@ class Procedure:
         more: Callable[[], Sequence[Violation]] | None = None,
     ) -> None:
         """Whether: observes the rig and asks the gates, once; DeployError when a finding blocks.
+        What a dead run of this runbook left open is taken up before (deploys/common/take_up.py).
 
         `plan` takes the place of the rig's (one that looks at more); `look` observes more; `more`
         gives findings about what no snapshot holds.
         """
         self.plan = plan or self.plan
-        self.snapshots, self.waivers = gate(self.plan, gates, look, more)
+
+        def seen() -> Observed:
+            found, self._taken = take_up(
+                self.deploy, self.plan, look or (lambda: observe(state, self.plan))
+            )
+            return found
+
+        try:
+            self.snapshots, self.waivers = gate(self.plan, gates, seen, more)
+        except DeployError as error:
+            if self._taken is None:
+                raise
+            left = self._taken.owner
+            left.end(settled=False)
+            raise DeployError(
+                f"{str(error).removeprefix('nothing was changed: ')}; change {left.change} was "
+                f"taken back and stays open; to start again what served before: "
+                f"{rollback(left.change)}"
+            ) from None
 
     @cached_property
     def run(self) -> Run:
         """The one change of this run."""
-        return Run(state, self.deploy, self.plan, self.waivers, self._revert)
-
-    def resume(self) -> None:
-        """Takes up the change that a killed run of this runbook left open, where there is one."""
-        self.run.id = unfinished(self.snapshots, self.deploy) or self.run.id
+        owner = self._taken.owner if self._taken else None
+        run = Run(state, self.deploy, self.plan, self.waivers, self._revert, owner)
+        run.context.update(self._taken.context if self._taken else {})
+        return run
 
     @property
     def nodes(self) -> Nodes:

@@ -25,6 +25,7 @@ class Code:
 
 CODES: dict[str, Code] = {
     "nodes-reachable": Code(Layer.FIRMWARE, waivable=False),
+    "other-rig": Code(Layer.FIRMWARE, waivable=False),
     "hardware-unreadable": Code(Layer.FIRMWARE),
     "hands-needed": Code(Layer.FIRMWARE),
     "wol-card": Code(Layer.FIRMWARE, waivable=False),

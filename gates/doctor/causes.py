@@ -38,6 +38,7 @@ CAUSES: dict[str, Cause] = {
         "the node is off, hangs, or has lost its LAN link",
         anywhere=("fabric-down", "fabric-route", "fabric-ping", *DOWN, *UNSERVED),
     ),
+    "other-rig": Cause("the inventory of another rig was named, or a node has moved"),
     "clock-skew": Cause("time synchronisation is off, or was never set up"),
     "clock-jump": Cause("the clock was set later, or its battery is empty", here=("clock-skew",)),
     "rebooted-midway": Cause(

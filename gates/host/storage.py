@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
-from gates.core.check import MIB, Gate, deploy_command, gib, per_node, require
+from gates.core.check import MIB, deploy_command, gib, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
+from node.rules.heartbeat import DEAD_S
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.files import ChangeSummary
@@ -18,8 +19,15 @@ STATE_DIR = "/var/lib/rigbook"
 STATE_ROOM = 100 * MIB
 DOCKER_ROOM = 2048 * MIB
 INODES = 1000
-# A run that wrote nothing into the journal for this long is not at work: engines load for minutes.
+# A run of an older version, which does not say that it lives, is not at work when it wrote nothing
+# into the journal for this long: engines load for minutes.
 AT_WORK_S = 1800.0
+# Runbooks that take up their own change that was cut off: these go on where it was,
+GOES_ON = ("restart", "stop", "image", "weights")
+# of which these end on each node by itself,
+EACH_NODE = ("image", "weights")
+# and these undo first what is half done of it.
+UNDOES_FIRST = ("serve", "upgrade", "kernel", "unit")
 
 
 @per_node
@@ -88,29 +96,6 @@ def changes_closed(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
     yield from open_changes(plan, node, snapshot, require(snapshot.journal, "journal").changes)
 
 
-@per_node
-def changes_closed_but_restart(
-    plan: Plan, node: Node, snapshot: NodeSnapshot
-) -> Iterator[Violation]:
-    """As `changes_closed`, for the restart itself: it takes up a restart that was cut off."""
-    changes = require(snapshot.journal, "journal").changes
-    others = tuple(c for c in changes if (c.deploy, c.status) != ("restart", "OPEN"))
-    yield from open_changes(plan, node, snapshot, others)
-
-
-def no_open_change_except(deploy: str) -> Gate:
-    """As `changes_closed`, but a change of this deploy that was cut off: it is taken up."""
-
-    @per_node
-    def gate(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-        """No change of another deploy is half done (P4)."""
-        changes = require(snapshot.journal, "journal").changes
-        others = tuple(c for c in changes if (c.deploy, c.status) != (deploy, "OPEN"))
-        yield from open_changes(plan, node, snapshot, others)
-
-    return gate
-
-
 def open_changes(
     plan: Plan, node: Node, snapshot: NodeSnapshot, changes: tuple[ChangeSummary, ...]
 ) -> Iterator[Violation]:
@@ -119,12 +104,12 @@ def open_changes(
     for change in changes:
         rollback = deploy_command(plan, "rollback", f"change={change.id}")
         if change.status == "OPEN":
-            quiet = seconds_since_last_step(change, snapshot)
-            again = (
-                deploy_command(plan, change.deploy)
-                if change.deploy in ("restart", "weights", "image")
-                else f"{rollback} (at the console of {node.name}: sudo rignode undo)"
-            )
+            quiet = seconds_since_last_sign(change, snapshot)
+            again = f"{rollback} (at the console of {node.name}: sudo rignode undo)"
+            if change.deploy in (*GOES_ON, "serve"):
+                again = f"{deploy_command(plan, change.deploy)}, or {again}"
+            elif change.deploy in UNDOES_FIRST:
+                again += f"; or the same deploys/{change.deploy}.py again"
             yield violation(
                 "change-open",
                 node.name,
@@ -133,8 +118,8 @@ def open_changes(
                 evidence=_story(change, boot),
                 remedy=again
                 if quiet is None
-                else f"{change.operator} may still be at work (last step {quiet:.0f} s ago): wait; "
-                f"when that run is gone: {again}",
+                else f"{change.owner} may still be at work (last sign of life {quiet:.0f} s ago): "
+                f"wait; when that run is gone: {again}",
             )
         elif change.status == "INCONSISTENT":
             yield violation(
@@ -147,13 +132,19 @@ def open_changes(
             )
 
 
-def seconds_since_last_step(change: ChangeSummary, snapshot: NodeSnapshot) -> float | None:
-    """Seconds since an OPEN change's last step, while its run may still be at work; else None.
+def seconds_since_last_sign(change: ChangeSummary, snapshot: NodeSnapshot) -> float | None:
+    """Seconds since the run of an OPEN change last gave a sign of life, while it may still be at
+    work; else None.
 
-    A run holds the lock only while a step is done; while an engine loads, the change alone tells
-    that somebody is at it. Another boot ended it for sure.
+    A run holds the lock only while a step is done; while an engine loads or a node boots, its beat
+    tells that somebody is at it. A run of an older version only writes its steps, and another boot
+    has ended it.
     """
     identity = snapshot.identity
+    if change.beat_unix_s is not None:
+        # a sign from the future is older than a clock that was set back
+        silent = abs(identity.clock_unix_s - change.beat_unix_s)
+        return silent if silent < DEAD_S else None
     if change.saved_unix_s is None or change.boot_id != identity.boot_id:
         return None
     quiet = max(0.0, identity.clock_unix_s - change.saved_unix_s)

@@ -178,4 +178,4 @@ def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
 def image_gates(asked: TransferRequest) -> tuple[Gate, ...]:
     """All gates before an image moves."""
     about = gates_for(asked, one_source, arch, room, port_free, route_open)
-    return (*route.gates_before("image"), docker_known, *about)
+    return (*route.BEFORE, docker_known, *about)

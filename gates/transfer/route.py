@@ -9,7 +9,7 @@ from functools import partial, update_wrapper
 from gates.core.check import Gate, Observed, answering_nodes, gib
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.host import reachable, storage
+from gates.host import other_rig, reachable, storage
 from gates.transfer import fabric
 from schema.desired.plan import Plan
 from schema.observed.network import ReachAsk
@@ -39,15 +39,15 @@ class TransferRequest:
     is_compared: bool = False
 
 
-def gates_before(deploy: str) -> tuple[Gate, ...]:
-    """The gates before any transfer: nodes, fabric, nobody else at work but a cut-off run."""
-    return (
-        reachable.nodes_reachable,
-        *fabric.GATES,
-        storage.lock_free,
-        storage.no_open_change_except(deploy),
-        storage.journal_whole,
-    )
+# The gates before any transfer: nodes, fabric, nobody else at work.
+BEFORE: tuple[Gate, ...] = (
+    reachable.nodes_reachable,
+    *other_rig.GATES,
+    *fabric.GATES,
+    storage.lock_free,
+    storage.changes_closed,
+    storage.journal_whole,
+)
 
 
 RequestGate = Callable[[TransferRequest, Plan, Observed], list[Violation]]

@@ -83,7 +83,7 @@ def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[V
 def weights_gates(asked: TransferRequest) -> tuple[Gate, ...]:
     """All gates before weights move; the source of `asked` is None where no node can give."""
     about = gates_for(asked, one_source, room, port_free, route_open)
-    return (*route.gates_before("weights"), *about)
+    return (*route.BEFORE, *about)
 
 
 def _weights(plan: Plan, observed: Observed, name: str | None) -> dict[str, WeightsFile]:

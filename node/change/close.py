@@ -25,7 +25,8 @@ def _unfinished(change: Json) -> list[str]:
 
 def close(request: Json) -> Json:
     """Set a change's final status. Raises NodeError for a status that would not be true."""
-    body = validate.keys(request, "request", ("change", "status", "reason"), ("change", "status"))
+    keys = ("change", "status", "reason", "run")
+    body = validate.keys(request, "request", keys, keys[:2])
     wanted = validate.choice(body["status"], "status", journal.STATUSES[1:])
     reason: str | None = None
     if body.get("reason") is not None:
@@ -34,6 +35,8 @@ def close(request: Json) -> Json:
     with Lock(f"close {identifier}"), ballast.Room():
         change = journal.get(identifier)
         kinds.require_known(change)
+        if "run" in body:
+            journal.require_owner(change, journal.token(body["run"], "run"))
         now = change["status"]
         if now == wanted:
             return {"change": change, "changed": False}

@@ -95,6 +95,7 @@ def open_change(request: Json) -> Json:
         "id": request["id"],
         "deploy": request["deploy"],
         "operator": request["operator"],
+        "run": request["run"],
         "waivers": request["waivers"],
         "blob": request["blob"],
         "status": "OPEN",
@@ -113,6 +114,33 @@ def save(change: Json) -> None:
     change["saved_unix_s"] = time.time()
     raw = json.dumps(change, indent=1, sort_keys=True).encode("utf-8") + b"\n"
     atomic.save_private(path_of(change["id"]), raw)
+
+
+def last_sign(change: Json) -> float:
+    """Gives when a change's run last said that it lives, in Unix seconds: its file's time, which
+    a beat sets. A run of an older version only wrote into the change.
+    """
+    if change.get("run") is None:
+        return float(change.get("saved_unix_s") or change["opened_unix_s"])
+    return os.stat(path_of(change["id"])).st_mtime
+
+
+def token(value: object, where: str) -> str | None:
+    """Gives a run's token as it is compared, or None. Raises NodeError (`bad_request`)."""
+    return None if value is None else validate.text(value, where, 40)
+
+
+def require_owner(change: Json, run: str | None) -> None:
+    """Raises NodeError (`taken_up`) when the change belongs to another run by now."""
+    if change.get("run") == run:
+        return
+    by = change.get("taken") or change
+    raise NodeError(
+        f"change {change['id']} was taken up by {by['operator']} ({by['deploy']}) and is "
+        f"{change['status']}: this run is over",
+        "taken_up",
+        "look with: rignode status",
+    )
 
 
 def discard(change_id: str) -> None:
@@ -140,8 +168,21 @@ def summary(change: Json) -> Json:
     return {
         **{key: change[key] for key in _KEYS},
         "saved_unix_s": change.get("saved_unix_s"),
+        "run": change.get("run"),
+        "taken_by": change.get("taken"),
+        "beat_unix_s": _beat(change),
         "steps": [describe(step) for step in change["steps"]],
     }
+
+
+def _beat(change: Json) -> float | None:
+    """Gives when the run of an open change last said that it lives; None: it never does."""
+    if change["status"] != "OPEN" or change.get("run") is None:
+        return None
+    try:
+        return last_sign(change)
+    except FileNotFoundError:
+        return None  # taken out of the journal at this moment
 
 
 def describe(step: Json) -> str:
@@ -173,21 +214,9 @@ def summary_section() -> Json:
     }
 
 
-def unsettled(request: Json) -> Json:
-    """`journal look`: the change of an id, else those that are not settled, each whole; reads only.
-
-    For a rollback, which asks before it knows which one it will undo.
-    """
-    body = validate.keys(request, "request", ("change",))
-    if body.get("change") is not None:
-        found = find(validate.change_id(body["change"]))
-        return {"changes": [] if found is None else [found]}
-    return {"changes": [row for row in read_all()[0] if row["status"] in ("OPEN", "INCONSISTENT")]}
-
-
 def parse_change(value: object) -> Json:
     """Gives the `change` of a request, every value checked, absent ones filled in."""
-    allowed = ("id", "deploy", "operator", "waivers", "blob")
+    allowed = ("id", "deploy", "operator", "run", "waivers", "blob")
     change = validate.keys(value, "change", allowed, ("id", "deploy", "operator"))
     waivers = []
     for n, row in enumerate(validate.array(change.get("waivers", []), "change.waivers")):
@@ -201,6 +230,7 @@ def parse_change(value: object) -> Json:
         "id": validate.change_id(change["id"], "change.id"),
         "deploy": validate.text(change["deploy"], "change.deploy", 80),
         "operator": validate.text(change["operator"], "change.operator", 200),
+        "run": token(change.get("run"), "change.run"),
         "waivers": waivers,
         "blob": blob,
     }

@@ -95,6 +95,11 @@ def _open_or_resume(wanted: Json) -> Json:
     changes, broken = journal.read_all()
     if broken:
         raise journal.broken_error(broken)
+    found = journal.find(wanted["id"])
+    if found is not None:
+        journal.require_owner(found, wanted["run"])
+        if found["status"] != "OPEN":
+            raise NodeError(f"change {found['id']} is {found['status']} already", "change_closed")
     for other in changes:
         if other["status"] == "OPEN" and other["id"] != wanted["id"]:
             raise NodeError(
@@ -102,13 +107,14 @@ def _open_or_resume(wanted: Json) -> Json:
                 "change_open",
                 f"finish it, or undo it with: rignode undo {other['id']}",
             )
-    found = journal.find(wanted["id"])
     if found is None:
         return journal.open_change(wanted)
-    if found["status"] != "OPEN":
-        raise NodeError(f"change {found['id']} is {found['status']} already", "change_closed")
     kinds.require_known(found)
     found["program"] = version.own_path()
+    # a run that goes on in it was waived things of its own, and knows more
+    known = found.setdefault("waivers", [])
+    known += [row for row in wanted["waivers"] if row not in known]
+    found["blob"] = wanted["blob"] if wanted["blob"] is not None else found["blob"]
     if kinds.recover(found["steps"]):
         journal.save(found)
     return found

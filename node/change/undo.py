@@ -78,6 +78,8 @@ class _Undo:
         self.problems: list[str] = []
         self.to_start: list[str] = []
         self.pending: list[Json] = []
+        # units that stay stopped: their steps stay too, and know what they were
+        self.keep: list[str] = []
 
     def _try(self, what: str, action: Callable[[], Any]) -> Any:
         """Gives the action's answer; a failure is noted and the undo goes on."""
@@ -138,11 +140,11 @@ class _Undo:
         reload = self._put_back(overwrite)
         held = bool(self.change.get("held"))
         self._try("the hold", partial(self.around.lift, self.steps))
-        if self.start_units:
+        if self.start_units and not self.keep:
             self.answers += self.around.await_start()
         if reload or units or held:
             self._try("systemd", partial(systemctl.systemctl, "daemon-reload"))
-        for name, rows in reversed(units.items()):
+        for name, rows in reversed([item for item in units.items() if item[0] not in self.keep]):
             resume = partial(kinds.of(rows[0]).resume, rows, self.start_units)
             done, to_start = self._try(name, resume) or (None, False)
             failed.update([name] if done is None else [])
@@ -161,7 +163,8 @@ def undo(request: Json, around: Around | None = None) -> Json:
     Raises NodeError (`later_edit`) before anything is touched, and (`undo_incomplete`) when a
     part could not be put back: the change is then INCONSISTENT.
     """
-    body = validate.keys(request, "request", ("change", "overwrite", "start_units", "reason"))
+    names = ("change", "overwrite", "start_units", "reason", "run", "despite")
+    body = validate.keys(request, "request", names)
     rows = validate.array(body.get("overwrite") or [], "overwrite")
     overwrite = [validate.path(row, f"overwrite[{n}]") for n, row in enumerate(rows)]
     start_units = validate.boolean(body.get("start_units", True), "start_units")
@@ -169,8 +172,8 @@ def undo(request: Json, around: Around | None = None) -> Json:
     reason = validate.text(body.get("reason") or "undone", "reason", 2000)
     with Lock("undo"):
         journal.sweep()
+        changes, broken = journal.read_all()
         if wanted is None:
-            changes, broken = journal.read_all()
             change = _pick(changes)
             if change is None and broken:
                 raise journal.broken_error(broken)
@@ -178,11 +181,35 @@ def undo(request: Json, around: Around | None = None) -> Json:
             change = journal.get(validate.change_id(wanted))
         if change is None:
             return _nothing(None, "nothing to undo")
+        if "run" in body:
+            journal.require_owner(change, journal.token(body["run"], "run"))
         if change["status"] == "ROLLED_BACK":
             return _nothing(change, "undone already")
+        _refuse_under_another(change, changes, body.get("despite"))
         kinds.require_known(change)
         with ballast.Room():
             return _undo(_Undo(change, start_units, around or Around()), overwrite, reason)
+
+
+def _refuse_under_another(change: Json, changes: list[Json], despite: object) -> None:
+    """Raise NodeError (`change_open`) where another change is OPEN, whose steps stand on this one's
+    or whose run is at work; one that `despite` names is none.
+
+    One that is not settled itself is only refused under a newer one.
+    """
+    settled = change["status"] == "COMMITTED"
+    for other in changes:
+        newer = other["opened_unix_s"] > change["opened_unix_s"]
+        if other["status"] != "OPEN" or other["id"] in (change["id"], despite):
+            continue
+        if settled or newer:
+            raise NodeError(
+                f"change {other['id']} ({other['deploy']}, {other['operator']}) is OPEN: to undo "
+                f"{change['id']} would cut across it; nothing was undone",
+                "change_open",
+                f"end it first, such as with: rignode undo {other['id']}; or, in spite of it: "
+                f"rignode undo {change['id']} --despite {other['id']}",
+            )
 
 
 def _nothing(change: Json | None, detail: str) -> Json:
@@ -205,14 +232,7 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
     job.pending = _pending(change)
     if not job.pending and change["status"] == "INCONSISTENT":
         return _nothing(change, "its steps are undone already; close it once the rig serves")
-    edited = conflicts(job.pending, overwrite)
-    if edited:
-        raise NodeError(
-            f"edited after the change: {', '.join(edited)}; nothing was undone",
-            "later_edit",
-            "look at them; to overwrite them: rignode undo "
-            + " ".join(f"--overwrite {path}" for path in edited),
-        )
+    _refuse_edited(job, overwrite)
     job.run(overwrite)
     if job.problems:
         reason = "undo: " + "; ".join(job.problems)
@@ -227,3 +247,34 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
         "steps": job.answers,
         "to_start": job.to_start,
     }
+
+
+def take_back(change: Json, keep: list[str], overwrite: list[str], around: Around) -> list[Json]:
+    """Undo what an open change did, for a run that goes on in it; call it under the lock.
+
+    The units in `keep` stay stopped; the others are as before. The change stays OPEN. Raises
+    NodeError as `undo`.
+    """
+    kinds.require_known(change)
+    if kinds.recover(change["steps"]):
+        journal.save(change)
+    job = _Undo(change, True, around)
+    job.keep, job.pending = keep, _pending(change)
+    _refuse_edited(job, overwrite)
+    job.run(overwrite)
+    journal.save(change)
+    if job.problems:
+        raise NodeError("take back: " + "; ".join(job.problems), "undo_incomplete", "rignode undo")
+    return job.answers
+
+
+def _refuse_edited(job: _Undo, overwrite: list[str]) -> None:
+    """Raise NodeError (`later_edit`) where a path was edited after the change."""
+    edited = conflicts(job.pending, overwrite)
+    if edited:
+        raise NodeError(
+            f"edited after the change: {', '.join(edited)}; nothing was undone",
+            "later_edit",
+            "look at them; to overwrite them: rignode undo "
+            + " ".join(f"--overwrite {path}" for path in edited),
+        )

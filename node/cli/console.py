@@ -18,7 +18,7 @@ from node.files import host_lock as locks
 def _undo_request(args: list[str]) -> tuple[Json, bool]:
     """Gives the undo request of the console's form, and whether text was asked for.
 
-    The form is: rignode undo [ID] [--overwrite PATH]... [--no-start] [--text].
+    The form is: rignode undo [ID] [--overwrite PATH]... [--despite ID] [--no-start] [--text].
     """
     out: Json = {}
     words = list(args)
@@ -31,6 +31,8 @@ def _undo_request(args: list[str]) -> tuple[Json, bool]:
             out["start_units"] = False
         elif word == "--overwrite" and words:
             out.setdefault("overwrite", []).append(os.path.abspath(words.pop(0)))
+        elif word == "--despite" and words:
+            out["despite"] = words.pop(0)
         elif word.startswith(("{", "-")) or "change" in out:
             raise usage(f"unknown argument {word[:60]!r}")
         else:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from node.change import journal, undo
+from node.change import claim, journal, undo
 from node.core import systemctl
 from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.core.step_kind import Steps
@@ -103,3 +103,8 @@ class EngineHold(undo.Around):
             return []
         # as it is now: the files of the former engine are back
         return self._rows(await_memory(engine_if_stopped() or self.engine))
+
+
+def claim_change(request: Json) -> Json:
+    """`claim`, with the engine held while files go back (node/change/claim.py)."""
+    return claim.claim(request, EngineHold())

@@ -8,10 +8,8 @@ one of them calls `revert`.
 
 from __future__ import annotations
 
-import getpass
 import json
 import shlex
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -22,15 +20,11 @@ from pyinfra.api import FunctionCommand, Host, State
 
 from facts.rignode.context import real
 from operations.change.node_call import StepFailed, call
+from operations.change.ownership import LOST, Ownership, operator
 from schema.desired.plan import Plan
 
 # The longest that one host waits for the others at the end of a step.
 RENDEZVOUS_S = 900
-
-
-def operator() -> str:
-    """Who runs this, as the journal keeps it: user@host."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def new_change_id(deploy: str) -> str:
@@ -53,7 +47,10 @@ class _Barrier:
 
 
 class Run:
-    """A change in progress on a rig. `revert` brings the rig back to what it was before."""
+    """A change in progress on a rig. `revert` brings the rig back to what it was before.
+
+    `owner` is given where the run goes on in a change that another one left open.
+    """
 
     def __init__(
         self,
@@ -62,14 +59,17 @@ class Run:
         plan: Plan,
         waivers: tuple[tuple[str, str], ...] = (),
         revert: Callable[[Run], str] | None = None,
+        owner: Ownership | None = None,
     ) -> None:
         self.state = real(state)
         self.deploy = deploy
         self.plan = plan
-        self.id = new_change_id(deploy)
+        self.resumed = owner is not None
+        self.owner = owner or Ownership(self.state, new_change_id(deploy), deploy)
+        self.id = self.owner.change
         self.waivers = waivers
         self.failure: str | None = None
-        self.touched: set[str] = set()
+        self.touched = self.owner.nodes
         # by host, what node said about the steps of the last apply there
         self.did: dict[str, list[dict[str, object]]] = {}
         self.closed = False
@@ -100,6 +100,7 @@ class Run:
             "id": self.id,
             "deploy": self.deploy,
             "operator": operator(),
+            "run": self.owner.token,
             "waivers": [{"code": code, "reason": reason} for code, reason in self.waivers],
             **({"blob": dict(self.context)} if self.context else {}),
         }
@@ -130,16 +131,23 @@ class Run:
         for node in sorted(self.touched):
             try:
                 request = {"change": self.id, "status": status, "reason": reason}
+                request["run"] = self.owner.token
                 answer = call(self.state, self.host(node), "close", request)
                 for line in (*answer.get("freed", ()), *answer.get("not_freed", ())):
                     self.host(node).log(line)
             except StepFailed as error:
+                self._note_lost(error)
                 # A node on which nothing had to be changed has no such change.
                 if error.code != "no_change":
                     failed.append(str(error))
         if failed:
             raise StepFailed("; ".join(failed))
         self.closed = True
+        self.owner.end(settled=True)
+
+    def _note_lost(self, error: StepFailed) -> None:
+        if error.code in LOST:
+            self.owner.lost = str(error)
 
     def step(
         self,
@@ -168,10 +176,14 @@ class Run:
         work: Callable[[], object],
         wait_s: float,
     ) -> bool:
+        self.owner.begin()
+        if self.failure is None and self.owner.lost is not None:
+            self._fail(host, self.owner.lost)
         if self.failure is None:
             try:
                 work()
             except StepFailed as error:
+                self._note_lost(error)
                 self._fail(host, str(error))
             except Exception as error:  # a defect of ours must not leave the rig half changed
                 self._fail(host, f"{label}: {type(error).__name__}: {error}")
@@ -212,21 +224,31 @@ class Run:
                 return
             self._reverted = True
             if not self.touched or self.closed:
+                self.owner.end(settled=True)
+                return
+            if self.owner.lost is not None:
+                host.log_styled("nothing is undone: the change is another run's", fg="red")
                 return
             if self.proven:
                 host.log_styled(self._not_closed(), fg="red")
                 return
-            if self._revert is None:
-                host.log_styled(
-                    f"change {self.id} stays OPEN; undo it with: deploys/rollback.py", fg="red"
-                )
-                return
-            host.log_styled("going back to what was there before", fg="yellow")
-            try:
-                host.log_styled(self._revert(self), fg="yellow")
-            except Exception as error:
-                host.log_styled(
-                    f"could not go back whole: {error}; finish it with: "
-                    f"deploys/rollback.py --data change={self.id}",
-                    fg="red",
-                )
+            self.owner.end(self._go_back(host))
+
+    def _go_back(self, host: Host) -> bool:
+        """Undoes the change, and tells it; whether it is undone."""
+        if self._revert is None:
+            host.log_styled(
+                f"change {self.id} stays OPEN; undo it with: deploys/rollback.py", fg="red"
+            )
+            return False
+        host.log_styled("going back to what was there before", fg="yellow")
+        try:
+            host.log_styled(self._revert(self), fg="yellow")
+        except Exception as error:
+            host.log_styled(
+                f"could not go back whole: {error}; finish it with: "
+                f"deploys/rollback.py --data change={self.id}",
+                fg="red",
+            )
+            return False
+        return True

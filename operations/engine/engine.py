@@ -151,7 +151,7 @@ def prove(
     + needed: whether anything was changed that is to be proven
     + check: proves it and says how, or raises StepFailed
     """
-    if not needed:
+    if not needed and not run.resumed:
         host.noop("nothing was changed")
         return
     reporter = host

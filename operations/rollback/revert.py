@@ -7,13 +7,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import gevent
 from pyinfra.api import State
 
 from facts.endpoint.completion import Endpoint
 from facts.local.secret_values import api_key
 from facts.observe import observe
-from facts.rignode.call import AskFailed, ask_node, bounded
+from facts.rignode.call import bounded
 from facts.rignode.context import in_host, real
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
@@ -25,6 +24,7 @@ from schema.observed.snapshot import NodeSnapshot
 from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
 from schema.render.installed import argv_in, endpoint_in
 
+Recorded = Mapping[str, Mapping[str, Any]]
 UNDO_TIMEOUT_S = 240
 # An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
 RESTORE_TIMEOUT_S = 1800
@@ -58,35 +58,51 @@ def revert_change(
     nodes: Collection[str],
     overwrite: Collection[str] = (),
     reason: str | None = None,
-    recorded: RecordedChanges | None = None,
+    recorded: Recorded | None = None,
+    run: str | None = None,
+    despite: str | None = None,
 ) -> str:
     """Undoes `change` on `nodes`: head stops first; workers come back before the head.
 
     Gives the line to tell. Raises StepFailed naming what did not come back; what did stays.
-    `reason`: why, for the journal. `recorded`: what was asked for beforehand. A former
-    venv is executed before anything is put back.
+    `reason`: why, for the journal. `recorded`: the change as nodes told it a moment ago. `run`: the
+    token of the run whose change it is. `despite`: another open change that is cut across.
+    A former venv is executed before anything is put back.
     """
     state = real(state)
     ordered = [node.name for node in reversed(plan.rig.nodes) if node.name in nodes]
     request: dict[str, Any] = {"change": change, "overwrite": sorted(overwrite)}
+    request.update({key: value for key, value in (("run", run), ("despite", despite)) if value})
     if plan.runtime == "deployment":
         # Its server rolls the former pods out; there is no unit to stop, and no venv to execute.
         return _undone(state, ordered, request, DEPLOYMENT_TIMEOUT_S)
     kept, silent = _all_recorded(state, ordered, change, recorded)
+    _refuse_another_runs(kept, run)
     ordered = list(kept)
     former = FormerVenvs(state, plan, kept)
-    for node in reversed(ordered):
-        _stop_engine(state, node, kept[node])
+    stops = {node: _stop_engine(state, node, kept[node]) for node in reversed(ordered)}
     former.check()
     # Every node is tried: one that cannot go back must not keep the others from it.
     request["start_units"] = True
     if reason:
         request["reason"] = _one_line(reason)
-    problems = [line for node in ordered if (line := _undo(state, node, request, kept[node]))]
+    problems = []
+    for node in ordered:
+        if line := _undo(state, node, request, kept[node]):
+            problems.append("; ".join(filter(None, (stops[node], line))))
     problems += silent
     if problems:
         raise StepFailed("; ".join(problems))
     former.executed()
+    return serves_again(state, plan, change, kept)
+
+
+def serves_again(
+    state: State, plan: Plan, change: str, kept: Mapping[str, Mapping[str, Any] | None]
+) -> str:
+    """The line to tell of a change that is undone: the former engine's real answer, where one
+    runs; StepFailed where none comes. `kept`: the change, for the speed before it.
+    """
     states = unit_states(state, [node.name for node in plan.rig.nodes])
     running = [n for n, unit in states.items() if unit and unit.active in _UP]
     down = [f"{n} is {unit.active}" for n, unit in states.items() if unit and n not in running]
@@ -153,6 +169,18 @@ def _undo(
     return None
 
 
+def _refuse_another_runs(kept: Mapping[str, Mapping[str, Any] | None], run: str | None) -> None:
+    """StepFailed, before anything stops, where the change is another run's by now: this one slept,
+    and what runs there is not what it started.
+    """
+    for node, change in kept.items():
+        if run and change and change.get("run") not in (None, run):
+            raise StepFailed(
+                f"{node}: change {change['id']} was taken up by another run: nothing is undone",
+                "taken_up",
+            )
+
+
 def _installs(change: Mapping[str, Any] | None) -> list[str]:
     """The backups that the undo of a change restores."""
     steps = (change or {}).get("steps", ())
@@ -166,34 +194,8 @@ def _one_line(reason: str) -> str:
     return text if len(text) <= 1900 else f"{text[:300]} … {text[-1500:]}"
 
 
-class RecordedChanges:
-    """The changes that a rollback may undo, asked for on every node while other things are asked.
-
-    `change` None: those that are not settled.
-    """
-
-    def __init__(self, state: State, plan: Plan, change: str | None) -> None:
-        state, request = real(state), {"change": change} if change else {}
-        self._jobs = {
-            node.name: gevent.spawn(_look, state, node.name, request) for node in plan.rig.nodes
-        }
-
-    def of(self, node: str, change: str) -> Mapping[str, Any] | None:
-        """The change as the node had it; None where it did not tell of one."""
-        rows: list[Mapping[str, Any]] = self._jobs[node].get()
-        return next((row for row in rows if row["id"] == change), None)
-
-
-def _look(state: State, node: str, request: dict[str, Any]) -> list[Mapping[str, Any]]:
-    try:
-        host = state.inventory.get_host(node)
-        return list(ask_node(state, host, "journal look", request, 60)["changes"])
-    except AskFailed:
-        return []  # it is asked again, by who needs the answer
-
-
 def _all_recorded(
-    state: State, nodes: Collection[str], change: str, recorded: RecordedChanges | None
+    state: State, nodes: Collection[str], change: str, recorded: Recorded | None
 ) -> tuple[dict[str, Mapping[str, Any] | None], list[str]]:
     """The change as each node that answers has it, and a line about each that does not.
 
@@ -203,7 +205,7 @@ def _all_recorded(
     silent = []
     for node in nodes:
         try:
-            known = recorded.of(node, change) if recorded else None
+            known = (recorded or {}).get(node)
             kept[node] = known or _recorded(state, node, change)
         except StepFailed as error:
             silent.append(
@@ -224,21 +226,33 @@ def _recorded(state: State, node: str, change: str) -> Mapping[str, Any] | None:
     return dict(found["change"])
 
 
-def _stop_engine(state: State, node: str, change: Mapping[str, Any] | None) -> None:
-    """Stops the unit before files go back, where the change stopped or started it.
+def _stop_engine(state: State, node: str, change: Mapping[str, Any] | None) -> str | None:
+    """Stops the unit before files go back, where the change stopped or started it; a line where
+    that failed. The node's own undo stops it once more: no other node waits for this one.
 
     A change that only came to the files left the running engine alone; so does its undo.
     """
-    steps = change["steps"] if change else ()
-    if any(step["op"] == "unit" and _touches_engine(step) for step in steps):
+    steps = change["steps"] if change and change.get("status") != "ROLLED_BACK" else ()
+    if not any(step["op"] == "unit" and _touches_engine(step) for step in steps):
+        return None
+    try:
         stop_unit(state, node)
+    except StepFailed as error:
+        state.inventory.get_host(node).log(f"{error}; its undo tries again")
+        return str(error)
+    return None
 
 
 def stop_unit(state: State, node: str) -> None:
     """Stops the engine's unit on a node; StepFailed with the host's words."""
     host = state.inventory.get_host(node)
     command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
-    done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
+    try:
+        done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
+    except Exception as error:  # any transport error: paramiko, gevent, OSError
+        raise StepFailed(
+            f"{node}: systemctl stop {UNIT}: the connection failed: {error}"
+        ) from error
     if not done:
         raise StepFailed(f"{node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
 
@@ -266,7 +280,8 @@ def undo_only(words: str = "", timeout_s: int = UNDO_TIMEOUT_S) -> Callable[[Run
     """
 
     def revert(run: Run) -> str:
-        told = _undone(run.state, sorted(run.touched), {"change": run.id}, timeout_s)
+        request = {"change": run.id, "run": run.owner.token}
+        told = _undone(run.state, sorted(run.touched), request, timeout_s)
         return f"{told}; {words}" if words else told
 
     return revert

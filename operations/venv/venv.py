@@ -88,11 +88,12 @@ def measure(
         return
 
     def work() -> str:
-        run.context["baseline"] = recorded
+        # what a run that was cut off measured, before it stopped the engine
+        known = run.context.get("baseline") or recorded
+        run.context["baseline"] = known
         answer = ask(endpoint, ASK_S) if is_up else None
         if answer is None or not answer.ok:
-            told = f"the recipe's {recorded:.1f} tok/s" if recorded else (
-                "none: nothing to compare with")  # fmt: skip
+            told = f"{known:.1f} tok/s, as recorded" if known else "none: nothing to compare with"
             return f"the engine does not answer; baseline: {told}"
         try:
             rate = measure_rate(endpoint)

@@ -22,8 +22,8 @@ MARK = "deployment"
 CHART = "chart"
 # Keys that mean the same on every rig.
 _OF_THE_HOST = (
-    "rig", "lan_address", "ssh_user", "waive", "reason", "json", "change", "overwrite", "kernel",
-    "candidate", "budget", "driver_module",
+    "rig", "lan_address", "ssh_user", "waive", "reason", "json", "change", "overwrite", "despite",
+    "kernel", "candidate", "budget", "driver_module",
 )  # fmt: skip
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")

@@ -69,6 +69,7 @@ class Plan:
 
     `deployment` is set where the engine is a Deployment: its chart writes and starts it, so there
     are no specs and no documents, and the recipe says what may be expected of its answers.
+    `former_rig` is the other rig that nodes may be taken from, where it was named.
     """
 
     rig: Rig
@@ -78,6 +79,7 @@ class Plan:
     documents: dict[str, tuple[Document, ...]]
     requests: dict[str, SnapshotRequest]
     deployment: ClusterData | None = None
+    former_rig: str | None = None
 
     @property
     def runtime(self) -> Runtime:

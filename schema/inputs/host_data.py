@@ -33,6 +33,7 @@ class HostData(HostKeys):
     recipe: Name = key(..., "what the rig is to serve")
     profile: Name | None = key(None, "a profile of the recipe; none: the recipe's own")
     recipes_dir: Arguments = key((), "more folders of recipes, from the project's root")
+    former_rig: Name | None = key(None, "another rig, whose nodes this run may take")
     deep: bool = key(False, "hash the weights while looking; slow")
 
     def node(self, name: str) -> Node:

@@ -137,7 +137,7 @@ def plan(
         specs[node.name] = spec
         files[node.name] = documents(rig, node, chosen, profile, spec)
         requests[node.name] = _request(rig, node, chosen, spec, files[node.name], common.deep)
-    return Plan(rig, chosen, profile, specs, files, requests)
+    return Plan(rig, chosen, profile, specs, files, requests, former_rig=common.former_rig)
 
 
 def _deployment(

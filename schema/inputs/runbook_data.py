@@ -37,7 +37,7 @@ from schema.render.drop_in import (
     listed_argv,
 )
 
-GATED = frozenset({"waive", "reason", "deep"})
+GATED = frozenset({"waive", "reason", "deep", "former_rig"})
 
 
 def _as_text(value: object) -> object:
@@ -83,7 +83,7 @@ class DoctorKeys(Frozen):
 class DoctorData(DoctorKeys, HostData):
     """doctor."""
 
-    unused = frozenset({"waive", "reason"})
+    unused = GATED - {"deep"}
 
 
 class OfABackupData(HostData):
@@ -103,6 +103,7 @@ class RollbackKeys(Frozen):
 
     change: Name | None = key(None, "the change to undo; none: the last that is not blessed")
     overwrite: Paths = key((), "files whose later edits it may discard")
+    despite: Name | None = key(None, "another open change that it may cut across")
 
 
 class RollbackData(RollbackKeys, OfABackupData):

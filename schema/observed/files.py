@@ -95,8 +95,20 @@ class Venv(VenvProbe):
     shm_goes: bool | None
 
 
+class TakenBy(Frozen):
+    """Who took a change up, and when."""
+
+    operator: str
+    deploy: str
+    unix_s: float
+
+
 class ChangeSummary(Frozen):
-    """One change of the host's journal. `saved_unix_s` is when its run last wrote there."""
+    """One change of the host's journal. `saved_unix_s` is when its run last wrote there.
+
+    `run` is the token of the run that has it (None: of an older version's), `taken_by` who took it
+    up, `beat_unix_s` when an open one's run last said that it lives.
+    """
 
     id: str
     deploy: str
@@ -108,6 +120,14 @@ class ChangeSummary(Frozen):
     steps: tuple[str, ...]
     reason: str | None
     saved_unix_s: float | None = None
+    run: str | None = None
+    taken_by: TakenBy | None = None
+    beat_unix_s: float | None = None
+
+    @property
+    def owner(self) -> str:
+        """The operator whose run has the change now."""
+        return self.taken_by.operator if self.taken_by else self.operator
 
 
 class Journal(Frozen):

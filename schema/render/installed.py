@@ -32,6 +32,23 @@ def endpoint_in(document: str) -> InstalledEndpoint | None:
         return None
 
 
+@dataclass(frozen=True)
+class Membership:
+    """The rig that a node was set up for, and the fabric addresses of its peers."""
+
+    rig: str
+    peers: tuple[str, ...]
+
+
+def membership_in(document: str) -> Membership | None:
+    """The rig that a node.json names; None for a text that names none."""
+    try:
+        said = json.loads(document)
+        return Membership(str(said["rig"]), tuple(str(peer) for peer in said["peers"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def argv_in(script: str) -> tuple[str, ...]:
     """The command line that a launch script runs, in the words of bash; () when not known."""
     lines = script.replace("\\\n", " ").splitlines()

@@ -41,7 +41,6 @@ class ColdWork:
 def plan(rig: Procedure) -> ColdWork:
     """The work of this run, the same object for all hosts; DeployError when it cannot be known."""
     plan, snapshots, up = rig.plan, rig.snapshots, rig.up.all
-    rig.resume()
     request = reap_request(plan)
     found = {name: _others(seen) for name, seen in _orphans(real(state), plan, request).items()}
     segments = {name: _segments(snapshot) for name, snapshot in snapshots.items()}

@@ -47,4 +47,4 @@ def verify(rig: Procedure, patient: bool = False, work: Work | None = None) -> s
 
 def revert(run: Run) -> str:
     """Undoes the run's own change on every node that it touched."""
-    return revert_change(run.state, run.plan, run.id, run.touched)
+    return revert_change(run.state, run.plan, run.id, run.touched, run=run.owner.token)

@@ -143,7 +143,7 @@ def plan(rig: Procedure, want: Want) -> KernelWork:
     if want.candidate:
         # For the way back: what each node has to boot again.
         running = {n: kernels_of(rig.snapshots[n])[0].running for n in want.nodes}
-        rig.run.context["kernels"] = running
+        rig.run.context.setdefault("kernels", running)
     return KernelWork(
         steps=steps,
         before={name: texts_of(found) for name, found in files.items()},

@@ -37,7 +37,7 @@ def verify(rig: Procedure, want: Want, work: KernelWork) -> str:
     """A line about what boots next; StepFailed says what is not as it was asked for."""
     seen = _inspect(want)
     if not want.candidate:
-        return "; ".join(_pinned(name, seen[name]) for name in sorted(work.members))
+        return "; ".join(_pinned(name, seen[name]) for name in sorted(work.members or want.nodes))
     for name in sorted(work.members):
         _runs(want, name, seen[name])
     said = serve.verify(rig) if rig.up.all else "no engine ran before"
@@ -119,7 +119,12 @@ def _back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
     nodes = sorted(run.touched)
     for name in nodes:
         try:
-            request = {"change": run.id, "overwrite": [], "start_units": False}
+            request = {
+                "change": run.id,
+                "overwrite": [],
+                "start_units": False,
+                "run": run.owner.token,
+            }
             call(run.state, run.host(name), "undo", request, UNDO_TIMEOUT_S)
         except StepFailed as error:
             if error.code != "no_change":

@@ -210,7 +210,7 @@ def verify(rig: Procedure, work: UnitWork) -> str:
         if not isinstance(snapshot, NodeSnapshot):
             raise StepFailed(f"{node}: cannot be asked: {snapshot.unreadable}")
         said.append(f"{node}: {_as_wanted(node, snapshot, work.wanted)}")
-    return "; ".join(said)
+    return "; ".join(said) or "the drop-in is as it should be"
 
 
 def _as_wanted(node: str, snapshot: NodeSnapshot, wanted: Wanted) -> str:

@@ -153,4 +153,6 @@ def verify(rig: Procedure, work: RestoreWork) -> str:
 
 def revert(run: Run) -> str:
     """What was there before the restore, and why."""
-    return revert_change(run.state, run.plan, run.id, run.touched, reason=run.failure)
+    return revert_change(
+        run.state, run.plan, run.id, run.touched, reason=run.failure, run=run.owner.token
+    )

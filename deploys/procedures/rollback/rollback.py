@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import once_a_run, operator_data
 from deploys.common.procedure import Procedure
-from deploys.common.resume import refuse_live
-from operations.rollback.revert import RecordedChanges
-from schema.desired.plan import Plan
-from schema.inputs.runbook_data import RollbackData
+from deploys.common.take_up import refuse_live
+from deploys.common.take_up import rollback as undo_all
 from schema.observed.files import ChangeSummary, Journal
 
+# In place of a run's token: the node says whose the change is, before it is taken from anybody.
+ASKED_THERE = "?"
 _NOT_BLESSED = ("OPEN", "INCONSISTENT")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The change to undo (id None: nothing to do), the nodes that have it, and the plan to show."""
+    """The change to undo (id None: nothing to do), the nodes that have it, the plan to show, and
+    whose run's it is on each.
+    """
 
     id: str | None
     nodes: tuple[str, ...]
     lines: tuple[str, ...]
+    runs: Mapping[str, str | None] = field(default_factory=dict)
 
 
-@once_a_run
-def ask_journals(plan: Plan) -> RecordedChanges:
-    """Asks for the changes while the gates do: every second counts for who is down."""
-    return RecordedChanges(state, plan, operator_data(RollbackData).change)
+def choose(rig: Procedure, wanted: str | None, despite: str | None = None) -> Chosen:
+    """The newest change that is not blessed on any node, or the one that was asked for by id.
 
-
-def choose(rig: Procedure, wanted: str | None) -> Chosen:
-    """The newest change that is not blessed on any node, or the one that was asked for by id."""
+    DeployError where undoing it would be wrong: it is proven, or another one is at work.
+    """
     snapshots = rig.snapshots
     by_node = {
         name: {c.id: c for c in snapshot.journal.changes}
@@ -59,10 +59,59 @@ def choose(rig: Procedure, wanted: str | None) -> Chosen:
     )
     if not nodes:
         return Chosen(None, (), ())
+    rows = {name: by_node[name][id_] for name in nodes}
     if wanted is None:
-        for name in nodes:
-            refuse_live(name, snapshots[name], by_node[name][id_])
-    return Chosen(id_, nodes, tuple(_describe(name, by_node[name][id_]) for name in nodes))
+        _refuse_proven(rows)
+        for name, row in rows.items():
+            # the undo waits for a rollback that is under way
+            if not _rolls_back(row):
+                refuse_live(name, snapshots[name], row)
+    _refuse_under_another(rows, by_node, despite)
+    lines = tuple(_describe(name, row) for name, row in rows.items())
+    runs = {name: ASKED_THERE if _rolls_back(row) else row.run for name, row in rows.items()}
+    return Chosen(id_, nodes, lines, runs)
+
+
+def _rolls_back(change: ChangeSummary) -> bool:
+    """Whether a rollback took it up, which may be alive."""
+    return change.taken_by is not None and change.taken_by.deploy == "rollback"
+
+
+def _refuse_proven(rows: Mapping[str, ChangeSummary]) -> None:
+    """DeployError for a change that a node has as COMMITTED: only the others' journals are open."""
+    proven = [name for name, row in rows.items() if row.status == "COMMITTED"]
+    left = [name for name, row in rows.items() if row.status == "OPEN"]
+    if not proven or not left:
+        return
+    change = rows[left[0]]
+    body = {"change": change.id, "status": "COMMITTED", "reason": f"proven on {proven[0]}"}
+    raise DeployError(
+        f"nothing was changed: change {change.id} is COMMITTED on {', '.join(proven)}, where it "
+        f"was proven, and OPEN on {', '.join(left)}: what serves is good. Close it there: "
+        f"sudo rignode close {shlex.quote(json.dumps(body))} (or run deploys/{change.deploy}.py "
+        f"again: it does so); to undo it on all nodes: {undo_all(change.id)}"
+    )
+
+
+def _refuse_under_another(
+    rows: Mapping[str, ChangeSummary],
+    by_node: Mapping[str, Mapping[str, ChangeSummary]],
+    despite: str | None,
+) -> None:
+    """DeployError where another change is open on any node, whose run is about to prove an engine
+    (node's undo refuses it, too, but only there, and once the engine has been stopped).
+    """
+    row = next(iter(rows.values()))
+    for node, other in ((name, c) for name, changes in by_node.items() for c in changes.values()):
+        newer = row.status == "COMMITTED" or other.opened_unix_s > row.opened_unix_s
+        if other.status != "OPEN" or other.id in (row.id, despite) or not newer:
+            continue
+        raise DeployError(
+            f"nothing was changed: change {other.id} ({other.deploy}) of {other.owner} is OPEN on "
+            f"{node}: to undo {row.id} would cut across it; wait for it, or undo it first: "
+            f"{undo_all(other.id)}; or, in spite of it: {undo_all(row.id)} "
+            f"--data despite={other.id}"
+        )
 
 
 def _known(changes: Mapping[str, ChangeSummary]) -> str:

@@ -11,7 +11,6 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
-from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
 from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
@@ -42,12 +41,11 @@ class ImageWork:
     transfer: Transfer | None
     is_whole: bool
     image: Callable[[], Image]
-    is_resumed: bool = False
 
     @property
     def needed(self) -> bool:
         """Whether anything is to do; a change that a cut-off run left open is to be closed."""
-        return bool(self.seeds or self.transfer or self.is_resumed)
+        return bool(self.seeds or self.transfer)
 
 
 def image_of_recipe(plan: Plan) -> str:
@@ -104,7 +102,6 @@ def plan(rig: Procedure) -> ImageWork:
     elif source is None:
         source = data.source or rig.plan.rig.head.name
         seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
-    resumed = _resume(rig.run, snapshots, seeds.union(lacking))
     transfer = None
     if lacking and source is not None:
         transfer = Transfer(rig.run, "image", source, lacking, planned_route(rig))
@@ -116,22 +113,7 @@ def plan(rig: Procedure) -> ImageWork:
         transfer=transfer,
         is_whole=_is_whole(snapshots, transfer, data),
         image=lambda: _image_now(rig, transfer, found),
-        is_resumed=resumed,
     )
-
-
-def _resume(run: Run, snapshots: Mapping[str, NodeSnapshot], getting: frozenset[str]) -> bool:
-    """Goes on in the change of a run that was cut off, whose nodes then are this run's too.
-
-    A node that closed that change is in its way only where it is to get something in it.
-    """
-    cut_off = {n for n, seen in snapshots.items() if unfinished({n: seen}, "image")}
-    concerned = {n: seen for n, seen in snapshots.items() if n in cut_off | getting}
-    run.id = unfinished(concerned, "image") or run.id
-    run.touched |= cut_off
-    if cut_off:
-        logger.info(f"    goes on in change {run.id}, open on {', '.join(sorted(cut_off))}")
-    return bool(cut_off)
 
 
 def _context(plan: Plan, archive: str | None) -> Context:
@@ -246,6 +228,7 @@ def revert(run: Run) -> str:
     kept, unknown = [], []
     for node in sorted(run.touched):
         request = {"change": run.id, "status": "COMMITTED", "reason": f"whole here; {run.failure}"}
+        request["run"] = run.owner.token
         request["reason"] = " ".join(request["reason"].split())[:1900]
         try:
             call(run.state, run.host(node), "close", request)

@@ -10,7 +10,6 @@ from pyinfra import logger, state
 
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
-from deploys.common.resume import unfinished
 from deploys.procedures.transfer.route import Want, planned_route, wanted
 from facts.observe import observe
 from facts.rignode.context import real
@@ -60,7 +59,6 @@ def parse_request(rig: Procedure) -> Want:
 def plan(rig: Procedure) -> WeightsWork:
     """The work of this run, planned once and told once."""
     plan, snapshots, data = rig.plan, rig.snapshots, rig.data(WeightsData)
-    rig.resume()
     source = weights_source(plan, snapshots, data.source)
     seen = {n.name: weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     for name, weights in seen.items():
@@ -77,7 +75,7 @@ def plan(rig: Procedure) -> WeightsWork:
         if data.source is not None
         or data.prune
         or name in differ
-        or unfinished({name: snapshots[name]}, "weights")
+        or name in rig.run.touched
         or not _there(seen[name])
         or _is_half(seen[name])
     )

@@ -56,7 +56,8 @@ class UpgradeWork:
     """One upgrade on the rig's one node; with `version` None it is active already.
 
     `recorded` is the recipe's baseline in tokens a second. The engine stops before pip where pip
-    needs its files or its memory, else after the new version has been executed.
+    needs its files or its memory, else after the new version has been executed. `resumed`: the run
+    goes on in a change that was cut off.
     """
 
     node: str
@@ -76,11 +77,12 @@ class UpgradeWork:
     documents: Steps = field(default_factory=list)
     before: Mapping[str, str | None] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    resumed: bool = False
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The node, where a version comes to it."""
-        return frozenset({self.node}) if self.version is not None else frozenset()
+        """The node, where a version comes to it, or a run that was cut off left it stopped."""
+        return frozenset({self.node}) if self.version or self.resumed else frozenset()
 
     @property
     def nodes_up(self) -> frozenset[str]:
@@ -121,7 +123,7 @@ def plan(rig: Procedure) -> UpgradeWork:
     seen = inspect_place(state, node, venv, spec.package, wanted)
     if len(seen.installed) == 1 and same_version(wanted, seen.installed[0]):
         logger.info(f"    {venv} leads to {spec.package} {seen.installed[0]} already")
-        return UpgradeWork(node, wanted, endpoint(plan))
+        return UpgradeWork(node, wanted, endpoint(plan), resumed=rig.run.resumed)
     found = known_versions(wanted, plan, observe(state, plan))
     pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not data.inplace)
     # This run makes a verified backup before it changes anything.
@@ -266,4 +268,4 @@ def verify(rig: Procedure, work: UpgradeWork) -> str:
 def revert(run: Run) -> str:
     """The automatic return: the change undone, the former version proven, the reason kept."""
     why = run.failure or "a step failed"
-    return revert_change(run.state, run.plan, run.id, run.touched, reason=why)
+    return revert_change(run.state, run.plan, run.id, run.touched, reason=why, run=run.owner.token)

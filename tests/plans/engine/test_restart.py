@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from deploys.common.snapshot_view import files_in
-from operations.change.run import operator
+from operations.change.ownership import operator
 from schema.desired.plan import Plan
 from schema.render.engine_files import NODE_PATH
 from tests.plans.support import rigs
@@ -94,8 +94,9 @@ TABLE: Table = {
     # node takes no step of it there: the head would be stopped, and stay so
     "undone there": (run(old(journals(head="OPEN", worker="ROLLED_BACK"))), refused(
         f"OPEN on {HEAD} and ROLLED_BACK on {WORKER}", f"rollback.py -y --data {BY_ID}")),
-    "blessed there": (run(old(journals(head="COMMITTED", worker="OPEN"))), refused(
-        f"OPEN on {WORKER} and COMMITTED on {HEAD}", f"on {WORKER}: sudo rignode close")),
+    # it was proven, and the run died between the two journals
+    "blessed there": (run(old(journals(head="COMMITTED", worker="OPEN"))), done(
+        f"is proven on {HEAD} and open on {WORKER}: closes it there")),
     "another recipe": (run(another_recipe), OTHER),
     "reboot another recipe": (run(another_recipe, deploy="reboot"), OTHER),
     "rollback live": (run(journals(**OPEN), deploy="rollback"), LIVE),

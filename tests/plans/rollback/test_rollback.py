@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from schema.desired.plan import Plan
-from schema.observed.files import Journal
+from schema.observed.files import Journal, TakenBy
 from tests.plans.support import rigs
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data
 from tests.plans.support.table import done, each_row, failed, quiet, refused
+from tests.unit.builders.host_parts import NOW
 from tests.unit.builders.snapshots import healthy, put
 
 ROLLBACK = "deploys/rollback.py"
@@ -29,12 +30,29 @@ def two_open(plan: Plan) -> Snapshots:
     return seen
 
 
+locked = rigs.broken(rigs.one_forgotten, (WORKER, "journal.lock_held", True))
+under_way = rigs.broken(
+    rigs.one_forgotten,
+    (WORKER, "journal.changes.0.run", "f00"),
+    (WORKER, "journal.changes.0.beat_unix_s", NOW),
+    (WORKER, "journal.changes.0.taken_by",
+     TakenBy(operator="anna@desk", deploy="rollback", unix_s=NOW)),
+)  # fmt: skip
+proven_on_the_head = rigs.with_changes(
+    healthy, (HEAD, "COMMITTED", rigs.OPEN_ID), (WORKER, "OPEN", rigs.OPEN_ID)
+)
+
+
 def rollback(*pairs: str, seen: rigs.Seen = rigs.one_forgotten) -> Scenario:
     """A rollback of both hosts."""
     return Scenario((ROLLBACK, "-y", *data(*pairs)), seen)
 
 
 SCRIPT = "/etc/rigbook/engine/serve.sh"
+LOCKED = {"error": "the lock is held by pid 77 (apply serve)", "code": "locked"}
+ROLLS = {"claimed": False, "status": "OPEN", "run": "f00", "operator": "anna@desk",
+         "deploy": "rollback", "quiet_s": 3.0}  # fmt: skip
+ROLLED = {**ROLLS, "status": "ROLLED_BACK"}
 EDITED = {"error": "serve.sh was edited since", "code": "edited", "remedy": "name it: --overwrite"}
 TABLE = {
     # exit status 0: there is nothing to mend
@@ -45,11 +63,24 @@ TABLE = {
         never=(rigs.BLESSED_ID,))),
     # the other one keeps its blessed state
     "one": (rollback(), done(
-        f"change {rigs.OPEN_ID} ROLLED_BACK", steps=["lab2 systemctl-stop", "lab2 undo"])),
+        f"change {rigs.OPEN_ID} ROLLED_BACK",
+        steps=["lab2 claim", "lab2 systemctl-stop", "lab2 undo"])),
     # the newest open change goes first: head stopped first, worker undone first
     "two": (rollback(seen=two_open), done(
-        steps=["lab1 systemctl-stop", "lab2 systemctl-stop", "lab2 undo", "lab1 undo"])),
-    "by id": (rollback(f"change={rigs.BLESSED_ID}"), done()),
+        steps=["lab1 claim", "lab2 claim", "lab1 systemctl-stop", "lab2 systemctl-stop",
+               "lab2 undo", "lab1 undo"])),
+    # its undo would stop the engine that the other change's run is about to prove
+    "under another": (rollback(f"change={rigs.BLESSED_ID}"), refused(
+        f"change {rigs.OPEN_ID} (serve) of milo@forge is OPEN on {WORKER}",
+        f"--data change={rigs.BLESSED_ID} --data despite={rigs.OPEN_ID}")),
+    "by id": (rollback(f"change={rigs.BLESSED_ID}", f"despite={rigs.OPEN_ID}"), done()),
+    # the worker's line was lost at close: what serves is proven, and stays
+    "proven": (rollback(seen=proven_on_the_head), refused(
+        f"change {rigs.OPEN_ID} is COMMITTED on {HEAD}", f"OPEN on {WORKER}",
+        "sudo rignode close", f"--data change={rigs.OPEN_ID}")),
+    "proven by id": (rollback(f"change={rigs.OPEN_ID}", seen=proven_on_the_head), done(
+        steps=["lab1 claim", "lab2 claim", "lab1 systemctl-stop", "lab2 systemctl-stop",
+               "lab2 undo", "lab1 undo"])),
     "overwrite": (rollback(f"overwrite={SCRIPT}"), done()),
     # with their state, so that the operator can pick
     "unknown": (rollback("change=20200101T000000Z-x"), refused(
@@ -59,10 +90,46 @@ TABLE = {
     "edited": (
         Scenario((ROLLBACK, "-y"), rigs.one_forgotten, faults={f"{WORKER}:undo": EDITED}),
         failed(f"{WORKER}: undo: serve.sh was edited since; name it: --overwrite")),
-    # another run at work is not undone under its hands
-    "locked": (rollback(seen=rigs.locked), refused("lock-held", HEAD)),
+    # a dead run's last command holds the lock: a stop takes 30 s
+    "locked": (
+        Scenario((ROLLBACK, "-y"), locked, faults={f"{WORKER}:then claim": [LOCKED, LOCKED]}), done(
+            f"[{WORKER}] waits: {WORKER}: claim: the lock is held by pid 77 (apply serve): 0 s of",
+            steps=["lab2 claim", "lab2 claim", "lab2 claim", "lab2 systemctl-stop", "lab2 undo"])),
+    # another operator's rollback of the same change: it waits, and says what that one does
+    "two at once": (
+        Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
+                 faults={f"{WORKER}:then claim": [ROLLS, ROLLS, ROLLED]}), done(
+            f"[{WORKER}] waits: {WORKER}: change {rigs.OPEN_ID} is anna@desk's (rollback), who "
+            "rolls it back: 0 s of",
+            f"anna@desk was faster: change {rigs.OPEN_ID} ROLLED_BACK; no engine",
+            steps=["lab2 claim", "lab2 claim", "lab2 claim"])),
+    # it was seen at work before this one began: its change is not simply taken from it
+    "under way": (
+        Scenario((ROLLBACK, "-y"), under_way, faults={f"{WORKER}:then claim": [ROLLS, ROLLED]}),
+        done("who rolls it back", "anna@desk was faster", steps=["lab2 claim", "lab2 claim"])),
+    "the first died": (
+        Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
+                 faults={f"{WORKER}:then claim": [ROLLS, {**ROLLS, "quiet_s": 300.0}]}), done(
+            steps=["lab2 claim", "lab2 claim", "lab2 claim", "lab2 systemctl-stop", "lab2 undo"])),
+    # it went on while this one asked
+    "taken up meanwhile": (
+        Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
+                 faults={f"{WORKER}:then claim": [{**ROLLS, "deploy": "serve"}]}), failed(
+            f"change {rigs.OPEN_ID} is anna@desk's (serve), last sign of life 3 s ago",
+            steps=["lab2 claim"])),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
+
+
+def test_a_change_is_claimed_from_the_run_that_had_it_but_not_from_a_rollback(ran: Runs) -> None:
+    """The head first: of two that begin at once, one waits there."""
+    formers = {name: [c.request["former"] for c in ran[name].changing if c.verb == "claim"]
+               for name in ("one", "under way", "the first died")}  # fmt: skip
+    assert formers == {
+        "one": [None],
+        "under way": ["?", "?"],
+        "the first died": [None, None, "f00"],
+    }
 
 
 def test_which_change_is_undone_and_what_is_overwritten(ran: Runs) -> None:

@@ -101,7 +101,7 @@ class FakeNode:
     `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
     (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks
     the connection), `slow` (what takes a moment), `says VERB` (a reading verb's answer, or a list
-    of them).
+    of them), `then WORD` (answers or errors, each once, before the usual one).
     """
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
@@ -162,6 +162,11 @@ class FakeNode:
         planned = self.faults.get(command.what)
         if planned is not None:
             raise NodeError(planned["error"], planned["code"], planned.get("remedy", ""))
+        if queue := self.faults.get(f"then {command.what}"):
+            said = queue.pop(0)
+            if "error" in said:
+                raise NodeError(said["error"], said["code"])
+            return dict(said)
         answers = self.faults.get("answers", {})
         if command.verb in answers:
             return dict(answers[command.verb])
@@ -180,10 +185,6 @@ class FakeNode:
             return self.trees.answer(command.verb, command.request)
         if command.verb.startswith(("image ", "weights ")):
             return self._transfer(command.verb, command.request)
-        if command.verb == "journal look":
-            wanted = command.request.get("change")
-            rows = self._known().values()
-            return {"changes": [c for c in rows if wanted in (None, c["id"])]}
         id_ = validate.change_id(command.request["change"])
         if id_ not in self._known():
             raise NodeError(f"no change {id_}", "no_change")
@@ -191,10 +192,24 @@ class FakeNode:
             return {"change": self._known()[id_]}
         if command.verb == "undo":
             return self._undo(id_, command.request)
-        validate.keys(command.request, "request", ("change", "status", "reason"))
+        if command.verb in ("claim", "beat"):
+            return self._claim(id_, command)
+        validate.keys(command.request, "request", ("change", "status", "reason", "run"))
         validate.choice(command.request["status"], "status", journal.STATUSES[1:])
         validate.text(command.request["reason"], "reason", 2000)
+        for row in self.now["journal"]["changes"]:
+            if row["id"] == id_:
+                row["status"] = command.request["status"]
         return {"change": {"id": id_}, "changed": True}
+
+    def _claim(self, id_: str, command: Sent) -> Json:
+        """As node's claim: the change is that run's, and what it did to the files is gone."""
+        if command.verb == "claim" and command.request["take_back"]:
+            self._set_active("stop")
+        row = self._known()[id_]
+        said = {"status": "OPEN", "run": command.request["run"], "operator": "milo@forge"}
+        return {**said, "deploy": "serve", "quiet_s": 0.0, "mine": True, "claimed": True,
+                "steps": [], "state": row}  # fmt: skip
 
     def _transfer(self, verb: str, request: Json) -> Json:
         """As node's transfer verbs: checks the request, and has what the giver has."""
@@ -259,8 +274,8 @@ class FakeNode:
         return {"change": header["id"], "changed": True, "said": said, "files": ["/a.py"]}
 
     def _undo(self, id_: str, request: Json) -> Json:
-        validate.keys(request, "request", ("change", "overwrite", "start_units", "reason"),
-                   ("change",))  # fmt: skip
+        validate.keys(request, "request", ("change", "overwrite", "start_units", "reason",
+                                          "run", "despite"), ("change",))  # fmt: skip
         validate.text(request.get("reason", ""), "reason", 2000)
         for path in request.get("overwrite", ()):
             validate.path(path, "overwrite")

@@ -43,7 +43,10 @@ def with_changes(base: Seen, *of: tuple[str, str, str]) -> Seen:
 
 image_missing = broken(healthy, (WORKER, "docker.images", ()))
 docker_silent = broken(healthy, (WORKER, "docker", Unreadable(unreadable="dockerd: no answer")))
-change_open = with_changes(healthy, (HEAD, "OPEN", OPEN_ID))
+# of a runbook that nobody takes up
+change_open = broken(
+    healthy, (HEAD, "journal.changes", (change("OPEN", id=OPEN_ID, deploy="patch"),))
+)
 locked = broken(healthy, (HEAD, "journal.lock_held", True), (HEAD, "journal.lock_holder", "pid 7"))
 _MTU = "network.links.0.mtu"
 short_mtu = broken(healthy, (HEAD, _MTU, 1500), (WORKER, _MTU, 1500))

@@ -200,7 +200,7 @@ def _run(scenario: Scenario, folder: Path, address: str) -> Ran:
     (folder / SCENARIO).write_text(json.dumps(document))
     done = _warm().run(
         ["pyinfra", scenario.inventory, *scenario.arguments],
-        env={**_environ(), VARIABLE: str(folder), **scenario.env},
+        env={**_environ(), VARIABLE: str(folder), "XDG_STATE_HOME": str(folder), **scenario.env},
         cwd=scenario.folder,
         timeout=TIMEOUT_S,
     )

@@ -196,14 +196,16 @@ TABLE = {
     "build and archive": (image("build=true", "archive=/x.tar"), refused("two sources")),
     **{pair: (image(pair, seen=healthy), refused(pair.partition("=")[0]))
        for pair in ("method=$(id)", "from=-x;id", "port=80", "archive=../x")},
-    "taken up": (image(seen=broken(image_missing, image_cut_off(WORKER))), done(steps=MOVED)),
+    "taken up": (image(seen=broken(image_missing, image_cut_off(WORKER))), done(
+        steps=["lab2 claim", *MOVED])),
     "taken up, closed where it arrived": (
         image(seen=broken(
             image_missing, image_cut_off(HEAD, "COMMITTED"), image_cut_off(WORKER))),
-        done(steps=MOVED)),
+        done(steps=["lab2 claim", *MOVED])),
     # it only was not closed
     "taken up, all tagged": (
-        image(seen=broken(healthy, image_cut_off(WORKER))), done(steps=MOVED[1:])),
+        image(seen=broken(healthy, image_cut_off(WORKER))), done(
+            steps=["lab2 claim", *MOVED[1:]])),
     "weights same": (weights(), quiet(asks=LOOKS)),
     "weights": (
         weights(seen=weights_missing),

@@ -71,24 +71,28 @@ def mended(done: Done) -> None:
     print(f"REPLAY mended in {done.seconds:.0f} s")
 
 
+def start(deploy: str, *arguments: str) -> subprocess.Popen[str]:
+    """A deploy on the lab that runs on; what it prints is read at its end."""
+    return subprocess.Popen(
+        [str(PYINFRA), "inventory/lab.py", f"deploys/{deploy}.py", *arguments, "-y"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+def head_was_started(lab: Lab, known: set[str]) -> bool:
+    """Whether a change that is not among `known` has started the head."""
+    newest = lab.changes("test1")[0]
+    return str(newest["id"]) not in known and any(
+        step["op"] == "unit" and step["active"] == "start" for step in newest["steps"]
+    )
+
+
 def killed_operator(lab: Lab, deploy: str, *arguments: str) -> str:
     """The id of a change whose operator was killed -9 once the head had been started."""
     known = {str(change["id"]) for change in lab.changes("test1")}
-    process = subprocess.Popen(
-        [str(PYINFRA), "inventory/lab.py", f"deploys/{deploy}.py", *arguments, "-y"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-    def head_started() -> bool:
-        newest = lab.changes("test1")[0]
-        return str(newest["id"]) not in known and any(
-            step["op"] == "unit" and step["active"] == "start" for step in newest["steps"]
-        )
-
-    wait_until(f"{deploy} starts the head", 120, head_started)
+    process = start(deploy, *arguments)
+    wait_until(f"{deploy} starts the head", 120, lambda: head_was_started(lab, known))
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     return str(lab.changes("test1")[0]["id"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from operations.change.run import operator
+from operations.change.ownership import operator
 from tests.system.lab.support import moving as m
 from tests.system.rehearsal import Lab
 

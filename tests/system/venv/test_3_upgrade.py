@@ -104,12 +104,25 @@ def test_the_automatic_return_killed_in_its_middle(serving: Tower) -> None:
             os.kill(process.pid, signal.SIGKILL)
             break
     process.wait()
-    # The undo on the host goes on to its end without its operator, and holds the lock meanwhile.
-    seconds = wait_until("a rollback", 300, lambda: serving.deploy("rollback").rc == 0)
-    seconds += wait_until("a real completion", 600, serving.answers)
+    # The undo on the host goes on to its end without its operator, and holds the lock meanwhile:
+    # the rollback waits for it.
+    done = serving.deploy("rollback")
+    assert done.rc == 0, done.text
+    seconds = done.seconds + wait_until("a real completion", 600, serving.answers)
     print(f"REPLAY rollback after kill -9 in the automatic return: {seconds:.0f} s")
     assert leads_to(serving) == OLD
     assert serving.newest()["status"] == "ROLLED_BACK"
+
+
+def test_the_same_upgrade_again_takes_up_what_a_killed_operator_left(serving: Tower) -> None:
+    """One command: what is half done is undone, and the version serves."""
+    change = serving.killed_operator("upgrade", "--data", f"version={OTHER}")
+    done = serving.deploy("upgrade", "--data", f"version={OTHER}")
+    assert done.rc == 0 and f"takes up change {change}" in done.text, done.text
+    assert leads_to(serving) == OTHER and serving.answers()
+    assert (serving.newest()["id"], serving.newest()["status"]) == (change, "COMMITTED")
+    back = serving.deploy("rollback", "--data", f"change={change}")
+    assert back.rc == 0 and leads_to(serving) == OLD and serving.answers(), back.text
 
 
 def test_a_deleted_entry_point_comes_back_from_the_backup(serving: Tower) -> None:

@@ -57,20 +57,23 @@ class Rig:
         with self.notes.open("a") as stream:
             stream.write(line + "\n")
 
+    def environ(self) -> dict[str, str]:
+        """What an operator of this VM has in the environment."""
+        return {
+            "PYINFRA_PROGRESS": "off",
+            "RIGBOOK_VM_PORT": str(self.machine.port),
+            "RIGBOOK_VM_KEY": str(self.machine.key),
+            "RIGBOOK_VM_ENGINE": self.machine.address,
+            "XDG_STATE_HOME": str(self.machine.folder / "operator"),
+        }
+
     def start_deploy(self, *words: str) -> subprocess.Popen[str]:
         """pyinfra against the VM, under way."""
         self.note(f"$ pyinfra {' '.join(words)}")
         return subprocess.Popen(
             [sys.executable, "-m", "pyinfra", "tests/system/vm/inventory.py", *words],
             cwd=ROOT,
-            env={
-                **os.environ,
-                "PYINFRA_PROGRESS": "off",
-                "RIGBOOK_VM_PORT": str(self.machine.port),
-                "RIGBOOK_VM_KEY": str(self.machine.key),
-                "RIGBOOK_VM_ENGINE": self.machine.address,
-                "XDG_STATE_HOME": str(self.machine.folder / "operator"),
-            },
+            env={**os.environ, **self.environ()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

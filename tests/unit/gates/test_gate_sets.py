@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from gates import gate_sets
 from gates.core.check import GIB
 from gates.core.codes import CODES, violation
 from gates.core.violation import Violation
 from gates.core.waiver import blocking
 from gates.gate_sets import check
+from gates.host import other_rig
 from schema.desired.plan import Plan
 from schema.observed.snapshot import Unreadable
 from tests.unit.builders import snapshots as f
@@ -82,10 +84,17 @@ ELSEWHERE = {
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
     "enforce-eager",  # recipe/test_choices.py
+    "other-rig",  # tests/plans/common/test_other_rig.py
     "other-recipe",  # tests/plans/engine/test_restart.py
     "secret-missing",  # tests/plans/engine/test_secrets.py
     "nodes-reachable", "gate-error",  # test_unknown_blocks.py
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["SERVING", "CHANGING", "UPGRADING", "RESTARTING", "REBOOTING",
+                                  "REACHING"])  # fmt: skip
+def test_no_set_before_a_change_lacks_the_gate_of_another_rig(name: str) -> None:
+    assert set(other_rig.GATES) <= set(getattr(gate_sets, name))
 
 
 def test_every_code_of_a_gate_is_found_by_a_test() -> None:

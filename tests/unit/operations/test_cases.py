@@ -10,5 +10,4 @@ CASES = Path(__file__).parent / "cases"
 
 Apply = make_operation_tests("operations", "change.apply.apply", CASES / "apply")
 Stop = make_operation_tests("operations", "engine.engine.stop", CASES / "stop")
-Prove = make_operation_tests("operations", "engine.engine.prove", CASES / "prove")
 Undo = make_operation_tests("operations", "rollback.undo.undo", CASES / "undo")

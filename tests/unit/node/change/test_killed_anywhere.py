@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from node.change.apply import apply
+from node.change.claim import claim
 from node.change.close import close
 from node.change.journal import read_all
-from node.change.undo import undo
+from node.change.undo import Around, undo
 from tests.unit.node.change.test_link_and_tree_step import link_step, tree_step, two
 from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, target
 from tests.unit.node.support.strace import Faulted
@@ -175,3 +176,26 @@ def test_a_signal_waits_for_the_end_of_the_step(host: Host, signal: str) -> None
     assert lies(host) == {"file.conf": steps.new["file.conf"]}
     host.call("undo")
     steps.check(steps.old)
+
+
+@both
+def test_a_claim_killed_at_every_changing_call_is_finished_by_another_run(
+    host: Host, made: Callable[[Host], Steps]
+) -> None:
+    """What it takes back is back after the next claim, and that run goes on in the same change."""
+    steps = made(host)
+    asked = {"change": "change-1", "run": "b2", "former": None, "operator": "anna@desk",
+             "deploy": "serve", "take_back": True}  # fmt: skip
+    faulted = Faulted(host, "claim", asked, steps.applied)
+    points = faulted.points()
+    assert len(points) > 15
+    for point, _ in faulted.each(points):
+        changes, broken = read_all()
+        assert broken == [] and [row["status"] for row in changes] == ["OPEN"], point
+        third = {**asked, "run": "c3", "former": changes[0].get("run")}
+        assert claim(third, Around())["claimed"], point
+        steps.check(steps.old, point)
+        assert apply(apply_request(*steps.steps, run="c3"))["changed"], point
+        done = {"change": "change-1", "status": "COMMITTED", "run": "c3"}
+        assert close(done)["changed"], point
+        steps.check(steps.new, point)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,12 +182,26 @@ def test_a_folder_that_is_in_use_stays(host: Host) -> None:
     assert "not empty" in answer["steps"][0]["detail"] and (folder / "theirs").exists()
 
 
-def test_a_rollback_may_look_at_what_is_not_settled_before_it_knows_which(host: Host) -> None:
-    committed(host)
-    second = host.file("second")
-    host.call("apply", apply_request(file_step(second), name="change-2"))
-    (open_,) = host.call("journal look")["changes"]
-    assert (open_["id"], open_["steps"][0]["path"]) == ("change-2", str(second))
-    (named,) = host.call("journal look", {"change": "change-1"})["changes"]
-    assert named["status"] == "COMMITTED"
-    assert host.call("journal look", {"change": "change-9"})["changes"] == []
+def test_a_blessed_change_is_not_undone_under_another_one_that_is_open(host: Host) -> None:
+    """A's undo would stop the engine that B's run is about to prove."""
+    path = committed(host)
+    other = host.root / "other.conf"
+    host.call("apply", apply_request(file_step(other), name="change-2"))
+    answer = host.call("undo", {"change": "change-1"})
+    assert answer["code"] == "change_open" and "change-2 (serve, tester@here)" in answer["error"]
+    assert path.read_text() == NEW and "rignode undo change-2" in answer["remedy"]
+    assert host.call("undo", {"change": "change-1", "despite": "change-9"})["ok"] is False
+    done = host.run(host.argv("undo", "change-1", "--despite", "change-2"))
+    assert done.returncode == 0 and path.read_text() == OLD
+
+
+def test_an_open_change_that_is_older_is_no_reason_to_keep_a_newer_one(host: Host) -> None:
+    """The newest goes first."""
+    first = host.file("first.conf")
+    host.call("apply", apply_request(file_step(first)))
+    stored = host.state / "journal/change-1.json"
+    newer = json.loads(stored.read_text())
+    newer.update(id="change-2", opened_unix_s=newer["opened_unix_s"] + 9, steps=[])
+    (stored.parent / "change-2.json").write_text(json.dumps(newer))
+    assert host.call("undo", {"change": "change-1"})["code"] == "change_open"
+    assert host.call("undo", {"change": "change-2"})["status"] == "ROLLED_BACK"

@@ -172,9 +172,11 @@ def unit_step(active: str | None, enabled: bool | None = None, **more: object) -
     return {**step, "active": active, "daemon_reload": True, **more}
 
 
-def apply_request(*steps: dict[str, object], name: str = "change-1") -> dict[str, object]:
-    """An apply request."""
-    return {"change": change(name), "steps": list(steps)}
+def apply_request(
+    *steps: dict[str, object], name: str = "change-1", **more: object
+) -> dict[str, object]:
+    """An apply request; `more` is for its change."""
+    return {"change": change(name, **more), "steps": list(steps)}
 
 
 def mode(path: Path) -> int:

@@ -74,6 +74,53 @@ def test_a_node_that_does_not_answer_keeps_the_others_from_nothing(rig: FakeStat
     assert f"sudo rignode undo {CHANGE}" in str(failed.value)
 
 
+STOPS = {"the line is lost": EOFError("cut"), "systemd says no": "Job timed out", "both fail": "no"}
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_a_stop_that_fails_on_one_node_keeps_no_node_from_its_undo(
+    rig: FakeState, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The head would stay stopped, and nothing undone anywhere."""
+
+    def in_host(state: Any, host: Any, function: Any, command: str, **_: Any) -> Any:
+        rig.node.calls.append((host.name, "stop"))
+        said = STOPS[how]
+        if isinstance(said, Exception) and host.name == WORKER:
+            raise said
+        return host.name != WORKER, SimpleNamespace(stderr=str(said))
+
+    monkeypatch.setattr(revert, "in_host", in_host)
+    if how == "both fail":
+        refuses = failing(WORKER, "undo", "locked")
+        rig.node.answer = lambda name, verb, request: (
+            ACTIVE if verb == "journal" else refuses(name, verb, request)
+        )
+        with pytest.raises(StepFailed, match=f"{WORKER}: systemctl stop.*no.*stand-in failure"):
+            revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
+    else:
+        assert "ROLLED_BACK" in revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
+        assert f"{WORKER}: systemctl stop rigbook-engine.service" in rig.said()
+    assert calls(rig) == [(HEAD, "stop"), (WORKER, "stop"), (WORKER, "undo"), (HEAD, "undo")]
+
+
+def test_what_another_run_took_up_is_neither_stopped_nor_undone(rig: FakeState) -> None:
+    """The run that slept would stop the engine that the other one has proven."""
+    theirs = {"id": CHANGE, "run": "b2", "steps": [STOPPED]}
+    rig.node.answer = lambda *_: {"ok": True, "change": theirs}
+    with pytest.raises(StepFailed, match="was taken up by another run"):
+        revert_change(rig, PLAN, CHANGE, {HEAD, WORKER}, run="a1")
+    assert calls(rig) == []
+
+
+def test_what_is_undone_already_is_not_stopped_again(rig: FakeState) -> None:
+    """A person at the console was faster, and the former engine runs."""
+    undone = {"id": CHANGE, "run": "a1", "status": "ROLLED_BACK", "steps": [STOPPED]}
+    rig.node.answer = lambda *_: {"ok": True, "status": "ROLLED_BACK", "change": undone}
+    revert_change(rig, PLAN, CHANGE, {HEAD, WORKER}, run="a1")
+    assert calls(rig) == [(WORKER, "undo"), (HEAD, "undo")]
+
+
 def test_the_former_engine_is_asked_as_its_own_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that thinks first needs its tokens; eight of them are all thought."""
     documents = {d.path: d.content for d in PLAN.documents[HEAD]}

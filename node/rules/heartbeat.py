@@ -1,0 +1,9 @@
+"""How a run says that it lives: each node that it changes notes it, now and then."""
+
+from __future__ import annotations
+
+# a run notes it so often, in seconds
+BEAT_S = 15.0
+# a run that noted nothing for so long, in seconds, is dead: a machine that loads weights may stall
+# for a minute, and a laptop that slept longer is refused at its next write
+DEAD_S = 120.0

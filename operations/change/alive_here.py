@@ -1,0 +1,57 @@
+"""Which runs of this machine live: a file for each change, held by flock as long as its run lives.
+
+So a run that was killed is known to be dead at once here; elsewhere its silence has to grow old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from schema.machine.wake_record import state_folder
+
+
+def _path(change: str) -> Path:
+    return state_folder() / "runs" / change
+
+
+def is_alive_here(change: str) -> bool | None:
+    """Whether a run of this machine has the change now; None: none of this machine ever had it."""
+    try:
+        fd = os.open(_path(change), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+
+
+class AliveHere:
+    """One run's file. A folder that cannot be written is no reason not to run."""
+
+    def __init__(self, change: str) -> None:
+        self._path = _path(change)
+        self._fd = -1
+
+    def hold(self) -> None:
+        """Says that the run lives, until `let_go` or its end."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def let_go(self, settled: bool) -> None:
+        """Ends it; of a change that is not settled the file stays: its run is dead."""
+        if self._fd < 0:
+            return
+        if settled:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        os.close(self._fd)
+        self._fd = -1
