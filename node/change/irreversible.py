@@ -1,9 +1,13 @@
-"""The kinds that cannot be undone (reap, shm, caches, weights, restart): told, and passed over."""
+"""The kinds that cannot be undone (reap, shm, caches, weights, restart): told, and passed over.
+
+Two of them change what serves, and their change is never ROLLED_BACK. The others took what was
+proven to be nobody's (orphans, unmapped segments) or comes back by itself (the page cache).
+"""
 
 from __future__ import annotations
 
 from node.core.errors import Json
-from node.core.step_kind import Kind
+from node.core.step_kind import PRE, Kind
 
 
 class Irreversible(Kind):
@@ -11,6 +15,19 @@ class Irreversible(Kind):
 
     irreversible = True
     taken_back = False
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives what stays of it after an undo."""
+        if side != PRE or self.op not in ("weights", "restart"):
+            return []
+        if self.op == "weights":
+            return [f"weights: the files that came to {entry.get('folder')} stay"]
+        name = f"{entry.get('namespace')}/{entry.get('deployment')}"
+        return [f"restart: the pods of Deployment {name} keep what they started with"]
+
+    def about(self, entry: Json) -> str:
+        """Each step is about something of its own."""
+        return f"{self.op} {id(entry)}"
 
     def recover(self, entry: Json, rows: list[Json]) -> str:
         """The verb itself takes its announced step up again."""

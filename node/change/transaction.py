@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from node.change import journal, kinds
+from node.change import journal, kinds, look
 from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import Steps
+from node.core.step_kind import PRE, Steps
 from node.core.step_state import INTENT
 from node.files.host_lock import Lock
 
@@ -68,6 +68,8 @@ class Transaction(Steps):
             kinds.recover(done)
             for row in kinds.in_undo_order(done):
                 kinds.of(row).revert(row, overwrite=False)
+            if lines := look.lines(done, PRE):
+                raise NodeError("; ".join(lines), "not_as_before")
             for row in done:
                 kinds.of(row).discard(row)
             self.forget(done)

@@ -283,7 +283,7 @@ class GrubKind(Kind):
             said.append("grub.cfg restored")
         elif cfg != pre["cfg"]:
             _put(folder, "grub.cfg", _generated(folder), 0o444)
-            said.append("grub.cfg made anew: it was written after the change")
+            said.append(self.leave(entry, "grub.cfg made anew: it was written after the change"))
         raw = proc.read_bytes(f"{folder}/grubenv")
         if _digest(raw) == post["env"] and pre["env"] != post["env"]:
             if pre["env"] is None:
@@ -298,7 +298,7 @@ class GrubKind(Kind):
             wanted = grubenv.render({**kept, **pre["values"]})
             if wanted != raw:
                 _put(folder, "grubenv", wanted, 0o644)
-                said.append("saved and next entry restored")
+                said.append(self.leave(entry, "saved and next entry restored"))
         if said:
             boot_flush.flush(folder)
         return ", ".join(said) or "was as before"
