@@ -6,7 +6,7 @@ import functools
 import importlib
 
 from node.change import journal
-from node.core import validate
+from node.core import validate, version
 from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.core.step_kind import PHASES, POST, PRE, Kind
 from node.core.step_state import DONE, INTENT, UNDONE, UNKNOWN
@@ -68,22 +68,20 @@ def parse(value: object, where: str) -> Json:
 
 def require_known(change: Json) -> None:
     """Raise NodeError for a change that another version wrote and this one cannot judge."""
-    identifier, form = change["id"], change.get("format", journal.FORMAT)
-    remedy = "use the rignode that wrote it: ls -t /usr/local/lib/rigbook"
-    if form != journal.FORMAT:
-        raise NodeError(
-            f"change {identifier} has format {form!r}, unknown to this rignode; it is left",
-            "unknown_format",
-            remedy,
-        )
-    for entry in change["steps"]:
-        if entry.get("op") not in KINDS:
-            raise NodeError(
-                f"change {identifier} has a step of the kind {entry.get('op')!r}, unknown to"
-                " this rignode; it is left",
-                "unknown_kind",
-                remedy,
-            )
+    form = change.get("format", journal.FORMAT)
+    unknown = [entry.get("op") for entry in change["steps"] if entry.get("op") not in KINDS]
+    if form == journal.FORMAT and not unknown:
+        return
+    what = f"a step of the kind {unknown[0]!r}" if form == journal.FORMAT else f"format {form!r}"
+    program = change.get("program")
+    wrote = f"rignode {program} wrote it" if program else "another rignode wrote it"
+    raise NodeError(
+        f"change {change['id']} has {what}, unknown to this rignode; {wrote}; it is left",
+        "unknown_kind" if form == journal.FORMAT else "unknown_format",
+        f"use that one: {version.path_of(program)} undo {change['id']}"
+        if program
+        else f"use the one that wrote it: ls -t {version.PROGRAMS}",
+    )
 
 
 def reason(error: Exception) -> str:

@@ -96,7 +96,7 @@ def _open_or_resume(wanted: Json) -> Json:
             )
     found = journal.find(wanted["id"])
     if found is None:
-        return journal.open_change(wanted)
+        return journal.open_change(wanted, changes)
     if found["status"] != "OPEN":
         raise NodeError(f"change {found['id']} is {found['status']} already", "change_closed")
     kinds.require_known(found)

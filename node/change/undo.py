@@ -11,7 +11,7 @@ from node.change import journal, kinds, look
 from node.core import systemctl, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.step_kind import PRE, UNIT, Seen, Steps
-from node.core.step_state import UNDONE, UNKNOWN
+from node.core.step_state import UNDONE, UNKNOWN, subject
 from node.files.host_lock import Lock
 
 SYSTEMD = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/run/systemd/")
@@ -37,7 +37,7 @@ class Around:
 
 def _pick(changes: list[Json]) -> Json | None:
     """Gives the change that is OPEN, else the newest that is INCONSISTENT, or None."""
-    for status in ("OPEN", "INCONSISTENT"):
+    for status in journal.UNSETTLED:
         for change in changes:
             if change["status"] == status:
                 return change
@@ -126,7 +126,7 @@ class _Undo:
         found: dict[str, list[Json]] = {}
         for row in self.pending:
             if kinds.of(row).phase == UNIT:
-                found.setdefault(row["unit"], []).append(row)
+                found.setdefault(subject(row), []).append(row)
         return found
 
     def _pass_over(self) -> None:
