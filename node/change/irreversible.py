@@ -1,7 +1,8 @@
 """The kinds that cannot be undone (reap, shm, caches, weights, restart): told, and passed over.
 
-Two of them change what serves, and their change is never ROLLED_BACK. The others took what was
-proven to be nobody's (orphans, unmapped segments) or comes back by itself (the page cache).
+Where one of them lasts, its change is never ROLLED_BACK: weights that came, and pods that started
+with what an undo then took back. The others took what was proven to be nobody's (orphans, unmapped
+segments), or what comes back by itself (the page cache, a pod of the same template).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class Irreversible(Kind):
 
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives what stays of it after an undo."""
-        if side != PRE or self.op not in ("weights", "restart"):
-            return []
-        if self.op == "weights":
+        if side == PRE and self.op == "weights":
             return [f"weights: the files that came to {entry.get('folder')} stay"]
-        name = f"{entry.get('namespace')}/{entry.get('deployment')}"
-        return [f"restart: the pods of Deployment {name} keep what they started with"]
+        if side == PRE and self.op == "restart" and entry.get("lasts", True):
+            name = f"{entry.get('namespace')}/{entry.get('deployment')}"
+            return [f"restart: the pods of Deployment {name} keep what they started with"]
+        return []
 
     def about(self, entry: Json) -> str:
         """Each step is about something of its own."""

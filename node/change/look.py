@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from node.change import kinds
+from node.change import journal, kinds
 from node.core.errors import Json
 from node.core.step_kind import POST, PRE, UNIT
-from node.core.step_state import DONE, UNDONE
+from node.core.step_state import DONE, INTENT, UNDONE, UNKNOWN
 
 
 def _things(rows: list[Json], side: str) -> list[list[Json]]:
@@ -61,11 +61,17 @@ def side_of(change: Json) -> str:
 
 
 def of_change(change: Json) -> list[str]:
-    """Gives the lines in which the host is now not as the journal says of a change."""
+    """Gives the lines in which the host is now not as the journal says of a change.
+
+    Raises NodeError for one that another version wrote.
+    """
+    kinds.require_known(change)
+    rows = change["steps"]
     if side_of(change) == PRE:
-        return lines(change["steps"], PRE)
-    done = [row for row in change["steps"] if row["state"] == DONE]
-    left = [row for row in change["steps"] if row["state"] == UNDONE]
+        return lines(rows, PRE)
+    done = [row for row in rows if row["state"] == DONE]
     touched = {kinds.of(row).about(row) for row in done}
-    back = [row for row in left if kinds.of(row).about(row) not in touched]
-    return lines(done, POST) + lines(back, PRE)
+    back = [row for row in rows if row["state"] == UNDONE
+            and kinds.of(row).about(row) not in touched]  # fmt: skip
+    unclear = [journal.describe(row) for row in rows if row["state"] in (INTENT, UNKNOWN)]
+    return [*lines(done, POST), *lines(back, PRE), *unclear]

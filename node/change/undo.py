@@ -246,6 +246,7 @@ def _nothing(change: Json | None, detail: str) -> Json:
         "detail": detail,
         "steps": [],
         "to_start": [],
+        "left": [],
     }
 
 
@@ -281,4 +282,5 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
         "detail": "undone",
         "steps": job.answers,
         "to_start": job.to_start,
+        "left": job.left(),
     }

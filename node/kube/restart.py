@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from node.change import journal, transaction
+from node.change import journal, kinds, transaction
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.kube import deployment as kube_deployment
@@ -33,7 +33,9 @@ def restart(request: Any) -> Json:
         found = [row["metadata"]["uid"] for row in inspect.pods(client, space, deployment)]
         if pod not in found:
             return {"restarted": False, **told, "change": log.change_id}
-        entry = log.begin("restart", namespace=space, deployment=name, pod=pod)
+        # its pods keep what these steps gave them, also when the steps are undone
+        lasts = any(not kinds.of(row).irreversible for row in log.rows)
+        entry = log.begin("restart", namespace=space, deployment=name, pod=pod, lasts=lasts)
         try:
             done = client.run(
                 ["rollout", "restart", f"deployment/{name}", f"--namespace={space}"], RESTART_S

@@ -29,6 +29,21 @@ def two_open(plan: Plan) -> Snapshots:
     return seen
 
 
+def set_back(plan: Plan) -> Snapshots:
+    """The head's clock was set back between an inconsistent change and the one that is open."""
+    rows = (
+        (HEAD, "OPEN", rigs.OPEN_ID),
+        (HEAD, "INCONSISTENT", NEWER),
+        (WORKER, "INCONSISTENT", NEWER),
+    )
+    seen = dict(rigs.with_changes(healthy, *rows)(plan))
+    journal = seen[HEAD].journal
+    assert isinstance(journal, Journal)
+    opened = journal.changes[0].opened_unix_s - 60
+    seen[HEAD] = put(seen[HEAD], "journal.changes.0.opened_unix_s", opened)
+    return seen
+
+
 def rollback(*pairs: str, seen: rigs.Seen = rigs.one_forgotten) -> Scenario:
     """A rollback of both hosts."""
     return Scenario((ROLLBACK, "-y", *data(*pairs)), seen)
@@ -49,6 +64,9 @@ TABLE = {
     # the newest open change goes first: head stopped first, worker undone first
     "two": (rollback(seen=two_open), done(
         steps=["lab1 systemctl-stop", "lab2 systemctl-stop", "lab2 undo", "lab1 undo"])),
+    # fault 68: the open one, by the node's own order
+    "clock": (rollback(seen=set_back), done(
+        f"change {rigs.OPEN_ID} ROLLED_BACK", steps=["lab1 systemctl-stop", "lab1 undo"])),
     "by id": (rollback(f"change={rigs.BLESSED_ID}"), done()),
     "overwrite": (rollback(f"overwrite={SCRIPT}"), done()),
     # with their state, so that the operator can pick

@@ -56,11 +56,21 @@ def test_what_can_go_back_does_and_the_rest_is_named(host: Host) -> None:
 
 
 def test_what_was_nobodys_is_named_in_the_reason(host: Host) -> None:
-    """An orphan that was ended served nobody: there is no former state without it to miss."""
+    """An orphan that was ended served nobody: there is no former state that misses it."""
     path = host.file()
     host.call("apply", apply_request(file_step(path)))
     found = host.call("journal", {"change": "change-1"})["change"]
-    write(host, "change-1", status="OPEN", steps=[REAP, CACHES, *found["steps"]])
-    assert host.call("undo", {"reason": "no answer"})["status"] == "ROLLED_BACK"
-    assert status(host) == ("ROLLED_BACK", "no answer; not undone: reap, caches")
+    alone = {**RESTART, "lasts": False}
+    write(host, "change-1", status="OPEN", steps=[REAP, CACHES, alone, *found["steps"]])
+    answer = host.call("undo", {"reason": "no answer"})
+    assert answer["left"] == ["not undone: reap, caches, restart"]
+    assert status(host) == ("ROLLED_BACK", "no answer; not undone: reap, caches, restart")
     assert path.read_text() == OLD
+
+
+def test_somebody_elses_file_in_a_folder_of_ours_is_named_in_the_reason(host: Host) -> None:
+    folder = host.root / "made"
+    host.call("apply", apply_request({"op": "directory", "path": str(folder), "mode": "0755"}))
+    (folder / "theirs").write_text("x")
+    assert host.call("undo")["left"] == [f"{folder}: kept: the folder is not empty"]
+    assert status(host) == ("ROLLED_BACK", f"undone; {folder}: kept: the folder is not empty")
