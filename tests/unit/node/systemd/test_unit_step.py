@@ -94,3 +94,14 @@ def test_a_changed_unit_file_is_enabled_again(tmp_path: Path) -> None:
     seen = {"enabled": "enabled", "active": "active", "needs_reload": False}
     assert unit_step.actions(step, seen, False) == []
     assert unit_step.actions(step, seen, True) == [["daemon-reload"], ["enable", NAME]]
+
+
+def test_of_several_steps_the_first_tells_what_was_and_the_last_what_was_asked_for() -> None:
+    rows = [
+        {"unit": NAME, "pre": {"active": "active"}, "enabled": True, "active": "stop"},
+        {"unit": NAME, "pre": {"active": "inactive"}, "enabled": None, "active": "start"},
+    ]
+    kind = unit_step.UnitKind("unit")
+    assert kind.folded(rows, "pre")["pre"] == {"active": "active"}
+    left = kind.folded(rows, "post")
+    assert (left["enabled"], left["active"]) == (True, "start")
