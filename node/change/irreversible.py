@@ -1,8 +1,8 @@
-"""The kinds that cannot be undone (reap, shm, caches, weights, restart): told, and passed over.
+"""The kinds that cannot be undone (reap, shm, caches, weights): told, and passed over.
 
-Where one of them lasts, its change is never ROLLED_BACK: weights that came, and pods that started
-with what an undo then took back. The others took what was proven to be nobody's (orphans, unmapped
-segments), or what comes back by itself (the page cache, a pod of the same template).
+Weights that came last, so their change is never ROLLED_BACK; so may node/kube/restart_step.py. The
+others took what was proven to be nobody's (orphans, unmapped segments), or what comes back by
+itself (the page cache).
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ class Irreversible(Kind):
         """Gives what stays of it after an undo."""
         if side == PRE and self.op == "weights":
             return [f"weights: the files that came to {entry.get('folder')} stay"]
-        if side == PRE and self.op == "restart" and entry.get("lasts", True):
-            name = f"{entry.get('namespace')}/{entry.get('deployment')}"
-            return [f"restart: the pods of Deployment {name} keep what they started with"]
         return []
 
     def about(self, entry: Json) -> str:

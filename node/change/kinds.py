@@ -34,7 +34,7 @@ KINDS: dict[str, str] = {
     "shm": _PASSED,
     "caches": _PASSED,
     "weights": _PASSED,
-    "restart": _PASSED,
+    "restart": "node.kube.restart_step:RestartKind",
 }
 
 

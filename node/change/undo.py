@@ -86,7 +86,7 @@ def _refuse_lasting(change: Json) -> None:
         raise NodeError(
             f"change {change['id']} cannot be undone: {'; '.join(stays)}; nothing was done",
             "irreversible",
-            _keep(change),
+            f"run {change['deploy']} again, or {_keep(change)}",
         )
 
 

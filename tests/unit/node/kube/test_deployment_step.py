@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from node.kube import restart
 from tests.unit.node.support.host import Host, apply_request, change
 
 NAME = "CUDA_DEVICE_MEMORY_LIMIT_0"
@@ -207,30 +205,3 @@ def test_the_look_of_an_undo_takes_each_value_by_its_first_step(cluster: Host) -
     (cluster.bin / "deployment.json").write_text(json.dumps(document))
     done = cluster.run(cluster.argv("status", "--verify"))
     assert done.returncode == 1 and "lucebox NEW is theirs, not None" in done.stderr
-
-
-class Rollout:
-    """A stand-in for the client of `kube restart`: each rollout begins."""
-
-    def run(self, argv: list[str], timeout_s: float) -> SimpleNamespace:
-        return SimpleNamespace(rc=0, last_line=lambda: "")
-
-
-@pytest.mark.parametrize(("first", "status"), [
-    ([], "ROLLED_BACK"), ([{"op": "directory", "mode": "0755"}], "INCONSISTENT"),
-])  # fmt: skip
-def test_pods_that_start_with_what_is_taken_back_later_last(
-    host: Host, monkeypatch: pytest.MonkeyPatch, first: list[dict[str, object]], status: str
-) -> None:
-    """A restart alone leaves the same pods, anew; after another step they have what it gave."""
-    document = {"metadata": {"name": "dp", "generation": 1},
-                "spec": {"template": {"spec": {"containers": [{"name": "dp"}]}}}}  # fmt: skip
-    monkeypatch.setattr(restart.kubectl, "client", lambda *_: Rollout())
-    monkeypatch.setattr(restart.inspect, "get", lambda *_: document)
-    monkeypatch.setattr(restart.inspect, "pods", lambda *_: [{"metadata": {"uid": "u"}}])
-    for row in first:
-        host.call("apply", apply_request({**row, "path": str(host.root / "made")}))
-    restart.restart({"change": change(), "kubectl": "kubectl", "namespace": "hami",
-                     "deployment": "dp", "pod": "u"})  # fmt: skip
-    host.call("undo")
-    assert host.call("journal")["changes"][0]["status"] == status
