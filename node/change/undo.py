@@ -171,6 +171,7 @@ class _Undo:
             detail = self._try(what, partial(kinds.of(row).revert, row, over))
             if detail is not None:
                 row["state"] = UNDONE
+                row.pop("why", None)
                 self._try("journal", self.steps.write)
                 reload = reload or about.get("path", "").startswith(SYSTEMD)
                 self.answers.append({"op": row["op"], **about, "detail": detail})
@@ -206,6 +207,7 @@ class _Undo:
             if name not in failed:
                 for row in rows:
                     row["state"] = UNDONE
+                    row.pop("why", None)
 
 
 def undo(request: Json, around: Around | None = None) -> Json:

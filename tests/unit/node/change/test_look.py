@@ -195,6 +195,21 @@ def test_a_hard_link_that_cannot_come_back_is_told(host: Host) -> None:
     assert (path.read_text(), other.read_text()) == (OLD, "written in place\n")
 
 
+def test_a_hard_link_on_another_file_system_is_told_and_mended_by_hand(
+    host: Host, small_disk: Path
+) -> None:
+    """The state folder cannot keep one more link of it."""
+    path, other = small_disk / "file.conf", small_disk / "cache"
+    path.write_text(OLD)
+    other.hardlink_to(path)
+    host.call("apply", apply_request(file_step(path)))
+    answer = host.call("undo")
+    assert f"inode {other.stat().st_ino}" in answer["error"] and path.read_text() == OLD
+    path.unlink()
+    path.hardlink_to(other)
+    assert host.call("undo")["status"] == "ROLLED_BACK"
+
+
 def test_a_take_back_ends_with_the_look(host: Host, tmp_path: Path) -> None:
     path = host.file()
     os.setxattr(path, "user.origin", b"ours")
