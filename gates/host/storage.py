@@ -127,7 +127,7 @@ def open_changes(
                 node.name,
                 f"change {change.id} ({change.deploy}) left {node.name} neither old nor new",
                 evidence=_story(change, boot),
-                remedy=f"on {node.name}: sudo rignode status; mend what the reason names, "
+                remedy=f"on {node.name}: sudo rignode status --verify; mend what it names, "
                 f"then {rollback}",
             )
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from node.change import journal, kinds
-from node.core import validate
+import contextlib
+
+from node.change import journal, kinds, look
+from node.core import systemctl, validate
 from node.core.errors import Json, NodeError
+from node.core.step_kind import PRE, Steps
 from node.core.step_state import DONE, FAILED, INTENT, UNDONE, UNKNOWN, subject
 from node.files import ballast
 from node.files.host_lock import Lock
+from node.systemd import hold
 
 
 def _unfinished(change: Json) -> list[str]:
@@ -52,14 +56,19 @@ def close(request: Json) -> Json:
             raise validate.bad(f"a change that is {now} becomes {wanted} only with a reason")
         if now == "OPEN":
             kinds.recover(change["steps"])
-            _refuse_untrue(change, wanted)
+        _refuse_untrue(change, wanted)
+        steps = Steps(change, lambda: journal.save(change))
+        if hold.lift(steps):
+            steps.write()
+            with contextlib.suppress(NodeError):  # the assertion names the file: starts pass now
+                systemctl.systemctl("daemon-reload")
         journal.close(change, wanted, reason)
     return {"change": change, "changed": True}
 
 
 def _refuse_untrue(change: Json, wanted: str) -> None:
-    """Raise NodeError when the steps contradict the wanted status."""
-    if wanted == "COMMITTED" and _unfinished(change):
+    """Raise NodeError when the steps, or a look at what they are about, contradict the status."""
+    if wanted == "COMMITTED" and change["status"] == "OPEN" and _unfinished(change):
         todo = "; ".join(_unfinished(change))
         raise NodeError(f"not all steps are done: {todo}", "unfinished", "rignode undo")
     if wanted == "ROLLED_BACK":
@@ -71,3 +80,6 @@ def _refuse_untrue(change: Json, wanted: str) -> None:
         if left:
             raise NodeError(f"not all steps are undone: {'; '.join(left)}", "unfinished",
                             f"rignode undo {change['id']}")  # fmt: skip
+        if differ := look.lines(change["steps"], PRE):
+            raise NodeError(f"it is not as it was: {'; '.join(differ)}", "unfinished",
+                            f"mend it, then: rignode undo {change['id']}")  # fmt: skip

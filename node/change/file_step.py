@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import hashlib
 import os
@@ -12,8 +13,9 @@ from node.change.path_kind import PathKind
 from node.core import validate as core_validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
-from node.core.step_kind import Seen, Steps
-from node.files import atomic, secret_env
+from node.core.step_kind import PRE, Seen, Steps
+from node.core.step_state import UNDONE
+from node.files import atomic, attributes, hard_link, secret_env
 
 VALIDATE_TIMEOUT_S = 20.0
 _KEYS = {
@@ -86,7 +88,9 @@ def _validator(step: Json) -> Callable[[str], None]:
     return validate
 
 
-def _set_directory(folder: atomic.Folder, owner: atomic.Owner, make: bool) -> None:
+def _set_directory(
+    folder: atomic.Folder, owner: atomic.Owner, make: bool, xattrs: dict[str, str] | None = None
+) -> None:
     """Make the folder's entry a directory with this owner and mode, and flush it."""
     if make:
         os.mkdir(folder.name, 0o700, dir_fd=folder.fd)
@@ -95,6 +99,8 @@ def _set_directory(folder: atomic.Folder, owner: atomic.Owner, make: bool) -> No
     try:
         os.fchown(fd, owner.uid, owner.gid)
         os.fchmod(fd, owner.mode)
+        if xattrs is not None:
+            attributes.write(fd, xattrs)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -188,7 +194,10 @@ class FileKind(PathKind):
                 atomic.save_blob(step["raw"])
             # the temp's name first, so that whoever comes after a kill can remove it; undo uses it
             temp = atomic.temp_name(folder.name)
-            entry = self.record(steps, path=step["path"], pre=current, post=wanted, temp=temp)
+            beside = {} if current["kind"] == "absent" else _beside(folder)
+            entry = self.record(steps, path=step["path"], pre=current, post=wanted, temp=temp,
+                                **beside)  # fmt: skip
+            hard_link.keep(folder, beside.get("linked"))
             if self.op == "file":
                 validate = _validator(step) if step["validate"] else None
                 atomic.replace(folder, step["raw"], step["owner"], temp, validate)
@@ -203,7 +212,10 @@ class FileKind(PathKind):
         """A file is old or new in whole, so what lies there says which. The temp is removed."""
         with atomic.Folder(entry["path"]) as folder:
             folder.unlink(entry["temp"])
-            return self.state_of(entry, atomic.read_entry(folder))
+            state = self.state_of(entry, atomic.read_entry(folder))
+            if state == UNDONE:
+                hard_link.forget(entry)
+            return state
 
     def is_ours(self, entry: Json, current: Json) -> bool:
         """Gives True when the path is as the step found it or left it."""
@@ -218,7 +230,8 @@ class FileKind(PathKind):
         if os.path.isdir(os.path.dirname(entry["path"])):
             with atomic.Folder(entry["path"]) as folder:
                 folder.unlink(entry["temp"])  # of an undo that was killed
-        if current == entry["pre"]:
+        if current == entry["pre"] and not self.verify(entry, PRE):
+            hard_link.forget(entry)
             return "was as before"
         if not self.is_ours(entry, current):
             if not overwrite:
@@ -226,7 +239,47 @@ class FileKind(PathKind):
             if kept:
                 entry["overwrote"] = atomic.save_blob(kept[0])
         with atomic.Folder(entry["path"]) as folder:
-            return _put_back(folder, entry, current)
+            return self._put_back(folder, entry, current)
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives in what the path is not as recorded: bytes, mode, owner, attributes, hard links."""
+        lines = super().verify(entry, side)
+        if lines or side != PRE or "xattrs" not in entry:
+            return lines
+        path = entry["path"]
+        with atomic.Folder(path) as folder:
+            now = attributes.of(folder.name, folder.fd)
+            return [*attributes.differing(path, now, entry["xattrs"]),
+                    *hard_link.lost(folder, entry["linked"])]  # fmt: skip
+
+    def _put_back(self, folder: atomic.Folder, entry: Json, current: Json) -> str:
+        """Make the path what the step found; gives what was done in words."""
+        pre, xattrs = entry["pre"], entry.get("xattrs")
+        if pre["kind"] == "absent" and current["kind"] == "directory":
+            try:
+                os.rmdir(folder.name, dir_fd=folder.fd)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return self.leave(entry, "kept: the folder is not empty")
+            os.fsync(folder.fd)
+            return "removed"
+        if pre["kind"] == "absent":
+            folder.unlink(folder.name)
+            return "removed"
+        owner = atomic.Owner(int(pre["mode"], 8), pre["uid"], pre["gid"])
+        if pre["kind"] == "directory":
+            _set_directory(folder, owner, current["kind"] == "absent", xattrs)
+        elif not hard_link.put_back(folder, entry, owner, xattrs or {}):
+            raw = atomic.load_blob(pre["sha256"])
+            atomic.replace(folder, raw, owner, entry["temp"], xattrs=xattrs)
+        hard_link.forget(entry)
+        return "restored"
+
+
+def _beside(folder: atomic.Folder) -> Json:
+    """Gives what an entry has beside its description; a new file has none of it."""
+    return {"xattrs": attributes.of(folder.name, folder.fd), "linked": hard_link.look(folder)}
 
 
 def _current(path: str, keep: Callable[[bytes], None] | None = None) -> Json:
@@ -238,24 +291,3 @@ def _current(path: str, keep: Callable[[bytes], None] | None = None) -> Json:
         if error.code == "no_folder":
             return dict(atomic.ABSENT)
         raise
-
-
-def _put_back(folder: atomic.Folder, entry: Json, current: Json) -> str:
-    """Make the path what the step found; gives what was done in words."""
-    pre = entry["pre"]
-    if pre["kind"] == "absent" and current["kind"] == "directory":
-        try:
-            os.rmdir(folder.name, dir_fd=folder.fd)
-        except OSError:
-            return "kept: the folder is not empty"
-        os.fsync(folder.fd)
-        return "removed"
-    if pre["kind"] == "absent":
-        folder.unlink(folder.name)
-        return "removed"
-    owner = atomic.Owner(int(pre["mode"], 8), pre["uid"], pre["gid"])
-    if pre["kind"] == "directory":
-        _set_directory(folder, owner, current["kind"] == "absent")
-    else:
-        atomic.replace(folder, atomic.load_blob(pre["sha256"]), owner, entry["temp"])
-    return "restored"

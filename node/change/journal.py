@@ -13,6 +13,7 @@ from node.files import atomic, host_lock, state_dir
 
 FORMAT = 1
 STATUSES = ("OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT")
+UNSETTLED = ("OPEN", "INCONSISTENT")
 _KEYS = ("id", "deploy", "operator", "status", "opened_unix_s", "closed_unix_s", "boot_id",
          "reason", "steps")  # fmt: skip
 
@@ -51,10 +52,20 @@ def read_all() -> tuple[list[Json], list[str]]:
                 raise ValueError("not a journal file")
             with open(os.path.join(state_dir.journal_folder(), name), "rb") as file:
                 changes.append(parse(file.read(), stem))
-        except (ValueError, TypeError, IsADirectoryError):
+        except FileNotFoundError:
+            continue  # taken back meanwhile
+        except (ValueError, TypeError, OSError):
             broken.append(os.path.join(state_dir.journal_folder(), name))
-    changes.sort(key=lambda change: (change["opened_unix_s"], change["id"]), reverse=True)
+    changes.sort(key=_age, reverse=True)
     return changes, broken
+
+
+def _age(change: Json) -> tuple[int, float, str]:
+    """Gives what orders the changes: their number, since a clock may be set back.
+
+    One of an older version has none, and is older than those that have.
+    """
+    return int(change.get("number") or 0), change["opened_unix_s"], change["id"]
 
 
 def find(change_id: str) -> Json | None:
@@ -64,7 +75,7 @@ def find(change_id: str) -> Json | None:
             return parse(file.read(), change_id)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OSError):
         raise broken_error([path_of(change_id)]) from None
 
 
@@ -88,10 +99,11 @@ def broken_error(paths: list[str]) -> NodeError:
     )
 
 
-def open_change(request: Json) -> Json:
-    """Gives a new change, not yet written, of a checked request."""
+def open_change(request: Json, others: list[Json]) -> Json:
+    """Gives a new change, not yet written, of a checked request; `others`: those of the journal."""
     return {
         "format": FORMAT,
+        "number": 1 + max((_age(row)[0] for row in others), default=0),
         "id": request["id"],
         "deploy": request["deploy"],
         "operator": request["operator"],
@@ -200,16 +212,16 @@ def describe(step: Json) -> str:
 def summary_section() -> Json:
     """Gives the journal and lock section of the snapshot: at most 20 changes, newest first.
 
-    Changes that are not settled are always among them.
+    All that are not settled are among them, however many they are.
     """
     is_held, who = host_lock.held()
     changes, broken = read_all()
-    unsettled = [row for row in changes[20:] if row["status"] in ("OPEN", "INCONSISTENT")]
-    kept = (changes[: max(0, 20 - len(unsettled))] + unsettled)[:20]
+    settled = [row["id"] for row in changes if row["status"] not in UNSETTLED]
+    dropped = set(settled[max(0, 20 - (len(changes) - len(settled))) :])
     return {
         "lock_held": is_held,
         "lock_holder": who,
-        "changes": [summary(change) for change in kept],
+        "changes": [summary(change) for change in changes if change["id"] not in dropped],
         "broken": broken,
     }
 

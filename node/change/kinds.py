@@ -9,8 +9,8 @@ import os
 from node.change import journal
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError, OtherProgram, io_reason
-from node.core.step_kind import PHASES, Kind
-from node.core.step_state import INTENT, UNKNOWN
+from node.core.step_kind import PHASES, POST, PRE, Kind
+from node.core.step_state import DONE, INTENT, UNDONE, UNKNOWN
 
 _FILE = "node.change.file_step:FileKind"
 _PASSED = "node.change.irreversible:Irreversible"
@@ -37,7 +37,7 @@ KINDS: dict[str, str] = {
     "caches": _PASSED,
     # of versions that replaced weights without a copy
     "weights": _PASSED,
-    "restart": _PASSED,
+    "restart": "node.kube.restart_step:RestartKind",
 }
 
 
@@ -94,15 +94,19 @@ def _foreign(change: Json, code: str, what: str) -> OtherProgram:
 
 
 def reason(error: Exception) -> str:
-    """Gives an error of a step as one line."""
-    return io_reason(error) if isinstance(error, OSError) else str(error)
+    """Gives an error of a step as one line; one that no kind raises is a damaged row's."""
+    if isinstance(error, (NodeError, CannotRead)):
+        return str(error)
+    if isinstance(error, OSError):
+        return io_reason(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def recover(rows: list[Json]) -> bool:
     """Find out what became of the steps that a kill left announced; gives whether any state is new.
 
     Never raises: what cannot be found out is "unknown", with the reason, and is asked again by
-    the next one who comes.
+    the next one who comes. What a kind says is looked at once more.
     """
     changed = False
     for entry in list(rows):
@@ -110,8 +114,12 @@ def recover(rows: list[Json]) -> bool:
             continue
         why = "what lies there is neither what it found nor what it was to leave"
         try:
-            state = of(entry).recover(entry, rows)
-        except (NodeError, CannotRead, OSError, ValueError) as error:
+            kind = of(entry)
+            state = kind.recover(entry, rows)
+            side = {UNDONE: PRE, DONE: POST}.get(state)
+            if lines := kind.verify(entry, side) if side else []:
+                state, why = UNKNOWN, "; ".join(lines)
+        except Exception as error:
             state, why = UNKNOWN, reason(error)
         if state == UNKNOWN:
             entry["why"] = why

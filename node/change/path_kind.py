@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.core.errors import Json
-from node.core.step_kind import PATH, Kind, Seen, differing
+from node.core.step_kind import PATH, POST, PRE, Kind, Seen
 from node.core.step_state import DONE, UNDONE, UNKNOWN
 
 
@@ -12,8 +12,6 @@ class PathKind(Kind):
 
     phase = PATH
     plans_ahead = True
-    # what lies below the path goes away with it
-    moves = False
 
     def inspect(self, path: str) -> Json:
         """Gives the description of what lies at the path now. Raises NodeError."""
@@ -40,9 +38,13 @@ class PathKind(Kind):
         """Gives what lies at a path that no step before was about."""
         return self.inspect(step["path"])
 
+    def same(self, current: Json, recorded: Json) -> bool:
+        """Gives True when the description of what lies there is the recorded one."""
+        return current == recorded
+
     def is_ours(self, entry: Json, current: Json) -> bool:
         """Gives True when the path is as the step found it or left it."""
-        return current in (entry["pre"], entry["post"])
+        return any(self.same(current, entry[side]) for side in (PRE, POST))
 
     def check_revertible(self, entry: Json) -> None:
         """Raise NodeError when there is no way back, before an undo touches anything."""
@@ -61,10 +63,26 @@ class PathKind(Kind):
 
     def state_of(self, entry: Json, current: Json) -> str:
         """Gives the state that what lies there tells."""
-        if not any(current == entry[side] for side in ("pre", "post")):
-            return UNKNOWN
-        return DONE if current == entry["post"] else UNDONE
+        if self.same(current, entry[POST]):
+            return DONE
+        return UNDONE if self.same(current, entry[PRE]) else UNKNOWN
+
+    def about(self, entry: Json) -> str:
+        """Gives the path: steps of several kinds may be about it."""
+        return str(entry["path"])
 
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives the line in which the path differs from what was recorded of it."""
-        return differing(entry["path"], self.inspect(entry["path"]), entry[side])
+        path, wanted = entry["path"], entry[side]
+        now = self.inspect(path)
+        if self.same(now, wanted):
+            return []
+        if now["kind"] != wanted["kind"]:
+            return [f"{path}: {now['kind']}, not {wanted['kind']}"]
+        found = (f"{key} is {_short(now.get(key))}, not {_short(wanted[key])}"
+                 for key in wanted if now.get(key) != wanted[key])  # fmt: skip
+        return [f"{path}: {', '.join(found)}"]
+
+
+def _short(value: object) -> str:
+    return str(value)[: 60 if " " in str(value) else 12]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from node.change import journal, kinds
+from node.change import journal, kinds, look
 from node.core import version
 from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import Steps
+from node.core.step_kind import PRE, Steps
 from node.core.step_state import INTENT
 from node.files import ballast
 from node.files.host_lock import Lock
@@ -78,6 +78,8 @@ class Transaction(Steps):
                 kinds.recover(done)
                 for row in kinds.in_undo_order(done):
                     kinds.of(row).revert(row, overwrite=False)
+                if lines := look.lines(done, PRE):
+                    raise NodeError("; ".join(lines), "not_as_before")
                 for row in done:
                     kinds.of(row).discard(row)
                 self.forget(done)
@@ -108,7 +110,7 @@ def _open_or_resume(wanted: Json) -> Json:
                 f"finish it, or undo it with: rignode undo {other['id']}",
             )
     if found is None:
-        return journal.open_change(wanted)
+        return journal.open_change(wanted, changes)
     kinds.require_known(found)
     found["program"] = version.own_path()
     # a run that goes on in it was waived things of its own, and knows more

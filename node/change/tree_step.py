@@ -1,7 +1,8 @@
 """The tree step of a change: a folder trades places with another, and undo trades back.
 
 Nothing is removed: what lay at the path is kept under a name that the journal knows. Which one is
-which is told by inode, so a step that a kill cut short can be finished or taken back.
+which is told by node/files/identity.py, so a step that a kill cut short can be finished or taken
+back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.step_kind import Steps
 from node.core.step_state import DONE, UNDONE, UNKNOWN
-from node.files import atomic
+from node.files import atomic, identity
 
 _NOREPLACE, _EXCHANGE = 1, 2
 # what kernels and file systems say that do not know renameat2 or its flags
@@ -26,19 +27,20 @@ _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 
 def inspect_tree(path: str) -> Json:
-    """Gives what lies at a path, a link not followed: its kind and inode, or absent."""
+    """Gives what lies at a path, a link not followed: its kind and identity, or absent."""
     try:
         info = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return dict(atomic.ABSENT)
     kinds = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
-    return {"kind": kinds.get(stat.S_IFMT(info.st_mode), "other"), "ino": info.st_ino}
+    kind = kinds.get(stat.S_IFMT(info.st_mode), "other")
+    return {"kind": kind, **identity.of(path, info)}
 
 
 def _done_before(step: Json, row: Json, now: Json) -> bool:
     """Gives True when a record says that this very step is done, and it still is."""
     same = row["op"] == "tree" and all(row[key] == step[key] for key in ("path", "source"))
-    return bool(same and row["state"] == "done" and row["post"] == now)
+    return bool(same and row["state"] == DONE and identity.same(now, row["post"]))
 
 
 def _rename(old: str, new: str, flags: int) -> None:
@@ -106,7 +108,8 @@ def _where(entry: Json, wanted: Json) -> str | None:
     if wanted["kind"] == "absent":
         return None
     places = (entry["path"], entry["displaced"], entry["source"])
-    return next((place for place in places if place and inspect_tree(place) == wanted), None)
+    held = (place for place in places if place and identity.same(inspect_tree(place), wanted))
+    return next(held, None)
 
 
 def _backward(entry: Json) -> None:
@@ -164,8 +167,12 @@ class TreeKind(PathKind):
                 "expect": expect}  # fmt: skip
 
     def inspect(self, path: str) -> Json:
-        """Gives the kind and inode of what lies at the path now."""
+        """Gives the kind and identity of what lies at the path now."""
         return inspect_tree(path)
+
+    def same(self, current: Json, recorded: Json) -> bool:
+        """Gives True when it is the recorded one; an older journal knows the inode alone."""
+        return identity.same(current, recorded)
 
     def target(self, step: Json) -> Json:
         """Gives the description of the path when the step is done."""
@@ -217,7 +224,7 @@ class TreeKind(PathKind):
         current = inspect_tree(entry["path"])
         if not self.is_ours(entry, current) and not overwrite:
             raise NodeError(f"{entry['path']} was replaced after the change", "later_edit")
-        if current == entry["pre"]:
+        if self.same(current, entry["pre"]):
             # an undo that was killed has still to give the new one its name
             with contextlib.suppress(NodeError):
                 _backward(entry)
@@ -230,15 +237,15 @@ class TreeKind(PathKind):
         return f"put back; what lay there is kept in {kept}" if there else "put back"
 
     def recover(self, entry: Json, rows: list[Json]) -> str:
-        """Find out by inode, and finish or take back what was cut short."""
+        """Find out which one lies there, and finish or take back what was cut short."""
         now, pre = inspect_tree(entry["path"]), entry["pre"]
-        if now == entry["post"] and now != pre:
+        if self.same(now, pre):
+            return UNDONE
+        if self.same(now, entry["post"]):
             source = entry["source"]
-            if source and pre["kind"] != "absent" and inspect_tree(source) == pre:
+            if source and pre["kind"] != "absent" and self.same(inspect_tree(source), pre):
                 move(source, entry["displaced"])
             return DONE
-        if now == pre:
-            return UNDONE
         if now["kind"] != "absent" or _where(entry, pre) is None:
             return UNKNOWN
         _backward(entry)

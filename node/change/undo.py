@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from node.change import journal, kinds
+from node.change import journal, kinds, look
 from node.core import systemctl, validate
 from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import UNIT, Seen, Steps
-from node.core.step_state import UNDONE, UNKNOWN
+from node.core.step_kind import PRE, UNIT, Seen, Steps
+from node.core.step_state import UNDONE, UNKNOWN, subject
 from node.files import ballast
 from node.files.host_lock import Lock
 
@@ -36,10 +37,11 @@ class Around:
 
 
 def _pick(changes: list[Json]) -> Json | None:
-    """Gives the newest change that is OPEN or INCONSISTENT, or None."""
-    for change in changes:
-        if change["status"] in ("OPEN", "INCONSISTENT"):
-            return change
+    """Gives the change that is OPEN, else the newest that is INCONSISTENT, or None."""
+    for status in journal.UNSETTLED:
+        for change in changes:
+            if change["status"] == status:
+                return change
     return None
 
 
@@ -51,7 +53,12 @@ def conflicts(pending: list[Json], overwrite: list[str]) -> list[str]:
     seen = Seen(overwrite)
     edited: list[str] = []
     for entry in pending:
-        found = kinds.of(entry).conflicts(entry, seen)
+        try:
+            found = kinds.of(entry).conflicts(entry, seen)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"{journal.describe(entry)}: {kinds.reason(error)}"
+            raise NodeError(f"a step is damaged: {what}; nothing was undone", "journal_broken",
+                            "put it back by hand, then: rignode close") from None  # fmt: skip
         if found and entry["path"] not in (*overwrite, *edited):
             edited.append(entry["path"])
     return edited
@@ -59,11 +66,35 @@ def conflicts(pending: list[Json], overwrite: list[str]) -> list[str]:
 
 def _pending(change: Json) -> list[Json]:
     """Gives the steps that are to be undone, newest first."""
-    return [
-        row
-        for row in reversed(change["steps"])
-        if row["state"] != UNDONE and not kinds.of(row).irreversible
-    ]
+    rows = reversed(change["steps"])
+    return [row for row in rows if row["state"] != UNDONE and not kinds.of(row).irreversible]
+
+
+def _again(rows: list[Json]) -> bool:
+    """Have units that were brought back, and are not as before any more, undone once more."""
+    back = [row for row in rows if row["state"] == UNDONE and kinds.of(row).phase == UNIT]
+    found = [row for group, _ in look.differing(back, PRE) for row in group]
+    for row in found:
+        row["state"] = UNKNOWN
+    return bool(found)
+
+
+def _refuse_lasting(change: Json) -> None:
+    """Raise NodeError for a change of which nothing can be undone: its status stays."""
+    rows = change["steps"]
+    stays = look.lines(rows, PRE) if all(kinds.of(row).irreversible for row in rows) else []
+    if stays:
+        raise NodeError(
+            f"change {change['id']} cannot be undone: {'; '.join(stays)}; nothing was done",
+            "irreversible",
+            f"run {change['deploy']} again, or {_keep(change)}",
+        )
+
+
+def _keep(change: Json) -> str:
+    """Gives the command for a change that stays as it is."""
+    body = {"change": change["id"], "status": "COMMITTED", "reason": "kept as it is"}
+    return f"once it is as you want it: rignode close '{json.dumps(body)}'"
 
 
 class _Undo:
@@ -80,6 +111,8 @@ class _Undo:
         self.pending: list[Json] = []
         # units that stay stopped: their steps stay too, and know what they were
         self.keep: list[str] = []
+        # a step that cannot be undone changed what serves
+        self.stays = False
 
     def _try(self, what: str, action: Callable[[], Any]) -> Any:
         """Gives the action's answer; a failure is noted and the undo goes on."""
@@ -87,7 +120,7 @@ class _Undo:
             return action()
         except (NodeError, CannotRead) as error:
             self.problems.append(str(error))
-        except OSError as error:
+        except Exception as error:  # a disk's, or that of a damaged row
             self.problems.append(f"{what}: {kinds.reason(error)}")
         return None
 
@@ -96,7 +129,7 @@ class _Undo:
         found: dict[str, list[Json]] = {}
         for row in self.pending:
             if kinds.of(row).phase == UNIT:
-                found.setdefault(row["unit"], []).append(row)
+                found.setdefault(subject(row), []).append(row)
         return found
 
     def _pass_over(self) -> None:
@@ -108,6 +141,26 @@ class _Undo:
                 if row["state"] == UNKNOWN:
                     self.problems.append(f"{kind.describe(row)}: {row.get('why')}")
 
+    def look(self) -> None:
+        """Note what is not as the steps found it; those steps are to be undone once more."""
+        rows = [row for row in self.change["steps"]
+                if row["state"] == UNDONE or kinds.of(row).irreversible]  # fmt: skip
+        for group, lines in look.differing(rows, PRE, tuple(self.to_start)):
+            self.problems += lines
+            for row in group:
+                if not kinds.of(row).irreversible:
+                    row.update(state=UNKNOWN, why="; ".join(lines))
+                else:
+                    self.stays = True
+
+    def left(self) -> list[str]:
+        """Gives what is not as it was, and is nobody's to put back."""
+        rows = self.change["steps"]
+        found = [f"{kinds.of(row).about(row)}: {row['left']}" for row in rows if "left" in row]
+        stays = [kinds.of(row).describe(row) for row in rows
+                 if kinds.of(row).irreversible and not kinds.of(row).taken_back]  # fmt: skip
+        return [*found, *([f"not undone: {', '.join(dict.fromkeys(stays))}"] if stays else [])]
+
     def _put_back(self, overwrite: list[str]) -> bool:
         """Revert the steps that are no unit's; gives whether systemd has to reload."""
         reload = False
@@ -117,9 +170,11 @@ class _Undo:
             about: Json = {key: row[key] for key in ("path", "image") if key in row}
             what = next(iter(about.values()), row["op"])
             over = row.get("path") in overwrite
+            row.pop("left", None)
             detail = self._try(what, partial(kinds.of(row).revert, row, over))
             if detail is not None:
                 row["state"] = UNDONE
+                row.pop("why", None)
                 self._try("journal", self.steps.write)
                 reload = reload or about.get("path", "").startswith(SYSTEMD)
                 self.answers.append({"op": row["op"], **about, "detail": detail})
@@ -155,6 +210,7 @@ class _Undo:
             if name not in failed:
                 for row in rows:
                     row["state"] = UNDONE
+                    row.pop("why", None)
 
 
 def undo(request: Json, around: Around | None = None) -> Json:
@@ -221,24 +277,28 @@ def _nothing(change: Json | None, detail: str) -> Json:
         "detail": detail,
         "steps": [],
         "to_start": [],
+        "left": [],
     }
 
 
 def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
     """Do the undo of a picked change, under the lock."""
     change = job.change
-    if kinds.recover(change["steps"]):
+    if kinds.recover(change["steps"]) or _again(change["steps"]):
         journal.save(change)
     job.pending = _pending(change)
-    if not job.pending and change["status"] == "INCONSISTENT":
-        return _nothing(change, "its steps are undone already; close it once the rig serves")
+    _refuse_lasting(change)
     _refuse_edited(job, overwrite)
     job.run(overwrite)
+    job.look()
     if job.problems:
         reason = "undo: " + "; ".join(job.problems)
         journal.close(change, "INCONSISTENT", reason)
-        raise NodeError(reason, "undo_incomplete", "mend it, then run again: rignode undo")
-    journal.close(change, "ROLLED_BACK", told)
+        again = f"mend it, then run again: rignode undo {change['id']}"
+        if job.stays:
+            again += f"; {_keep(change)}"
+        raise NodeError(reason, "undo_incomplete", again)
+    journal.close(change, "ROLLED_BACK", "; ".join([told, *job.left()]))
     return {
         "change": change["id"],
         "status": "ROLLED_BACK",
@@ -246,6 +306,7 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
         "detail": "undone",
         "steps": job.answers,
         "to_start": job.to_start,
+        "left": job.left(),
     }
 
 

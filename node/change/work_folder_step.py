@@ -35,7 +35,7 @@ class WorkFolderKind(PathKind):
         return True, "made"
 
     def inspect(self, path: str) -> Json:
-        """Gives the kind and inode of what lies at the path now."""
+        """Gives the kind and identity of what lies at the path now."""
         return inspect_tree(path)
 
     def is_ours(self, entry: Json, current: Json) -> bool:

@@ -61,13 +61,26 @@ def undo(args: list[str]) -> Json | None:
 
 
 def status(args: list[str]) -> Json | None:
-    """Gives the status as JSON with --json, else prints it as text."""
-    if args not in ([], ["--json"]):
-        raise usage(f"unknown argument {args[0][:60]!r}")
-    seen = statuses.collect()
-    if args:
+    """Gives the status as JSON with --json, else prints it as text.
+
+    With `--verify [ID]`: in what the host is not as the journal says of the last change, or that
+    one; as text an error where it is not.
+    """
+    words = [word for word in args if word != "--json"]
+    verifies = words[:1] == ["--verify"]
+    if len(words) > 2 * verifies or any(word.startswith("-") for word in words[1:]):
+        raise usage(f"unknown argument {words[-1][:60]!r}")
+    as_json = "--json" in args
+    if not verifies:
+        seen = statuses.collect()
+        lines = [] if as_json else statuses.lines(seen)
+    else:
+        named = validate.change_id(words[1]) if words[1:] else None
+        seen = statuses.verify(named)
+        lines = [] if as_json else statuses.verify_lines(seen)
+    if as_json:
         return seen
-    print("\n".join(statuses.lines(seen)))
+    print("\n".join(lines))
     return None
 
 

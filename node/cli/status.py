@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from node.change import journal
+from node.change import journal, look
 from node.core import systemctl
 from node.core.errors import Json, NodeError
+from node.core.step_kind import PRE
 from node.core.version import installed_version
 
 
@@ -49,6 +50,37 @@ def lines(seen: Json) -> list[str]:
     if any(change["status"] in ("OPEN", "INCONSISTENT") for change in seen["changes"]):
         out.append("to go back: rignode undo")
     return out
+
+
+def verify(change_id: str | None) -> Json:
+    """Gives in what the host is not as the journal says of a change; None: the last one.
+
+    Reads only. Raises NodeError when there is no such change, and for one of another version.
+    """
+    changes = journal.read_all()[0] if change_id is None else [journal.get(change_id)]
+    if not changes:
+        raise NodeError("the journal has no change to look at", "no_change")
+    change = next((row for row in changes if row["status"] == "OPEN"), changes[0])
+    side = look.side_of(change)
+    return {"change": change["id"], "status": change["status"], "steps": len(change["steps"]),
+            "side": side, "lines": look.of_change(change)}  # fmt: skip
+
+
+def verify_lines(seen: Json) -> list[str]:
+    """Gives what `verify` found, as lines of text. Raises NodeError with them when it differs."""
+    what = f"{seen['change']} ({seen['status']}, {seen['steps']} steps)"
+    side = "found" if seen["side"] == PRE else "left"
+    if not seen["lines"]:
+        return [f"verify {what}: all is as it {side} it"]
+    error = NodeError(
+        f"{what}: not as it {side} it: {'; '.join(seen['lines'])}",
+        "not_as_recorded",
+        "put it back by hand"
+        if seen["status"] == "ROLLED_BACK"
+        else f"look at each; to go back to what was before: rignode undo {seen['change']}",
+    )
+    error.spoken = True
+    raise error
 
 
 def _change_lines(change: Json) -> list[str]:

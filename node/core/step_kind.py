@@ -54,6 +54,10 @@ def differing(about: str, now: object, wanted: object) -> list[str]:
     return [] if now == wanted else [f"{about} is {now}, not {wanted}"]
 
 
+# what a step found, and what it left: the two things that it can be compared with
+PRE, POST = "pre", "post"
+
+
 class Kind:
     """One kind of step. `op` is its name in a request and in the journal.
 
@@ -71,6 +75,8 @@ class Kind:
     plans_ahead = False
     # a call that fails takes it back at once; else the change stays OPEN
     taken_back = True
+    # what lies below its path goes away with it
+    moves = False
     # keys of the entry that the answer of apply repeats
     told: tuple[str, ...] = ()
 
@@ -126,10 +132,25 @@ class Kind:
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives the lines in which the thing now differs from what the entry recorded.
 
-        `side` is "pre" (what the step found) or "post" (what it left). Reads only; raises
-        NodeError, CannotRead and OSError where it cannot be read.
+        `side` is PRE (what the step found) or POST (what it left). Reads only; raises
+        NodeError, CannotRead and OSError where it cannot be read. Of a step that cannot be undone
+        the lines of PRE say what of it stays.
         """
         return []
+
+    def about(self, entry: Json) -> str:
+        """Gives what the step is about: of two about the same thing the older one tells what was
+        before them."""
+        return f"{self.op} {subject(entry)}"
+
+    def folded(self, rows: list[Json], side: str) -> Json:
+        """Gives the one entry that tells the PRE or POST of all these, oldest first."""
+        return rows[0 if side == PRE else -1]
+
+    def leave(self, entry: Json, words: str) -> str:
+        """Note that an undo leaves what somebody did later, and has nothing to compare it with."""
+        entry["left"] = words
+        return words
 
     def quiesce(self, rows: list[Json]) -> list[str]:
         """Stop one unit before files go back (phase UNIT); `rows` newest first; gives the commands

@@ -26,6 +26,4 @@ def installed_version() -> str | None:
         name = os.path.basename(os.readlink(LINK))
     except OSError:
         return None
-    if name.startswith("rignode-") and name.endswith(".pyz"):
-        return name[len("rignode-") : -len(".pyz")]
-    return None
+    return name[len("rignode-") : -len(".pyz")] if NAME.fullmatch(name) else None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from node.core.errors import Json, NodeError
+from node.files import attributes
 from node.files.state_dir import blob_folder, root
 
 MAX_BYTES = 64 << 20
@@ -142,11 +143,12 @@ def replace(
     owner: Owner,
     temp: str,
     validate: Callable[[str], None] | None = None,
+    xattrs: dict[str, str] | None = None,
 ) -> None:
     """Put a file in place of the folder's entry, in one step for every reader.
 
-    `validate` gets the temp file's path and raises to refuse it. On any error the temp file is
-    gone and the entry is as it was.
+    `validate` gets the temp file's path and raises to refuse it. `xattrs`: those that it is to have
+    (attributes.py). On any error the temp file is gone and the entry is as it was.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temp, flags, 0o600, dir_fd=folder.fd)
@@ -155,6 +157,8 @@ def replace(
             # owner before mode: chown clears bits, and nobody else may read before both are set
             os.fchown(fd, owner.uid, owner.gid)
             os.fchmod(fd, owner.mode)
+            if xattrs is not None:
+                attributes.write(fd, xattrs)
             _write_all(fd, raw)
         finally:
             os.close(fd)

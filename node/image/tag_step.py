@@ -79,7 +79,7 @@ class TagKind(Kind):
         if now == entry["pre"]:
             done = "was as before"
         elif now != entry["post"]:
-            return "left alone: somebody has moved the tag since"
+            return self.leave(entry, "left alone: somebody has moved the tag since")
         elif entry["pre"] is None:
             # Its only name may be this one: without another, docker would remove image and layers.
             _set(entry["post"], kept_name(entry["post"]))

@@ -101,6 +101,10 @@ class AptHoldKind(Kind):
         _mark(names, not entry["held"])
         return _words(not entry["held"], names)
 
+    def about(self, entry: Json) -> str:
+        """Gives the packages."""
+        return f"hold {' '.join(entry['packages'])}"
+
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives the packages whose hold is not as recorded; a removed one has none."""
         wanted = entry["held"] == (side == "post")

@@ -11,7 +11,7 @@ from typing import Any
 
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import PATH, Kind, Seen, Steps, differing
+from node.core.step_kind import PATH, POST, Kind, Seen, Steps, differing
 from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.kube import deployment as kube_deployment
 from node.kube import hami_cache, inspect, kubectl
@@ -196,6 +196,17 @@ class DeploymentKind(Kind):
                 told = [hami_cache.clear(deployment, box)] if "cache" in entry else []
                 return "; ".join(["restored", *told])
         raise NodeError(f"{entry['path']} does not keep the former value", "not_patched")
+
+    def about(self, entry: Json) -> str:
+        """Gives the container of the Deployment."""
+        return str(entry["path"])
+
+    def folded(self, rows: list[Json], side: str) -> Json:
+        """Gives each value by name as the first step that set it found it, or the last left it."""
+        values: Json = {}
+        for row in rows if side == POST else reversed(rows):
+            values.update(row[side])
+        return {**rows[0], side: values}
 
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives the values that are not as recorded; none of a Deployment that is gone."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from node.change import journal, transaction
+from node.change import journal, kinds, transaction
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.kube import deployment as kube_deployment
@@ -33,7 +34,11 @@ def restart(request: Any) -> Json:
         found = [row["metadata"]["uid"] for row in inspect.pods(client, space, deployment)]
         if pod not in found:
             return {"restarted": False, **told, "change": log.change_id}
-        entry = log.begin("restart", namespace=space, deployment=name, pod=pod)
+        # what restart_step.py looks at: the rollout counts the generation up by one
+        lasts = any(not kinds.of(row).irreversible for row in log.rows)
+        entry = log.begin("restart", namespace=space, deployment=name, pod=pod, lasts=lasts,
+                          kubectl=body["kubectl"], kubeconfig=body.get("kubeconfig"),
+                          generation=before + 1, at_unix_s=time.time())  # fmt: skip
         try:
             done = client.run(
                 ["rollout", "restart", f"deployment/{name}", f"--namespace={space}"], RESTART_S

@@ -92,12 +92,18 @@ class WolKind(Kind):
     def revert(self, entry: Json, overwrite: bool) -> str:
         """Set the letters that the step found; a later edit, or a reboot, is left as it is."""
         now = _now(entry["nic"])
+        if now == entry["pre"]:
+            return "was as before"
         if now != _sorted(entry["letters"]):
-            return f"left as it is now ({now or 'no Wake-on-LAN'})"
+            return self.leave(entry, f"left as it is now ({now or 'no Wake-on-LAN'})")
         _set(entry["nic"], entry["pre"])
         return f"wol {entry['pre']} again"
+
+    def about(self, entry: Json) -> str:
+        """Gives the card."""
+        return f"wol of {entry['nic']}"
 
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives the letters that are set, where they are not as recorded."""
         wanted = entry["pre"] if side == "pre" else _sorted(entry["letters"])
-        return differing(f"wol of {entry['nic']}", _now(entry["nic"]), wanted)
+        return differing(self.about(entry), _now(entry["nic"]), wanted)

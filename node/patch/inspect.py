@@ -15,7 +15,7 @@ from typing import Any
 
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.files import atomic, state_dir
+from node.files import atomic, attributes, state_dir
 from node.venv import pip_plan
 from node.venv.pip_plan import site_packages
 
@@ -80,31 +80,48 @@ def _file(path: str) -> Json:
 
 
 def scan(tree: str) -> dict[str, Json]:
-    """Gives atomic.read_entry's description of each file of a tree, caches of bytecode aside.
-
-    Links are not followed. Of files larger than MAX_TREE_FILE size and time stand for the hash.
-    """
+    """Gives scan_file's description of each file of a tree, caches of bytecode and links aside."""
     found: dict[str, Json] = {}
     for folder, names, files in os.walk(tree):
         names[:] = sorted(name for name in names if name != "__pycache__")
         for name in sorted(files):
             path = os.path.join(folder, name)
-            info = os.lstat(path)
-            if not stat.S_ISREG(info.st_mode) or name.endswith(".pyc"):
-                continue
-            owner = {
-                "kind": "file",
-                "mode": f"{stat.S_IMODE(info.st_mode):04o}",
-                "uid": info.st_uid,
-                "gid": info.st_gid,
-            }
-            if info.st_size > MAX_TREE_FILE:
-                found[path] = {**owner, "large": [info.st_size, int(info.st_mtime)]}
-                continue
-            with open(path, "rb") as file:
-                digest = hashlib.sha256(file.read()).hexdigest()
-            found[path] = {**owner, "sha256": digest}
+            row = {} if name.endswith(".pyc") else scan_file(path)
+            if row.get("kind") == "file":
+                found[path] = row
     return found
+
+
+def scan_file(path: str) -> Json:
+    """Gives atomic.read_entry's description of a file; "absent" and "other" have the kind alone.
+
+    Of one larger than MAX_TREE_FILE size and time stand for the hash.
+    """
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return dict(atomic.ABSENT)
+    if not stat.S_ISREG(info.st_mode):
+        return {"kind": "other"}
+    owner = {
+        "kind": "file",
+        "mode": f"{stat.S_IMODE(info.st_mode):04o}",
+        "uid": info.st_uid,
+        "gid": info.st_gid,
+    }
+    if info.st_size > MAX_TREE_FILE:
+        return {**owner, "large": [info.st_size, int(info.st_mtime)]}
+    with open(path, "rb") as file:
+        return {**owner, "sha256": hashlib.sha256(file.read()).hexdigest()}
+
+
+def read_attributes(paths: list[str]) -> dict[str, dict[str, str]]:
+    """Gives the extended attributes of those files that have some."""
+    found = {}
+    for path in paths:
+        with open(path, "rb") as file:
+            found[path] = attributes.read(file.fileno())
+    return {path: row for path, row in found.items() if row}
 
 
 def fingerprint(tree: dict[str, Json], tool: Json) -> str:

@@ -11,7 +11,7 @@ from node.core.run import Done
 from node.core.run_as_owner import Owner
 from node.core.step_state import DONE, FAILED
 from node.patch import inspect
-from node.patch.tool_step import ToolKind, file_rows
+from node.patch.tool_step import ToolKind, file_rows, too_large
 from node.venv.pip_plan import masked
 
 SUMMARY = re.compile(r"(\d+)\s+applied,\s*(\d+)\s+skipped,\s*(\d+)\s+failed")
@@ -55,7 +55,8 @@ def run_tool(request: Json) -> Json:
         except NodeError as error:
             failure = error
             failure.remedy = "see the recipe's patch_tools"
-        rows = file_rows(entry["before"], inspect.scan(tool["tree"]), kept)
+        rows = file_rows(entry["before"], inspect.scan(tool["tree"]), kept, entry)
+        failure = failure or too_large(entry)
         steps.rows.extend(rows)
         steps.finish(entry, FAILED if failure else DONE, before={}, said=said)
         if failure is not None:

@@ -12,10 +12,12 @@ import io
 import tarfile
 
 from node.core.errors import Json, NodeError
-from node.core.step_kind import Kind, Steps
+from node.core.step_kind import PRE, Kind, Steps
 from node.core.step_state import DONE, FAILED
 from node.files import atomic
 from node.patch import inspect
+
+_REMEDY = "bring the tree back from its backup, then: rignode undo"
 
 
 def _pack(contents: dict[str, bytes]) -> bytes:
@@ -41,26 +43,37 @@ def _unpack(raw: bytes) -> dict[str, bytes]:
 
 
 def file_rows(
-    before: dict[str, Json], after: dict[str, Json], kept: dict[str, bytes]
+    before: dict[str, Json], after: dict[str, Json], kept: dict[str, bytes], entry: Json
 ) -> list[Json]:
-    """Gives a file step, done, for each file that differs; its pre-image is kept as a blob."""
+    """Gives a file step, done, for each file that differs; its pre-image is kept as a blob.
+
+    A file too large to be kept is noted in the run's entry instead: no undo brings it back.
+    """
     rows: list[Json] = []
     for path in sorted(set(before) | set(after)):
         pre, post = before.get(path, dict(atomic.ABSENT)), after.get(path, dict(atomic.ABSENT))
         if pre == post:
             continue
         if "large" in pre or "large" in post:
-            raise NodeError(
-                f"the tool changed {path}, which is too large to be kept",
-                "tool_too_large",
-                "bring the tree back from its backup",
-            )
+            entry.setdefault("too_large", {})[path] = pre
+            continue
+        row: Json = {"op": "file", "path": path, "state": DONE, "pre": pre, "post": post,
+               "temp": atomic.temp_name(path.rpartition("/")[2])}  # fmt: skip
         if pre["kind"] == "file":
             atomic.save_blob(kept[path])
-        name = path.rpartition("/")[2]
-        rows.append({"op": "file", "path": path, "state": DONE, "pre": pre, "post": post,
-                     "temp": atomic.temp_name(name)})  # fmt: skip
+            if "xattrs" in entry:
+                row.update(xattrs=entry["xattrs"].get(path, {}), linked=None)
+        rows.append(row)
     return rows
+
+
+def too_large(entry: Json) -> NodeError | None:
+    """Gives the error for a run that changed what is too large to be kept, else None."""
+    if "too_large" not in entry:
+        return None
+    paths = ", ".join(sorted(entry["too_large"]))
+    return NodeError(f"the tool changed {paths}, which is too large to be kept", "tool_too_large",
+                     _REMEDY)  # fmt: skip
 
 
 class ToolKind(Kind):
@@ -72,16 +85,25 @@ class ToolKind(Kind):
         """Announce a run with its tree kept; gives the entry and the files' bytes."""
         before = inspect.scan(tool["tree"])
         kept = inspect.read_tree([path for path, row in before.items() if "sha256" in row])
-        about = {"tool": tool["id"], "tree": tool["tree"], "argv": tool["argv"]}
+        about = {"tool": tool["id"], "tree": tool["tree"], "argv": tool["argv"],
+                 "xattrs": inspect.read_attributes(list(kept))}  # fmt: skip
         entry = self.record(steps, **about, pack=atomic.save_blob(_pack(kept)), before=before)
         return entry, kept
 
     def recover(self, entry: Json, rows: list[Json]) -> str:
         """Append the file steps of a run that a kill cut short; it counts as failed."""
         kept = _unpack(atomic.load_blob(entry["pack"]))
-        rows += file_rows(entry["before"], inspect.scan(entry["tree"]), kept)
+        rows += file_rows(entry["before"], inspect.scan(entry["tree"]), kept, entry)
         entry["before"] = {}
         return FAILED
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives the files that are not as before the run, and that it could not keep."""
+        lines: list[str] = []
+        for path, pre in entry.get("too_large", {}).items() if side == PRE else ():
+            if inspect.scan_file(path) != pre:
+                lines.append(f"{path} was changed by the tool {entry['tool']}: {_REMEDY}")
+        return lines
 
     def passed_over(self, entry: Json) -> str:
         """Gives what an undo says of it."""

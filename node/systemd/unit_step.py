@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from node.core import systemctl, validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import UNIT, Kind, Seen, Steps, differing
+from node.core.step_kind import PRE, UNIT, Kind, Seen, Steps, differing
 
 _ON = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
 _ENABLED = ("enabled", "enabled-runtime")
@@ -107,7 +107,8 @@ class UnitKind(Kind):
         if now["active"] not in systemctl.DOWN and (replaced or not systemctl.is_running(pre)):
             ran.append(f"stop {name}")
             systemctl.systemctl("stop", name)
-        if now["enabled"] in _ENABLED and pre["enabled"] not in _ON:
+        persistent = now["enabled"] == "enabled" and pre["enabled"] == "enabled-runtime"
+        if persistent or (now["enabled"] in _ENABLED and pre["enabled"] not in _ON):
             ran.append(f"disable {name}")
             systemctl.systemctl("disable", name)
         return ran
@@ -127,14 +128,24 @@ class UnitKind(Kind):
             systemctl.begin("start", name)
         return ran, ran_before and not start
 
+    def folded(self, rows: list[Json], side: str) -> Json:
+        """Gives the first row, or what the last ones asked for, each of the two by itself."""
+        asked = {key: next((row[key] for row in reversed(rows) if row[key] is not None), None)
+                 for key in ("enabled", "active")}  # fmt: skip
+        return rows[0] if side == PRE else {**rows[-1], **asked}
+
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives in what the unit is not as before; what a step left is what it asked for."""
         now, pre = systemctl.inspect_unit(entry["unit"]), entry["pre"]
         name, is_on = entry["unit"], now["enabled"] in _ON
         runs = systemctl.is_running(now)
-        if side == "pre":
-            lines = differing(f"{name} enabled", is_on, pre["enabled"] in _ON)
-            return lines + differing(f"{name} running", runs, systemctl.is_running(pre))
+        if side == PRE:
+            # a unit whose file the change made had no such state before
+            known = now["enabled"] and pre["enabled"]
+            lines = differing(f"{name} enabled", now["enabled"], pre["enabled"]) if known else []
+            lines += differing(f"{name} running", runs, systemctl.is_running(pre))
+            # else the drop-ins and files on the disk, looked at by themselves, are not in force
+            return lines + differing(f"{name} needs_reload", now["needs_reload"], False)
         wanted = is_on if entry["enabled"] is None else entry["enabled"]
         to_run = runs if entry["active"] is None else entry["active"] != "stop"
         return differing(f"{name} enabled", is_on, wanted) + differing(f"{name} running", runs,

@@ -1,13 +1,14 @@
 """The step of an installation in place (the seed's way): pip changed the tree, a backup undoes it.
 
 Nothing of the former tree was kept but the backup. Its undo unpacks that one beside, proves it and
-trades places; what pip left is kept for the post-mortem. A file says which inode is the unpacked
+trades places; what pip left is kept for the post-mortem. A file says which folder is the unpacked
 one, so an undo that was killed anywhere is gone on with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 
@@ -18,25 +19,28 @@ from node.change.tree_step import inspect_tree
 from node.change.work_folder_step import NEW, OLD
 from node.core import proc
 from node.core.errors import Json, NodeError
-from node.files import atomic, dirfd, state_dir
+from node.files import atomic, dirfd, identity, state_dir
 from node.venv import writers
 
 READY = "ready"
 
 
-def _inode(entry: Json) -> int | None:
-    """Gives the inode of the unpacked and proven tree, None while there is none."""
+def _is_ready(entry: Json, path: str) -> bool:
+    """Gives True when the unpacked and proven tree lies at a path."""
     text = proc.read_text(os.path.join(entry["work"], READY))
-    return int(text) if text.isdigit() else None
+    if not text:
+        return False
+    # an older program wrote the inode alone
+    ready = {"ino": int(text)} if text.isdigit() else json.loads(text)
+    return identity.same(inspect_tree(path), ready)
 
 
 def _traded(entry: Json) -> bool:
-    inode = _inode(entry)
-    return inode is not None and inspect_tree(entry["path"]).get("ino") == inode
+    return _is_ready(entry, entry["path"])
 
 
 def _unpack(entry: Json) -> None:
-    """Fill the work folder anew, and note the inode once all of it is proven and on the disk."""
+    """Fill the work folder anew, and note which one once all of it is proven and on the disk."""
     work = entry["work"]
     with atomic.Folder(work):
         pass
@@ -48,7 +52,8 @@ def _unpack(entry: Json) -> None:
         os.mkdir(NEW, 0o700, dir_fd=fd)
     backup = entry["backup"]
     unpack.unpack(backup, store.load(backup), new)
-    atomic.save_private(os.path.join(work, READY), str(inspect_tree(new)["ino"]).encode("ascii"))
+    ready = json.dumps(inspect_tree(new)).encode("ascii")
+    atomic.save_private(os.path.join(work, READY), ready)
     state_dir.sync_folder(os.path.dirname(work))
 
 
@@ -70,7 +75,7 @@ class InPlaceKind(PathKind):
         return f"install {entry['what']} in {entry['path']}, undone by backup {entry['backup']}"
 
     def inspect(self, path: str) -> Json:
-        """Gives the kind and inode of what lies at the path now."""
+        """Gives the kind and identity of what lies at the path now."""
         return inspect_tree(path)
 
     def is_ours(self, entry: Json, current: Json) -> bool:
@@ -96,7 +101,7 @@ class InPlaceKind(PathKind):
                 raise NodeError(f"{path} is not what an undo put there; what lay there is in {old}",
                                 "later_edit", f"look at both; then remove {work}")  # fmt: skip
             writers.wait(path, writers.is_pip)
-            if _inode(entry) is None or inspect_tree(new).get("ino") != _inode(entry):
+            if not _is_ready(entry, new):
                 _unpack(entry)
             trade = {"path": path, "source": new, "displaced": old, "pre": inspect_tree(path)}
             tree_step.forward(trade)
@@ -109,5 +114,7 @@ class InPlaceKind(PathKind):
         if side == "post":
             return []
         manifest = store.load(entry["backup"])
-        different = compare.first_difference(entry["backup"], manifest, entry["path"])
+        # what an engine that runs writes into __pycache__ is none
+        different = compare.first_difference(entry["backup"], manifest, entry["path"],
+                                             bytecode=False)  # fmt: skip
         return [f"{entry['path']}: {different}"] if different else []

@@ -18,6 +18,8 @@ from operations.change.run import Run
 
 # TERM, wait, KILL, then memory that has to drain.
 REAP_TIMEOUT_S = 180
+# said of each before it is done
+_FOR_GOOD = "cannot be undone"
 
 
 @operation()
@@ -47,7 +49,8 @@ def reap(
 
 
 def _tell(host: Host, verb: str, process: Mapping[str, Any]) -> None:
-    host.log(f"{verb} pid {process.get('pid')} {process.get('argv0', '')}: {process.get('why')}")
+    line = f"{verb} pid {process.get('pid')} {process.get('argv0', '')}: {process.get('why')}"
+    host.log(f"{line} ({_FOR_GOOD})" if verb == "end" else line)
 
 
 def _reap(run: Run, node: str, request: Mapping[str, Any]) -> None:
@@ -74,7 +77,9 @@ def clear_shm(
         return
     listed = ", ".join(sorted(names[host.name])) or "what the engine leaves there"
     run.show_once(
-        host, "shm", lambda: host.log(f"remove from /dev/shm, unless it is mapped: {listed}")
+        host,
+        "shm",
+        lambda: host.log(f"remove from /dev/shm, unless it is mapped: {listed} ({_FOR_GOOD})"),
     )
     node = host.name
     yield run.step("shm", members, lambda: _verb(run, node, "shm", {}))
@@ -95,7 +100,10 @@ def drop_caches(
         host.noop("memory is enough as it is")
         return
     need = needs[host.name]["need_available_bytes"] / 2**30
-    line = f"sync and drop the page cache once, if less than {need:.1f} GiB are available by then"
+    line = (
+        f"sync and drop the page cache once, if less than {need:.1f} GiB are available by then "
+        f"({_FOR_GOOD}; it fills again by itself)"
+    )
     run.show_once(host, "caches", lambda: host.log(line))
     node = host.name
     yield run.step("caches", members, lambda: _verb(run, node, "caches", needs[node]))

@@ -162,6 +162,8 @@ def _undo(
     for row in answer.get("steps", ()):
         if row["op"] == "clear":
             host.log(row["detail"])
+    for line in answer.get("left", ()):
+        host.log(line)
     if answer.get("status") != "ROLLED_BACK":
         return (
             f"{node}: change {request['change']} is {answer.get('status')}: {answer.get('detail')}"

@@ -135,7 +135,7 @@ def _anew(rig: Procedure, now: KubeLook, pod: Pod, why: str) -> Work:
         namespace=rig.plan.chart.namespace, name=pod.name, phase=pod.phase,
         owner_kind="ReplicaSet", owner=f"{now.name}-{pod.hash}",
     )  # fmt: skip
-    words = (f"{pod.name}: {why}: it starts anew",)
+    words = (f"{pod.name}: {why}: it starts anew (cannot be undone)",)
     return _work(rig, words=words, restarts={pod.uid: name},
                  former=frozenset(p.uid for p in now.pods))  # fmt: skip
 

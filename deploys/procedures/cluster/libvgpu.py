@@ -129,7 +129,10 @@ def _swap(plan: Plan, snapshot: NodeSnapshot) -> Swap:
     steps += around(plan, snapshot, file.path, original, ours)
     lines = [f"{file.path} counts: {target_of(now, data.target).how}"] if steps else []
     restarts = to_restart(now, ours) if data.restart_pods else {}
-    lines += [f"will be restarted: {pod.namespace}/{pod.name}" for pod in restarts.values()]
+    lines += [
+        f"will be restarted, which cannot be undone: {pod.namespace}/{pod.name}"
+        for pod in restarts.values()
+    ]
     keep = [named(now, m) for m in mappers_of(now) if m.pod not in restarts and m.sha256 != ours]
     lines += [f"keeps the former one until its restart: {line}" for line in keep[:SHOWN]]
     if len(keep) > SHOWN:

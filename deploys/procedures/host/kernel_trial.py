@@ -117,6 +117,7 @@ def revert(run: Run) -> str:
 def _back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
     """Undo, then every node that still runs the candidate boots the pinned kernel."""
     nodes = sorted(run.touched)
+    problems = []
     for name in nodes:
         try:
             request = {
@@ -127,8 +128,10 @@ def _back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
             }
             call(run.state, run.host(name), "undo", request, UNDO_TIMEOUT_S)
         except StepFailed as error:
-            if error.code != "no_change":
+            if error.code not in ("no_change", "undo_incomplete"):
                 raise
+            # what is not as it was is told at the end: no node stays on the candidate for it
+            problems += [str(error)] if error.code == "undo_incomplete" else []
     seen = observe_kernels(run.state, run.plan, None, fresh=True)
     for name in nodes:
         facts = _facts(name, seen[name])
@@ -138,6 +141,8 @@ def _back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
             if again.running != pinned[name]:
                 raise StepFailed(f"{name} runs {again.running}, not the pinned {pinned[name]}")
     _start_again(run, nodes)
+    if problems:
+        raise StepFailed("; ".join(problems))
     return f"change {run.id} ROLLED_BACK; {', '.join(nodes)} run the pinned kernel"
 
 

@@ -46,10 +46,11 @@ def choose(rig: Procedure, wanted: str | None, despite: str | None = None) -> Ch
     known = {id_: change for changes in by_node.values() for id_, change in changes.items()}
     if wanted is not None and wanted not in known:
         raise DeployError(f"no node has a change {wanted!r}; known: {_known(known)}")
-    open_ids = [
-        c.id for changes in by_node.values() for c in changes.values() if c.status in _NOT_BLESSED
-    ]
-    id_ = wanted or max(open_ids, default=None, key=lambda i: known[i].opened_unix_s)
+    # each node has them in its own order, whatever its clock said; an OPEN one is its newest
+    newest = [next((c for c in changes.values() if c.status in _NOT_BLESSED), None)
+              for changes in by_node.values()]  # fmt: skip
+    found = [(c.status == "OPEN", c.opened_unix_s, c.id) for c in newest if c is not None]
+    id_ = wanted or (max(found)[2] if found else None)
     if id_ is None:
         return Chosen(None, (), ())
     nodes = tuple(

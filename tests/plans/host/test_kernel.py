@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from deploys.common.snapshot_view import files_in
+from deploys.procedures.host import kernel_trial
+from operations.change.node_call import StepFailed
+from operations.change.run import Run
 from schema.desired.plan import Plan
 from schema.observed.kernel import GrubDefault, KernelFacts
 from schema.observed.snapshot import Unreadable
@@ -116,3 +122,30 @@ def test_a_failing_update_grub_takes_both_nodes_back(ran: Runs) -> None:
     done = {step.split()[0] for step in run.steps if " apply " in step}
     assert {step.split()[0] for step in run.steps if step.endswith(" undo")} == done
     assert "lab2" in done
+
+
+def test_a_node_that_is_not_as_it_was_keeps_no_other_on_the_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its undo ended INCONSISTENT: that is told at the end, once both run the pinned kernel."""
+    running = {"lab1": NEW, "lab2": NEW}
+    asked: list[str] = []
+
+    def call(_: object, host: str, *__: object) -> None:
+        asked.append(host)
+        if host == "lab1":
+            raise StepFailed("lab1: undo: /x is not as it was", "undo_incomplete")
+
+    facts = lambda name, _: SimpleNamespace(running=running[name], boot_id="b")  # noqa: E731
+    monkeypatch.setattr(kernel_trial, "call", call)
+    monkeypatch.setattr(kernel_trial, "observe_kernels", lambda *_, **__: running)
+    monkeypatch.setattr(kernel_trial, "_facts", facts)
+    monkeypatch.setattr(
+        kernel_trial, "reboot_now", lambda _, host, *__: running.update({host: OLD})
+    )
+    monkeypatch.setattr(kernel_trial, "_start_again", lambda *_: None)
+    run = SimpleNamespace(id="c", touched={"lab1", "lab2"}, state=None, plan=None, host=str,
+                          context={"kernels": {"lab1": OLD, "lab2": OLD}})  # fmt: skip
+    with pytest.raises(StepFailed, match="/x is not as it was"):
+        kernel_trial.revert(cast(Run, run))
+    assert asked == ["lab1", "lab2"] and running == {"lab1": OLD, "lab2": OLD}

@@ -43,6 +43,21 @@ proven_on_the_head = rigs.with_changes(
 )
 
 
+def set_back(plan: Plan) -> Snapshots:
+    """The head's clock was set back between an inconsistent change and the one that is open."""
+    rows = (
+        (HEAD, "OPEN", rigs.OPEN_ID),
+        (HEAD, "INCONSISTENT", NEWER),
+        (WORKER, "INCONSISTENT", NEWER),
+    )
+    seen = dict(rigs.with_changes(healthy, *rows)(plan))
+    journal = seen[HEAD].journal
+    assert isinstance(journal, Journal)
+    opened = journal.changes[0].opened_unix_s - 60
+    seen[HEAD] = put(seen[HEAD], "journal.changes.0.opened_unix_s", opened)
+    return seen
+
+
 def rollback(*pairs: str, seen: rigs.Seen = rigs.one_forgotten) -> Scenario:
     """A rollback of both hosts."""
     return Scenario((ROLLBACK, "-y", *data(*pairs)), seen)
@@ -73,6 +88,10 @@ TABLE = {
     "under another": (rollback(f"change={rigs.BLESSED_ID}"), refused(
         f"change {rigs.OPEN_ID} (serve) of milo@forge is OPEN on {WORKER}",
         f"--data change={rigs.BLESSED_ID} --data despite={rigs.OPEN_ID}")),
+    # fault 68: the open one, by the node's own order
+    "clock": (rollback(seen=set_back), done(
+        f"change {rigs.OPEN_ID} ROLLED_BACK",
+        steps=["lab1 claim", "lab1 systemctl-stop", "lab1 undo"])),
     "by id": (rollback(f"change={rigs.BLESSED_ID}", f"despite={rigs.OPEN_ID}"), done()),
     # the worker's line was lost at close: what serves is proven, and stays
     "proven": (rollback(seen=proven_on_the_head), refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from node.change import apply, close, journal, kinds, undo
 from node.core.errors import NodeError
 from tests.unit.node.change.test_link_and_tree_step import tree_step, two
+from tests.unit.node.change.toy_step import ToyKind
 from tests.unit.node.support import strace
 from tests.unit.node.support.host import NEW, OLD, Host, apply_request, change, file_step
 
@@ -53,6 +55,21 @@ def test_a_new_kind_that_a_kill_cut_short_is_recovered(toy: Path) -> None:
     journal.save(found)
     done = close.close({"change": "change-1", "status": "COMMITTED"})["change"]
     assert done["steps"][0]["state"] == "done"
+
+
+@pytest.mark.parametrize(("said", "words"), [
+    ("done", "the toy is 2.0, not 3.0"), ("undone", "the toy is 2.0, not 1.0"),
+])  # fmt: skip
+def test_recover_believes_no_kind_without_a_look(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, said: str, words: str
+) -> None:
+    apply.apply(request(toy, 2))
+    found = journal.get("change-1")
+    found["steps"][0].update(state="intent", post=3.0)
+    journal.save(found)
+    monkeypatch.setattr(ToyKind, "recover", lambda *_: said)
+    (row,) = close.close({"change": "change-1", "status": "INCONSISTENT"})["change"]["steps"]
+    assert (row["state"], row["why"]) == ("unknown", words)
 
 
 def test_a_new_kind_is_taken_back_with_the_call_that_fails(toy: Path, host: Host) -> None:
@@ -149,6 +166,24 @@ def test_a_target_that_went_read_only_does_not_wedge_the_node(host: Host, tmp_pa
     done = strace.traced(host, "close", body, options, tmp_path / "log")
     answer = json.loads(done.stdout)
     assert answer["ok"] and answer["change"]["steps"][0]["state"] == "done", answer
+
+
+@pytest.mark.parametrize("state", ["intent", "done"])
+def test_a_mount_that_went_read_only_is_told_and_undone_later(
+    host: Host, small_disk: Path, state: str
+) -> None:
+    """A real one, with the journal elsewhere."""
+    path = small_disk / "file.conf"
+    path.write_text(OLD)
+    host.call("apply", apply_request(file_step(path)))
+    edit(host, lambda found: found["steps"][0].update(state=state))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for _ in range(2):
+        answer = host.call("undo")
+        assert answer["code"] == "undo_incomplete" and "Read-only file system" in answer["error"]
+    assert host.call("journal")["changes"][0]["status"] == "INCONSISTENT"
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert host.call("undo")["status"] == "ROLLED_BACK" and path.read_text() == OLD
 
 
 @pytest.mark.parametrize(("op", "words"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import subprocess
@@ -41,6 +42,41 @@ def test_status_names_a_damaged_journal(host: Host, path: Path) -> None:
     (host.state / "journal" / "change-1.json").write_bytes(b"\xff")
     assert "DAMAGED journal file:" in host.run(host.argv("status")).stdout
     assert host.call("undo")["code"] == "journal_broken"
+
+
+def test_status_verify_looks_at_the_last_change_or_a_named_one(host: Host, path: Path) -> None:
+    """Read-only, and by exit status: 0 as recorded, 1 with the lines that differ."""
+
+    def verify(*words: str) -> subprocess.CompletedProcess[str]:
+        return host.run(host.argv("status", "--verify", *words))
+
+    before = (host.state / "journal" / "change-1.json").read_bytes()
+    done = verify()
+    assert done.returncode == 0 and "all is as it left it" in done.stdout
+    path.write_text("mine\n")
+    done = verify("change-1")
+    assert done.returncode == 1 and f"{path}: sha256 is " in done.stderr and done.stdout == ""
+    assert "rignode undo change-1" in done.stderr
+    seen = json.loads(host.run(host.argv("status", "--json", "--verify")).stdout)
+    assert seen["ok"] and seen["side"] == "post" and len(seen["lines"]) == 1
+    assert (host.state / "journal" / "change-1.json").read_bytes() == before
+    assert path.read_text() == "mine\n"
+    host.call("undo", {"overwrite": [str(path)]})
+    done = verify()
+    assert done.returncode == 0 and "(ROLLED_BACK, 1 steps): all is as it found it" in done.stdout
+    path.chmod(0o600)
+    assert "mode is 0600, not 0640" in verify().stderr
+    assert "no change change-9" in verify("change-9").stdout
+    assert host.run(host.argv("status", "--verify", "a", "b")).returncode == 2
+
+
+def test_status_verify_tells_what_is_not_known(host: Host, path: Path) -> None:
+    file = host.state / "journal" / "change-1.json"
+    found = json.loads(file.read_text())
+    found["steps"][0]["state"] = "intent"
+    file.write_text(json.dumps(found))
+    done = host.run(host.argv("status", "--verify"))
+    assert done.returncode == 1 and "announced, not known to be done" in done.stderr
 
 
 def test_undo_with_an_empty_stdin(host: Host, path: Path) -> None:

@@ -191,3 +191,17 @@ def test_dry_asks_the_server_and_changes_nothing(cluster: Host) -> None:
 def test_bad_steps_are_refused(cluster: Host, bad: dict[str, object]) -> None:
     answer = cluster.call("apply", apply_request(step(**bad)))
     assert answer["code"] == "bad_request" and env(cluster) == {NAME: "23000m"}
+
+
+def test_the_look_of_an_undo_takes_each_value_by_its_first_step(cluster: Host) -> None:
+    """Two steps about one container are one thing, with the values of both."""
+    cluster.call("apply", apply_request(step()))
+    cluster.call("apply", apply_request(step(set={"NEW": "x"}, version="8")))
+    assert cluster.run(cluster.argv("status", "--verify")).returncode == 0
+    assert cluster.call("undo")["status"] == "ROLLED_BACK" and env(cluster) == {NAME: "23000m"}
+    document = json.loads((cluster.bin / "deployment.json").read_text())
+    rows = document["spec"]["template"]["spec"]["containers"][0]["env"]
+    rows.append({"name": "NEW", "value": "theirs"})
+    (cluster.bin / "deployment.json").write_text(json.dumps(document))
+    done = cluster.run(cluster.argv("status", "--verify"))
+    assert done.returncode == 1 and "lucebox NEW is theirs, not None" in done.stderr

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import time
@@ -186,6 +187,54 @@ def test_a_kill_in_the_middle_of_the_tool_is_undone(host: Host, venv: Path) -> N
     assert host.call("undo")["status"] == "ROLLED_BACK"
     assert tree(venv) == FILES
     assert host.call("undo")["changed"] is False
+
+
+def large(venv: Path, edits: str) -> Path:
+    """A library over 4 MiB, which the tool edits too."""
+    path = venv / PACKAGES / "vllm/_C.so"
+    path.write_bytes(b"x" * (5 << 20))
+    os.utime(path, (1000, 1000))
+    script = venv / "bin/genesis"
+    script.write_text(script.read_text().replace("n=0\n", f"n=0\n{edits}\n"))
+    return path
+
+
+def test_a_tool_that_changes_a_large_library_is_told_and_the_rest_goes_back(
+    host: Host, venv: Path
+) -> None:
+    """It raised at each attempt: the tool's step stayed announced, nothing of it went back."""
+    path = large(venv, "printf y >> _C.so")
+    answer = host.call("patch tool", request(venv))
+    assert answer["code"] == "tool_too_large" and str(path) in answer["error"]
+    assert "stays OPEN" in answer["error"]
+    assert tree(venv) == FILES
+    for _ in range(2):
+        again = host.call("undo")
+        assert again["code"] == "undo_incomplete" and str(path) in again["error"]
+        assert "backup" in again["error"]
+    path.write_bytes(b"x" * (5 << 20))
+    os.utime(path, (1000, 1000))
+    assert host.call("undo")["status"] == "ROLLED_BACK" and tree(venv) == FILES
+
+
+def test_a_killed_tool_that_changed_a_large_library_is_undone_as_far_as_it_goes(
+    host: Host, venv: Path
+) -> None:
+    path = large(venv, "sed -i s/alpha/HALF/ a.py; printf y >> _C.so; kill -9 $PPID; exec sleep 60")
+    done = host.run(host.argv("patch tool"), json.dumps(request(venv)))
+    assert done.returncode != 0 and tree(venv)["a.py"] == "HALF\n"
+    answer = host.call("undo")
+    assert answer["code"] == "undo_incomplete" and str(path) in answer["error"], answer
+    assert tree(venv) == FILES
+
+
+def test_attributes_of_a_file_that_a_tool_replaced_come_back(host: Host, venv: Path) -> None:
+    path = venv / PACKAGES / "vllm/a.py"
+    os.setxattr(path, "user.origin", b"ours")
+    host.call("patch tool", request(venv))
+    assert os.listxattr(path) == [], "sed -i makes a new file"
+    assert host.call("undo")["status"] == "ROLLED_BACK"
+    assert os.getxattr(path, "user.origin") == b"ours"
 
 
 def inside(folder: Path) -> list[str]:

@@ -194,3 +194,14 @@ def test_a_unit_that_does_not_settle_is_not_guessed(monkeypatch: pytest.MonkeyPa
     ) as caught:
         recorded(monkeypatch, systemd)
     assert caught.value.remedy == f"systemctl status {NAME}" and f"stop {NAME}" not in systemd.calls
+
+
+def test_of_several_steps_the_first_tells_what_was_and_the_last_what_was_asked_for() -> None:
+    rows = [
+        {"unit": NAME, "pre": {"active": "active"}, "enabled": True, "active": "stop"},
+        {"unit": NAME, "pre": {"active": "inactive"}, "enabled": None, "active": "start"},
+    ]
+    kind = unit_step.UnitKind("unit")
+    assert kind.folded(rows, "pre")["pre"] == {"active": "active"}
+    left = kind.folded(rows, "post")
+    assert (left["enabled"], left["active"]) == (True, "start")

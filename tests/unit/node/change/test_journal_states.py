@@ -1,0 +1,165 @@
+"""Any state of the journal: listed in its order, and nothing in it wedges a node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.change import close, journal, kinds
+from node.core import systemctl
+from node.systemd import hold
+from tests.unit.node.support import strace
+from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step
+
+
+def write(host: Host, name: str, **more: Any) -> Path:
+    """A change's file, as the journal has it."""
+    row = {"format": 1, "id": name, "deploy": "serve", "operator": "tester@here", "waivers": [],
+           "blob": None, "status": "COMMITTED", "opened_unix_s": 1000.0, "closed_unix_s": None,
+           "boot_id": "b", "reason": None, "steps": [], **more}  # fmt: skip
+    folder = host.state / "journal"
+    folder.mkdir(parents=True, exist_ok=True)
+    (path := folder / f"{name}.json").write_text(json.dumps(row))
+    return path
+
+
+def test_no_unsettled_change_vanishes_behind_twenty(host: Host) -> None:
+    """The 20th was INCONSISTENT and the 21st OPEN: the one took the other's place."""
+    for n in range(30):
+        status = {19: "INCONSISTENT", 20: "OPEN", 29: "INCONSISTENT"}.get(n, "COMMITTED")
+        write(host, f"change-{n}", opened_unix_s=2000.0 - n, status=status)
+    seen = journal.summary_section()["changes"]
+    assert [row["id"] for row in seen if row["status"] != "COMMITTED"] == [
+        "change-19", "change-20", "change-29"]  # fmt: skip
+    assert len(seen) == 20 and [row["id"] for row in seen[:3]] == [
+        "change-0", "change-1", "change-2"]  # fmt: skip
+    for n in range(25):
+        write(host, f"more-{n}", opened_unix_s=3000.0 - n, status="INCONSISTENT")
+    unsettled = [
+        row for row in journal.summary_section()["changes"] if row["status"] != "COMMITTED"
+    ]
+    assert len(unsettled) == 28
+
+
+def test_a_clock_that_was_set_back_between_two_changes(host: Host) -> None:
+    """Fault 68: the older change was undone, and the open one stayed open."""
+    first, second = host.file("first"), host.file("second")
+    host.call("apply", apply_request(file_step(first)))
+    host.call("close", {"change": "change-1", "status": "INCONSISTENT", "reason": "no answer"})
+    path = host.state / "journal" / "change-1.json"
+    found = json.loads(path.read_text())
+    # as if it had been opened by a clock that went a day ahead
+    found["opened_unix_s"] += 86400
+    path.write_text(json.dumps(found))
+    host.call("apply", apply_request(file_step(second), name="change-2"))
+    assert [row["id"] for row in host.call("journal")["changes"]] == ["change-2", "change-1"]
+    assert [row["id"] for row in journal.summary_section()["changes"]] == ["change-2", "change-1"]
+    assert host.call("undo")["change"] == "change-2"
+    assert (first.read_text(), second.read_text()) == (NEW, OLD)
+    assert host.call("undo")["change"] == "change-1" and first.read_text() == OLD
+
+
+def test_a_disk_error_on_one_old_journal_file(host: Host, tmp_path: Path) -> None:
+    path = host.file()
+    host.call("apply", apply_request(file_step(path)))
+    old = write(host, "change-0", opened_unix_s=1.0)
+    options = ["-P", str(old), "-e", "trace=read,pread64", "-e", "inject=read,pread64:error=EIO"]
+    done = strace.traced(host, "undo", "{}", options, tmp_path / "log")
+    answer = json.loads(done.stdout)
+    assert "INJECTED" in (tmp_path / "log").read_text()
+    assert answer.get("status") == "ROLLED_BACK" and path.read_text() == OLD, answer
+    done = strace.traced(host, "journal", "{}", options, tmp_path / "log")
+    assert json.loads(done.stdout)["broken"] == [str(old)]
+
+
+def test_close_lifts_the_hold_of_a_run_that_was_killed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drop-in stayed, and the engine could not start until a reboot."""
+    host.systemctl()
+    monkeypatch.setenv("PATH", host.environ()["PATH"])
+    monkeypatch.setattr(systemctl, "BOOTED", str(host.root / "run"))
+    for status in ("COMMITTED", "INCONSISTENT", "ROLLED_BACK"):
+        drop_in = host.root / "run" / "engine.service.d" / hold.FILE
+        drop_in.parent.mkdir(parents=True)
+        drop_in.write_text("[Unit]\n")
+        write(host, status, status="OPEN", held=[str(drop_in)])
+        done = close.close({"change": status, "status": status})["change"]
+        assert not drop_in.exists() and "held" not in done, status
+        assert "held" not in journal.get(status)
+
+
+ROWS: dict[str, dict[str, Any]] = {
+    "file": {"path": "/x/f", "pre": {"kind": "absent"}, "post": {"kind": "absent"}, "temp": "t"},
+    "directory": {"path": "/x/f", "pre": {"kind": "absent"}, "post": {}, "temp": "t"},
+    "link": {"path": "/x/l", "pre": {"kind": "absent"}, "post": {}, "temp": "t"},
+    "tree": {"path": "/x/t", "source": None, "displaced": "/x/d", "pre": {}, "post": {}},
+    "unit": {"unit": "e.service", "enabled": None, "active": "stop", "pre": {}},
+    "grub": {"folder": "/x", "saved": None, "next": None, "pre": {}, "post": {}},
+    "hold": {"packages": ["p"], "held": True},
+    "wol": {"nic": "eth9", "letters": "g", "pre": "d"},
+    "kube": {"path": "/k", "kubectl": "kubectl", "kubeconfig": None, "namespace": "n",
+             "deployment": "d", "container": "c", "uid": "u", "pre": {}, "post": {}},
+    "tag": {"image": "a:b", "pre": None, "post": "c", "kept": None},
+    "tool": {"tool": "t", "tree": "/x", "argv": [], "pack": "0" * 64, "before": {}},
+    "work": {"path": "/x/w", "pre": {"kind": "absent"}, "used": False},
+    "install": {"path": "/x/v", "what": "w", "backup": "b", "work": "/x/k", "pre": {}, "post": {}},
+    "weights": {"folder": "/x"},
+}  # fmt: skip
+DAMAGED = [(op, key) for op, row in ROWS.items() for key in ("", *row)]
+
+
+def test_every_kind_that_an_undo_reverts_has_a_row_here() -> None:
+    passed = {op for op in kinds.KINDS if kinds.get(op).irreversible and not kinds.get(op).keys}
+    assert set(kinds.KINDS) - passed - {"absent"} <= set(ROWS)
+
+
+@pytest.mark.parametrize(("op", "key"), DAMAGED)
+def test_recover_never_raises_and_every_journal_reaches_a_final_status(
+    host: Host, op: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that lacks a key, or is of another type: it is unknown, and the change can be ended."""
+    monkeypatch.setenv("PATH", str(host.bin))
+    for value in (None, 7):
+        row = {"op": op, "state": "intent", **ROWS[op]}
+        if key and value is None:
+            del row[key]
+        elif key:
+            row[key] = value
+        write(host, "change-1", status="OPEN", steps=[row])
+        done = close.close({"change": "change-1", "status": "INCONSISTENT", "reason": "seen"})
+        (now,) = done["change"]["steps"][:1]
+        assert now["state"] in ("unknown", "undone", "done", "intent", "failed"), now
+        assert now["state"] != "unknown" or now["why"]
+
+
+@pytest.mark.parametrize(("op", "key"), [row for row in DAMAGED if row[1]])
+def test_an_undo_of_a_damaged_row_is_one_clear_line(host: Host, op: str, key: str) -> None:
+    row = {"op": op, "state": "done", **ROWS[op]}
+    del row[key]
+    write(host, "change-1", status="OPEN", steps=[row])
+    answer = host.call("undo")
+    assert answer["ok"] or answer["code"] != "internal", answer
+    assert host.call("close", {"change": "change-1", "status": "INCONSISTENT", "reason": "x"})[
+        "ok"
+    ] or journal.get("change-1")["status"] in ("INCONSISTENT", "ROLLED_BACK")
+
+
+def test_what_another_program_wrote_is_refused_with_its_name(host: Host) -> None:
+    path = host.file()
+    host.call("apply", apply_request(file_step(path)))
+    program = json.loads((host.state / "journal" / "change-1.json").read_text())["program"]
+    assert host.pyz.name == f"rignode-{program}.pyz"
+    write(
+        host, "change-1", status="OPEN", program="9.9.9-abc", steps=[{"op": "quota", "state": "x"}]
+    )
+    for verb, body in (("undo", {}), ("close", {"change": "change-1", "status": "INCONSISTENT"})):
+        answer = host.call(verb, body)
+        assert answer["code"] == "unknown_kind" and "rignode 9.9.9-abc" in answer["error"], answer
+        assert "/usr/local/lib/rigbook/rignode-9.9.9-abc.pyz" in answer["remedy"]
+    write(host, "change-1", status="OPEN", format=2)
+    answer = host.call("undo")
+    assert answer["code"] == "unknown_format" and "ls -t /usr/local/lib/rigbook" in answer["remedy"]
