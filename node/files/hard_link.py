@@ -16,8 +16,13 @@ from node.core.errors import Json
 from node.files import atomic, attributes, identity, state_dir
 
 
+def kept_folder() -> str:
+    """Gives the folder of the further names."""
+    return os.path.join(state_dir.root(), "linked")
+
+
 def _path(name: str) -> str:
-    return os.path.join(state_dir.root(), "linked", name)
+    return os.path.join(kept_folder(), name)
 
 
 def look(folder: atomic.Folder) -> Json | None:

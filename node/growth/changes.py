@@ -12,7 +12,7 @@ from node.backup import listing
 from node.change import journal
 from node.core import proc
 from node.core.errors import Json
-from node.files import atomic, state_dir
+from node.files import atomic, hard_link, state_dir
 from node.growth.item import Item, file_bytes
 from node.vgpu import state as vgpu_state
 
@@ -20,6 +20,8 @@ from node.vgpu import state as vgpu_state
 # patch tool may keep 256 MiB
 BLOBS_MOST = 2 << 30
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# a pre-image's digest, and the name by which a file of several names is kept
+_KEPT = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{16})\b")
 UNSETTLED = ("OPEN", "INCONSISTENT")
 
 
@@ -57,18 +59,22 @@ def changes() -> list[Item]:
 
 
 def blobs() -> list[Item]:
-    """Gives the kept copies; those that no change and no settings file names may go."""
+    """Gives the kept copies, and the further names of files that were replaced (hard_link.py).
+
+    Those that no change and no settings file names may go.
+    """
     texts = [json.dumps(change["steps"]) for change in known()]
     # what the library's guard puts back is named there
     for path in glob.glob(os.path.join(os.path.dirname(vgpu_state.path()), "*.json")):
         texts.append(proc.read_text(path))
-    named = {digest for text in texts for digest in _DIGEST.findall(text)}
+    named = {word for text in texts for word in _KEPT.findall(text)}
     found: list[Item] = []
-    for name in _listed(state_dir.blob_folder()):
-        path = os.path.join(state_dir.blob_folder(), name)
-        needed = "a change, or a settings file, names it" if name in named else ""
-        if not name.startswith(atomic.TEMP_PREFIX):  # those are swept by whoever opens a change
-            found.append(Item(name, file_bytes(path), partial(os.unlink, path), needed))
+    for folder in (state_dir.blob_folder(), hard_link.kept_folder()):
+        for name in _listed(folder):
+            path = os.path.join(folder, name)
+            needed = "a change, or a settings file, names it" if name in named else ""
+            if not name.startswith(atomic.TEMP_PREFIX):  # swept by whoever opens a change
+                found.append(Item(name, file_bytes(path), partial(os.unlink, path), needed))
     return found
 
 

@@ -51,11 +51,11 @@ TABLE = {
         Scenario((STOP, "-y"), faults={
             f"{HEAD}:apply stop": {"error": "systemctl stop: timeout", "code": "unit"}}),
         failed("systemctl stop: timeout", "stays OPEN; undo it with: deploys/rollback.py",
-               steps=["lab2 open", "lab1 apply stop"])),
+               steps=["lab2 open", "lab1 apply stop", {"lab1 beat", "lab2 beat"}])),
     # the worker's pair check would start it anew: it has to know, before the head stops
     "worker locked": (
         Scenario((STOP, "-y"), faults={f"{WORKER}:open": {"error": "held", "code": "locked"}}),
-        failed(f"{WORKER}: apply: held", steps=["lab2 open"])),
+        failed(f"{WORKER}: apply: held", steps=["lab2 open", {"lab1 beat", "lab2 beat"}])),
     # the answer is the evidence; the metrics are counted
     "answers": (Scenario(VERIFY, answers=Reply, metrics=METRICS), quiet(
         "tiny answers at http://", "6 characters", "2 vllm: metrics at", asks=["snapshot"] * 4)),

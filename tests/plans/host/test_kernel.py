@@ -145,6 +145,7 @@ def test_a_node_that_is_not_as_it_was_keeps_no_other_on_the_candidate(
     )
     monkeypatch.setattr(kernel_trial, "_start_again", lambda *_: None)
     run = SimpleNamespace(id="c", touched={"lab1", "lab2"}, state=None, plan=None, host=str,
+                          owner=SimpleNamespace(token="t"),
                           context={"kernels": {"lab1": OLD, "lab2": OLD}})  # fmt: skip
     with pytest.raises(StepFailed, match="/x is not as it was"):
         kernel_trial.revert(cast(Run, run))

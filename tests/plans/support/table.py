@@ -39,7 +39,7 @@ class Ends:
         for part in self.last:
             assert part in run.last_words, (part, run.last_words, run.output)
         if self.steps is not None:
-            assert _grouped(run.steps, self.steps) == list(self.steps), run.output
+            assert _grouped(run.steps, self.steps) == list(self.steps), (run.steps, run.output)
             assert self.steps or run.changing == ()
         elif self.status == 1:
             assert not any("COMMITTED" in step for step in run.steps), run.steps

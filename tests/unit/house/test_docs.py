@@ -237,8 +237,8 @@ def test_tests_that_incidents_name_exist() -> None:
     assert sum([named_tests(code, row[4]) for code, row in incidents().items()])
 
 
-# a laptop asleep, a silent pair, memory, a host that hangs, an old unit: not tested yet
-OTHERS = {62, 63, 64, 65, 66}
+# a silent pair, memory, a host that hangs, an old unit: not tested yet
+OTHERS = {63, 64, 65, 66}
 
 
 def test_every_fault_has_a_test_that_exists() -> None:

@@ -108,6 +108,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "work": {"path": "/x/w", "pre": {"kind": "absent"}, "used": False},
     "install": {"path": "/x/v", "what": "w", "backup": "b", "work": "/x/k", "pre": {}, "post": {}},
     "weights": {"folder": "/x"},
+    "weights_set": {"path": "/x", "displaced": "displaced-c", "files": [], "stage": "switch",
+                    "change": "change-1", "owner": [0, 0], "folders": [], "was_half": False},
 }  # fmt: skip
 DAMAGED = [(op, key) for op, row in ROWS.items() for key in ("", *row)]
 
@@ -148,18 +150,19 @@ def test_an_undo_of_a_damaged_row_is_one_clear_line(host: Host, op: str, key: st
     ] or journal.get("change-1")["status"] in ("INCONSISTENT", "ROLLED_BACK")
 
 
+GONE = "/usr/local/lib/rigbook/rignode-9c9.pyz"
+
+
 def test_what_another_program_wrote_is_refused_with_its_name(host: Host) -> None:
     path = host.file()
     host.call("apply", apply_request(file_step(path)))
     program = json.loads((host.state / "journal" / "change-1.json").read_text())["program"]
-    assert host.pyz.name == f"rignode-{program}.pyz"
-    write(
-        host, "change-1", status="OPEN", program="9.9.9-abc", steps=[{"op": "quota", "state": "x"}]
-    )
+    assert program == str(host.pyz)
+    write(host, "change-1", status="OPEN", program=GONE, steps=[{"op": "quota", "state": "x"}])
     for verb, body in (("undo", {}), ("close", {"change": "change-1", "status": "INCONSISTENT"})):
         answer = host.call(verb, body)
-        assert answer["code"] == "unknown_kind" and "rignode 9.9.9-abc" in answer["error"], answer
-        assert "/usr/local/lib/rigbook/rignode-9.9.9-abc.pyz" in answer["remedy"]
+        assert answer["code"] == "unknown_kind" and "rignode-9c9.pyz" in answer["error"], answer
+        assert "that program is gone" in answer["remedy"] and "tester@here" in answer["remedy"]
     write(host, "change-1", status="OPEN", format=2)
     answer = host.call("undo")
     assert answer["code"] == "unknown_format" and "ls -t /usr/local/lib/rigbook" in answer["remedy"]

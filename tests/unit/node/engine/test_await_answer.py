@@ -15,7 +15,7 @@ import pytest
 from node.core import proc
 from node.core.errors import CannotRead, NodeError
 from node.docker import containers
-from node.engine import await_answer, port_holder
+from node.engine import await_answer, config, port_holder
 from node.engine.completion import ask
 from node.engine.config import Endpoint, Engine
 from node.engine.port_holder import Holder, Seen
@@ -173,14 +173,26 @@ def test_the_engine_is_asked_with_its_key(
     text: str | None,
     environ: dict[str, str],
     key: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A start is proven by a completion, not by a 401; the key is in no line of the log."""
     engine_file(host, url=endpoint.url, **changes)
-    host.env.update(environ, RIGBOOK_SECRETS=str(host.file("secrets.env", text, mode=0o600)))
-    done = host.run(host.argv("answer"))
-    assert done.returncode == 0 and "tiny answered" in done.stdout
-    assert endpoint.keys == [key]
-    assert "K3Y" not in done.stdout + done.stderr
+    for name, value in {**environ, "RIGBOOK_ENGINE": host.env["RIGBOOK_ENGINE"]}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RIGBOOK_SECRETS", str(host.file("secrets.env", text, mode=0o600)))
+    said = await_answer.answer(config.load())
+    assert "tiny answered" in said and "K3Y" not in said
+    # whoever has the port gets no key before it is looked at who that is
+    assert endpoint.keys == [None, key]
+
+
+def test_a_key_that_the_engine_does_not_take_is_no_proof(
+    endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "K3Y")
+    endpoint.reply = Scripted((401, {}))
+    with pytest.raises(NodeError, match="401"):
+        wait(endpoint)
 
 
 def test_a_unit_without_the_expected_thought_does_not_start(endpoint: Server) -> None:

@@ -115,6 +115,17 @@ def test_a_blob_goes_with_the_last_change_that_names_it(host: Host, tmp_path: Pa
     )
 
 
+def test_a_further_name_of_a_replaced_file_goes_with_its_change(host: Host) -> None:
+    old(host, 0, steps=[{**step("a"), "linked": {"kept": "a" * 16}}])
+    for number in range(1, 200):
+        old(host, number, steps=[{**step("b"), "linked": {"kept": "b" * 16}}])
+    (host.state / "linked").mkdir()
+    for letter in "ab":
+        (host.state / "linked" / (letter * 16)).write_text("the former file")
+    commit(host)
+    assert names(host, "linked") == {"b" * 16}
+
+
 def test_large_pre_images_bring_the_bound_down(host: Host) -> None:
     """A run of a patch tool keeps its whole tree: 256 MiB. The last blessed one stays."""
     for number, letter in enumerate("abcdef"):
@@ -124,7 +135,8 @@ def test_large_pre_images_bring_the_bound_down(host: Host) -> None:
     assert {n[0] for n in names(host, "blobs") if len(set(n)) == 1} == {"e", "f"}
     assert names(host, "journal") == {"change-1", "old-0004", "old-0005"}
     blob(host, "0", 5000 * MIB)
-    old(host, 10**10, steps=[step("0")])
+    path = host.state / "journal" / f"{old(host, 10**10, steps=[step('0')])}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "number": 10**6}))
     host.call("prune", {})
     assert f"old-{10**10}" in names(host, "journal") and "0" * 64 in names(host, "blobs")
 
