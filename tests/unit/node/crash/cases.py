@@ -7,6 +7,7 @@ the program says what is not so.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 from node.change.journal import read_all
 from node.change.undo import undo
 from tests.unit.node.crash.disk import crashes
-from tests.unit.node.crash.rebuild import rebuild
+from tests.unit.node.crash.rebuild import identity_at, rebuild
 from tests.unit.node.crash.recorded import OPTIONS, Recording, as_it_lies
 from tests.unit.node.support import strace
 from tests.unit.node.support.host import Host
@@ -43,6 +44,8 @@ class Run:
     check: Callable[[bool], str]  # gets whether the verb had answered; gives the end in a word
     # told to leave out, as the proof that the test can fail
     without: Callable[[Any], bool] | None = None
+    # Python that does it, where the verb alone cannot be led to the test's folders
+    script: str | None = None
 
 
 @dataclass
@@ -64,11 +67,16 @@ def cut(run: Run) -> Table:
     log = run.host.root.parent / "strace.log"
     run.reset()
     before = as_it_lies(run.host.root)
+    real = {inode.number: identity_at(run.host.root / path) for path, inode in before.reachable()}
     text = json.dumps(run.request)
-    done = strace.traced(run.host, run.verb, text, OPTIONS, log)
+    if run.script is None:
+        done = strace.traced(run.host, run.verb, text, OPTIONS, log)
+    else:
+        argv = [sys.executable, "-B", "-c", run.script]
+        done = run.host.run(["strace", "-f", "-qq", "-o", str(log), *OPTIONS, *argv])
     assert done.returncode == 0, done.stdout + done.stderr
     recording = Recording(run.host.root, before, ("bin",)).read(log)
-    real = same(recording, run.host.root)
+    real |= same(recording, run.host.root)
     operations = [done for done in recording.run if run.without is None or not run.without(done)]
     table = Table()
     for crash in crashes(before, operations, recording.kept, SEED):
@@ -82,8 +90,8 @@ def cut(run: Run) -> Table:
     return table
 
 
-def same(recording: Recording, top: Path) -> dict[int, int]:
-    """Fails unless the model ends where the real run did; gives the real numbers of its inodes."""
+def same(recording: Recording, top: Path) -> dict[int, tuple[bytes, bytes]]:
+    """Fails unless the model ends where the real run did; gives its inodes' real identities."""
     real = as_it_lies(top)
     rows = [{path: (inode.kind, inode.mode, inode.uid, inode.gid, inode.data, inode.target,
                     inode.xattrs) for path, inode in disk.reachable()}
@@ -91,8 +99,7 @@ def same(recording: Recording, top: Path) -> dict[int, int]:
     differ = [path for path in {**rows[0], **rows[1]} if rows[0].get(path) != rows[1].get(path)]
     shown = [(path, rows[0].get(path), rows[1].get(path)) for path in differ[:3]]
     assert not differ, f"the model is not the run: {shown}"
-    by_path = {path: inode.number for path, inode in real.reachable()}
-    return {inode.number: by_path[path] for path, inode in recording.now.reachable()}
+    return {inode.number: identity_at(top / path) for path, inode in recording.now.reachable()}
 
 
 def journal() -> list[dict[str, Any]]:

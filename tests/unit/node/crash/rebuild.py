@@ -7,18 +7,26 @@ import re
 import shutil
 from pathlib import Path
 
+from node.files import identity
 from tests.unit.node.crash.disk import Disk
 
-# how the journal and the notes beside it name an inode
+# how the journal and the notes beside it name a file: by inode and the file system's mark of it
 _NUMBER = re.compile(rb'("ino": )(\d+)')
+_MARK = re.compile(rb'("mark": ")([^"]*)')
 
 
-def rebuild(disk: Disk, top: Path, real: dict[int, int]) -> None:
+def identity_at(path: Path) -> tuple[bytes, bytes]:
+    """Inode and mark of what lies there, as the journal writes them."""
+    found = identity.of(str(path), path.lstat())
+    return str(found["ino"]).encode(), str(found["mark"]).encode()
+
+
+def rebuild(disk: Disk, top: Path, real: dict[int, tuple[bytes, bytes]]) -> None:
     """Lay a disk out under `top`, whose files go.
 
-    A real disk keeps its inode numbers over a power cut, and the journal names trees by them; here
-    they are new, so they are written anew in the journal. `real` gives an inode's number in the
-    recorded run by its number in the model.
+    A real disk keeps its inodes over a power cut, and the journal names trees by them; here they
+    are new, so their identities are written anew in the journal. `real` gives an inode's identity
+    in the recorded run by its number in the model.
     """
     for path in top.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -41,11 +49,12 @@ def rebuild(disk: Disk, top: Path, real: dict[int, int]) -> None:
             path.chmod(inode.mode)
         for key, value in inode.xattrs.items():
             os.setxattr(path, key, value, follow_symlinks=False)
-        was = real.get(inode.number, inode.number)
-        now[str(was).encode()] = str(path.lstat().st_ino).encode()
+        if inode.number in real:
+            now.update(zip(real[inode.number], identity_at(path), strict=True))
     for name, inode in disk.reachable():
         if inode.kind == "file" and b'"ino": ' in inode.data:
             told = _NUMBER.sub(lambda m: m[1] + now.get(m[2], b"1"), inode.data)
+            told = _MARK.sub(lambda m: m[1] + now.get(m[2], b"none"), told)
             (top / name).write_bytes(told)
     for name, inode in disk.reachable():
         if inode.mtime_ns is not None:
