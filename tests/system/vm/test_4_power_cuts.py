@@ -46,17 +46,17 @@ def test_the_power_fails_ten_times_in_a_change_or_its_undo(boot: Callable[..., R
     rig, chance = boot(), random.Random(SEED)
     rig.machine.must(PREPARE)
     began = time.monotonic()
-    done = rig.node("apply", request("uncut"))
+    done = rig.node("apply", request("uncut-1"))
     assert done["ok"] and seen(rig) == NEW, done
     took = time.monotonic() - began
     assert rig.node("undo")["status"] == "ROLLED_BACK" and seen(rig) == OLD
     rig.note(f"seed {SEED}; a change takes {took:.1f} s")
     for number in range(1, CUTS + 1):
-        verb, asked = "apply", request(f"cut-{number}")
+        verb, asked = "apply", request(f"cut-{number:02}")
         if number % 2 == 0:
             done = rig.node("apply", asked)
             assert done["ok"], done
-            verb, asked = "undo", {"change": f"cut-{number}"}
+            verb, asked = "undo", {"change": f"cut-{number:02}"}
         rig.send(json.dumps(asked).encode(), "/root/request")
         rig.machine.must(f"sync; cd /root; {NODE} {verb} < request > said 2>&1 &")
         time.sleep(chance.uniform(0, took))
