@@ -69,7 +69,7 @@ def test_the_power_fails_ten_times_in_a_change_or_its_undo(boot: Callable[..., R
         found = {row["id"]: row["status"] for row in rig.node("journal")["changes"]}
         undone = rig.node("undo")
         assert undone["ok"] and undone["status"] in (None, "ROLLED_BACK"), undone
-        rig.note(f"cut {number} in {verb}: {now}; the change was {found.get(f'cut-{number}')};"
+        rig.note(f"cut {number} in {verb}: {now}; the change was {found.get(f'cut-{number:02}')};"
                  f" undo: {undone['status'] or undone['detail']}")  # fmt: skip
         assert seen(rig) == OLD
     assert rig.node("apply", request("not-cut"))["ok"] and seen(rig) == NEW
