@@ -7,6 +7,7 @@ Undo ends with a look: the next boot and the default are what the step found, or
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 
@@ -235,6 +236,8 @@ class GrubKind(Kind):
 
     def recover(self, entry: Json, rows: list[Json]) -> str:
         """Both files are old, both are new, or (unknown) a kill came between the two."""
+        with contextlib.suppress(OSError):  # it may be read-only by now
+            _sweep(entry["folder"])
         now = _now(entry["folder"])
         if now == entry["post"]:
             return DONE

@@ -40,12 +40,20 @@ class Grub:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "grub"
-        self.folder.mkdir()
+        self.program = folder / "grub-mkconfig"
+        self.locale = folder / "locale"
         self.ready = folder / "ready.cfg"
         self.kind = "plain"
         self.default = folder / "zz-rigbook.cfg"
+
+    def make(self) -> None:
+        """The files as they are before each test."""
+        self.folder.mkdir(exist_ok=True)
         self.put(grub_cfg((NEW, OLD), "0"), {"recordfail": "1"})
         self.ready.write_text(grub_cfg((NEW, OLD)))
+        self.program.write_text(MKCONFIG.format(ready=self.ready))
+        self.program.chmod(0o755)
+        self.locale.write_text('LANG="de_DE.UTF-8"\n')
 
     def put(self, cfg: str, env: dict[str, str]) -> None:
         """GRUB's files as they are before."""
@@ -69,29 +77,29 @@ class Grub:
         return bootloader.following(menu, env, state)["kernel"], then["kernel"]
 
 
+def lead(made: Grub, set_to: Callable[[object, str, object], object]) -> None:
+    """Lead the functions that find GRUB's files to these."""
+    set_to(update_grub.shutil, "which", lambda *_, **__: str(made.program))
+    set_to(update_grub, "LOCALE_FILES", (str(made.locale),))
+    set_to(bootloader, "folder", lambda root="": str(made.folder))
+    set_to(bootloader, "loader", lambda root="": ("grub", "a test"))
+    set_to(bootloader, "place",
+           lambda path: {"sticky": made.kind != "plain", "kind": made.kind})  # fmt: skip
+    # the real one freezes this machine's disk for a moment
+    set_to(boot_flush, "flush", lambda folder: False)
+    rows = [{"release": k, "vmlinuz": "x", "initrd": "x"} for k in (NEW, OLD)]
+    set_to(installed, "installed", lambda module: rows)
+
+
 @pytest.fixture
 def grub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grub:
     """GRUB's files in a folder, the functions that find them led there."""
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
-    made = Grub(tmp_path)
-    program = tmp_path / "grub-mkconfig"
-    program.write_text(MKCONFIG.format(ready=made.ready))
-    program.chmod(0o755)
-    monkeypatch.setattr(update_grub.shutil, "which", lambda *_, **__: str(program))
-    locale = tmp_path / "locale"
-    locale.write_text('LANG="de_DE.UTF-8"\n')
-    monkeypatch.setattr(update_grub, "LOCALE_FILES", (str(locale),))
     # the operator's own session
     monkeypatch.setenv("LC_ALL", "en_US.UTF-8")
-    monkeypatch.setattr(bootloader, "folder", lambda root="": str(made.folder))
-    monkeypatch.setattr(bootloader, "loader", lambda root="": ("grub", "a test"))
-    monkeypatch.setattr(
-        bootloader, "place", lambda path: {"sticky": made.kind != "plain", "kind": made.kind}
-    )
-    # the real one freezes this machine's disk for a moment
-    monkeypatch.setattr(boot_flush, "flush", lambda folder: False)
-    rows = [{"release": k, "vmlinuz": "x", "initrd": "x"} for k in (NEW, OLD)]
-    monkeypatch.setattr(installed, "installed", lambda module: rows)
+    made = Grub(tmp_path)
+    made.make()
+    lead(made, monkeypatch.setattr)
     return made
 
 
