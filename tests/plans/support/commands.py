@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import bz2
 import json
 import re
 import zlib
@@ -68,9 +67,7 @@ def _word(step: dict[str, Any]) -> str:
 
 def _arguments(words: str) -> list[str]:
     """The verb's words and its request as JSON, of the first of the two base64 words."""
-    raw = base64.b64decode(words.partition(".")[0])
-    # as facts/rignode/pack.py: bz2 where zlib would make the line too long
-    found = json.loads(bz2.decompress(raw) if raw.startswith(b"BZh") else zlib.decompress(raw))
+    found = json.loads(zlib.decompress(base64.b64decode(words.partition(".")[0])))
     return [str(word) for word in found]
 
 
