@@ -5,7 +5,6 @@ leaves, types and says.
 from __future__ import annotations
 
 import shlex
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import yaml
 
 from facts.endpoint.completion import Endpoint, ask
 from schema.core.secret import Secret
+from tests.command_lines import CommandLines
 from tests.system.rehearsal import ROOT, Done, Lab
 
 FILE = "/etc/rigbook/engine/secrets.env"
@@ -64,39 +64,6 @@ class Keys:
         """The token, root's alone on each host."""
         for host in hosts:
             lab.ssh(host, f"sudo sh -c 'umask 077; cat >{NODE_FILE}'", stdin=self.token)
-
-
-class Poll:
-    """Reads every command line of this machine, its hosts and their containers among them, as long
-    as it is open; `found` are those with one of the values.
-    """
-
-    def __init__(self, *values: str) -> None:
-        self.found: set[str] = set()
-        self.looks = 0
-        self._values = [value.encode() for value in values]
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            for folder in Path("/proc").glob("[0-9]*"):
-                try:
-                    words = (folder / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if any(value in words for value in self._values):
-                    self.found.add(words.replace(b"\0", b" ").decode(errors="replace"))
-            self.looks += 1
-            self._closed.wait(0.02)
-
-    def __enter__(self) -> Poll:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        self._thread.join()
 
 
 def guarded(url: str, key: str) -> None:
@@ -155,7 +122,7 @@ def whole_way(
         runs.append(deploy(*words, *VERBOSE))
         return runs[-1]
 
-    with Poll(*values) as poll:
+    with CommandLines(*values) as poll:
         done = run("serve", *keys.words)
         assert done.rc == 0, done.text
         assert "VLLM_API_KEY new, HF_TOKEN new" in done.text

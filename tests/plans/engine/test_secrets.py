@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from facts.endpoint.throughput import NotMeasured, measure
 from node.rules.secret import SECRETS_PATH
 from schema.desired.plan import Plan
 from schema.inputs.load import plan as load_plan
+from tests.command_lines import CommandLines
 from tests.plans.support.engine_double import EngineDouble, Reply
 from tests.plans.support.scenario import (
     HEAD,
@@ -85,38 +85,6 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Poller:
-    """Reads every process's command line, and the environment of all but those named, until it is
-    closed; `found` has what held a secret.
-    """
-
-    def __init__(self, *secrets: str) -> None:
-        self.found: set[str] = set()
-        self.looks = 0
-        self._secrets = [secret.encode() for secret in secrets]
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            for folder in Path("/proc").glob("[0-9]*"):
-                try:
-                    words = (folder / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if any(secret in words for secret in self._secrets):
-                    self.found.add(words.replace(b"\0", b" ").decode(errors="replace"))
-            self.looks += 1
-
-    def __enter__(self) -> Poller:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        self._thread.join()
-
-
 def started(recipe: str, recipes: Path, *words: str, **more: Any) -> Scenario:
     """serve of one of these recipes on the pair."""
     chosen = data(f"recipe={recipe}", f'recipes_dir=["{recipes}"]')
@@ -160,7 +128,7 @@ TABLE = {
 
 
 @pytest.fixture(scope="module")
-def watched(recipes: Path) -> tuple[Runs, Poller]:
+def watched(recipes: Path) -> tuple[Runs, CommandLines]:
     """All runs of this module, with every process's command line read meanwhile."""
     scenarios = {
         "fresh": started("tiny-kept", recipes, "-y", *VERBOSE),
@@ -178,13 +146,13 @@ def watched(recipes: Path) -> tuple[Runs, Poller]:
         "upgrade, unset": upgraded("tiny-venv-unset", recipes),
         "no key": started("tiny-kept", recipes, "-y", env={"RIGBOOK_TEST_KEY": ""}),
     }
-    with Poller(TOKEN, KEY) as poller:
+    with CommandLines(TOKEN, KEY) as poller:
         runs = Runs(scenarios)
     return runs, poller
 
 
 @pytest.fixture(scope="module")
-def ran(watched: tuple[Runs, Poller]) -> Runs:
+def ran(watched: tuple[Runs, CommandLines]) -> Runs:
     return watched[0]
 
 
@@ -199,12 +167,12 @@ def test_nothing_that_a_run_says_or_types_has_a_value(ran: Runs, name: str) -> N
         assert not any(secret in text for text in told)
 
 
-def test_no_process_showed_a_value(watched: tuple[Runs, Poller]) -> None:
+def test_no_process_showed_a_value(watched: tuple[Runs, CommandLines]) -> None:
     assert watched[1].looks > 1 and watched[1].found == set()
 
 
 def test_the_poller_sees_a_command_line() -> None:
-    with Poller("pytest") as poller:
+    with CommandLines("pytest") as poller:
         while not poller.looks:
             pass
     assert poller.found

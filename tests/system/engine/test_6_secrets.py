@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.canary import NODE_FILE, Keys, Poll, held, whole_way
+from tests.system.canary import NODE_FILE, Keys, held, whole_way
 from tests.system.engine.steps import head
 from tests.system.rehearsal import Done, Lab
 
@@ -27,7 +27,7 @@ def keys(serving: Lab, tmp_path: Path) -> Iterator[Keys]:
 
 def test_the_looks_can_find_a_value(serving: Lab, keys: Keys) -> None:
     """A command line, a file that all may read, a file that root alone reads."""
-    with Poll(keys.key) as poll:
+    with CommandLines(keys.key) as poll:
         serving.ssh("test2", f"sh -c 'sleep 2; : {keys.key}'")
     assert poll.found
     serving.ssh("test2", "cat >/tmp/rigbook-open", stdin=keys.key)
