@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.command_lines import CommandLines
 from tests.system.canary import NODE_FILE, Keys, held, whole_way
 from tests.system.engine.steps import head
 from tests.system.rehearsal import Done, Lab
