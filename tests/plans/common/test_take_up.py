@@ -150,7 +150,7 @@ TABLE: Table = {
     "locked": (
         again("serve", left("serve"), faults={f"{HEAD}:then claim": [
             {"error": "the lock is held by pid 77 (apply serve)", "code": "locked"}]}),
-        done(f"waits: {HEAD}: claim: the lock is held by pid 77 (apply serve): 0 s of")),
+        done(f"waits: {HEAD}: claim: the lock is held by pid 77 (apply serve): ")),
     # what was taken back, and cannot go on, is told with the way to what served before
     "blocked": (
         again("serve", left("serve", rigs.image_missing)),

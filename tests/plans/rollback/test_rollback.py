@@ -112,7 +112,7 @@ TABLE = {
     # a dead run's last command holds the lock: a stop takes 30 s
     "locked": (
         Scenario((ROLLBACK, "-y"), locked, faults={f"{WORKER}:then claim": [LOCKED, LOCKED]}), done(
-            f"[{WORKER}] waits: {WORKER}: claim: the lock is held by pid 77 (apply serve): 0 s of",
+            f"[{WORKER}] waits: {WORKER}: claim: the lock is held by pid 77 (apply serve): ",
             steps=["lab2 claim", "lab2 claim", "lab2 claim", "lab2 systemctl-stop", "lab2 undo"])),
     # another operator's rollback of the same change: it waits, and says what that one does
     "two at once": (
