@@ -119,7 +119,7 @@ TABLE = {
         Scenario((ROLLBACK, "-y"), rigs.one_forgotten,
                  faults={f"{WORKER}:then claim": [ROLLS, ROLLS, ROLLED]}), done(
             f"[{WORKER}] waits: {WORKER}: change {rigs.OPEN_ID} is anna@desk's (rollback), who "
-            "rolls it back: 0 s of",
+            "rolls it back: ",
             f"anna@desk was faster: change {rigs.OPEN_ID} ROLLED_BACK; no engine",
             steps=["lab2 claim", "lab2 claim", "lab2 claim"])),
     # it was seen at work before this one began: its change is not simply taken from it
