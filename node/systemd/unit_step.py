@@ -6,6 +6,7 @@ from node.core import systemctl, validate
 from node.core.errors import Json, NodeError
 from node.core.step_kind import PRE, UNIT, Kind, Seen, Steps, differing
 
+_SETTABLE = {"enabled", "enabled-runtime", "disabled"}
 _ON = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
 _ENABLED = ("enabled", "enabled-runtime")
 
@@ -140,8 +141,9 @@ class UnitKind(Kind):
         name, is_on = entry["unit"], now["enabled"] in _ON
         runs = systemctl.is_running(now)
         if side == PRE:
-            # a unit whose file the change made had no such state before
-            known = now["enabled"] and pre["enabled"]
+            # masked, static and none come of files, which are looked at by themselves; a step may
+            # have recorded them after the change wrote its files
+            known = {now["enabled"], pre["enabled"]} <= _SETTABLE
             lines = differing(f"{name} enabled", now["enabled"], pre["enabled"]) if known else []
             lines += differing(f"{name} running", runs, systemctl.is_running(pre))
             # else the drop-ins and files on the disk, looked at by themselves, are not in force

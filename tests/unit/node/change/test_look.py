@@ -76,6 +76,14 @@ def test_a_unit_that_is_not_as_before(host: Host, units: Path, case: str) -> Non
     assert journalled(host)["status"] == "INCONSISTENT"
 
 
+def test_a_mask_that_the_change_made_is_no_former_state(host: Host, units: Path) -> None:
+    """firmware masks by a link, then has systemd read it: the step finds its own mask."""
+    (units / "engine.service.enabled").write_text("masked\n")
+    host.call("apply", apply_request(file_step(host.file()), unit_step(None)))
+    (units / "engine.service.enabled").write_text("static\n")
+    assert host.call("undo")["status"] == "ROLLED_BACK"
+
+
 def test_a_unit_that_the_caller_starts_is_no_difference(host: Host, units: Path) -> None:
     host.call("apply", apply_request(unit_step("restart")))
     answer = host.call("undo", {"start_units": False})
