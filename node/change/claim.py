@@ -12,6 +12,7 @@ import time
 from node.change import journal, undo
 from node.core import validate
 from node.core.errors import Json
+from node.files import ballast
 from node.files.host_lock import Lock
 
 
@@ -32,7 +33,9 @@ def claim(request: Json, around: undo.Around) -> Json:
             for n, row in enumerate(validate.array(body.get("keep", []), "keep"))]  # fmt: skip
     rows = validate.array(body.get("overwrite") or [], "overwrite")
     overwrite = [validate.path(row, f"overwrite[{n}]") for n, row in enumerate(rows)]
-    with Lock(f"claim {identifier} by {operator}"):
+    goes_back = validate.boolean(body.get("take_back", False), "take_back")
+    room = ballast.Room() if goes_back else ballast.Room(1)
+    with Lock(f"claim {identifier} by {operator}"), room:
         journal.sweep()
         change = journal.get(identifier)
         now = change.get("run")
@@ -43,7 +46,7 @@ def claim(request: Json, around: undo.Around) -> Json:
             change["run"] = token
             change["taken"] = {"operator": operator, "deploy": deploy, "unix_s": time.time()}
             journal.save(change)
-        if validate.boolean(body.get("take_back", False), "take_back"):
+        if goes_back:
             steps = undo.take_back(change, keep, overwrite, around)
         return {**_told(change), "claimed": True, "steps": steps, "state": change}
 

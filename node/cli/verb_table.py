@@ -77,7 +77,7 @@ UNIT: dict[str, str] = {
 }
 ALL: dict[str, str] = {**READING, **CHANGING, **CONSOLE, **UNIT}
 # what goes back or makes room: run from memory where the program cannot be installed (a full disk)
-FROM_MEMORY = ("undo", "close", "journal", "prune", "tree prune", "venv prune")
+FROM_MEMORY = ("claim", "undo", "close", "journal", "prune", "tree prune", "venv prune")
 # of a change that this version does not understand: the program that wrote it takes over
 HANDED_OVER = ("undo", "close")
 # `rignode VERB --dry` at the console asks for {"dry": true}

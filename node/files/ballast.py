@@ -50,12 +50,16 @@ def keep() -> None:
         if not missing or _lacks(2 * size()):
             return
         os.makedirs(folder(), mode=0o700, exist_ok=True)
-        for one in missing:
-            fd = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, part)
-            finally:
-                os.close(fd)
+        _make(missing, part)
+
+
+def _make(paths: list[str], part: int) -> None:
+    for one in paths:
+        fd = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, part)
+        finally:
+            os.close(fd)
 
 
 def _is_whole(path: str, part: int) -> bool:
@@ -69,14 +73,25 @@ def _is_whole(path: str, part: int) -> bool:
 
 class Room:
     """Room for the way back, as a context manager under the host's lock: the ballast goes where
-    the disk is full, and is made anew at the end where there is room again."""
+    the disk is full, and is made anew at the end where there is room again.
+
+    Who writes only a line takes a few `files` of it and gives them back: the undo comes later.
+    """
+
+    def __init__(self, files: int = FILES) -> None:
+        self.files = files
+        self.lent: list[str] = []
 
     def __enter__(self) -> Room:
         with contextlib.suppress(OSError):
             if _lacks(size()):
-                for name in os.listdir(folder()):
+                for name in sorted(os.listdir(folder()))[: self.files]:
                     os.unlink(os.path.join(folder(), name))
+                    self.lent.append(os.path.join(folder(), name))
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.files < FILES:
+            with contextlib.suppress(OSError):
+                _make(self.lent, size() // FILES)
         keep()

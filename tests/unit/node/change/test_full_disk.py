@@ -133,14 +133,21 @@ def test_a_change_is_closed_on_a_full_disk(host: Host, disk: Path) -> None:
 
 
 def test_rollback_from_another_checkout_on_a_full_disk(host: Host, disk: Path) -> None:
-    """As rollback.py does it: `journal`, `undo`, each sent with a program that finds no room."""
+    """As rollback.py does it: `claim`, `journal`, `undo`, each sent with a program that finds no
+    room.
+    """
     path = disk / "file.conf"
     path.write_text(BIG)
     assert send(host, disk, "apply", apply_request(file_step(path)))["ok"] is True
     fill(disk)
     installed = sorted(one.name for one in (disk / "lib").iterdir())
+    asked = {"change": "change-1", "run": "b2", "former": None, "operator": "anna@desk",
+             "deploy": "rollback"}  # fmt: skip
+    claimed = send(host, disk, "claim", asked, OTHER)
+    assert claimed.get("claimed") is True, claimed
+    assert len(list((disk / "state" / "ballast").iterdir())) == 8, "the undo still comes"
     assert send(host, disk, "journal", {"change": "change-1"}, OTHER)["ok"] is True
-    answer = send(host, disk, "undo", {"change": "change-1"}, OTHER)
+    answer = send(host, disk, "undo", {"change": "change-1", "run": "b2"}, OTHER)
     assert answer["ok"] and answer["status"] == "ROLLED_BACK", answer
     assert path.read_text() == BIG
     # what changes the host needs its program there: a change without one has no way back
@@ -150,6 +157,17 @@ def test_rollback_from_another_checkout_on_a_full_disk(host: Host, disk: Path) -
     assert "df -h" in str(refused["remedy"])
     assert sorted(one.name for one in (disk / "lib").iterdir()) == installed
     assert NEW not in path.read_text()
+
+
+def test_a_dead_run_is_taken_back_on_a_full_disk(host: Host, disk: Path) -> None:
+    path = disk / "file.conf"
+    path.write_text(BIG)
+    host.call("apply", apply_request(file_step(path)))
+    fill(disk)
+    asked = {"change": "change-1", "run": "b2", "former": None, "operator": "anna@desk",
+             "deploy": "serve", "take_back": True}  # fmt: skip
+    answer = host.call("claim", asked)
+    assert answer.get("claimed") is True and path.read_text() == BIG, answer
 
 
 def test_rollback_where_the_program_cannot_be_written(host: Host, disk: Path) -> None:
