@@ -41,5 +41,7 @@ def test_rollback_works_on_a_full_disk(full: Lab) -> None:
     done = full.pyinfra("rollback", "--data", "change=20261120T000000Z-full")
     assert done.rc == 0, done.text
     assert full.ssh("test1", f"sudo head -c 3 {TARGET}; sudo stat -c %s {TARGET}") == "ooo900000"
-    assert "ROLLED_BACK" in full.ssh("test1", "sudo cat /var/lib/rigbook/journal/*-full.json")
+    assert "ROLLED_BACK" in full.ssh(
+        "test1", "sudo sh -c 'cat /var/lib/rigbook/journal/*-full.json'"
+    )
     assert full.ssh("test1", f"ls {HELD[1]}") == "rignode-000000000000.pyz", "run from memory"
