@@ -18,7 +18,7 @@ def _unfinished(change: Json) -> list[str]:
     """Gives the steps that were announced or failed and not done by a later one."""
     left: list[str] = []
     for n, entry in enumerate(change["steps"]):
-        if entry["state"] not in (INTENT, UNKNOWN, FAILED):
+        if entry["state"] not in (INTENT, UNKNOWN, FAILED) or kinds.of(entry).passing:
             continue
         about = subject(entry)
         later = change["steps"][n + 1 :]

@@ -17,6 +17,10 @@ class Irreversible(Kind):
     irreversible = True
     taken_back = False
 
+    def __init__(self, op: str) -> None:
+        super().__init__(op)
+        self.passing = op in ("reap", "shm", "caches")
+
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives what stays of it after an undo."""
         if side == PRE and self.op == "weights":

@@ -11,7 +11,7 @@ from node.change import journal, kinds, look
 from node.core import systemctl, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.step_kind import PRE, UNIT, Seen, Steps
-from node.core.step_state import UNDONE, UNKNOWN, subject
+from node.core.step_state import DONE, UNDONE, UNKNOWN, subject
 from node.files import ballast
 from node.files.host_lock import Lock
 
@@ -92,9 +92,14 @@ def _refuse_lasting(change: Json) -> None:
 
 
 def _keep(change: Json) -> str:
-    """Gives the command for a change that stays as it is."""
-    body = {"change": change["id"], "status": "COMMITTED", "reason": "kept as it is"}
-    return f"once it is as you want it: rignode close '{json.dumps(body)}'"
+    """Gives the commands for a change that stays as it is."""
+    cut = change["status"] == "OPEN" and any(row["state"] != DONE for row in change["steps"])
+    typed = []
+    # what was cut off is not done: nobody calls it so in one step
+    for status in ("INCONSISTENT", "COMMITTED") if cut else ("COMMITTED",):
+        body = {"change": change["id"], "status": status, "reason": "kept as it is"}
+        typed.append(f"rignode close '{json.dumps(body)}'")
+    return f"once it is as you want it: {' && '.join(typed)}"
 
 
 class _Undo:
@@ -141,10 +146,13 @@ class _Undo:
                 if row["state"] == UNKNOWN:
                     self.problems.append(f"{kind.describe(row)}: {row.get('why')}")
 
-    def look(self) -> None:
-        """Note what is not as the steps found it; those steps are to be undone once more."""
-        rows = [row for row in self.change["steps"]
-                if row["state"] == UNDONE or kinds.of(row).irreversible]  # fmt: skip
+    def look(self, lasting: bool = True) -> None:
+        """Note what is not as the steps found it; those steps are to be undone once more.
+
+        Units that stay stopped are left out, and without `lasting` what cannot be undone.
+        """
+        rows = [row for row in self.change["steps"] if row.get("unit") not in self.keep
+                and (kinds.of(row).irreversible and lasting or row["state"] == UNDONE)]  # fmt: skip
         for group, lines in look.differing(rows, PRE, tuple(self.to_start)):
             self.problems += lines
             for row in group:
@@ -323,6 +331,8 @@ def take_back(change: Json, keep: list[str], overwrite: list[str], around: Aroun
     job.keep, job.pending = keep, _pending(change)
     _refuse_edited(job, overwrite)
     job.run(overwrite)
+    # a run that goes on finishes what cannot be undone
+    job.look(lasting=False)
     journal.save(change)
     if job.problems:
         raise NodeError("take back: " + "; ".join(job.problems), "undo_incomplete", "rignode undo")

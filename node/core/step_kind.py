@@ -71,6 +71,8 @@ class Kind:
     phase = SPECIAL
     # undo passes it over, and close does not wait for it
     irreversible = False
+    # nothing of it lasts: where a kill cut it short, its change may be COMMITTED all the same
+    passing = False
     # planning only reads and is cheap: done for all such steps before the first one changes a thing
     plans_ahead = False
     # a call that fails takes it back at once; else the change stays OPEN

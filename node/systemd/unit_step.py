@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from node.core import systemctl, validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import PRE, UNIT, Kind, Seen, Steps, differing
+from node.core.step_kind import POST, PRE, UNIT, Kind, Seen, Steps, differing
+from node.core.step_state import DONE, UNKNOWN
 
 _SETTABLE = {"enabled", "enabled-runtime", "disabled"}
 _ON = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
@@ -95,6 +96,12 @@ class UnitKind(Kind):
             raise
         steps.finish(entry)
         return True, ", ".join(" ".join(words) for words in todo)
+
+    def recover(self, entry: Json, rows: list[Json]) -> str:
+        """A start or stop that was cut short is done where the unit is as asked; of a restart
+        nothing tells whether it came to it."""
+        seen = entry["active"] != "restart" and not self.verify(entry, POST)
+        return DONE if seen else UNKNOWN
 
     def quiesce(self, rows: list[Json]) -> list[str]:
         """Stop and disable what did not run or was not enabled before the oldest step.

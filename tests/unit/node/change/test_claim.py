@@ -162,6 +162,37 @@ def test_another_unit_is_taken_back_whole(host: Host) -> None:
     assert runs(folder) == "active"
 
 
+@pytest.mark.parametrize(("wanted", "before", "now"), [
+    ("stop", "active", "inactive"), ("start", "inactive", "active"),
+])  # fmt: skip
+def test_a_unit_step_whose_outcome_can_be_seen_is_done(
+    host: Host, wanted: str, before: str, now: str
+) -> None:
+    """A node lost its power in a stop: the stop that took it up had nothing to do, and was not
+    closed.
+    """
+    units(host, active=before, enabled="enabled")
+    host.call("apply", apply_request(unit_step(wanted), run=MINE))
+    stored = host.state / "journal/change-1.json"
+    change = json.loads(stored.read_text())
+    change["steps"][0]["state"] = "intent"
+    stored.write_text(json.dumps(change))
+    assert host.call("claim", asked())["claimed"]
+    assert not host.call("apply", apply_request(unit_step(wanted), run=THEIRS))["changed"]
+    done = {"change": "change-1", "status": "COMMITTED", "reason": "proven", "run": THEIRS}
+    assert host.call("close", done).get("changed") is True, host.call("close", done)
+
+
+def test_what_is_taken_back_is_looked_at(host: Host) -> None:
+    """A unit that did not come back was called taken back; the engine's own stays down."""
+    folder, path = units(host, active="active", enabled="enabled"), host.file()
+    host.call("apply", apply_request(file_step(path), unit_step("stop"), run=MINE))
+    (folder / f"{UNIT}.becomes").write_text("inactive\n")
+    answer = host.call("claim", asked(take_back=True))
+    assert answer["code"] == "undo_incomplete" and "running is False" in answer["error"], answer
+    assert host.call("claim", asked(take_back=True, keep=[UNIT]))["claimed"]
+
+
 def test_a_later_edit_is_not_taken_back(host: Host, begun: Path) -> None:
     begun.write_text("mine\n")
     answer = host.call("claim", asked(take_back=True))

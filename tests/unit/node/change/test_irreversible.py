@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -74,3 +76,30 @@ def test_somebody_elses_file_in_a_folder_of_ours_is_named_in_the_reason(host: Ho
     (folder / "theirs").write_text("x")
     assert host.call("undo")["left"] == [f"{folder}: kept: the folder is not empty"]
     assert status(host) == ("ROLLED_BACK", f"undone; {folder}: kept: the folder is not empty")
+
+
+@pytest.mark.parametrize("cut", [
+    {**REAP, "verdict": None}, CACHES, {"op": "shm", "segments": [], "removed": []},
+])  # fmt: skip
+def test_what_a_dead_run_was_cut_off_in_and_lasts_not_keeps_no_change_open(
+    host: Host, cut: dict[str, Any]
+) -> None:
+    """The run that took it up found nothing left to end or to drop, and could not be closed."""
+    write(host, "change-1", status="OPEN", run="a1", steps=[{**cut, "state": "intent"}])
+    claim = {"change": "change-1", "run": "b2", "former": "a1", "operator": "anna@desk",
+             "deploy": "serve", "take_back": True}  # fmt: skip
+    assert host.call("claim", claim)["claimed"]
+    path = host.file()
+    host.call("apply", apply_request(file_step(path), run="b2"))
+    done = {"change": "change-1", "status": "COMMITTED", "reason": "proven", "run": "b2"}
+    assert host.call("close", done).get("changed") is True, host.call("close", done)
+
+
+def test_the_remedy_for_what_was_cut_off_and_lasts_can_be_typed(host: Host) -> None:
+    """undo named close, and close named undo."""
+    write(host, "change-1", status="OPEN", steps=[{**WEIGHTS, "state": "intent"}])
+    told = host.call("undo", {"change": "change-1"})
+    assert told["code"] == "irreversible"
+    for typed in re.findall(r"rignode close '(.*?)'", told["remedy"]):
+        assert host.call("close", json.loads(typed))["ok"], told
+    assert status(host)[0] == "COMMITTED"
