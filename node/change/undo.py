@@ -94,11 +94,10 @@ def _refuse_lasting(change: Json) -> None:
 def _keep(change: Json) -> str:
     """Gives the commands for a change that stays as it is."""
     cut = change["status"] == "OPEN" and any(row["state"] != DONE for row in change["steps"])
-    typed = []
+    body = {"change": change["id"], "reason": "kept as it is"}
     # what was cut off is not done: nobody calls it so in one step
-    for status in ("INCONSISTENT", "COMMITTED") if cut else ("COMMITTED",):
-        body = {"change": change["id"], "status": status, "reason": "kept as it is"}
-        typed.append(f"rignode close '{json.dumps(body)}'")
+    typed = [f"rignode close '{json.dumps({**body, 'status': status})}'"
+             for status in ("INCONSISTENT", "COMMITTED")[not cut :]]  # fmt: skip
     return f"once it is as you want it: {' && '.join(typed)}"
 
 
@@ -151,8 +150,9 @@ class _Undo:
 
         Units that stay stopped are left out, and without `lasting` what cannot be undone.
         """
-        rows = [row for row in self.change["steps"] if row.get("unit") not in self.keep
-                and (kinds.of(row).irreversible and lasting or row["state"] == UNDONE)]  # fmt: skip
+        steps = [row for row in self.change["steps"] if row.get("unit") not in self.keep]
+        rows = [row for row in steps
+                if row["state"] == UNDONE or (lasting and kinds.of(row).irreversible)]  # fmt: skip
         for group, lines in look.differing(rows, PRE, tuple(self.to_start)):
             self.problems += lines
             for row in group:
@@ -263,10 +263,9 @@ def _refuse_under_another(change: Json, changes: list[Json], despite: object) ->
     """
     settled = change["status"] == "COMMITTED"
     for other in changes:
-        newer = other["opened_unix_s"] > change["opened_unix_s"]
         if other["status"] != "OPEN" or other["id"] in (change["id"], despite):
             continue
-        if settled or newer:
+        if settled or other["opened_unix_s"] > change["opened_unix_s"]:
             raise NodeError(
                 f"change {other['id']} ({other['deploy']}, {other['operator']}) is OPEN: to undo "
                 f"{change['id']} would cut across it; nothing was undone",
