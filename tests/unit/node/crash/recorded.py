@@ -119,7 +119,8 @@ class Recording:
                 opened or "",
             )
         elif name in ("fallocate", "copy_file_range", "sendfile"):
-            if self._under(args[1 if name == "sendfile" else 0]):
+            # what it writes to; a read changes nothing
+            if self._under(args[2 if name == "copy_file_range" else 0]):
                 raise ValueError(f"{name} is not in the model")
         elif (
             args
