@@ -38,7 +38,9 @@ def runs(lab: Lab) -> Iterator[Lab]:
     lab.ssh("test1", f"sudo systemctl daemon-reload && sudo systemctl start {UNIT}")
     yield lab
     lab.ssh("test1", f"sudo systemctl kill -s KILL {UNIT}; sudo systemctl stop {UNIT}; "
-            f"sudo rm -f /etc/systemd/system/{UNIT} /var/lib/rigbook/journal/{CHANGE}*; "
+            f"sudo rm -f /etc/systemd/system/{UNIT}; "
+            # only root may read that folder, and the shell's pattern needs to
+            f"sudo sh -c 'rm -f /var/lib/rigbook/journal/{CHANGE}*'; "
             "sudo systemctl daemon-reload; sudo systemctl reset-failed", check=False)  # fmt: skip
 
 
