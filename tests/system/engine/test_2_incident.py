@@ -91,7 +91,8 @@ def test_two_rollbacks_at_once_the_second_waits(serving: Lab) -> None:
     change = killed_operator(serving, "serve", "--data", "profile=latency")
     both = [start("rollback") for _ in range(2)]
     said = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    print(*said, sep="\n")
+    assert [process.returncode for process in both] == [0, 0]
     assert any("serves again" in text for text in said), said
     waited = [text for text in said if "who rolls it back" in text]
     assert waited and "was faster" in waited[0], said

@@ -33,9 +33,9 @@ def test_the_looks_can_find_a_value(serving: Lab, keys: Keys) -> None:
     assert poll.found
     serving.ssh("test2", "cat >/tmp/rigbook-open", stdin=keys.key)
     try:
-        assert held(serving, "test2", keys.key, "nobody") == ["/tmp/rigbook-open"]
-        assert NODE_FILE in held(serving, "test2", keys.token, "root")
-        assert held(serving, "test2", keys.token, "nobody") == []
+        assert held(serving, "test2", "nobody", keys.key) == ["/tmp/rigbook-open"]
+        assert NODE_FILE in held(serving, "test2", "root", keys.token)
+        assert held(serving, "test2", "nobody", keys.token) == []
     finally:
         serving.ssh("test2", "rm /tmp/rigbook-open")
 
