@@ -33,18 +33,32 @@ def is_alive_here(change: str) -> bool | None:
 
 
 class AliveHere:
-    """One run's file. A folder that cannot be written is no reason not to run."""
+    """One run's file. A folder that cannot be written is no reason not to run.
+
+    `succeeds` says that a run of this machine had the change before, and is dead.
+    """
 
     def __init__(self, change: str) -> None:
         self._path = _path(change)
         self._fd = -1
+        self.succeeds = False
 
-    def hold(self) -> None:
-        """Says that the run lives, until `let_go` or its end."""
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def hold(self) -> bool:
+        """Says that the run lives, until `let_go` or its end, unless another one that lives has the
+        change; `succeeds`.
+        """
+        if self._fd < 0:
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                had = self._path.exists()
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    os.close(fd)
+                else:
+                    self._fd, self.succeeds = fd, had
+        return self.succeeds
 
     def let_go(self, settled: bool) -> None:
         """Ends it; of a change that is not settled the file stays: its run is dead."""
@@ -54,4 +68,4 @@ class AliveHere:
             with contextlib.suppress(OSError):
                 self._path.unlink()
         os.close(self._fd)
-        self._fd = -1
+        self._fd, self.succeeds = -1, False

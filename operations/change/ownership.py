@@ -90,7 +90,8 @@ class Ownership:
             self._heart.kill(block=False)
         if not settled and self.lost is None:
             self._beat_all(over=True)
-        self._here.let_go(settled)
+        # a file that this run made and under which it did nothing says nothing
+        self._here.let_go(settled or not (self.nodes or self._here.succeeds))
 
     def _live(self) -> None:
         while self.lost is None:
@@ -127,6 +128,8 @@ class Ownership:
         """Makes the change this run's on a node, if it is the run `former`'s there; node's answer,
         whose `claimed` says whether. Waits for the host's lock; StepFailed as node refuses.
         """
+        # first, or another run takes this one, which has the change, for the dead one
+        self._here.hold()
         request: dict[str, Any] = {
             "change": self.change, "run": self.token, "former": former, "operator": operator(),
             "deploy": self.deploy, "take_back": take_back, "keep": list(keep),
@@ -157,7 +160,7 @@ class Ownership:
             if answer["claimed"] or answer["status"] == "ROLLED_BACK":
                 return answer
             by, quiet = answer["operator"], answer["quiet_s"]
-            dead = quiet >= DEAD_S or proven_dead(self.change, by)
+            dead = quiet >= DEAD_S or (by == operator() and self._here.hold())
             who = f"{node}: change {self.change} is {by}'s ({answer['deploy']})"
             if not dead and answer["deploy"] == "rollback":
                 progress.wait(f"{who}, who rolls it back")

@@ -61,6 +61,43 @@ def test_the_file_of_a_run_goes_when_its_change_is_settled(runs: Path) -> None:
         assert is_alive_here(CHANGE) is (None if settled else False)
 
 
+def test_of_two_runs_at_once_one_succeeds_the_dead_one(runs: Path) -> None:
+    """The second took the first, which had claimed the change already, for the dead one."""
+    child = subprocess.Popen([sys.executable, "-c", HOLD, CHANGE], stdout=subprocess.PIPE)
+    assert child.stdout and child.stdout.readline() == b"held\n"
+    first, second = AliveHere(CHANGE), AliveHere(CHANGE)
+    assert not first.hold()
+    child.kill()
+    child.communicate()
+    assert first.hold() and not second.hold()
+    first.let_go(settled=False)
+    assert second.hold()
+
+
+def test_a_run_says_that_it_lives_before_it_claims(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = []
+    monkeypatch.setattr(
+        ownership, "call", lambda *_: alive.append(is_alive_here(CHANGE)) or {"claimed": True}
+    )
+    owner = Ownership(FakeState(), CHANGE, "rollback")
+    owner.claim(HEAD, None, print)
+    assert alive == [True]
+    owner.end(settled=False)
+    assert is_alive_here(CHANGE) is False
+
+
+def test_a_run_that_claimed_nothing_leaves_no_file(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "call", lambda *_: {"claimed": False})
+    owner = Ownership(FakeState(), CHANGE, "rollback")
+    owner.claim(HEAD, None, print)
+    owner.end(settled=False)
+    assert is_alive_here(CHANGE) is None
+
+
 def test_a_folder_that_cannot_be_written_keeps_no_run_from_its_work(runs: Path) -> None:
     runs.parent.mkdir()
     runs.write_text("a file")
