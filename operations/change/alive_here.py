@@ -32,14 +32,25 @@ def is_alive_here(change: str) -> bool | None:
         os.close(fd)
 
 
+def deploy_here(change: str) -> str | None:
+    """The deploy of the run of this machine that has the change now; None: there is none."""
+    if not is_alive_here(change):
+        return None
+    try:
+        return _path(change).read_text()
+    except OSError:
+        return None
+
+
 class AliveHere:
     """One run's file. A folder that cannot be written is no reason not to run.
 
     `succeeds` says that a run of this machine had the change before, and is dead.
     """
 
-    def __init__(self, change: str) -> None:
+    def __init__(self, change: str, deploy: str) -> None:
         self._path = _path(change)
+        self._deploy = deploy
         self._fd = -1
         self.succeeds = False
 
@@ -57,8 +68,15 @@ class AliveHere:
                 except OSError:
                     os.close(fd)
                 else:
+                    os.truncate(fd, 0)
+                    os.write(fd, self._deploy.encode())
                     self._fd, self.succeeds = fd, had
         return self.succeeds
+
+    @property
+    def held(self) -> bool:
+        """Whether this run has the file."""
+        return self._fd >= 0
 
     def let_go(self, settled: bool) -> None:
         """Ends it; of a change that is not settled the file stays: its run is dead."""

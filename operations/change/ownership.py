@@ -18,7 +18,7 @@ from pyinfra.api import State
 from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import real
 from node.rules.heartbeat import BEAT_S, DEAD_S
-from operations.change.alive_here import AliveHere, is_alive_here
+from operations.change.alive_here import AliveHere, deploy_here, is_alive_here
 from operations.change.node_call import StepFailed, call
 
 # A dead run's last command may hold a node's lock: a stop takes 30 s, then docker's own time.
@@ -71,7 +71,7 @@ class Ownership:
         self.token = uuid.uuid4().hex
         self.nodes: set[str] = set()
         self.lost: str | None = None
-        self._here = AliveHere(change)
+        self._here = AliveHere(change, deploy)
         self._heart: gevent.Greenlet[..., None] | None = None
         self._ended = False
 
@@ -90,8 +90,7 @@ class Ownership:
             self._heart.kill(block=False)
         if not settled and self.lost is None:
             self._beat_all(over=True)
-        # a file that this run made and under which it did nothing says nothing
-        self._here.let_go(settled or not (self.nodes or self._here.succeeds))
+        self._here.let_go(settled)
 
     def _live(self) -> None:
         while self.lost is None:
@@ -156,6 +155,11 @@ class Ownership:
         """
         progress = Progress(tell, limit_s)
         while True:
+            # of two of this machine, the one that has the file goes first
+            if not self._here.held and deploy_here(self.change) == self.deploy:
+                whose = f"{node}: change {self.change} is {operator()}'s ({self.deploy})"
+                progress.wait(f"{whose}, who rolls it back")
+                continue
             answer = self.claim(node, former, tell)
             if answer["claimed"] or answer["status"] == "ROLLED_BACK":
                 return answer

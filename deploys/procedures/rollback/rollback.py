@@ -13,6 +13,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.procedure import Procedure
 from deploys.common.take_up import refuse_live
 from deploys.common.take_up import rollback as undo_all
+from operations.change.alive_here import deploy_here
 from schema.observed.files import ChangeSummary, Journal
 
 # In place of a run's token: the node says whose the change is, before it is taken from anybody.
@@ -74,8 +75,9 @@ def choose(rig: Procedure, wanted: str | None, despite: str | None = None) -> Ch
 
 
 def _rolls_back(change: ChangeSummary) -> bool:
-    """Whether a rollback took it up, which may be alive."""
-    return change.taken_by is not None and change.taken_by.deploy == "rollback"
+    """Whether a rollback took it up, which may be alive, or one of this machine is about to."""
+    taken = change.taken_by is not None and change.taken_by.deploy == "rollback"
+    return taken or deploy_here(change.id) == "rollback"
 
 
 def _refuse_proven(rows: Mapping[str, ChangeSummary]) -> None:

@@ -43,8 +43,6 @@ def test_a_deleted_entry_point_is_named_and_pip_brings_it_back(serving: Tower) -
 
 def test_a_killed_operator_is_rolled_back_by_one_command(serving: Tower) -> None:
     change = serving.killed_operator("serve", "--data", "profile=throughput")
-    refused = serving.deploy("serve")
-    assert refused.rc == 1 and "change-open" in refused.text
     done = serving.deploy("rollback")
     assert done.rc == 0, done.text
     assert "serves again" in done.text

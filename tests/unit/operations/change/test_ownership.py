@@ -13,7 +13,7 @@ import pytest
 
 from facts.rignode.call import AskFailed
 from operations.change import ownership
-from operations.change.alive_here import AliveHere, is_alive_here
+from operations.change.alive_here import AliveHere, deploy_here, is_alive_here
 from operations.change.node_call import StepFailed
 from operations.change.ownership import Ownership, operator, proven_dead
 from operations.change.run import Run
@@ -26,7 +26,7 @@ THEIRS = {**MINE, "mine": False, "run": "b2"}
 HOLD = """\
 import sys, time
 from operations.change.alive_here import AliveHere
-AliveHere(sys.argv[1]).hold()
+AliveHere(sys.argv[1], "serve").hold()
 print("held", flush=True)
 time.sleep(60)
 """
@@ -54,7 +54,7 @@ def test_a_run_that_was_killed_here_is_known_to_be_dead(runs: Path) -> None:
 
 def test_the_file_of_a_run_goes_when_its_change_is_settled(runs: Path) -> None:
     for settled in (False, True):
-        mine = AliveHere(CHANGE)
+        mine = AliveHere(CHANGE, "serve")
         mine.hold()
         assert is_alive_here(CHANGE) is True
         mine.let_go(settled)
@@ -65,7 +65,7 @@ def test_of_two_runs_at_once_one_succeeds_the_dead_one(runs: Path) -> None:
     """The second took the first, which had claimed the change already, for the dead one."""
     child = subprocess.Popen([sys.executable, "-c", HOLD, CHANGE], stdout=subprocess.PIPE)
     assert child.stdout and child.stdout.readline() == b"held\n"
-    first, second = AliveHere(CHANGE), AliveHere(CHANGE)
+    first, second = AliveHere(CHANGE, "serve"), AliveHere(CHANGE, "serve")
     assert not first.hold()
     child.kill()
     child.communicate()
@@ -88,20 +88,28 @@ def test_a_run_says_that_it_lives_before_it_claims(
     assert is_alive_here(CHANGE) is False
 
 
-def test_a_run_that_claimed_nothing_leaves_no_file(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
+def test_of_two_rollbacks_here_the_second_waits_until_the_first_is_over(
+    runs: Path, claims: list[object]
 ) -> None:
-    monkeypatch.setattr(ownership, "call", lambda *_: {"claimed": False})
-    owner = Ownership(FakeState(), CHANGE, "rollback")
-    owner.claim(HEAD, None, print)
-    owner.end(settled=False)
-    assert is_alive_here(CHANGE) is None
+    """It claims nothing meanwhile: of two that both claim, each takes the other for dead."""
+    first = AliveHere(CHANGE, "rollback")
+    first.hold()
+    second, told = Ownership(FakeState(), CHANGE, "rollback"), []
+    assert deploy_here(CHANGE) == "rollback"
+
+    def tell(line: object) -> None:
+        told.append(line)
+        first.let_go(settled=True)
+
+    claims.append({"claimed": False, "status": "ROLLED_BACK"})
+    assert not second.claim_from_whom_it_has(HEAD, "a1", tell, False, 5)["claimed"]
+    assert len(told) == 1 and "who rolls it back" in str(told[0])
 
 
 def test_a_folder_that_cannot_be_written_keeps_no_run_from_its_work(runs: Path) -> None:
     runs.parent.mkdir()
     runs.write_text("a file")
-    mine = AliveHere(CHANGE)
+    mine = AliveHere(CHANGE, "serve")
     mine.hold()
     mine.let_go(settled=True)
     assert is_alive_here(CHANGE) is None
