@@ -77,6 +77,8 @@ class Run:
         self.proven = False
         # What the journal keeps beside the steps, for whoever undoes them: set before the first.
         self.context: dict[str, object] = {}
+        # set by a revert that leaves the change open, for the same command to go on in
+        self.stays_open = False
         self._revert = revert
         self._barriers: dict[str, _Barrier] = {}
         self._lock = RLock()
@@ -235,7 +237,7 @@ class Run:
             self.owner.end(self._go_back(host))
 
     def _go_back(self, host: Host) -> bool:
-        """Undoes the change, and tells it; whether it is undone."""
+        """Undoes the change, and tells it; whether it is settled then."""
         if self._revert is None:
             host.log_styled(
                 f"change {self.id} stays OPEN; undo it with: deploys/rollback.py", fg="red"
@@ -251,4 +253,4 @@ class Run:
                 fg="red",
             )
             return False
-        return True
+        return not self.stays_open

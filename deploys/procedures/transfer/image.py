@@ -240,6 +240,7 @@ def revert(run: Run) -> str:
                 raise
     where = f"complete on {', '.join(kept)}" if kept else "no node's tag was touched"
     if unknown:
+        run.stays_open = True
         who = ", ".join(unknown)
         where = (f"complete on {', '.join(kept)}; " if kept else "") + (
             f"{who} did not answer: whether its tag was set is not known. The next run finds out; "

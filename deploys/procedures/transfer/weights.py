@@ -142,6 +142,7 @@ def verify(rig: Procedure, work: WeightsWork) -> str:
 
 def revert(run: Run) -> str:
     """After a failure: a set that came whole has its names, the rest waits beside the weights."""
+    run.stays_open = True
     return (
         "neither a half file nor half a set has names that an engine loads; run it again: it goes"
         f" on from here; or back: deploys/rollback.py --data change={run.id}"

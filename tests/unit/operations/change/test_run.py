@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import gevent
 import pytest
 
 from operations.change import run as run_module
+from operations.change.alive_here import is_alive_here
 from operations.change.node_call import StepFailed
 from operations.change.run import Run, new_change_id
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
@@ -245,6 +247,22 @@ def test_a_way_back_that_fails_names_the_command(monkeypatch: pytest.MonkeyPatch
     said = rig.state.said()
     assert "could not go back whole: worker is off" in said
     assert f"deploys/rollback.py --data change={rig.run.id}" in said
+
+
+@pytest.mark.parametrize("stays_open", [False, True])
+def test_a_run_whose_change_stays_open_is_known_to_be_over(
+    monkeypatch: pytest.MonkeyPatch, operators_folder: Path, stays_open: bool
+) -> None:
+    """Weights go on where they were; the same command was refused for two minutes."""
+
+    def revert(run: Run) -> str:
+        run.stays_open = stays_open
+        return "run it again"
+
+    Node(monkeypatch, failing(HEAD, "apply"))
+    rig = Rig(revert)
+    rig.step("a", head=rig.apply(HEAD))
+    assert is_alive_here(rig.run.id) is (False if stays_open else None)
 
 
 def test_a_run_without_a_way_back_says_that_it_stays_open(
