@@ -130,9 +130,9 @@ def wait_for(check: Callable[[], object], seconds: float = 60) -> None:
 
 def spooled(lab: Lab, host: str = "test2", folder: str = "/var/lib/rigbook/spool") -> int:
     """The bytes of a half-done transfer on a host."""
-    said = lab.ssh(host, f"sudo find {folder} -name '*.layer' -o -name '*.part' "
-                   "-o -name '*.whole' 2>/dev/null | "
-                   "xargs -r sudo stat -c %s")  # fmt: skip
+    # a file may get its name while find looks
+    said = lab.ssh(host, f"sudo find {folder} \\( -name '*.layer' -o -name '*.part' "
+                   "-o -name '*.whole' \\) -printf '%s\\n' 2>/dev/null || true")  # fmt: skip
     return sum(int(line) for line in said.split())
 
 
