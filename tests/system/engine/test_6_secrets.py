@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.command_lines import CommandLines
-from tests.system.canary import NODE_FILE, Keys, held, whole_way
+from tests.system.canary import NODE_FILE, Keys, held, said, whole_way
 from tests.system.engine.steps import head
 from tests.system.rehearsal import Done, Lab
 
@@ -27,10 +27,12 @@ def keys(serving: Lab, tmp_path: Path) -> Iterator[Keys]:
 
 
 def test_the_looks_can_find_a_value(serving: Lab, keys: Keys) -> None:
-    """A command line, a file that all may read, a file that root alone reads."""
+    """A command line, the journal, a file that all may read, a file that root alone reads."""
     with CommandLines(keys.key) as poll:
         serving.ssh("test2", f"sh -c 'sleep 2; : {keys.key}'")
     assert poll.found
+    serving.ssh("test2", f"logger {keys.token}")
+    assert said(serving, "test2", keys, keys.token, "not there") == [keys.token]
     serving.ssh("test2", "cat >/tmp/rigbook-open", stdin=keys.key)
     try:
         assert held(serving, "test2", "nobody", keys.key) == ["/tmp/rigbook-open"]
