@@ -28,7 +28,7 @@ Recorded = Mapping[str, Mapping[str, Any]]
 UNDO_TIMEOUT_S = 240
 # An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
 RESTORE_TIMEOUT_S = 1800
-_UP = ("active", "activating", "reloading")
+UP = ("active", "activating", "reloading")
 # The server of a Deployment may have to roll its former pods out.
 DEPLOYMENT_TIMEOUT_S = 900
 
@@ -104,7 +104,7 @@ def serves_again(
     runs; StepFailed where none comes. `kept`: the change, for the speed before it.
     """
     states = unit_states(state, [node.name for node in plan.rig.nodes])
-    running = [n for n, unit in states.items() if unit and unit.active in _UP]
+    running = [n for n, unit in states.items() if unit and unit.active in UP]
     down = [f"{n} is {unit.active}" for n, unit in states.items() if unit and n not in running]
     head = plan.rig.head
     if running and down:
@@ -265,13 +265,17 @@ def _touches_engine(step: Mapping[str, Any]) -> bool:
 
 
 def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:
-    head = plan.rig.head
-    snapshot = observe(state, plan, fresh=True)[head.name]
-    if not isinstance(snapshot, NodeSnapshot) or not isinstance(snapshot.files, tuple):
+    snapshot = observe(state, plan, fresh=True)[plan.rig.head.name]
+    return endpoint_there(plan, snapshot) if isinstance(snapshot, NodeSnapshot) else None
+
+
+def endpoint_there(plan: Plan, snapshot: NodeSnapshot) -> Endpoint | None:
+    """Where the engine of the head's own files answers; None: they do not say."""
+    if not isinstance(snapshot.files, tuple):
         return None
     texts = {file.path: file.content or "" for file in snapshot.files}
     script, document = texts.get(SCRIPT_PATH, ""), texts.get(NODE_PATH, "")
-    found = installed_endpoint(script, document, str(head.lan_address))
+    found = installed_endpoint(script, document, str(plan.rig.head.lan_address))
     return found and replace(found, key=api_key(plan))
 
 

@@ -34,7 +34,7 @@ def undo(
 
     + plan: what the rig is
     + change: the change's id; None when there is nothing to undo
-    + nodes: the nodes that have it
+    + nodes: the nodes that have it; none: it is undone, and the former engine has yet to answer
     + words: what will be undone, a line each
     + runs: the token of the run that had it, by node
     + overwrite: files whose later edits may be lost
@@ -47,6 +47,9 @@ def undo(
 
     for line in words:
         host.log(line)
+    if not nodes:
+        yield told(lambda state, _: serves_again(state, plan, change, {}))
+        return
 
     def work(state: State, _: object) -> str:
         owner = Ownership(state, change, "rollback")

@@ -13,18 +13,24 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.procedure import Procedure
 from deploys.common.take_up import refuse_live
 from deploys.common.take_up import rollback as undo_all
+from facts.endpoint.completion import ask
+from gates.engine.state import engine_unit
 from operations.change.alive_here import deploy_here
+from operations.rollback.revert import UP, endpoint_there
 from schema.observed.files import ChangeSummary, Journal
 
 # In place of a run's token: the node says whose the change is, before it is taken from anybody.
 ASKED_THERE = "?"
+# For a real answer of an engine that serves.
+ASK_S = 20.0
 _NOT_BLESSED = ("OPEN", "INCONSISTENT")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The change to undo (id None: nothing to do), the nodes that have it, the plan to show, and
-    whose run's it is on each.
+    """The change to undo (id None: nothing to do), the nodes that have it (none: it is undone, and
+    the engine that was started again has yet to answer), the plan to show, and whose run's it is
+    on each.
     """
 
     id: str | None
@@ -53,14 +59,14 @@ def choose(rig: Procedure, wanted: str | None, despite: str | None = None) -> Ch
     found = [(c.status == "OPEN", c.opened_unix_s, c.id) for c in newest if c is not None]
     id_ = wanted or (max(found)[2] if found else None)
     if id_ is None:
-        return Chosen(None, (), ())
+        return _undone(rig, max(known.values(), key=lambda c: c.opened_unix_s, default=None))
     nodes = tuple(
         name
         for name, changes in by_node.items()
         if id_ in changes and changes[id_].status != "ROLLED_BACK"
     )
     if not nodes:
-        return Chosen(None, (), ())
+        return _undone(rig, known[id_])
     rows = {name: by_node[name][id_] for name in nodes}
     if wanted is None:
         _refuse_proven(rows)
@@ -72,6 +78,21 @@ def choose(rig: Procedure, wanted: str | None, despite: str | None = None) -> Ch
     lines = tuple(_describe(name, row) for name, row in rows.items())
     runs = {name: ASKED_THERE if _rolls_back(row) else row.run for name, row in rows.items()}
     return Chosen(id_, nodes, lines, runs)
+
+
+def _undone(rig: Procedure, change: ChangeSummary | None) -> Chosen:
+    """Nothing to undo; where the run that undid `change` ended before the former engine answered,
+    the answer is still to be waited for.
+    """
+    if change is None or change.status != "ROLLED_BACK" or rig.plan.runtime == "deployment":
+        return Chosen(None, (), ())
+    units = [engine_unit(snapshot) for snapshot in rig.snapshots.values()]
+    if not all(unit and unit.active_state in UP for unit in units):
+        return Chosen(None, (), ())
+    endpoint = endpoint_there(rig.plan, rig.snapshots[rig.plan.rig.head.name])
+    if endpoint is None or ask(endpoint, ASK_S).ok:
+        return Chosen(None, (), ())
+    return Chosen(change.id, (), (f"{change.id} is ROLLED_BACK; the engine has not answered yet",))
 
 
 def _rolls_back(change: ChangeSummary) -> bool:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain, repeat
+
 from schema.desired.plan import Plan
 from schema.observed.files import Journal, TakenBy
 from tests.plans.support import rigs
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data
+from tests.plans.support.engine_double import Reply
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Snapshots,
+    data,
+    serving,
+)
 from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.unit.builders.host_parts import NOW
 from tests.unit.builders.snapshots import healthy, put
@@ -63,6 +75,21 @@ def rollback(*pairs: str, seen: rigs.Seen = rigs.one_forgotten) -> Scenario:
     return Scenario((ROLLBACK, "-y", *data(*pairs)), seen)
 
 
+rolled_back = rigs.with_changes(
+    serving, (HEAD, "ROLLED_BACK", rigs.OPEN_ID), (WORKER, "ROLLED_BACK", rigs.OPEN_ID)
+)
+blessed = rigs.with_changes(
+    serving, (HEAD, "COMMITTED", rigs.OPEN_ID), (WORKER, "COMMITTED", rigs.OPEN_ID)
+)
+UP = {f"{name}:former": "active/running" for name in (HEAD, WORKER)}
+
+
+def loads(then: Reply, times: int = 2) -> Callable[[], Reply]:
+    """The engine answers nothing at first."""
+    replies = chain(repeat(Reply("stand-in engine is loading", status=503), times), repeat(then))
+    return lambda: next(replies)
+
+
 SCRIPT = "/etc/rigbook/engine/serve.sh"
 LOCKED = {"error": "the lock is held by pid 77 (apply serve)", "code": "locked"}
 ROLLS = {"claimed": False, "status": "OPEN", "run": "f00", "operator": "anna@desk",
@@ -72,6 +99,20 @@ EDITED = {"error": "serve.sh was edited since", "code": "edited", "remedy": "nam
 TABLE = {
     # exit status 0: there is nothing to mend
     "nothing": (rollback(seen=healthy), quiet()),
+    # a rollback that was killed while the former engine loaded: done is what answers
+    "it loads": (Scenario((ROLLBACK, "-y"), rolled_back, faults=UP, answers=loads(Reply())), done(
+        f"change {rigs.OPEN_ID} ROLLED_BACK; tiny serves again", steps=[])),
+    "it loads, by id": (
+        Scenario((ROLLBACK, "-y", *data(f"change={rigs.OPEN_ID}")), rolled_back, faults=UP,
+                 answers=loads(Reply())),
+        done(f"change {rigs.OPEN_ID} ROLLED_BACK; tiny serves again", steps=[])),
+    "it answers without a word": (
+        Scenario((ROLLBACK, "-y"), rolled_back, faults=UP, answers=lambda: Reply(status=400)),
+        failed("no good answer", steps=[])),
+    "it answers": (Scenario((ROLLBACK, "-y"), rolled_back, faults=UP, answers=Reply), quiet()),
+    # what it serves is blessed: whoever asks for an answer runs verify
+    "blessed": (
+        Scenario((ROLLBACK, "-y"), blessed, faults=UP, answers=loads(Reply())), quiet()),
     # change, state, operator and steps of the node that has it
     "dry": (Scenario((ROLLBACK, "--dry"), rigs.one_forgotten), quiet(
         f"{WORKER}: undo {rigs.OPEN_ID} (OPEN, ", f"milo@forge): file {SCRIPT}",

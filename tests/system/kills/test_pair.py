@@ -104,15 +104,16 @@ def test_one_more_run_of_rollback(pair: Lab, profile: Profiles) -> None:
 
 def test_one_more_run_of_weights(pair: Lab, profile: Profiles) -> None:
     """40 MB over a slow fabric, beside the model that serves."""
-    cutter = Cutter("weights")
+    cutter, chosen = Cutter("weights"), ("--data", "from=test1")
     for number in numbers("weights"):
         pair.ssh("test1", f"sudo dd if=/dev/urandom of={BALLAST} bs=1M count=40 status=none")
         pair.ssh("test2", f"sudo rm -rf {BALLAST} {FOLDER}/.rigbook")
         with m.slow_fabric(pair, 40):
             if not number:
-                cutter.measured(pair.pyinfra("weights"))
+                cutter.measured(pair.pyinfra("weights", *chosen))
                 pair.ssh("test2", f"sudo rm -rf {BALLAST}")
-            cutter.again(words("weights"), _runs(pair, "weights"), settled(pair, "COMMITTED"))
+            run = _runs(pair, "weights", *chosen)
+            cutter.again(words("weights", *chosen), run, settled(pair, "COMMITTED"))
         sums = {pair.ssh(name, f"sudo sha256sum {BALLAST}") for name in pair.hosts}
         assert len(sums) == 1
         serves(pair, profile.now)
