@@ -1,7 +1,7 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo docs-picture test test-full test-tower test-moving test-vm test-cluster test-containerd test-kills lint bench \
+.PHONY: help demo docs-picture test test-full test-tower test-moving test-vm test-cluster test-containerd test-nodes test-kills lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -37,6 +37,9 @@ test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run
 
 test-containerd: setup tools ## image between docker's own store and the containerd store (5 minutes; not in CI)
 	@$(PY) -m tests.tiers containerd
+
+test-nodes: setup tools ## four hosts on one switch with the real vLLM (16 GB of memory; not in CI)
+	@$(PY) -m tests.tiers nodes
 
 test-kills: setup tools ## 60 kills at random moments, each with one more run of the same command (hours; not in CI)
 	@lab/install-tools vm
