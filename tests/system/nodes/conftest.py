@@ -32,7 +32,7 @@ class Four:
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Four]:
     """Four hosts, each with the engine's image; the pair's recipe for four ranks."""
     recipe = yaml.safe_load(TINY.read_text())
-    # not 2 × 2: the CPU build of vLLM 0.32.0 dies in its first pipelined step
+    # no pipeline: the CPU build of vLLM 0.32.0 dies in its first pipelined step
     recipe["vllm_serve"]["tensor_parallel_size"] = NODES
     recipe["multi_node"]["nnodes"] = NODES
     # four starts on the cores of one machine
