@@ -234,7 +234,7 @@ def test_a_card_that_cannot_wake_is_left_alone_and_is_work_for_a_person() -> Non
     assert not any(can_be_set_by_us(unable, row) for row in unable.rows if row.item.id == "wol")
 
 
-# `Hardware name: NVIDIA NVIDIA_DGX_Spark/P4242, BIOS 5.36_0ACUM027 06/12/2026`, a kernel's oops of 2026
+# Hardware name of a kernel oops: NVIDIA NVIDIA_DGX_Spark/P4242, BIOS 5.36_0ACUM027 06/12/2026
 SPARK = m.board(
     vendor="NVIDIA", name="P4242", serial="1", system_vendor="NVIDIA",
     system_name="NVIDIA_DGX_Spark", bios_vendor="AMI", bios_version="5.36_0ACUM027",
