@@ -165,7 +165,7 @@ def look_at_patches(
     installed). The answers hold each file's owner and mode, the engine's version, and whether each
     patch tool has been run.
     """
-    requests = {node: look_request(plan, venv) for node, venv in venvs.items()}
+    requests = {node: look_request(plan, node, venv) for node, venv in venvs.items()}
     answers = ask_all(state, "patch look", requests, LOOK_TIMEOUT_S)
     states = {
         node: tuple(
@@ -177,23 +177,25 @@ def look_at_patches(
     return states, answers
 
 
-def look_request(plan: Plan, venv: str | None) -> dict[str, Any]:
-    """The request of `rignode patch look` for the recipe's patches in one venv."""
+def look_request(plan: Plan, node: str, venv: str | None) -> dict[str, Any]:
+    """The request of `rignode patch look` for the recipe's patches in a node's venv."""
     return {
         "venv": venv,
         "package": wheels_spec(plan).package,
         "paths": [patch.path for patch in plan.recipe.file_patches],
-        "tools": [tool_request(tool, venv) for tool in plan.recipe.patch_tools],
+        "tools": [tool_request(plan, tool, node, venv) for tool in plan.recipe.patch_tools],
     }
 
 
-def tool_request(tool: PatchTool, venv: str | None) -> dict[str, Any]:
-    """A patch tool as node takes it."""
+def tool_request(plan: Plan, tool: PatchTool, node: str, venv: str | None) -> dict[str, Any]:
+    """A patch tool as node takes it, with the engine's environment under its own: Genesis applies
+    the patches whose GENESIS_ENABLE_… is set, and the engine reads the same variables.
+    """
     row = {
         "id": tool.id,
         "argv": list(tool.argv),
         "tree": tool.tree,
-        "env": dict(tool.env),
+        "env": {**plan.specs[node].environ, **tool.env},
         "timeout_s": tool.timeout_s,
     }
     return {**row, "venv": venv} if venv else row

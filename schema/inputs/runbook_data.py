@@ -72,6 +72,7 @@ class VerifyData(HostData):
     """verify."""
 
     unused = GATED
+    measure: bool = key(False, "measure its rates against the recipe's baselines: minutes of load")
 
 
 class DoctorKeys(Frozen):

@@ -58,7 +58,29 @@ def within(bound: str | None, value: str | None) -> bool | None:
         parsed = Version(value) if value is not None else None
     except InvalidVersion:
         return None
-    return None if parsed is None else SpecifierSet(bound).contains(parsed, prereleases=True)
+    if parsed is None:
+        return None
+    return all(
+        spec.contains(parsed, prereleases=True)
+        or (spec.operator == "==" and satisfies(str(parsed), spec.version))
+        for spec in SpecifierSet(bound)
+    )
+
+
+def satisfies(installed: str, wanted: str) -> bool:
+    """Whether an installed version is the wanted one by PEP 440: 0.32.0 is any build of it.
+
+    A release candidate that no index ever had is a nightly on the way to it: 0.19.2rc1.dev134+g…
+    is 0.19.2rc1 as well, unless another `.dev` or a local part is asked for.
+    """
+    try:
+        found, named = Version(installed), Version(wanted)
+    except InvalidVersion:
+        return installed == wanted
+    if found == named or (named.local is None and Version(found.public) == named):
+        return True
+    nightly = found.dev is not None and named.is_prerelease and named.dev is None
+    return nightly and named.local is None and Version(found.public.partition(".dev")[0]) == named
 
 
 def architecture(value: str) -> str:
@@ -162,7 +184,7 @@ def meet(one: Entry, other: Entry) -> bool:
 def _overlap(one: str, other: str) -> bool:
     """Whether a version is in both: where two ranges meet, a bound is in them or beside them."""
     both = SpecifierSet(f"{one},{other}")
-    return any(both.contains(v, prereleases=True) for s in both for v in _around(s.version))
+    return any(within(str(both), str(v)) for s in both for v in _around(s.version))
 
 
 def _around(bound: str) -> list[Version]:

@@ -147,11 +147,14 @@ class WeightsSpec(Frozen):
 
 
 class Baseline(Frozen):
-    """Measured decode rate at a concurrency, in tokens a second over all streams."""
+    """Measured decode rate at a concurrency, in tokens a second over all streams, whole answers of
+    `tokens` tokens each.
+    """
 
     profile: Name
-    concurrency: Annotated[int, Field(ge=1)]
+    concurrency: Annotated[int, Field(ge=1, le=256)]
     tokens_per_s: Annotated[float, Field(gt=0)]
+    tokens: Annotated[int, Field(ge=16, le=8192)] = 256
 
 
 class Expect(Frozen):

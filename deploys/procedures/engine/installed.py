@@ -17,6 +17,7 @@ from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
+from facts.endpoint.tool_call import ask_for_call
 from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from facts.rignode.context import real
@@ -207,7 +208,7 @@ class Installed:
         return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
 
     def verify(self, plan: Plan) -> Sequence[str]:
-        """A real answer of our own engine, and its metrics."""
+        """A real answer of our own engine, a tool call where one is expected, and its metrics."""
         return _answers_and_metrics(plan, endpoint(plan))
 
     def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
@@ -245,11 +246,11 @@ def probe_endpoint(plan: Plan) -> Probe:
     return probe(endpoint(plan), PROBE_S)
 
 
-def _own_answer(plan: Plan, where: Endpoint) -> Answer:
+def _own_answer(plan: Plan, where: Endpoint, asks: Callable[[Endpoint], Answer] = ask) -> Answer:
     """An answer of our own engine, or why there is none; nothing that starts is waited for."""
     nodes = [node.name for node in plan.rig.nodes]
     try:
-        return ask_ours(real(state), plan.rig.head.name, nodes, where, lambda: ask(where))
+        return ask_ours(real(state), plan.rig.head.name, nodes, where, lambda: asks(where))
     except NotOurs as error:
         return Answer(False, str(error))
 
@@ -264,6 +265,15 @@ def _answers_and_metrics(plan: Plan, where: Endpoint) -> Sequence[str]:
             f"{where.model} does not answer: {answer.detail}; "
             f"find out why with: pyinfra {inventory_name()} deploys/doctor.py -y"
         )
+    lines = [f"{where.model} answers at {where.base_url}: {answer.detail}"]
+    if plan.recipe.expect.tools:
+        call = _own_answer(plan, where, ask_for_call)
+        if not call.ok:
+            raise DeployError(
+                f"{where.model} answers, and gives no tool call: {call.detail}; its flags "
+                "tool_call_parser and enable_auto_tool_choice make one"
+            )
+        lines.append(call.detail)
     try:
         names = metric_names(where)
     except httpx.HTTPError as error:
@@ -272,7 +282,4 @@ def _answers_and_metrics(plan: Plan, where: Endpoint) -> Sequence[str]:
         ) from None
     if not names:
         raise DeployError(f"{where.base_url}/metrics has no vllm: metric; is that a vLLM?")
-    return [
-        f"{where.model} answers at {where.base_url}: {answer.detail}",
-        f"{len(names)} vllm: metrics at {where.base_url}/metrics",
-    ]
+    return [*lines, f"{len(names)} vllm: metrics at {where.base_url}/metrics"]

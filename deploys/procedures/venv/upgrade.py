@@ -43,6 +43,7 @@ from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.observed.pip_report import VenvWheels, parse
 from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
+from schema.recipe.compatibility import satisfies
 
 MIB = 1 << 20
 # pip unpacks wheels of a gigabyte beside an engine that serves.
@@ -121,8 +122,9 @@ def plan(rig: Procedure) -> UpgradeWork:
         )
     spec, venv = wheels_spec(plan), str(venv_of(plan, node))
     seen = inspect_place(state, node, venv, spec.package, wanted)
-    if len(seen.installed) == 1 and same_version(wanted, seen.installed[0]):
-        logger.info(f"    {venv} leads to {spec.package} {seen.installed[0]} already")
+    here = seen.installed[0] if len(seen.installed) == 1 else ""
+    if same_version(wanted, here) or (data.version is None and satisfies(here, wanted)):
+        logger.info(f"    {venv} leads to {spec.package} {here} already")
         return UpgradeWork(node, wanted, endpoint(plan), resumed=rig.run.resumed)
     found = known_versions(wanted, plan, observe(state, plan))
     pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not data.inplace)
@@ -257,7 +259,7 @@ def verify(rig: Procedure, work: UpgradeWork) -> str:
     named = recipe.venv.version if recipe.venv else None
     package = wheels_spec(rig.plan).package
     to_write = ""
-    if named is not None and not same_version(named, work.wanted):
+    if named is not None and not satisfies(work.wanted, named):
         to_write = (
             f"; write venv.version: {work.wanted} into catalog/recipes/{recipe.name}.yaml "
             f"(it says {named})"

@@ -73,6 +73,8 @@ def test_the_seeds_upgrade_is_known_to_be_broken(version: str) -> None:
     [
         ("0.28.0", TOWER, "works"),
         ("0.19.2rc1", TOWER, "works"),
+        ("0.19.2rc1.dev134+gfe9c3d6c5", TOWER, "works"),
+        ("0.19.2rc2.dev1", TOWER, "unknown"),
         ("0.21.0", TOWER, "unknown"),
         ("0.21.0rc1", TOWER, "unknown"),
         ("0.20.2", RigFacts("t", ("sm_120",), 1, 1, None, "6.1.0"), "unknown"),
