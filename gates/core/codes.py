@@ -80,6 +80,7 @@ CODES: dict[str, Code] = {
     "change-open": Code(Layer.STORAGE, waivable=False),
     "change-inconsistent": Code(Layer.STORAGE, waivable=False),
     "docker-unreadable": Code(Layer.CONTAINER, waivable=False),
+    "docker-gpus": Code(Layer.CONTAINER),
     "image-missing": Code(Layer.CONTAINER),
     "image-differs": Code(Layer.CONTAINER),
     "image-arch": Code(Layer.CONTAINER),

@@ -149,6 +149,11 @@ CAUSES: dict[str, Cause] = {
         ),
         anywhere=("image-differs", *UNSERVED),
     ),
+    "docker-gpus": Cause(
+        "NVIDIA's toolkit is not installed, not configured for docker, or has no CDI spec",
+        here=DOWN,
+        anywhere=UNSERVED,
+    ),
     "image-missing": Cause(
         "never pulled or moved here, or pruned",
         here=("image-files-unreadable", "patch-missing", *DOWN),

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from node.core import masking
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
-from node.docker import clients, http
+from node.docker import clients, gpu_access, http
 
 SOCKET = "/var/run/docker.sock"
 TIMEOUT_S = 8.0
@@ -182,4 +182,5 @@ def read(images: list[str]) -> Json:
         "images": found,
         "containers": sorted(filter(None, containers), key=lambda row: str(row["name"])),
         "containerd": root,
+        **gpu_access.read(info),
     }

@@ -73,7 +73,11 @@ class ImageBuild(Frozen):
 
 
 class ContainerSpec(Frozen):
-    """How the engine's container runs. `gpus` None: no `--gpus` flag (CPU rigs)."""
+    """How the engine's container runs.
+
+    `gpus` is what `docker run --gpus` takes, or CDI devices (nvidia.com/gpu=all); None on CPU rigs.
+    `runtime: nvidia` beside it is left out: it adds nothing, and not every docker has it.
+    """
 
     image: Annotated[str, AfterValidator(image_reference)]
     build: ImageBuild | None = None

@@ -6,6 +6,7 @@ answered with 400.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from node.core.errors import CannotRead
-from node.docker import api, filesystem, layer_folders
+from node.docker import api, filesystem, gpu_access, layer_folders
 from schema.observed.docker import Docker
 from tests.unit.node.support.servers import docker_socket, http_answer
 
@@ -54,10 +55,13 @@ def said(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, Any]]:
     """A docker of the table, which answers on its socket."""
-    path = tmp_path / "docker.sock"
+    path, said = tmp_path / "docker.sock", copy.deepcopy(request.param)
+    for name, text in said.get("specs", {}).items():
+        (tmp_path / name).write_text(text)
+        said["info"]["CDISpecDirs"] = [str(tmp_path)]
     monkeypatch.setattr(api, "SOCKET", str(path))
-    with docker_socket(path, _answer(request.param)):
-        yield request.param
+    with docker_socket(path, _answer(said)):
+        yield said
 
 
 def test_an_images_layers_are_found(said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +82,14 @@ def test_the_section_is_read(said: dict[str, Any]) -> None:
     assert seen.version == said["info"]["ServerVersion"]
     assert [image.id for image in seen.images] == [said["image"]["Id"]]
     assert (seen.containerd is None) == (said["info"]["Driver"] == "overlay2")
+    assert set(seen.runtimes) == set(said["info"]["Runtimes"])
+    assert seen.default_runtime == said["info"]["DefaultRuntime"]
+    assert list(seen.cdi_devices) == said.get("cdi", [])
+
+
+@pytest.mark.parametrize("there", [(), gpu_access.HOOKS[:1], gpu_access.HOOKS])
+def test_the_toolkits_hooks_are_looked_up(
+    there: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_access, "which", lambda name: name if name in there else None)
+    assert gpu_access.read({})["gpu_hooks"] == list(there)

@@ -111,8 +111,10 @@ def test_container_is_the_seeds() -> None:
         ("/home/milo/.cache/vllm", "/root/.cache/vllm", False),
         ("/home/milo/.cache/flashinfer", "/root/.cache/flashinfer", False),
     )
-    for flag in ("--gpus all", "--ipc host", "--network host", "--privileged", "--runtime nvidia"):
+    for flag in ("--gpus all", "--ipc host", "--network host", "--privileged"):
         assert f"  {flag} \\\n" in unit
+    # the seed's `--runtime nvidia`: --gpus does the same, and a stock DGX OS has no such runtime
+    assert "--runtime" not in unit
     assert "ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest /rigbook/serve.sh\n" in unit
 
 
