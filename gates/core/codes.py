@@ -81,6 +81,8 @@ CODES: dict[str, Code] = {
     "change-inconsistent": Code(Layer.STORAGE, waivable=False),
     "docker-unreadable": Code(Layer.CONTAINER, waivable=False),
     "docker-gpus": Code(Layer.CONTAINER),
+    "jit-cache-owner": Code(Layer.CONTAINER),
+    "jit-cache-cold": Code(Layer.CONTAINER, "warn"),
     "image-missing": Code(Layer.CONTAINER),
     "image-differs": Code(Layer.CONTAINER),
     "image-arch": Code(Layer.CONTAINER),

@@ -154,6 +154,8 @@ CAUSES: dict[str, Cause] = {
         here=DOWN,
         anywhere=UNSERVED,
     ),
+    "jit-cache-owner": Cause("the image names a user, or its folder was made by hand", here=DOWN),
+    "jit-cache-cold": Cause("a first start, a new image, or a folder that was emptied"),
     "image-missing": Cause(
         "never pulled or moved here, or pruned",
         here=("image-files-unreadable", "patch-missing", *DOWN),

@@ -95,6 +95,7 @@ def image(row: Json) -> Json:
         "arch": str(row.get("Architecture", "")),
         "size": int(row.get("Size", 0)),
         "inputs": str(((row.get("Config") or {}).get("Labels") or {}).get(INPUTS_LABEL, "")),
+        "user": str((row.get("Config") or {}).get("User") or ""),
     }
 
 

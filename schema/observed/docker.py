@@ -20,6 +20,8 @@ class Image(Frozen):
     size: int
     # of an image that rigbook built: the sha256 of what it was made of
     inputs: str = ""
+    # who a container of it runs as: a name or a number, perhaps with a group; empty: root
+    user: str = ""
 
 
 class Mount(Frozen):

@@ -77,6 +77,7 @@ class ContainerSpec(Frozen):
 
     `gpus` is what `docker run --gpus` takes, or CDI devices (nvidia.com/gpu=all); None on CPU rigs.
     `runtime: nvidia` beside it is left out: it adds nothing, and not every docker has it.
+    `jit_caches` False: caches of compiled kernels stay where the image has them, and go with it.
     """
 
     image: Annotated[str, AfterValidator(image_reference)]
@@ -88,6 +89,7 @@ class ContainerSpec(Frozen):
     privileged: bool = False
     shm_size: Annotated[str, AfterValidator(memory_size)] | None = None
     volumes: tuple[Volume, ...] = ()
+    jit_caches: bool = True
 
     @model_validator(mode="after")
     def _what_is_built_has_a_tag(self) -> ContainerSpec:

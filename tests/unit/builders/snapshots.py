@@ -22,6 +22,7 @@ from tests.unit.builders.engine_parts import (
     image,
     patched_files,
     told_secrets,
+    warm_caches,
     weights,
     written_files,
 )
@@ -134,7 +135,10 @@ def _node(plan: Plan, node: Node) -> NodeSnapshot:
             gpu_hooks=("nvidia-container-runtime-hook", "nvidia-cdi-hook"),
         ),
         units=(absent_unit(),),
-        files=tuple(absent_file(document.path) for document in plan.documents[node.name]),
+        files=(
+            *(absent_file(document.path) for document in plan.documents[node.name]),
+            *warm_caches(plan, node),
+        ),
         weights=(weights(plan, node),),
         image_files=patched_files(plan),
         disks=tuple(disk(path) for path in plan.requests[node.name].disks),
