@@ -12,7 +12,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.drift import findings
 from gates.engine import foreign_engine, peers, processes
-from gates.gpu import driver, memory
+from gates.gpu import container, driver, jit_caches, memory
 from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
@@ -39,6 +39,8 @@ SERVING: tuple[Gate, ...] = (
     *processes.GATES,
     *fabric.GATES,
     *storage.GATES,
+    *container.GATES,
+    *jit_caches.GATES,
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
@@ -69,6 +71,8 @@ RESTARTING: tuple[Gate, ...] = (
     storage.lock_free,
     storage.changes_closed,
     storage.journal_whole,
+    *container.GATES,
+    *jit_caches.GATES,
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,

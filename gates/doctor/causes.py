@@ -149,6 +149,13 @@ CAUSES: dict[str, Cause] = {
         ),
         anywhere=("image-differs", *UNSERVED),
     ),
+    "docker-gpus": Cause(
+        "NVIDIA's toolkit is not installed, not configured for docker, or has no CDI spec",
+        here=DOWN,
+        anywhere=UNSERVED,
+    ),
+    "jit-cache-owner": Cause("the image names a user, or its folder was made by hand", here=DOWN),
+    "jit-cache-cold": Cause("a first start, a new image, or a folder that was emptied"),
     "image-missing": Cause(
         "never pulled or moved here, or pruned",
         here=("image-files-unreadable", "patch-missing", *DOWN),

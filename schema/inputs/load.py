@@ -24,6 +24,7 @@ from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
 from schema.render.engine_files import documents
 from schema.render.engine_spec import engine_spec
+from schema.render.jit_caches import kept
 from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER
 
 RECIPES_DIR = "catalog/recipes"
@@ -211,6 +212,8 @@ def _request(
             SECRETS_PATH,
             *ENGINE_FOLDERS,
             *spec.cache_folders,
+            *spec.jit_folders,
+            *kept(spec).values(),
         ),
         units=(UNIT, PAIR_TIMER) if len(rig.nodes) > 1 else (UNIT,),
         images=(recipe.container.image,) if recipe.container else (),

@@ -11,7 +11,10 @@ from schema.core.base import Frozen
 
 
 class FileState(Frozen):
-    """A file that the request named. `content` is given for text up to 64 KiB, else None."""
+    """A file that the request named. `content` is given for text up to 64 KiB, else None.
+
+    `size` of a directory is the number of its entries.
+    """
 
     path: str
     kind: Literal["file", "directory", "link", "other", "absent"]

@@ -73,7 +73,12 @@ class ImageBuild(Frozen):
 
 
 class ContainerSpec(Frozen):
-    """How the engine's container runs. `gpus` None: no `--gpus` flag (CPU rigs)."""
+    """How the engine's container runs.
+
+    `gpus` is what `docker run --gpus` takes, or CDI devices (nvidia.com/gpu=all); None on CPU rigs.
+    `runtime: nvidia` beside it is left out: it adds nothing, and not every docker has it.
+    `jit_caches` False: caches of compiled kernels stay where the image has them, and go with it.
+    """
 
     image: Annotated[str, AfterValidator(image_reference)]
     build: ImageBuild | None = None
@@ -84,6 +89,7 @@ class ContainerSpec(Frozen):
     privileged: bool = False
     shm_size: Annotated[str, AfterValidator(memory_size)] | None = None
     volumes: tuple[Volume, ...] = ()
+    jit_caches: bool = True
 
     @model_validator(mode="after")
     def _what_is_built_has_a_tag(self) -> ContainerSpec:

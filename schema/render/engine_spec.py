@@ -14,6 +14,7 @@ from schema.recipe.flags import flag_arguments
 from schema.recipe.placeholders import fill
 from schema.recipe.recipe import MultiNode, Recipe, Volume
 from schema.recipe.secrets import SecretSource
+from schema.render import jit_caches
 
 
 def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpec:
@@ -34,15 +35,19 @@ def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpe
             filled = partial(fill, values=values, key=f"{file}: vllm_serve.{name}")
             argv += flag_arguments(name, value, filled)
     argv += _rendezvous(rig, node, recipe)
+    volumes = tuple((on_node(v.source, node), v.target, v.read_only) for v in _volumes(recipe))
+    caches = jit_caches.added(recipe, volumes)
+    environ = {
+        name: fill(value, values, f"{file}: env.{name}") for name, value in recipe.env.items()
+    }
     return EngineSpec(
         node=node.name,
         argv=tuple(argv),
-        environ={
-            name: fill(value, values, f"{file}: env.{name}") for name, value in recipe.env.items()
-        },
-        volumes=tuple((on_node(v.source, node), v.target, v.read_only) for v in _volumes(recipe)),
+        environ={**environ, **caches.environ},
+        volumes=volumes + caches.volumes,
         weights=on_node(recipe.weights.path, node),
         cache_folders=_cache_folders(recipe, node),
+        jit_folders=caches.folders,
         flags={name: value for name, value in flags.items() if value is not None},
         venv=venv,
         user=(recipe.venv.user or node.ssh_user) if recipe.venv else None,

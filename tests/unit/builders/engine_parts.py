@@ -13,6 +13,7 @@ from schema.observed.docker import Container, Image, ImageFile, ImageFileMatch, 
 from schema.observed.files import FileState, Weights, WeightsFile
 from schema.recipe.recipe import ContainerSpec
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
+from schema.render.jit_caches import kept
 from tests.unit.builders.host_parts import OURS
 from tests.unit.builders.recorded import recorded
 
@@ -111,6 +112,14 @@ def absent_file(path: str) -> FileState:
     return FileState(path=path, kind="absent", **nothing)
 
 
+def warm_caches(plan: Plan, node: Node) -> tuple[FileState, ...]:
+    """The folders of compiled kernels, as an earlier start has left them."""
+    spec = plan.specs[node.name]
+    paths = (*spec.jit_folders, *kept(spec).values())
+    there = {"kind": "directory", "size": 3, "mode": "0755", "uid": 0, "gid": 0}
+    return tuple(absent_file(path).model_copy(update=there) for path in paths)
+
+
 def written_file(document: Document) -> FileState:
     """A file as serve writes it; the host keeps the content of a private one."""
     raw = document.content.encode()
@@ -138,4 +147,4 @@ def written_files(plan: Plan, node: Node) -> tuple[FileState, ...]:
         text = "#\n" + "".join(f"{name}={MASK}\n" for name in names)
         secret = written_file(Document(SECRETS_PATH, text, "0600"))
         files.append(secret.model_copy(update={"content": text}))
-    return tuple(files)
+    return (*files, *warm_caches(plan, node))
