@@ -16,7 +16,7 @@ from gates.gpu import driver, memory
 from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
-from gates.transfer import fabric
+from gates.transfer import fabric, rdma
 from gates.unit import crash_loop, ghost, installed_recipe, launch_script, supervision
 from gates.weights import weights
 from schema.desired.plan import Plan
@@ -38,6 +38,7 @@ SERVING: tuple[Gate, ...] = (
     *host_memory.GATES,
     *processes.GATES,
     *fabric.GATES,
+    *rdma.GATES,
     *storage.GATES,
     *image.GATES,
     *venv.GATES,
@@ -65,6 +66,7 @@ RESTARTING: tuple[Gate, ...] = (
     *other_rig.GATES,
     *driver.GATES,
     *fabric.GATES,
+    *rdma.GATES,
     storage.disk_room,
     storage.lock_free,
     storage.changes_closed,
@@ -102,6 +104,7 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *memory.GATES,
         *processes.GATES,
         *fabric.GATES,
+        *rdma.GATES,
         *image.GATES,
         *venv.GATES,
         *image_patches.GATES,

@@ -126,18 +126,27 @@ def _ping(fabric: Fabric, node: Node, address: str, probe: PeerProbe | None) -> 
 
 @per_node
 def bond_slaves(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """All slaves of the bond are up. A warning: the bond still carries, at half the rate."""
+    """All slaves of the bond are up. A warning: the bond still carries, at half the rate.
+
+    A port that never has a cable looks the same as one that failed: the inventory's `uncabled` says
+    which it is.
+    """
     if fabric_of(plan) is None:
         return
     link = device_of(require(snapshot.network, "network"), node)
-    if link is not None and link.bond_slaves_down:
-        down = ", ".join(link.bond_slaves_down)
+    if link is None:
+        return
+    failed = [name for name in link.bond_slaves_down if name not in node.uncabled]
+    if failed:
+        down = ", ".join(failed)
+        named = ",".join(sorted({*node.uncabled, *failed}))
         yield violation(
             "bond-slave-down",
             node.name,
             f"slaves of {link.name} are down on {node.name}: {down}",
             evidence=f"slaves {', '.join(link.slaves)}; down: {down}",
-            remedy=f"on {node.name}: cat /proc/net/bonding/{link.name}; check that cable",
+            remedy=f"on {node.name}: cat /proc/net/bonding/{link.name}; check that cable; where "
+            f'there never is one, say so of {node.name} in the inventory: "uncabled": "{named}"',
         )
 
 
