@@ -16,7 +16,7 @@ from gates.gpu import container, driver, jit_caches, memory
 from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
-from gates.transfer import fabric
+from gates.transfer import fabric, rdma
 from gates.unit import crash_loop, ghost, installed_recipe, launch_script, supervision
 from gates.weights import weights
 from schema.desired.plan import Plan
@@ -38,6 +38,7 @@ SERVING: tuple[Gate, ...] = (
     *host_memory.GATES,
     *processes.GATES,
     *fabric.GATES,
+    *rdma.GATES,
     *storage.GATES,
     *container.GATES,
     *jit_caches.GATES,
@@ -67,6 +68,7 @@ RESTARTING: tuple[Gate, ...] = (
     *other_rig.GATES,
     *driver.GATES,
     *fabric.GATES,
+    *rdma.GATES,
     storage.disk_room,
     storage.lock_free,
     storage.changes_closed,
@@ -106,6 +108,7 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *memory.GATES,
         *processes.GATES,
         *fabric.GATES,
+        *rdma.GATES,
         *image.GATES,
         *venv.GATES,
         *image_patches.GATES,

@@ -113,6 +113,14 @@ CAUSES: dict[str, Cause] = {
     "fabric-ping": Cause(
         "a smaller MTU somewhere on the way, or a firewall", anywhere=(*DOWN, *UNSERVED)
     ),
+    "rdma-missing": Cause(
+        "the cable is in another port, or the driver's RDMA part is not there",
+        anywhere=("rdma-port", *SILENT),
+    ),
+    "rdma-port": Cause("the recipe's list is not what this node has cabled"),
+    "rdma-gid": Cause("an address was set anew, and its GID took another row", **_STOPS),
+    "rdma-address": Cause("a twin or another cable that got no address of its own", **_STOPS),
+    "rdma-rate": Cause("another cable, or one that was plugged in while the node ran"),
     "bond-slave-down": Cause("one cable or port of the bond"),
     "transfer-port": Cause("another transfer, or another program on that port"),
     "transfer-way": Cause("a firewall on the giving node, or a cable"),
@@ -279,7 +287,7 @@ CAUSES: dict[str, Cause] = {
     "libvgpu-old-mapped": Cause("started before the swap; a mapped library stays what it was"),
     "forbidden-env": Cause("set by hand at a relaunch (C14)", **_LOADS),
     "secret-missing": Cause("the secret was never put there, or this shell does not have it"),
-    "hca-two-ports": Cause("the recipe names two ports instead of the twins of one"),
+    "hca-two-ports": Cause("two ports are named instead of the twins of one"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),
     "image-latest": Cause("the recipe was written before the digest was known"),
     "privileged": Cause("the recipe was taken over as it was"),

@@ -12,6 +12,7 @@ from schema.core.strings import (
     absolute_path,
     argument,
     device_name,
+    hca_name,
     host_name,
     http_url,
     mac_address,
@@ -85,6 +86,9 @@ Module = Annotated[str, AfterValidator(module_name)]
 Release = Annotated[str, AfterValidator(release_name)]
 Argument = Annotated[str, AfterValidator(argument)]
 Url = Annotated[str, AfterValidator(http_url)]
+Hca = Annotated[str, AfterValidator(hca_name)]
+Devices = Annotated[tuple[Device, ...], BeforeValidator(listed)]
+Hcas = Annotated[tuple[Hca, ...], BeforeValidator(listed)]
 Names = Annotated[tuple[Name, ...], BeforeValidator(listed)]
 Arguments = Annotated[tuple[Argument, ...], BeforeValidator(listed)]
 Paths = Annotated[tuple[AbsolutePath, ...], BeforeValidator(listed)]

@@ -28,10 +28,10 @@ from schema.render.jit_caches import kept
 from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER
 
 RECIPES_DIR = "catalog/recipes"
-# What every host of a rig must say alike: one run has one recipe, one profile, one fabric.
+# What every host of a rig must say alike: one run has one recipe, one profile, one MTU.
 PER_HOST = {
-    "role", "rank", "lan_address", "fabric_address", "ssh_user", "home", "mac", "nic",
-    "power_cycle_command",
+    "role", "rank", "lan_address", "fabric_address", "fabric_device", "hcas", "uncabled",
+    "ssh_user", "home", "mac", "nic", "power_cycle_command",
 }  # fmt: skip
 SECRET = frozenset({"webhook"})
 # Settings that change how much memory a load finds or how it is placed (NUMA).
@@ -183,7 +183,8 @@ def _rig(checked: Mapping[str, HostData]) -> Rig:
             raise SpecError(f"host {name}: {_reason(error)}") from None
     nodes.sort(key=lambda node: node.rank)
     try:
-        return Rig(name=common.rig, nodes=tuple(nodes), fabric=common.fabric())
+        fabric = next((found for data in checked.values() if (found := data.fabric())), None)
+        return Rig(name=common.rig, nodes=tuple(nodes), fabric=fabric)
     except ValidationError as error:
         raise SpecError(f"rig {common.rig}: {_reason(error)}") from None
 
@@ -223,7 +224,7 @@ def _request(
         venvs=_venvs(spec),
         weights=(spec.weights,),
         deep=deep,
-        fabric_device=rig.fabric.device if rig.fabric else None,
+        fabric_device=node.fabric_device,
         fabric_mtu=rig.fabric.mtu if rig.fabric else None,
         peers=tuple(
             str(other.fabric_address)

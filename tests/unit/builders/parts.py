@@ -47,6 +47,7 @@ MADE: dict[str, Callable[..., Any]] = {
     "module": k.module,
     "override": lambda **values: Override(**values),
     "port": h.port,
+    "rdma_port": lambda device, addresses=(), **more: h.rdma_port(device, *addresses, **more),
     "process": _process,
     "shm": _segment,
     "unit": h.unit,

@@ -27,6 +27,7 @@ from tests.unit.builders.engine_parts import (
     written_files,
 )
 from tests.unit.builders.host_parts import (
+    HCAS,
     NOW,
     OURS,
     SLAVES,
@@ -38,6 +39,7 @@ from tests.unit.builders.host_parts import (
     pair_timer,
     port,
     process,
+    rdma_port,
     unit,
 )
 from tests.unit.builders.recorded import recorded
@@ -119,7 +121,7 @@ def _node(plan: Plan, node: Node) -> NodeSnapshot:
         gpus=Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
         network=Network(
             links=links,
-            rdma_devices=("rocep1s0f0", "roceP2p1s0f0"),
+            rdma=tuple(rdma_port(name, str(node.fabric_address)) for name in HCAS),
             peers=tuple(probes),
             reach=tuple(reach),
         ),

@@ -31,7 +31,7 @@ def test_healthy_rig_passes(plan: Plan) -> None:
     found = check(plan, f.healthy(plan))
     assert blocking(found) == []
     # The seed's own choices, which deserve a warning each.
-    assert [v.code for v in found] == ["hca-two-ports", "image-latest", "privileged"]
+    assert [v.code for v in found] == ["image-latest", "privileged", *["hca-two-ports"] * 2]
 
 
 def test_serving_rig_passes(plan: Plan) -> None:
@@ -84,6 +84,7 @@ ELSEWHERE = {
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
     "enforce-eager",  # recipe/test_choices.py
+    "rdma-gid",  # transfer/test_rdma.py
     "other-rig",  # tests/plans/common/test_other_rig.py
     "other-recipe",  # tests/plans/engine/test_restart.py
     "secret-missing",  # tests/plans/engine/test_secrets.py

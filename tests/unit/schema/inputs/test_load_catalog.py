@@ -54,7 +54,7 @@ def test_spark_has_the_seeds_addresses() -> None:
         ("spark2", "worker", "192.168.1.12", "10.0.0.2"),
     ]
     assert made.rig.fabric is not None
-    assert (made.rig.fabric.device, made.rig.fabric.mtu) == ("bond0", 9000)
+    assert (made.rig.head.fabric_device, made.rig.fabric.mtu) == ("bond0", 9000)
     assert (made.recipe.name, made.profile) == ("deepseek-v4-flash", "balanced")
     assert made.rig.head.home == "/home/milo"
 
