@@ -132,7 +132,7 @@ CODES: dict[str, Code] = {
     "libvgpu-preload": Code(Layer.ARTIFACT, "warn"),
     "libvgpu-other": Code(Layer.ARTIFACT),
     "libvgpu-candidate": Code(Layer.ARTIFACT, waivable=False),
-    "libvgpu-symbols": Code(Layer.ARTIFACT, waivable=False),
+    "libvgpu-symbols": Code(Layer.ARTIFACT),
     "libvgpu-drift": Code(Layer.ARTIFACT),
     "libvgpu-old-mapped": Code(Layer.ARTIFACT, "warn"),
     "gpu-limit": Code(Layer.RECIPE),
