@@ -11,7 +11,7 @@ from typing import Any
 from node.core import mapped_files, proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.kube import deployment as kube_deployment
-from node.kube import kubectl, patch
+from node.kube import flags, kubectl, patch
 
 LABEL = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
 TAIL = 200
@@ -39,15 +39,15 @@ def name(value: Any, where: str) -> str:
 
 
 def variable(value: Any, where: str) -> str:
-    """Gives an environment variable's name."""
+    """Gives an environment variable's name, or a flag's."""
     found = validate.text(value, where, 200)
-    if not re.match(r"^[A-Za-z_][A-Za-z0-9_]*$", found):
-        raise validate.bad(f"{where}: {found[:60]!r} is not a variable's name")
+    if not flags.is_flag(found) and not re.match(r"^[A-Za-z_][A-Za-z0-9_]*$", found):
+        raise validate.bad(f"{where}: {found[:60]!r} is not a variable's or a flag's name")
     return found
 
 
 def values_of(value: Any, where: str) -> dict[str, str | None]:
-    """Gives variables to set: name to text."""
+    """Gives variables and flags to set: name to text."""
     if not isinstance(value, dict) or not value or len(value) > 50:
         raise validate.bad(f"{where} is not an object of 1 to 50 variables")
     return {
@@ -204,7 +204,7 @@ def event(client: kubectl.Client, space: str, names: list[str]) -> str | None:
 
 
 def live(uid: str, names: list[str]) -> Json:
-    """Gives what the pod's processes on this host really have of the variables: pids and values.
+    """Gives what the pod's processes on this host really have of the variables and flags.
 
     The plugin may inject the same variable: only the process tells which one won.
     """
@@ -213,8 +213,9 @@ def live(uid: str, names: list[str]) -> Json:
         return {"processes": 0, "values": {}}
     for pid in proc.pids():
         if mapped_files.pod_of(proc.cgroup(pid)) == uid and os.path.exists(f"/proc/{pid}/exe"):
-            environ = proc.environ(pid)
-            found.append({key: environ.get(key) for key in names})
+            environ, argv = proc.environ(pid), proc.argv(pid)
+            found.append({key: flags.of_process(argv, key) if flags.is_flag(key)
+                          else environ.get(key) for key in names})  # fmt: skip
     # a pause container has none of them
     values = {key: sorted({row[key] for row in found if row[key] is not None}) for key in names}
     return {"processes": len(found), "values": values}

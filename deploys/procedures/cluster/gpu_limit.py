@@ -53,8 +53,8 @@ def deployment_request(plan: Plan, **more: object) -> dict[str, Any]:
 def inspect_deployment(plan: Plan) -> KubeLook:
     """The Deployment with every memory limit, asked once a run."""
     chart = plan.chart
-    others = chart.set if isinstance(chart, GpuLimitData) else None
-    asked = dict.fromkeys((*LIMITS, *(others or {})))
+    others = chart.others if isinstance(chart, GpuLimitData) else {}
+    asked = dict.fromkeys((*LIMITS, *others))
     return ask_typed(
         plan, "kube look", deployment_request(plan, variables=list(asked)), KubeLook, "deployment"
     )
@@ -70,9 +70,11 @@ def model_findings(plan: Plan) -> list[Violation]:
 
 
 def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
-    """The variables to set, the memory limit among them; DeployError says what may not be set."""
+    """The variables and flags to set, the memory limit among them; DeployError says what may not
+    be set.
+    """
     data, now = plan.chart_as(GpuLimitData), inspect_deployment(plan)
-    values = dict(data.set or {})
+    values = data.others
     for name in values:
         if name in LIMITS:
             raise DeployError(f"set: {name} is a memory limit; give it as --data limit=24000m")
@@ -194,5 +196,5 @@ def title(plan: Plan, now: KubeLook) -> str:
 
 
 def assignments(values: Mapping[str, str]) -> str:
-    """Variables as `NAME=value, NAME=value`."""
+    """Variables and flags as `NAME=value, NAME=value`."""
     return ", ".join(f"{name}={value}" for name, value in sorted(values.items()))

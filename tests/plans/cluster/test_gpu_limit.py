@@ -68,6 +68,19 @@ def variables(**more: object) -> dict[str, Any]:
     return {**seen(), "variables": {**seen()["variables"], **more}}
 
 
+FLAG = "--prefix-cache-slots"
+FIX = f'flags={{"{FLAG}": 0}}'
+
+
+def flagged(value: str | None, document: dict[str, Any] | None = None, *live: str) -> Any:
+    """The Deployment whose command line has that value, and what its processes have."""
+    found = document or variables()
+    place = {"kind": "args", "index": 0, "value": value, "why": None}
+    found = {**found, "variables": {**found["variables"], FLAG: place}}
+    found["pods"][0]["live"] = {"processes": 2, "values": {FLAG: list(live)}}
+    return found
+
+
 UNCLEAR = {"kind": "unclear", "index": -1, "value": None, "why": "more than once"}
 SENT, UNDONE = (["lab1 apply kube", f"lab1 {end}"] for end in ("close COMMITTED", "undo"))
 TABLE: Table = {
@@ -104,6 +117,18 @@ TABLE: Table = {
     # another variable goes the same way without a limit
     "other": (limit('set={"OTHER": "1"}', looks=[seen(), PLANNED], card=(), how="--dry"), quiet(
         never=("hardware",))),
+    # the seed's layer 3: a flag goes the same way, into the command line
+    "flag": (limit(FIX, looks=[flagged(None), {**flagged(None), "changes": PLANNED["changes"]},
+                               flagged("0", rolled("23000m"), "0")], card=()), done(
+        f"has {FLAG}=0", "seen in 2 processes of lucebox-1;", steps=SENT)),
+    "flag not seen": (limit(FIX, looks=[flagged(None), flagged(None),
+                                        flagged("0", rolled("23000m"))], card=()), done(
+        f"2 processes of lucebox-1, {FLAG} in the template alone", steps=SENT)),
+    "flag ignored": (limit(FIX, looks=[flagged(None), flagged(None),
+                                       flagged("0", rolled("23000m"), "4")], card=()), failed(
+        f"its process has {FLAG}=4, not 0", steps=UNDONE)),
+    "no flag": (limit('flags={"-x": "1"}', looks=seen(), card=()), refused(
+        "'-x' is not a flag; allowed: such as --max-num-seqs")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 
@@ -111,6 +136,11 @@ test_each_run_ends_as_its_row_says = each_row(TABLE)
 def test_one_variable_is_set_where_nobody_wrote_meanwhile(ran: Runs) -> None:
     step = ran["set"].changing[0].request["steps"][0]
     assert (step["set"], step["resource_version"]) == ({NAME: "24000m"}, "1")
+
+
+def test_a_flag_goes_by_its_name(ran: Runs) -> None:
+    step = ran["flag"].changing[0].request["steps"][0]
+    assert (step["set"], step["clear_cache"]) == ({FLAG: "0"}, False)
 
 
 def test_what_the_plugin_injects_is_seen_in_the_process_and_the_change_goes_back(ran: Runs) -> None:
