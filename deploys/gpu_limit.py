@@ -2,7 +2,7 @@
 
 Runbook: docs/runbooks/gpu_limit.md. Data: limit=24000m (else computed from the OOM line), wanted,
 reserve_mib, device, hardware_mib, container, deadline; set='{"NAME": "value"}' for other variables,
-flags='{"--prefix-cache-slots": "0"}' for flags.
+flags='{"--prefix-cache-slots": "0"}' for flags; guard=true with webhook_file or webhook.
 """
 
 from deploys.common.load_and_gate import DEPLOYMENT

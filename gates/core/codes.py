@@ -137,6 +137,7 @@ CODES: dict[str, Code] = {
     "libvgpu-old-mapped": Code(Layer.ARTIFACT, "warn"),
     "gpu-limit": Code(Layer.RECIPE),
     "gpu-limit-short": Code(Layer.RECIPE),
+    "gpu-limit-drift": Code(Layer.RECIPE),
     "forbidden-env": Code(Layer.RECIPE),
     "secret-missing": Code(Layer.RECIPE, waivable=False),
     "hca-two-ports": Code(Layer.RECIPE, "warn"),

@@ -16,7 +16,7 @@ from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.engine import completion
 from node.engine.config import Endpoint, endpoint
-from node.kube import behind, inspect, kubectl
+from node.kube import behind, inspect, kubectl, names
 from node.kube.behind import Behind
 from node.rules import completion as rules
 from node.rules.completion import Reply
@@ -47,7 +47,7 @@ def ask_pod(request: Any) -> Json:
     """
     body = validate.keys(request, "request", _KEYS, _REQUIRED)
     client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
-    space = inspect.name(body["namespace"], "namespace")
+    space = names.name(body["namespace"], "namespace")
     port = body.get("port")
     port = None if port is None else int(validate.number(port, "port", 1, 65535))
     timeout_s = validate.number(body["timeout_s"], "timeout_s", 1, 600)
@@ -61,11 +61,11 @@ def ask_pod(request: Any) -> Json:
 
 def _asked(body: Json, client: kubectl.Client, space: str, port: Any, timeout_s: float) -> Any:
     """Gives (where, reply) of the way that the request names."""
-    name = inspect.name(body["deployment"], "deployment")
+    name = names.name(body["deployment"], "deployment")
     box = body.get("container")
-    box = None if box is None else inspect.name(box, "container")
+    box = None if box is None else names.name(box, "container")
     chosen = body.get("service")
-    chosen = None if chosen is None else inspect.name(chosen, "service")
+    chosen = None if chosen is None else names.name(chosen, "service")
     if chosen is None and port is None and body.get("url") is None:
         raise validate.bad("give 'url', 'service' or 'port'")
     if chosen is not None:

@@ -103,8 +103,22 @@ class ClusterKernelData(KernelKeys, ClusterData):
     """kernel."""
 
 
-class LibvgpuData(ClusterData):
-    """libvgpu. The webhook's URL is its password: root's file on the host may hold it instead."""
+class GuardKeys(ClusterData):
+    """Whom a guard tells. The webhook's URL is its password: root's file on the host may hold it
+    instead.
+    """
+
+    webhook: Url | None = key(None, "the URL that the guard tells", repr=False)
+    webhook_file: AbsolutePath | None = key(None, "a file of root's on the host with the URL")
+
+    def conflict(self) -> tuple[str, str] | None:
+        if self.webhook and self.webhook_file:
+            return "webhook", "webhook: and webhook_file; allowed: one of them"
+        return super().conflict()
+
+
+class LibvgpuData(GuardKeys):
+    """libvgpu."""
 
     library: Argument | None = key(None, "a file on this machine; with sha256")
     sha256: Sha256 | None = key(None, "the library's, as sha256sum prints it")
@@ -115,19 +129,15 @@ class LibvgpuData(ClusterData):
     restart_pods: bool = key(False, "restart the pods that keep the former library")
     guard: bool = key(False, "notice when the plugin puts its own library back")
     reapply: bool = key(False, "the guard puts the library back; with guard")
-    webhook: Url | None = key(None, "the URL that the guard tells", repr=False)
-    webhook_file: AbsolutePath | None = key(None, "a file of root's on the host with the URL")
     remove: bool = key(False, "bring the original back")
 
     def conflict(self) -> tuple[str, str] | None:
-        if self.webhook and self.webhook_file:
-            return "webhook", "webhook: and webhook_file; allowed: one of them"
         if self.reapply and not self.guard:
             return "reapply", "reapply: without guard; allowed: with guard=true"
         return super().conflict()
 
 
-class GpuLimitData(ClusterData):
+class GpuLimitData(GuardKeys):
     """gpu_limit."""
 
     limit: Annotated[str | None, BeforeValidator(limit_text)] = key(
@@ -147,6 +157,8 @@ class GpuLimitData(ClusterData):
     flags: Flags | None = key(
         None, 'flags of the engine\'s command line: \'{"--prefix-cache-slots": "0"}\''
     )
+
+    guard: bool = key(False, "tell when a chart that is deployed again resets what is set")
 
     @property
     def others(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
+from deploys.procedures.cluster import limit_guard
 from deploys.procedures.cluster.ask import ask_typed
 from gates.cluster import gpu_limit, memory_limit
 from gates.cluster.memory_limit import MIB, LimitError
@@ -170,9 +171,11 @@ def plan(rig: Procedure) -> Patch:
     if unclear:
         raise DeployError("; ".join(unclear))
     todo = {n: v for n, v in values.items() if now.variables[n].value != v}
+    guard = limit_guard.around(plan, rig.snapshots[plan.rig.head.name], now, values)
     if not todo:
         logger.info(f"    {title(plan, now)} has {assignments(values)} already")
-        return Patch(values, [], (), now.rollout.generation, former)
+        # nothing rolls out: the rollout and the pods that there are count
+        return Patch(values, guard, (), now.rollout.generation - 1, frozenset())
     asked = deployment_request(plan, set=todo, logs=False, variables=list(todo))
     planned = ask_typed(plan, "kube look", asked, KubeLook, "planned")
     step = {key: value for key, value in deployment_request(plan).items() if key != "container"} | {
@@ -187,7 +190,7 @@ def plan(rig: Procedure) -> Patch:
     lines = [f"{title(plan, planned)}, resourceVersion {planned.resource_version}:"]
     for change in planned.changes or ():
         lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
-    return Patch(values, [step], tuple(lines), planned.rollout.generation, former)
+    return Patch(values, [step, *guard], tuple(lines), planned.rollout.generation, former)
 
 
 def title(plan: Plan, now: KubeLook) -> str:
