@@ -18,6 +18,7 @@ from node.engine import completion
 from node.engine.config import Endpoint, endpoint
 from node.kube import behind, inspect, kubectl, names
 from node.kube.behind import Behind
+from node.kube.deployment import container_of
 from node.rules import completion as rules
 from node.rules.completion import Reply
 
@@ -78,6 +79,8 @@ def _asked(body: Json, client: kubectl.Client, space: str, port: Any, timeout_s:
     else:
         where = _endpoint(body, f"http://127.0.0.1:{port}")
         deployment = inspect.get(client, space, name)
+        # kubectl would take the pod's first one, which may be a sidecar that was put into it
+        box = container_of(deployment, box)["name"]
         rows = behind.running(inspect.pods(client, space, deployment))
         if not rows:
             return "no pod", Reply(False, "no pod of it runs")
@@ -125,10 +128,10 @@ def _of_service(name: str, row: Json, port: Any) -> str:
 
 
 def _in_pod(
-    client: kubectl.Client, space: str, pod: str, box: Any, where: Endpoint, timeout_s: float
+    client: kubectl.Client, space: str, pod: str, box: str, where: Endpoint, timeout_s: float
 ) -> Reply:
     """Gives the reply to a pod's own Python, which asks its engine."""
-    words = ["exec", pod, f"--namespace={space}", *([f"--container={box}"] if box else [])]
+    words = ["exec", pod, f"--namespace={space}", f"--container={box}"]
     script = [where.url, json.dumps(completion.question(where)), f"{timeout_s:g}"]
     started = time.monotonic()
     # kubectl takes its own flags before the `--` alone
