@@ -274,6 +274,10 @@ CAUSES: dict[str, Cause] = {
         here=("pod-stuck", "gpu-limit-short"),
     ),
     "gpu-limit-short": Cause("the limit was guessed, not computed (A5)", here=("pod-stuck",)),
+    "gpu-limit-drift": Cause(
+        "the chart was deployed again, with its own template",
+        here=("pod-stuck", "gpu-limit", "gpu-limit-short"),
+    ),
     "libvgpu-unreadable": Cause(_UNKNOWN),
     "libvgpu-target": Cause("several versions lie there, and nothing says which one is mounted"),
     "libvgpu-preload": Cause("edited by hand, or left by a former setup"),

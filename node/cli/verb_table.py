@@ -72,6 +72,7 @@ UNIT: dict[str, str] = {
     "watch": "node.watch.watch:run",
     "candidate": "node.kernel.candidate:run",
     "library guard": "node.vgpu.guard:run",
+    "limit guard": "node.kube.limit_guard:run",
     "container stop": "node.engine.prelaunch:stop_container",
     "container remove": "node.engine.prelaunch:remove_container",
 }

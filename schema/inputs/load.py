@@ -22,10 +22,10 @@ from schema.observed.docker import ImageFileProbe
 from schema.observed.files import VenvProbe
 from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
+from schema.render import library_files, limit_files
 from schema.render.engine_files import documents
 from schema.render.engine_spec import engine_spec
 from schema.render.jit_caches import kept
-from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER
 
 RECIPES_DIR = "catalog/recipes"
 # What every host of a rig must say alike: one run has one recipe, one profile, one MTU.
@@ -163,8 +163,8 @@ def _deployment(
     except ValidationError as error:
         raise SpecError(f"host {name}: {_reason(error)}") from None
     request = SnapshotRequest(
-        files=FILES,
-        units=(GUARD_PATH, GUARD_TIMER),
+        files=tuple(dict.fromkeys((*library_files.FILES, *limit_files.FILES))),
+        units=(library_files.GUARD_PATH, library_files.GUARD_TIMER, limit_files.GUARD_TIMER),
         disks=(chart.vgpu_dir, *ROOM_FOR_VENV),
         sysctls=SYSCTLS,
     )

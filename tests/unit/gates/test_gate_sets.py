@@ -79,7 +79,8 @@ ELSEWHERE = {
     "patch-drifted", "patch-unknown", "module-missing",  # test_file_patches.py, test_provenance.py
     "libvgpu-target", "libvgpu-other", "libvgpu-candidate", "libvgpu-symbols", "libvgpu-preload",
     "libvgpu-drift", "libvgpu-old-mapped",  # cluster/test_vgpu_library.py
-    "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",  # cluster/test_gpu_limit.py
+    "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",
+    "gpu-limit-drift",  # cluster/test_gpu_limit.py
     "answer-slow", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py

@@ -101,7 +101,14 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         },
         "node.image": {"node.change", "node.core", "node.docker", "node.transfer"},
         "node.kernel": {"node.core", "node.files"},
-        "node.kube": {"node.change", "node.core", "node.engine", "node.rules"},
+        "node.kube": {
+            "node.change",
+            "node.core",
+            "node.engine",
+            "node.files",
+            "node.rules",
+            "node.watch",
+        },
         "node.machine": {"node.core", "node.files"},
         "node.patch": {"node.change", "node.core", "node.files", "node.venv"},
         "node.reap": {
