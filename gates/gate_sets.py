@@ -106,6 +106,8 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *memory.GATES,
         *processes.GATES,
         *fabric.GATES,
+        *container.GATES,
+        *jit_caches.GATES,
         *image.GATES,
         *venv.GATES,
         *image_patches.GATES,
