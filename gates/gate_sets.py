@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gates.artifact import image, image_patches, venv
+from gates.artifact import image, image_patches, jit_caches, venv
 from gates.cluster import host_memory
 from gates.core.check import Gate, Observed
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.drift import findings
 from gates.engine import foreign_engine, peers, processes
-from gates.gpu import container, driver, jit_caches, memory
+from gates.gpu import container, driver, memory
 from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
@@ -109,6 +109,8 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *processes.GATES,
         *fabric.GATES,
         *rdma.GATES,
+        *container.GATES,
+        *jit_caches.GATES,
         *image.GATES,
         *venv.GATES,
         *image_patches.GATES,

@@ -6,11 +6,13 @@ import json
 import os
 import re
 
+from node.core import proc
 from node.core.errors import Json
-from node.core.run import which
+from node.core.run import environment
 
 # docker looks them up on its PATH when it starts (moby, daemon/devices_nvidia_linux.go)
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
+PID_FILE = "/var/run/docker.pid"
 _KIND = re.compile(r'^kind:\s*"?([\w.-]+/[\w.-]+)', re.M)
 _NAME = re.compile(r'^\s*(?:-\s+)?name:\s*"?([\w.-]+)', re.M)
 # /info lists the devices from 28.2 on (API 1.50), and none where there are none
@@ -23,8 +25,16 @@ def read(info: Json) -> Json:
         "runtimes": sorted(info.get("Runtimes") or {}),
         "default_runtime": str(info.get("DefaultRuntime") or ""),
         "cdi_devices": sorted(_devices(info)),
-        "gpu_hooks": [name for name in HOOKS if which(name)],
+        "gpu_hooks": [name for name in HOOKS if _on_path(name)],
     }
+
+
+def _on_path(name: str) -> bool:
+    """Gives True for a program on dockerd's own PATH; where that cannot be read, on ours."""
+    pid = proc.read_bytes(PID_FILE)
+    path = proc.environ(int(pid)).get("PATH") if pid and pid.strip().isdigit() else None
+    folders = (path or environment()["PATH"]).split(":")
+    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders)
 
 
 def _devices(info: Json) -> set[str]:

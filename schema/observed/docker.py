@@ -62,7 +62,7 @@ class Docker(Frozen):
     """The engine and, of its images, those that the request named; all containers.
 
     `cdi_devices` are those that it knows, such as nvidia.com/gpu=all. `gpu_hooks` are the programs
-    of NVIDIA's container toolkit on the host's PATH, which docker runs for `--gpus`.
+    of NVIDIA's container toolkit on dockerd's PATH, which it runs for `--gpus`.
     """
 
     version: str

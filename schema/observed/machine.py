@@ -65,7 +65,11 @@ class Gpus(Frozen):
 
 
 class Memory(Frozen):
-    """/proc/meminfo, in bytes."""
+    """/proc/meminfo, in bytes.
+
+    `unaccounted` is in no category there, as the memory of a GB10's GPU is. `start_took` is what
+    the engine's last start took before vLLM looked; None where none was measured.
+    """
 
     total: int
     free: int
@@ -75,6 +79,8 @@ class Memory(Frozen):
     dirty: int
     swap_total: int
     swap_free: int
+    unaccounted: int = 0
+    start_took: int | None = None
 
 
 class ShmSegment(Frozen):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def said(
         (tmp_path / name).write_text(text)
         said["info"]["CDISpecDirs"] = [str(tmp_path)]
     monkeypatch.setattr(api, "SOCKET", str(path))
-    with docker_socket(path, _answer(said)):
+    with docker_socket(path, _answer(said)) as server:
+        said["seen"] = server.seen
         yield said
 
 
@@ -77,6 +79,17 @@ def test_an_images_layers_are_found(said: dict[str, Any], monkeypatch: pytest.Mo
             filesystem.layers(IMAGE)
 
 
+def test_an_older_version_is_asked_for_only_where_that_helps(said: dict[str, Any]) -> None:
+    """Never above what the docker speaks: it is asked at its own version first."""
+    row = api.inspection(f"/images/{IMAGE}/json")
+    left_out = "GraphDriver" not in said["image"] or "from_1_52" in said
+    asked = [f"GET /images/{IMAGE}/json"] + [f"GET /v1.51/images/{IMAGE}/json"] * left_out
+    assert said["seen"] == asked
+    answered = _number(said["min_api"]) <= (1, 51)
+    assert ("GraphDriver" in row) == ("GraphDriver" in said["image"] and answered)
+    assert api.inspection("/images/absent/json") is None
+
+
 def test_the_section_is_read(said: dict[str, Any]) -> None:
     seen = Docker.model_validate(json.loads(json.dumps(api.read([IMAGE]))))
     assert seen.version == said["info"]["ServerVersion"]
@@ -88,8 +101,19 @@ def test_the_section_is_read(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("there", [(), gpu_access.HOOKS[:1], gpu_access.HOOKS])
-def test_the_toolkits_hooks_are_looked_up(
-    there: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_the_toolkits_hooks_are_on_dockers_own_path(
+    there: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_access, "which", lambda name: name if name in there else None)
-    assert gpu_access.read({})["gpu_hooks"] == list(there)
+    for name in there:
+        (tmp_path / name).touch(0o755)
+    with subprocess.Popen(["/bin/sleep", "60"], env={"PATH": f"/none:{tmp_path}"}) as dockerd:
+        (tmp_path / "pid").write_text(f"{dockerd.pid}\n")
+        monkeypatch.setattr(gpu_access, "PID_FILE", str(tmp_path / "pid"))
+        found = gpu_access.read({})["gpu_hooks"]
+        dockerd.kill()
+    assert found == list(there)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for unread in ("absent", "text"):
+        (tmp_path / "text").write_text("none\n")
+        monkeypatch.setattr(gpu_access, "PID_FILE", str(tmp_path / unread))
+        assert gpu_access.read({})["gpu_hooks"] == list(there), "ours, where docker's is not told"

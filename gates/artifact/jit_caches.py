@@ -1,4 +1,4 @@
-"""Gates of the caches of compiled kernels: whose they are, and whether the start finds them cold."""
+"""Gates of the caches of compiled kernels: whose they are, and whether a start finds them cold."""
 
 from __future__ import annotations
 
