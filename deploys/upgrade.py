@@ -6,6 +6,7 @@ reason; inplace=true installs into the venv that serves; prune=true removes vers
 
 from pyinfra import host
 
+from deploys.common import known_bad
 from deploys.common.procedure import loaded
 from deploys.procedures.venv import upgrade
 from gates.gate_sets import CHANGING, UPGRADING
@@ -19,7 +20,7 @@ rig = loaded("upgrade", revert=upgrade.revert)
 is_prune = rig.data(UpgradeData).prune
 
 # Gate: what is known of that version here, what pip would do, whether there is room.
-rig.gate(CHANGING if is_prune else UPGRADING)
+rig.gate(CHANGING if is_prune else (*UPGRADING, *known_bad.below()))
 
 # Act, with prune=true: the versions that nobody needs go; nothing else is touched.
 if is_prune and rig.at_head:

@@ -15,7 +15,7 @@ from pyinfra import host, logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.cli_guards import ROOT
+from deploys.common.known_bad import known
 from deploys.common.load_and_gate import data_of, operator_data
 from facts.local.git_apply import apply
 from facts.rignode.call import AskFailed, ask_node
@@ -24,7 +24,6 @@ from gates.artifact.compatibility import compatibility
 from gates.artifact.file_patch_state import PatchState, judge
 from gates.core.check import Observed
 from gates.core.violation import Violation
-from schema.core.errors import SpecError
 from schema.core.parse import misfit
 from schema.desired.plan import Plan
 from schema.observed.artifact import (
@@ -36,7 +35,6 @@ from schema.observed.artifact import (
     probes,
 )
 from schema.observed.pip_report import VenvWheels
-from schema.recipe.compatibility import load_table
 from schema.recipe.patches import PatchTool
 from schema.recipe.wheels import WheelsSpec
 
@@ -71,10 +69,7 @@ def wheels_spec(plan: Plan) -> WheelsSpec:
 
 def known_versions(wanted: str, plan: Plan, observed: Observed) -> list[Violation]:
     """The compatibility gate with the catalog's table; DeployError for a table that is wrong."""
-    try:
-        return compatibility(wanted, plan, observed, load_table(ROOT))
-    except SpecError as error:
-        raise DeployError(str(error)) from None
+    return compatibility(wanted, plan, observed, known())
 
 
 def ask_all(

@@ -56,6 +56,9 @@ CAUSES: dict[str, Cause] = {
         "apt staged a newer kernel, and no driver module was built for it (B4)",
         here=("pin-gone",),
     ),
+    "kernel-known-bad": Cause(
+        "a routine upgrade brought a kernel on which the engine cannot start", **_STOPS
+    ),
     "boot-room": Cause("old kernels that nobody removed"),
     "boot-sticky": Cause("GRUB writes on plain partitions only"),
     "grubenv-bad": Cause("a power cut while grub-editenv wrote it, or never made"),
@@ -68,6 +71,7 @@ CAUSES: dict[str, Cause] = {
         here=("memory-short", *DOWN),
         anywhere=("driver-mismatch", *UNSERVED),
     ),
+    "driver-known-bad": Cause("an upgrade brought a driver that fails with this engine", **_STOPS),
     "driver-mismatch": Cause("one node was updated, the other not", anywhere=(*DOWN, *UNSERVED)),
     "driver-stand-in": Cause("a rehearsal host"),
     "memory-short": Cause(

@@ -190,6 +190,6 @@ def entry_rows(menu: grubcfg.Menu) -> list[Json]:
     """Gives the menu as flat rows {path, title, kernel} for people and gates."""
     return [
         {"path": path, "title": entry["title"], "kernel": entry["kernel"],
-         "linux": entry["linux"], "initrd": entry["initrd"]}
+         "linux": entry["linux"], "options": entry["options"], "initrd": entry["initrd"]}
         for path, entry in grubcfg.flat(menu.entries)
     ]  # fmt: skip

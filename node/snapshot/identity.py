@@ -29,6 +29,7 @@ def read() -> Json:
         "os_id": release.get("ID", ""),
         "os_version": release.get("VERSION_ID", ""),
         "kernel": uname.release,
+        "cmdline": proc.read_text("/proc/cmdline"),
         "uptime_s": float(uptime[0]),
         "clock_unix_s": time.time(),
         "effective_uid": os.geteuid(),

@@ -18,6 +18,7 @@ from schema.desired.rig import Node, Rig
 from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
 from schema.inputs.runbooks import kind_of
+from schema.observed.artifact import LIBRARIES, VLLM_INFO
 from schema.observed.docker import ImageFileProbe
 from schema.observed.files import VenvProbe
 from schema.observed.snapshot import SnapshotRequest
@@ -201,6 +202,19 @@ def _venvs(spec: EngineSpec) -> tuple[VenvProbe, ...]:
     return (VenvProbe(path=spec.venv, user=spec.user),)
 
 
+def _image_files(recipe: Recipe, image: str) -> tuple[ImageFileProbe, ...]:
+    """What to look for inside the image or venv: each patch, and pip's metadata of an image's
+    vLLM, whose folder names the version.
+    """
+    asked = [ImageFileProbe(image=image, path=p.path, contains=p.contains) for p in recipe.patches]
+    if recipe.container is not None:
+        asked += [
+            ImageFileProbe(image=image, path=f"{library}/{VLLM_INFO}", contains="Version: ")
+            for library in LIBRARIES
+        ]
+    return tuple(asked)
+
+
 def _request(
     rig: Rig, node: Node, recipe: Recipe, spec: EngineSpec, files: tuple[Document, ...], deep: bool
 ) -> SnapshotRequest:
@@ -218,9 +232,7 @@ def _request(
         ),
         units=(UNIT, PAIR_TIMER) if len(rig.nodes) > 1 else (UNIT,),
         images=(recipe.container.image,) if recipe.container else (),
-        image_files=tuple(
-            ImageFileProbe(image=patched, path=p.path, contains=p.contains) for p in recipe.patches
-        ),
+        image_files=_image_files(recipe, patched),
         venvs=_venvs(spec),
         weights=(spec.weights,),
         deep=deep,

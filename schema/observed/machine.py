@@ -10,7 +10,7 @@ from schema.core.base import Frozen
 
 
 class Identity(Frozen):
-    """Who the host is and which boot this is."""
+    """Who the host is and which boot this is. `cmdline`: the kernel's; empty: not readable."""
 
     hostname: str
     machine_id: str
@@ -23,6 +23,7 @@ class Identity(Frozen):
     clock_unix_s: float
     effective_uid: int
     python: str
+    cmdline: str = ""
 
 
 class Gpu(Frozen):

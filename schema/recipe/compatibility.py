@@ -1,4 +1,4 @@
-"""What is known about engine versions on hardware: catalog/compatibility.yaml as typed entries.
+"""What is known about engines, kernels and drivers: catalog/compatibility.yaml as typed entries.
 
 An entry says: this range of versions, under these conditions, works or is broken; who says so, and
 when. Conditions that an entry leaves out hold for every rig. Versions and bounds are PEP 440
@@ -26,6 +26,8 @@ from schema.core.yaml_file import read_map
 TABLE = "catalog/compatibility.yaml"
 _ARCH = re.compile(r"(cpu|sm_[0-9]{2,3}a?)\Z")
 Verdict = Literal["works", "broken", "unknown"]
+# What an entry may be about besides an engine.
+KERNEL, DRIVER = "linux", "nvidia"
 
 
 def specifier(value: str) -> str:
@@ -91,13 +93,16 @@ def architecture(value: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(single_line), Field(min_length=1)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=,:+-]{1,60}$")]
 Range = Annotated[str, AfterValidator(specifier)]
 Arch = Annotated[str, AfterValidator(architecture)]
 
 
 class Entry(Frozen):
-    """One thing that is known. `gpu` empty: every architecture. `source` names who said it (a
-    post, an issue, a run of ours), `date` when.
+    """One thing that is known. `engine` is vllm, or KERNEL or DRIVER for what lies below it. `gpu`
+    empty: every architecture. `source` names who said it (a post, an issue, a run of ours), `date`
+    when. It does not hold with a word of `unless_cmdline` on the kernel's command line, nor with a
+    variable of `unless_env` in the engine's environment.
     """
 
     id: Name
@@ -108,6 +113,8 @@ class Entry(Frozen):
     nodes: Range | None = None
     driver: Range | None = None
     kernel: Range | None = None
+    unless_cmdline: tuple[Word, ...] = ()
+    unless_env: dict[str, str] = Field(default_factory=dict)
     verdict: Verdict
     reason: Line
     source: Line
@@ -134,6 +141,8 @@ class Entry(Frozen):
         named = {"TP": self.tensor_parallel, "nodes": self.nodes, "driver": self.driver,
                  "kernel": self.kernel}  # fmt: skip
         parts += [f"{name} {bound}" for name, bound in named.items() if bound]
+        without = [*self.unless_cmdline, *(f"{k}={v}" for k, v in self.unless_env.items())]
+        parts += [f"without {word}" for word in without]
         return f"{', '.join(parts)}: {self.verdict}, {self.reason} ({self.source}, {self.date})"
 
 

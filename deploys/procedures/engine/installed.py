@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common import secrets
 from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
-from deploys.common.patch_findings import InForce, installed_versions
+from deploys.common.patch_findings import InForce, known_to_fail
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import files_in
@@ -224,8 +224,8 @@ class Installed:
         if answer.models == 200 and answer.failure in ("status", "disconnected"):
             gevent.sleep(DYING_S)
             after = observe(real(state), plan, fresh=True)
-        versions = installed_versions(plan, before, answer.failure is None)
-        return Examined(before, answer, after, [*patches.findings(before), *versions])
+        bad = known_to_fail(plan, before, answer.failure is None)
+        return Examined(before, answer, after, [*patches.findings(before), *bad])
 
     def healthy(self, plan: Plan, seen: Examined) -> Sequence[str]:
         """A line a node, and one about the endpoint."""

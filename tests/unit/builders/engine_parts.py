@@ -9,6 +9,7 @@ from gates.core.check import GIB
 from node.rules.secret import MASK, SECRETS_PATH, WATCHED
 from schema.desired.plan import CONTAINER, Document, Plan
 from schema.desired.rig import Node
+from schema.observed.artifact import LIBRARIES, VLLM_INFO
 from schema.observed.docker import Container, Image, ImageFile, ImageFileMatch, Mount
 from schema.observed.files import FileState, Weights, WeightsFile
 from schema.recipe.recipe import ContainerSpec
@@ -75,8 +76,24 @@ def image(plan: Plan) -> Image:
     )
 
 
+def image_files(plan: Plan, version: str = "0.22.1") -> tuple[ImageFile, ...]:
+    """The answers of an image with this vLLM, and with the recipe's patches."""
+    folder = f"/usr/local/lib/python3.12/dist-packages/vllm-{version}.dist-info"
+    info = ImageFileMatch(path=f"{folder}/METADATA", sha256="c" * 64, count=1)
+    versions = tuple(
+        ImageFile(
+            image=_box(plan).image,
+            path=f"{library}/{VLLM_INFO}",
+            contains="Version: ",
+            matches=(info,) if library == LIBRARIES[0] else (),
+        )
+        for library in LIBRARIES
+    )
+    return patched_files(plan) + versions
+
+
 def patched_files(plan: Plan) -> tuple[ImageFile, ...]:
-    """The answers of an image that carries every patch of the recipe as often as it should."""
+    """The answers about the recipe's patches, each in the image as often as it should."""
     return tuple(
         ImageFile(
             image=_box(plan).image,

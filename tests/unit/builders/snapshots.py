@@ -20,7 +20,7 @@ from tests.unit.builders.engine_parts import (
     absent_file,
     container,
     image,
-    patched_files,
+    image_files,
     told_secrets,
     warm_caches,
     weights,
@@ -142,7 +142,7 @@ def _node(plan: Plan, node: Node) -> NodeSnapshot:
             *warm_caches(plan, node),
         ),
         weights=(weights(plan, node),),
-        image_files=patched_files(plan),
+        image_files=image_files(plan),
         disks=tuple(disk(path) for path in plan.requests[node.name].disks),
     )
     return NodeSnapshot(**values)

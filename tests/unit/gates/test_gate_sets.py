@@ -74,6 +74,7 @@ def test_the_rank_orders_findings_however_a_gate_gives_them(plan: Plan) -> None:
 # Found by a test of its own file, since a case of the tables cannot say it.
 ELSEWHERE = {
     "version-broken", "version-unknown",  # artifact/test_compatibility.py
+    "kernel-known-bad", "driver-known-bad",  # artifact/test_known_bad.py
     "torch-cpu", "torch-variant", "wheel-missing", "old-wheel-missing",  # artifact/test_pip_plan.py
     "backup-required",
     "patch-drifted", "patch-unknown", "module-missing",  # test_file_patches.py, test_provenance.py

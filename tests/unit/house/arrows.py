@@ -58,7 +58,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "gates.firmware": {"gates.core"},
         "gates.gpu": {"gates.core", "gates.engine"},
         "gates.host": {"gates.core"},
-        "gates.kernel": {"gates.core"},
+        "gates.kernel": {"gates.artifact", "gates.core"},
         "gates.recipe": {"gates.artifact", "gates.core"},
         "gates.transfer": {"gates.artifact", "gates.core", "gates.host", "gates.weights"},
         "gates.unit": {"gates.artifact", "gates.core", "gates.engine"},

@@ -68,6 +68,7 @@ def test_the_snapshot_of_this_machine_fits_the_schema(host: Host, tmp_path: Path
     answer = host.run(host.argv("snapshot"), request.model_dump_json())
     seen = NodeSnapshot.model_validate_json(answer.stdout)
     assert seen.identity.boot_id and seen.identity.kernel == os.uname().release
+    assert seen.identity.cmdline == Path("/proc/cmdline").read_text().strip()
     files, disks, network = map(readable, (seen.files, seen.disks, seen.network))
     assert [file.kind for file in files] == ["file", "absent", "directory"]
     assert files[0].content is not None and "root:" in files[0].content
