@@ -54,6 +54,8 @@ SEED_WORKER = (
 )
 # In the seed's YAML, though not in its scripts.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# Ours: what NCCL logs is how RDMA is proven.
+DEBUG = {"NCCL_DEBUG": "INFO"}
 
 
 def parsed(script: str) -> tuple[dict[str, str], list[str]]:
@@ -77,7 +79,7 @@ def test_latency_profile_is_the_seeds_script(node: str, script: str) -> None:
     environ, argv = parsed(script)
     spec = spark_plan(profile="latency").specs[node]
     assert [same_number(a) for a in spec.argv] == [same_number(a) for a in argv]
-    assert spec.environ == environ | OFFLINE
+    assert spec.environ == environ | OFFLINE | DEBUG
 
 
 @pytest.mark.parametrize(
