@@ -109,7 +109,7 @@ def privileged(plan: Plan, observed: Observed) -> list[Violation]:
             None,
             "the engine's container runs privileged",
             evidence=f"recipe {plan.recipe.name}: container.privileged true",
-            remedy="try container.privileged: false with container.gpus: all in "
+            remedy="without RDMA, try container.privileged: false with container.gpus: all in "
             f"catalog/recipes/{plan.recipe.name}.yaml",
         )
     ]

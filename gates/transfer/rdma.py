@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Network, ip_interface
+from ipaddress import IPv4Address, IPv4Network, ip_interface
 
 from gates.core.check import Observed, collect, per_node, require
 from gates.core.codes import violation
@@ -86,11 +86,19 @@ def told(ports: Ports) -> str:
     return "; ".join(rows) or "none in /sys/class/infiniband"
 
 
-def routable(port: RdmaPort) -> bool:
-    """Whether RoCE v2 has an address there that another host can reach; InfiniBand needs none."""
-    if port.link_layer == "InfiniBand":
-        return True
-    return any(not address.is_link_local for address in port.addresses)
+def addresses(node: Node, port: RdmaPort) -> list[IPv4Address]:
+    """The port's addresses for RoCE v2 that another node can reach.
+
+    169.254 is one only where the whole fabric has such addresses, as after the automatic setup of
+    NVIDIA's playbook.
+    """
+    local = node.fabric_address is not None and node.fabric_address.is_link_local
+    return [one for one in port.addresses if local or not one.is_link_local]
+
+
+def routable(node: Node, port: RdmaPort) -> bool:
+    """Whether another node can reach the port; InfiniBand needs no address."""
+    return port.link_layer == "InfiniBand" or bool(addresses(node, port))
 
 
 @per_node
@@ -157,9 +165,10 @@ def rdma_gid(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violati
     for port in usable(plan, node, require(snapshot.network, "network")):
         rows = {gid.index: gid for gid in port.gids}
         gid = rows.get(int(index))
-        if port.link_layer == "InfiniBand" or (gid and gid.ipv4 and not gid.ipv4.is_link_local):
+        good = addresses(node, port)
+        if port.link_layer == "InfiniBand" or (gid and gid.ipv4 in good):
             continue
-        right = [str(row.index) for row in port.gids if row.ipv4 and not row.ipv4.is_link_local]
+        right = [str(row.index) for row in port.gids if row.ipv4 in good]
         yield violation(
             "rdma-gid",
             node.name,
@@ -171,16 +180,30 @@ def rdma_gid(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violati
         )
 
 
-def _networks(network: Network, port: RdmaPort) -> set[IPv4Network]:
-    """The networks of a port's addresses, as the links that carry these have them."""
-    wanted = {str(address) for address in port.addresses if not address.is_link_local}
-    return {
-        made
+@dataclass(frozen=True)
+class Rail:
+    """A port that NCCL takes on a node, and the networks of its addresses."""
+
+    node: Node
+    port: RdmaPort
+    networks: frozenset[IPv4Network]
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has no address that another node can reach."""
+        return not routable(self.node, self.port)
+
+
+def _rail(node: Node, network: Network, port: RdmaPort) -> Rail:
+    """The port with its networks, as the links that carry its addresses have them."""
+    wanted = {str(address) for address in addresses(node, port)}
+    found = (
+        ip_interface(text).network
         for link in network.links
         for text in link.addresses
         if text.split("/")[0] in wanted
-        and isinstance(made := ip_interface(text).network, IPv4Network)
-    }
+    )
+    return Rail(node, port, frozenset(one for one in found if isinstance(one, IPv4Network)))
 
 
 def _names(ports: Collection[RdmaPort]) -> str:
@@ -192,52 +215,42 @@ def rdma_address(plan: Plan, observed: Observed) -> list[Violation]:
     ports in their order; one with 169.254, or of another cable, ended both ranks (ainode PR 89).
     """
     seen, unknown = collect(plan, observed, lambda _, s: require(s.network, "network"))
-    taken = {n.name: usable(plan, n, seen_network) for n, seen_network in seen
-             if uses_rdma(plan, n)}  # fmt: skip
-    networks = {
-        node.name: {port.device: _networks(network, port) for port in taken.get(node.name, ())}
-        for node, network in seen
-    }
-    everywhere = Counter(one for rows in networks.values() for one in set().union(*rows.values()))
-    # of a node without any port, and of an address that no link shows any more, no network is known
-    known = (
-        len(seen) == len(plan.rig.nodes)
-        and all(taken.values())
-        and all(
-            networks[name][port.device] or port.link_layer == "InfiniBand" or not routable(port)
-            for name, ports in taken.items()
-            for port in ports
-        )
+    using = [(node, network) for node, network in seen if uses_rdma(plan, node)]
+    rails = [
+        _rail(node, network, p) for node, network in using for p in usable(plan, node, network)
+    ]
+    nodes = Counter(one for _, one in {(r.node.name, one) for r in rails for one in r.networks})
+    # of a node without any port, and of an address that no link shows any more, none is known
+    known = {r.node.name for r in rails} == {node.name for node in plan.rig.nodes} and all(
+        r.networks or r.is_bare for r in rails if r.port.link_layer != "InfiniBand"
     )
-    found = list(unknown) if taken else []
-    for node, _ in seen:
-        ports = taken.get(node.name, [])
-        mine = networks[node.name]
-        good = [p for p in ports if routable(p) and (
-            p.link_layer == "InfiniBand" or any(everywhere[one] > 1 for one in mine[p.device])
-        )]  # fmt: skip
-        for port in ports:
-            if not routable(port):
-                reason = "has no address that another node can reach"
-            elif known and port not in good:
-                reason = "is in a network that no other node's ports are in"
-            else:
-                continue
-            found.append(_wrong_address(node, port, reason, good, mine[port.device]))
+    found = list(unknown) if using else []
+    for rail in rails:
+        if rail.port.link_layer == "InfiniBand":
+            continue
+        if rail.is_bare:
+            reason = "has no address that another node can reach"
+        elif known and all(nodes[one] < 2 for one in rail.networks):
+            reason = "is in a network that no other node's ports are in"
+        else:
+            continue
+        good = [
+            r.port for r in rails if r.node == rail.node and any(nodes[n] > 1 for n in r.networks)
+        ]
+        found.append(_wrong_address(rail, reason, good))
     return found
 
 
-def _wrong_address(
-    node: Node, port: RdmaPort, reason: str, good: Ports, networks: Collection[IPv4Network]
-) -> Violation:
-    addresses = ", ".join(map(str, port.addresses)) or "none"
-    where = f" in {', '.join(map(str, sorted(networks)))}" if networks else ""
+def _wrong_address(rail: Rail, reason: str, good: Ports) -> Violation:
+    node, port = rail.node, rail.port
+    listed = ", ".join(map(str, port.addresses)) or "none"
+    where = f" in {', '.join(sorted(map(str, rail.networks)))}" if rail.networks else ""
     others = f'name the others as hcas of {node.name} in the inventory: "hcas": "{_names(good)}"'
     return violation(
         "rdma-address",
         node.name,
         f"{port.device} of {node.name}, which NCCL would use, {reason}",
-        evidence=f"RoCE v2 addresses of {port.device} ({port.netdev or 'no netdev'}): {addresses}"
+        evidence=f"RoCE v2 addresses of {port.device} ({port.netdev or 'no netdev'}): {listed}"
         + where,
         remedy=f"give {port.netdev or 'its netdev'} an address in a network that the other nodes' "
         "ports share (docs/reference/fabric.md)" + (f"; or {others}" if good else ""),
@@ -283,7 +296,7 @@ def hca_two_ports(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
     if len(roots) < 2 or all(len(twins) > 1 for twins in roots.values()):
         return
     ports = [p for p in require(snapshot.network, "network").rdma if SPARK_PORT.match(p.device)]
-    good = {p.device for p in ports if p.state == "ACTIVE" and routable(p)}
+    good = {p.device for p in ports if p.state == "ACTIVE" and routable(node, p)}
     pairs = (("rocep1s0f" + port, "roceP2p1s0f" + port) for port in sorted(roots))
     whole = next((pair for pair in pairs if good.issuperset(pair)), None)
     yield violation(

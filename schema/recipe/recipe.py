@@ -170,6 +170,8 @@ class Expect(Frozen):
     reasoning: bool = False
     tools: bool = False
     needs_nvidia: bool = True
+    # Between nodes: `required` takes a start back that does not prove it, `wanted` warns.
+    rdma: Literal["required", "wanted"] | None = None
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     baselines: tuple[Baseline, ...] = ()
     # An upgrade that decodes slower than (1 - tolerance) x the baseline goes back.
@@ -243,6 +245,15 @@ class Recipe(Frozen):
         for rule in self.forbidden_env:
             if rule.name in self.env and rule.value in (None, self.env[rule.name]):
                 raise ValueError(f"env.{rule.name}: is forbidden by this recipe: {rule.reason}")
+        return self
+
+    @model_validator(mode="after")
+    def _rdma_can_be_proven(self) -> Recipe:
+        if self.expect.rdma is not None and self.env.get("NCCL_DEBUG") != "INFO":
+            raise ValueError(
+                "expect.rdma: without env.NCCL_DEBUG: INFO; allowed: with it, what NCCL then logs "
+                "is the proof"
+            )
         return self
 
     @model_validator(mode="after")

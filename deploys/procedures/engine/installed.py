@@ -16,6 +16,12 @@ from deploys.common.patch_findings import InForce, known_to_fail
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import files_in
+from deploys.procedures.engine.rdma_proof import (
+    expects_rdma,
+    proof_of_start,
+    seen_networks,
+    told,
+)
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
 from facts.endpoint.tool_call import ask_for_call
 from facts.local.secret_values import SecretMissing, value_of
@@ -205,11 +211,14 @@ class Installed:
         answer = wait_for_answer(
             state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s, patient
         )
-        return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
+        line = f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
+        # a run that started nothing has no log of a start, which may be long gone
+        return line if work and not work.start.all else line + proof_of_start(plan)
 
     def verify(self, plan: Plan) -> Sequence[str]:
         """A real answer of our own engine, a tool call where one is expected, and its metrics."""
-        return _answers_and_metrics(plan, endpoint(plan))
+        lines = _answers_and_metrics(plan, endpoint(plan))
+        return [*lines, told(seen_networks(plan))[1]] if expects_rdma(plan) else lines
 
     def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
         """All hosts and the endpoint at the same time.

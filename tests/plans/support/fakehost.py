@@ -100,7 +100,8 @@ class FakeNode:
     unit is, once a former setup's engine has our port; with `former-stays` also after an undo),
     `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
     (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks
-    the connection), `slow` (what takes a moment), `says VERB` (a reading verb's answer, or a list
+    the connection), `slow` (what takes a moment), `nccl` (lines of
+    its log), `says VERB` (a reading verb's answer, or a list
     of them), `then WORD` (answers or errors, each once, before the usual one).
     """
 
@@ -142,6 +143,8 @@ class FakeNode:
             return True, json.dumps({"ok": True, "rows": GROWTH}), ""
         if command.verb == "unit-state":
             return True, self._unit_state(), ""
+        if command.verb == "nccl-log":
+            return True, str(self.faults.get("nccl", "")), ""
         if command.verb == "log":
             return True, "loading weights\nstand-in engine: ValueError: no such flag", ""
         if command.verb == "systemctl-stop":

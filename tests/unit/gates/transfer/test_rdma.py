@@ -10,9 +10,10 @@ import pytest
 from gates.gate_sets import check
 from gates.transfer.rdma import Selector
 from schema.desired.plan import Plan
+from schema.inputs.load import plan as load_plan
 from tests.unit.builders import snapshots as f
-from tests.unit.builders.host_parts import HCAS, rdma_port
-from tests.unit.builders.spark_rig import spark_plan
+from tests.unit.builders.host_parts import HCAS, link, rdma_port
+from tests.unit.builders.spark_rig import ROOT, host, spark_plan
 
 PORTS = [*map(rdma_port, HCAS), rdma_port("rocep1s0f10")]
 TWINS = "=rocep1s0f0,roceP2p1s0f0"
@@ -108,3 +109,15 @@ def test_a_fixed_row_of_the_gid_table(
     rows = found(seen=seen, NCCL_IB_HCA="=rocep1s0f0", NCCL_IB_GID_INDEX=index)
     assert [v.code for v in rows] == (["rdma-gid"] if evidence else [])
     assert not evidence or evidence in rows[0].evidence
+
+
+def test_a_fabric_of_link_local_addresses_is_one() -> None:
+    """The automatic setup of NVIDIA's playbook; mark-ramsey-ri/vllm-dgx-spark issue 1 serves so."""
+    hosts = {f"spark{n}": host(n, fabric_address=f"169.254.28.{n}") for n in (1, 2)}
+    plan = load_plan(hosts, None, ROOT)
+    seen = f.healthy(plan)
+    assert found(seen=seen, plan=plan, NCCL_IB_HCA=TWINS) == []
+    seen["spark1"] = f.put(seen["spark1"], "network.rdma", (rdma_port("rocep1s0f0", "10.9.9.9"),))
+    seen["spark1"] = f.put(seen["spark1"], "network.links.+", link("x", addresses=("10.9.9.9/24",)))
+    (foreign,) = found("rdma-address", seen=seen, plan=plan, NCCL_IB_HCA=TWINS)
+    assert "10.9.9.0/24" in foreign.evidence

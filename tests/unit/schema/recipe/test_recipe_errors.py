@@ -54,6 +54,8 @@ VALUES: list[tuple[tuple[str | int, ...], object, str]] = [
         "fork",
         "env.VLLM_WORKER_MULTIPROC_METHOD: is forbidden by this recipe: the engine dies at start",
     ),
+    (("expect", "rdma"), "required", "expect.rdma: without env.NCCL_DEBUG: INFO; allowed: with it"),
+    (("expect", "rdma"), True, "expect.rdma: is True; allowed: 'required' or 'wanted'"),
     (("vllm_serve", "max-num-seqs"), 4, "vllm_serve.max-num-seqs: 'max-num-seqs' is not a flag's"),
     (("vllm_serve", "host"), "-x", "vllm_serve.host: '-x' is empty or starts with `-`; allowed:"),
     (("vllm_serve", "host"), [], "vllm_serve.host: is an empty list; allowed: one value or more"),

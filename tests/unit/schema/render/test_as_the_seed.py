@@ -61,6 +61,8 @@ KEPT = {
     "TRITON_CACHE_DIR": "/rigbook/jit/triton",
     "TILELANG_CACHE_DIR": "/rigbook/jit/tilelang",
 }
+# Ours: what NCCL logs is how RDMA is proven.
+DEBUG = {"NCCL_DEBUG": "INFO"}
 
 
 def parsed(script: str) -> tuple[dict[str, str], list[str]]:
@@ -84,7 +86,7 @@ def test_latency_profile_is_the_seeds_script(node: str, script: str) -> None:
     environ, argv = parsed(script)
     spec = spark_plan(profile="latency").specs[node]
     assert [same_number(a) for a in spec.argv] == [same_number(a) for a in argv]
-    assert spec.environ == environ | OFFLINE | KEPT
+    assert spec.environ == environ | OFFLINE | KEPT | DEBUG
 
 
 @pytest.mark.parametrize(
