@@ -139,6 +139,8 @@ CODES: dict[str, Code] = {
     "gpu-limit-short": Code(Layer.RECIPE),
     "forbidden-env": Code(Layer.RECIPE),
     "secret-missing": Code(Layer.RECIPE, waivable=False),
+    "arguments-refused": Code(Layer.RECIPE),
+    "arguments-unchecked": Code(Layer.RECIPE, "warn"),
     "hca-two-ports": Code(Layer.RECIPE, "warn"),
     "enforce-eager": Code(Layer.RECIPE, "warn"),
     "image-latest": Code(Layer.RECIPE, "warn"),

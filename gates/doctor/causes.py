@@ -272,6 +272,8 @@ CAUSES: dict[str, Cause] = {
     "libvgpu-old-mapped": Cause("started before the swap; a mapped library stays what it was"),
     "forbidden-env": Cause("set by hand at a relaunch (C14)", **_LOADS),
     "secret-missing": Cause("the secret was never put there, or this shell does not have it"),
+    "arguments-refused": Cause("a flag of another version of vLLM, or a value that it has not"),
+    "arguments-unchecked": Cause("this vLLM keeps its parser elsewhere, or needs its GPU for it"),
     "hca-two-ports": Cause("the recipe names two ports instead of the twins of one"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),
     "image-latest": Cause("the recipe was written before the digest was known"),
