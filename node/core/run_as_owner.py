@@ -19,14 +19,14 @@ _PR_SET_PDEATHSIG = 1
 class Owner:
     """Who owns a folder, and how to run a program as that user (root's stay root's).
 
-    `user`: a user by name, in the owner's place.
+    `instead`: a user by name, in the owner's place.
     """
 
-    def __init__(self, folder: str, user: str | None = None) -> None:
+    def __init__(self, folder: str, instead: str | None = None) -> None:
         info = os.stat(folder)
         self.uid, self.gid = info.st_uid, info.st_gid
-        if user is not None:
-            self.uid, self.gid = _user(user)
+        if instead is not None:
+            self.uid, self.gid = _user(instead)
         self.env: dict[str, str] = environment()
         self.user: str | None = None
         if os.geteuid() != 0 or self.uid == 0:

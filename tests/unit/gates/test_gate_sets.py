@@ -80,6 +80,7 @@ ELSEWHERE = {
     "libvgpu-target", "libvgpu-other", "libvgpu-candidate", "libvgpu-symbols", "libvgpu-preload",
     "libvgpu-drift", "libvgpu-old-mapped",  # cluster/test_vgpu_library.py
     "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",  # cluster/test_gpu_limit.py
+    "arguments-refused", "arguments-unchecked",  # engine/test_arguments.py
     "answer-slow", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
