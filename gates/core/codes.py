@@ -115,6 +115,7 @@ CODES: dict[str, Code] = {
     "weights-magic": Code(Layer.ARTIFACT),
     "weights-cut": Code(Layer.ARTIFACT),
     "weights-shards-missing": Code(Layer.ARTIFACT),
+    "weights-mount": Code(Layer.ARTIFACT),
     "version-broken": Code(Layer.ARTIFACT),
     "version-unknown": Code(Layer.ARTIFACT, "warn"),
     "torch-cpu": Code(Layer.ARTIFACT),

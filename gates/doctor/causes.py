@@ -223,6 +223,7 @@ CAUSES: dict[str, Cause] = {
     "weights-cut": Cause("a download or a copy that broke off", **_LOADS),
     "weights-magic": Cause("another format, a git-lfs pointer, or a download cut off", **_LOADS),
     "weights-shards-missing": Cause("a download that was cut off", **_LOADS),
+    "weights-mount": Cause("the recipe mounts a snapshot without the blobs beside it", **_LOADS),
     "version-broken": Cause(
         "the version was never made to work on this hardware (B1)",
         **_LOADS,

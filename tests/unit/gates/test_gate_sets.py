@@ -85,6 +85,7 @@ ELSEWHERE = {
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
     "enforce-eager",  # recipe/test_choices.py
+    "weights-mount",  # weights/test_mount.py
     "other-rig",  # tests/plans/common/test_other_rig.py
     "other-recipe",  # tests/plans/engine/test_restart.py
     "secret-missing",  # tests/plans/engine/test_secrets.py
