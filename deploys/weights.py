@@ -29,6 +29,7 @@ weights.move(
     replaced=work.replaced,
     owner=rig.plan.rig.node(host.name).ssh_user,
     prune=rig.data(WeightsData).prune,
+    then=work.then,
 )
 weights.hash_all(
     name="Hash every file",

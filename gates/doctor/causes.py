@@ -242,6 +242,7 @@ CAUSES: dict[str, Cause] = {
     "weights-cut": Cause("a download or a copy that broke off", **_LOADS),
     "weights-magic": Cause("another format, a git-lfs pointer, or a download cut off", **_LOADS),
     "weights-shards-missing": Cause("a download that was cut off", **_LOADS),
+    "weights-mount": Cause("the recipe mounts a snapshot without the blobs beside it", **_LOADS),
     "version-broken": Cause(
         "the version was never made to work on this hardware (B1)",
         **_LOADS,
@@ -296,6 +297,9 @@ CAUSES: dict[str, Cause] = {
     "forbidden-env": Cause("set by hand at a relaunch (C14)", **_LOADS),
     "secret-missing": Cause("the secret was never put there, or this shell does not have it"),
     "hca-two-ports": Cause("two ports are named instead of the twins of one"),
+    "arguments-refused": Cause("a flag of another version of vLLM, or a value that it has not"),
+    "arguments-unchecked": Cause("this vLLM keeps its parser elsewhere, or needs its GPU for it"),
+    "hca-two-ports": Cause("the recipe names two ports instead of the twins of one"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),
     "image-latest": Cause("the recipe was written before the digest was known"),
     "privileged": Cause("the recipe was taken over as it was"),

@@ -19,6 +19,7 @@ READING: dict[str, str] = {
     "tree list": "node.backup.listing:list_all",
     "venv look": "node.venv.versions:inspect_versions",
     "venv check": "node.venv.check:check_venv",
+    "preflight": "node.engine.preflight:preflight",
     "secrets look": "node.files.secret_env:look",
     "kernel": "node.kernel.report:collect",
     "hardware": "node.machine.report:collect",

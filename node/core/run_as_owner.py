@@ -17,11 +17,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Owner:
-    """Who owns a folder, and how to run a program as that user (root's stay root's)."""
+    """Who owns a folder, and how to run a program as that user (root's stay root's).
 
-    def __init__(self, folder: str) -> None:
+    `instead`: a user by name, in the owner's place.
+    """
+
+    def __init__(self, folder: str, instead: str | None = None) -> None:
         info = os.stat(folder)
         self.uid, self.gid = info.st_uid, info.st_gid
+        if instead is not None:
+            self.uid, self.gid = _user(instead)
         self.env: dict[str, str] = environment()
         self.user: str | None = None
         if os.geteuid() != 0 or self.uid == 0:
@@ -70,3 +75,12 @@ class Owner:
         return Done(
             child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
         )
+
+
+def _user(name: str) -> tuple[int, int]:
+    """Gives a user's uid and gid. Raises NodeError (`no_user`)."""
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        raise NodeError(f"{name} is no user of this host", "no_user") from None
+    return found.pw_uid, found.pw_gid

@@ -57,13 +57,16 @@ class Weights(Frozen):
     """A weights folder (or file). `missing_shards` are named by the index and not there.
 
     `incomplete` is the change that left it half switched: some files are of one set, some of
-    another.
+    another. `folder` is where they lie: the snapshot, where `path` is a model's folder in a Hugging
+    Face cache; `linked` files of it are links into the cache's blobs.
     """
 
     path: str
     exists: bool
     files: tuple[WeightsFile, ...]
     missing_shards: tuple[str, ...]
+    folder: str | None = None
+    linked: int = 0
     incomplete: str | None = None
     displaced: tuple[FormerWeights, ...] = ()
 

@@ -13,6 +13,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common import secrets
 from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.patch_findings import InForce, known_to_fail
+from deploys.common.preflight import preflight
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import files_in
@@ -201,6 +202,7 @@ class Installed:
             # A step without a restart (a unit that was disabled) opens a change, which has to end.
             needs_proof = any(steps.values()) or not (answer and answer.ok)
             return Work(steps, before, needs_proof=needs_proof)
+        rig.gate_more(preflight(state, plan, "serve"))
         return Work(
             steps, before, stop=rig.up, start=rig.nodes, needs_proof=True, notes=notes
         )  # fmt: skip

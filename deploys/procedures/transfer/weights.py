@@ -17,6 +17,7 @@ from gates.transfer.route import TransferRequest
 from gates.transfer.weights import weights_source
 from gates.weights import weights as gates
 from gates.weights.files import replaced, weights_of
+from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer.transfer import Transfer
@@ -35,6 +36,8 @@ class WeightsWork:
     replaced: Mapping[str, Sequence[tuple[str, int]]]
     transfer: Transfer | None
     hashing: frozenset[str]
+    # by node, what makes the snapshot of a hub cache that came there the one that counts
+    then: Mapping[str, Steps] = field(default_factory=dict)
     hashed: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,8 +90,15 @@ def plan(rig: Procedure) -> WeightsWork:
     if source is not None and targets:
         transfer = Transfer(rig.run, "weights", source, targets, planned_route(rig))
     giving = seen.get(source or "")
+    part = _snapshot(giving)
+    there = {n.name: (w and w.folder) or plan.specs[n.name].weights
+             for n in plan.rig.nodes for w in [seen[n.name]]}  # fmt: skip
+    there |= {name: plan.specs[name].weights + part for name in targets}
     return WeightsWork(
-        paths={node.name: plan.specs[node.name].weights for node in plan.rig.nodes},
+        paths=there,
+        then={n: _ref(plan.specs[n].weights, part, plan.rig.node(n).ssh_user) for n in targets}
+        if part
+        else {},
         replaced={
             name: [(f.name, f.size) for f in replaced(giving, taking, data.prune)]
             for name in targets
@@ -97,6 +107,24 @@ def plan(rig: Procedure) -> WeightsWork:
         transfer=transfer,
         hashing=frozenset(seen) if data.verify else frozenset(),
     )
+
+
+def _snapshot(giving: Weights | None) -> str:
+    """What the giver's files lie below, of a model's folder in a Hugging Face cache; else empty."""
+    if giving is None or giving.folder is None:
+        return ""
+    return giving.folder.removeprefix(giving.path)
+
+
+def _ref(path: str, part: str, owner: str) -> Steps:
+    """The steps that make `part` the snapshot that a model's folder stands for, as the hub's client
+    does."""
+    own = {"owner": owner, "group": owner}
+    revision = part.rpartition("/")[2]
+    return [
+        {"op": "directory", "path": f"{path}/refs", "mode": "0755", **own},
+        {"op": "file", "path": f"{path}/refs/main", "content": revision, "mode": "0644", **own},
+    ]
 
 
 def _there(weights: Weights | None) -> bool:

@@ -20,7 +20,8 @@ from deploys.common.ask_engine import (
     venv_of,
     wheels_spec,
 )
-from deploys.common.load_and_gate import endpoint, gate_here, once_a_run
+from deploys.common.load_and_gate import endpoint, gate_here, once_a_run, remedy
+from deploys.common.preflight import preflight
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
@@ -30,10 +31,12 @@ from facts.observe import observe
 from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
+from gates.core.waiver import blocking
 from gates.engine.state import engine_unit
 from node.rules.secret import SECRETS_PATH
 from node.rules.versions import same_version
 from operations.change.apply import Steps, texts_of
+from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.engine import engine
 from operations.engine.baseline import fast_enough
@@ -57,7 +60,8 @@ class UpgradeWork:
     """One upgrade on the rig's one node; with `version` None it is active already.
 
     `recorded` is the recipe's baseline in tokens a second. The engine stops before pip where pip
-    needs its files or its memory, else after the new version has been executed. `resumed`: the run
+    needs its files or its memory, else after the new version has been executed. `waive` are the
+    codes that the operator waives. `resumed`: the run
     goes on in a change that was cut off.
     """
 
@@ -78,6 +82,7 @@ class UpgradeWork:
     documents: Steps = field(default_factory=list)
     before: Mapping[str, str | None] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    waive: tuple[str, ...] = ()
     resumed: bool = False
 
     @property
@@ -160,6 +165,7 @@ def plan(rig: Procedure) -> UpgradeWork:
         documents=documents + engine.unit_steps(unit, bool(documents)),
         before=texts_of(files),
         notes=notes,
+        waive=data.waive,
     )
     # For whoever undoes it; the backup's id comes in before the change is opened.
     rig.run.context.update(
@@ -247,6 +253,17 @@ def verify_patches(rig: Procedure, work: UpgradeWork) -> str:
 def _folder(work: UpgradeWork) -> str:
     assert work.version is not None  # the operation does nothing without one
     return work.version.folder
+
+
+def ask_parser(rig: Procedure, work: UpgradeWork) -> str:
+    """A line about what the version that has come says of its command line; StepFailed when it
+    refuses it, and nobody has waived that.
+    """
+    found = preflight(rig.run.state, rig.plan, "upgrade", {work.node: _folder(work)})
+    refused = [v for v in blocking(found) if v.code not in work.waive]
+    if refused:
+        raise StepFailed(f"{refused[0].summary}; mend it with: {remedy(refused[0])}")
+    return "; ".join(v.summary for v in found) or f"{work.wanted} takes the command line"
 
 
 def verify(rig: Procedure, work: UpgradeWork) -> str:

@@ -54,6 +54,9 @@ HARDWARE: Json = {
 
 GROWTH = [{"what": what, "count": 2, "bytes": 3 << 20, "unreadable": None} for what in
           ("changes", "blobs", "programs", "displaced", "backups", "images")]  # fmt: skip
+ACCEPTED: Json = {"outcome": "accepted", "said": "", "unsure": "", "took_s": 8.0}
+# of a container, whose firmware is another machine's
+USUAL = {"hardware": HARDWARE, "growth": {"rows": GROWTH}, "preflight": ACCEPTED}
 
 
 def scenario_hosts() -> list[Any]:
@@ -137,10 +140,8 @@ class FakeNode:
         said = self.faults.get(f"says {command.verb}")
         if said is not None:
             return True, json.dumps({"ok": True, **self._said(said)}), ""
-        if command.verb == "hardware":  # a container, whose firmware is another machine's
-            return True, json.dumps({"ok": True, **HARDWARE}), ""
-        if command.verb == "growth":
-            return True, json.dumps({"ok": True, "rows": GROWTH}), ""
+        if command.verb in USUAL:
+            return True, json.dumps({"ok": True, **USUAL[command.verb]}), ""
         if command.verb == "unit-state":
             return True, self._unit_state(), ""
         if command.verb == "nccl-log":

@@ -100,6 +100,11 @@ GONE = "remove /opt/engine/venvs/0.33.0 (0.33.0, 2048 MiB): neither active nor f
 RESTORED = "write /etc/systemd/system/rigbook-engine.service, as recorded"
 
 
+REFUSED: dict[str, object] = {f"{NAME}:says preflight": {
+    "outcome": "refused", "said": "unrecognized arguments: --gone", "unsure": "", "took_s": 9.0,
+}}  # fmt: skip
+
+
 def on_tower(*steps: str) -> list[str]:
     """The steps with the host's name."""
     return [f"tower1 {step}" for step in steps]
@@ -125,6 +130,11 @@ TABLE = {
         "not carried over from the former: genesis",
         steps=on_tower("venv install", "apply stop", "apply link", "apply start",
                        "close COMMITTED"))),
+    # the version that has come does not know a flag: what serves is never stopped
+    "parser refuses": (scenario(TO, faults=REFUSED), failed(
+        "vLLM itself refuses its command line: unrecognized arguments: --gone",
+        "tests/plans/support/inventory.py deploys/upgrade.py", steps=on_tower("venv install"),
+        never=("stop rigbook-engine.service\n    [@fake/tower1] Success",))),
     # the seed's way: the venv itself is changed, so nothing may run from it
     "in place": (scenario(TO, IN_PLACE), done(
         steps=on_tower("apply stop", "venv replace", "apply start", "close COMMITTED"))),

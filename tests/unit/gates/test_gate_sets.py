@@ -82,11 +82,13 @@ ELSEWHERE = {
     "libvgpu-drift", "libvgpu-old-mapped",  # cluster/test_vgpu_library.py
     "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",
     "gpu-limit-drift",  # cluster/test_gpu_limit.py
+    "arguments-refused", "arguments-unchecked",  # engine/test_arguments.py
     "answer-slow", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
     "enforce-eager",  # recipe/test_choices.py
     "rdma-gid",  # transfer/test_rdma.py
+    "weights-mount",  # weights/test_mount.py
     "other-rig",  # tests/plans/common/test_other_rig.py
     "other-recipe",  # tests/plans/engine/test_restart.py
     "secret-missing",  # tests/plans/engine/test_secrets.py
