@@ -15,6 +15,7 @@ from schema.core.yaml_file import read_map
 from schema.desired.kubernetes import CHART, ClusterData, cluster_recipe, is_cluster
 from schema.desired.plan import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, EngineSpec, Plan
 from schema.desired.rig import Node, Rig
+from schema.importing.neighbour import recognised
 from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
 from schema.inputs.runbooks import kind_of
@@ -63,6 +64,7 @@ def recipe(name: str, root: Path, dirs: Sequence[str] = ()) -> Recipe:
     if len(found) > 1:
         raise SpecError(f"recipe {name} stands twice: {found[0]} and {found[1]}; allowed: once")
     data = read_map(root / found[0], str(found[0]))
+    recognised(data, str(found[0]))
     return build(Recipe, data, lambda key: str(found[0]), given={"name": name})
 
 
