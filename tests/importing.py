@@ -94,18 +94,18 @@ def meaning(argv: Sequence[str]) -> dict[str, object]:
 
     The last of two counts; keys with dots are put behind everything else.
     """
-    found: dict[str, object] = {}
+    found: dict[str, list[str]] = {}
     keys: dict[str, dict[str, Any]] = {}
     name = "model"
     for word in argv:
         flag, equals, rest = word.partition("=")
         if re.match(r"--?[A-Za-z]", word):
-            root, dot, path = flag.partition(".")
-            name = SHORT.get(root, root.lstrip("-").replace("-", "_")) + dot + path
+            root, dot, inner = flag.partition(".")
+            name = SHORT.get(root, root.lstrip("-").replace("-", "_")) + dot + inner
             found.pop(name, None)
             values = [rest] if equals else []
         else:
-            values = [*_listed(found.get(name)), word]
+            values = [*found.get(name, []), word]
         found[name] = values
     for name, values in list(found.items()):
         if "." in name:
@@ -113,14 +113,10 @@ def meaning(argv: Sequence[str]) -> dict[str, object]:
             place: dict[str, Any] = keys.setdefault(path[0], {})
             for part in path[1:]:
                 place = place.setdefault(part, {})
-            place[last] = _data("".join(_listed(values)))
+            place[last] = _data("".join(values))
             found.pop(name)
-    whole = {name: [_json(v) for v in _listed(values)] for name, values in found.items()}
+    whole = {name: [_json(value) for value in values] for name, values in found.items()}
     return {**whole, **{name: [value] for name, value in keys.items()}}
-
-
-def _listed(values: object) -> list[str]:
-    return values if isinstance(values, list) else []
 
 
 def _data(text: str) -> object:

@@ -62,7 +62,8 @@ def container_of(
     image = data.get("container")
     if not isinstance(image, str) or not image:
         raise SpecError(f"{file}: container: is {shown(image)}; allowed: an image")
-    args = " ".join(map(str, data.get("build_args") or []))
+    given = data.get("build_args") or []
+    args = " ".join(map(str, given if isinstance(given, list) else [given]))
     if "/" not in image:
         made = f"./build-and-copy.sh -t {image} {args}".rstrip()
         needs.append(f"the image {image}, which eugr's `{made}` builds")

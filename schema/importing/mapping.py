@@ -67,6 +67,8 @@ def imported(data: Mapping[str, Any], file: Path, name: str) -> Imported:
         flags, twice = flags_of(command.words(data, launcher, shown_as))
     except ValueError as error:
         raise SpecError(f"{shown_as}: command: {error}") from None
+    if type(flags.get("model")) is not str:
+        raise SpecError(f"{shown_as}: command: names no model behind vllm serve")
     made = Imported(name, shown_as, launcher, {})
     made.needs += [f"{_flag(key)} stands twice; the last one counts" for key in twice]
     secrets = _without_secrets(flags, made)

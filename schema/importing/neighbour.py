@@ -50,7 +50,7 @@ def section(data: Mapping[str, object], key: str, file: str) -> dict[str, Any]:
     value = data.get(key) or {}
     if not isinstance(value, dict):
         raise SpecError(f"{file}: {key}: is {shown(value)}; allowed: a map of keys and values")
-    return value
+    return {str(name): one for name, one in value.items()}
 
 
 def check_engine(data: Mapping[str, object], file: str) -> None:

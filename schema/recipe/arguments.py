@@ -56,10 +56,11 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, JsonValue], list[str]]:
 
 def _groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Each flag's name with its values."""
-    name, values = "model", []
+    name = "model"
+    values: list[str] = []
     for at, word in enumerate(words):
         if not word.startswith("-") or _NUMBER.match(word):
-            if name == "model" and at > 1 and values:
+            if name == "model" and values:
                 raise ValueError(f"the word {word!r} stands behind the model; allowed: a flag")
             values.append(word)
             continue
