@@ -26,6 +26,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def keys_of(file: Path) -> dict[str, object]:
+    """The map in the file; an empty one where it cannot be read."""
+    try:
+        return read(file)[0]
+    except SpecError:
+        return {}
+
+
 def read(file: Path) -> tuple[dict[str, object], list[str]]:
     """The map in the file, and the keys that stand twice. SpecError: one line that says why not."""
     try:

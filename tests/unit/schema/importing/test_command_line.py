@@ -131,6 +131,15 @@ def test_the_loader_names_the_command_and_it_works(
     assert yaml.safe_load(kept.read_text()) == EUGR
 
 
+@pytest.mark.parametrize("more", ["container: other\n", "a: &a {}\nb: *a\n"])
+def test_the_loader_knows_one_that_it_cannot_read(root: Path, more: str) -> None:
+    file = root / "catalog" / "recipes" / "theirs.yaml"
+    put(file)
+    file.write_text(file.read_text() + more)
+    with pytest.raises(SpecError, match=r"is a recipe of eugr's run-recipe\.py; allowed: "):
+        recipe("theirs", root)
+
+
 def test_nothing_is_written_over(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = root / "catalog" / "recipes" / "Small-1.0.yaml"
     target.write_text("mine: 1\n")
