@@ -14,9 +14,10 @@ from pathlib import Path
 
 from schema.core.errors import SpecError
 from schema.core.strings import plain_name
-from schema.importing.mapping import Imported, imported
+from schema.importing.mapping import imported
 from schema.importing.mods import BuildFile, layered
 from schema.importing.reading import read
+from schema.importing.result import Imported
 from schema.importing.text import text
 
 ROOT = Path(__file__).resolve().parents[2]

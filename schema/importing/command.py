@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
+from node.rules.secret import SECRET_NAME
 from schema.core.errors import SpecError, shown
 from schema.importing.neighbour import Launcher, section
 
@@ -168,7 +169,8 @@ def _one_command(text: str, file: str) -> str:
 
 
 def _script(line: str, file: str) -> SpecError:
+    told = shown(line.strip(), SECRET_NAME.search(line) is not None)
     return SpecError(
-        f"{file}: command: is a shell script ({shown(line.strip())}); allowed: one vllm serve "
+        f"{file}: command: is a shell script ({told}); allowed: one vllm serve "
         "command without variables"
     )

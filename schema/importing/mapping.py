@@ -7,7 +7,6 @@ What nothing here takes is named: `needs` is what a person has to look at before
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from pydantic import JsonValue
 
 from node.rules.secret import API_KEY, holds_secret
 from schema.core.errors import SpecError, shown
-from schema.core.parse import build
 from schema.importing import command
 from schema.importing.container import container_of, environment_of
-from schema.importing.neighbour import Launcher, check_engine, launcher_of, section
+from schema.importing.neighbour import check_engine, launcher_of, section
+from schema.importing.result import Imported
 from schema.recipe.arguments import flags_of
 from schema.recipe.flags import DERIVED
-from schema.recipe.recipe import OF_THE_HUB, Recipe
+from schema.recipe.recipe import OF_THE_HUB
 
 MASTER_PORT = 29501  # eugr's launch-cluster.sh
 _TAKEN = {
@@ -31,26 +30,6 @@ _TAKEN = {
 }  # fmt: skip
 # They say something about the recipe and nothing about how it runs.
 _ABOUT = {"benchmark", "maintainer", "runtime_version", "notes", "specs", "stop_after_post"}
-
-
-@dataclass
-class Imported:
-    """A recipe of ours as plain data, with what is to be said about it; `mods` by their names.
-
-    `file` is the neighbour's, as errors name it.
-    """
-
-    name: str
-    file: str
-    launcher: Launcher
-    data: dict[str, Any]
-    needs: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    mods: list[str] = field(default_factory=list)
-
-    def recipe(self) -> Recipe:
-        """The same as the loader takes it; SpecError names what it does not take."""
-        return build(Recipe, self.data, lambda key: self.file, given={"name": self.name})
 
 
 def imported(data: Mapping[str, Any], file: Path, name: str) -> Imported:
@@ -73,20 +52,19 @@ def imported(data: Mapping[str, Any], file: Path, name: str) -> Imported:
     made.needs += [f"{_flag(key)} stands twice; the last one counts" for key in twice]
     secrets = _without_secrets(flags, made)
     _without_rendezvous(flags, made)
-    nodes = _nodes(data, flags, made, shown_as)
+    nodes = _nodes(data, flags, made)
     model = str(data.get("model") or flags["model"])
     metadata = section(data, "metadata", shown_as)
     described = data.get("description") or metadata.get("description") or f"vLLM serves {model}"
     made.data |= {
         "model": model.rstrip("/").rpartition("/")[2],
         "description": " ".join(str(described).split()),
-        "container": container_of(data, launcher, made.needs, shown_as),
+        "container": container_of(data, made),
     }
     made.data["weights"] = _weights(model, flags, made)
-    given = section(data, "env", shown_as)
-    env, more = environment_of(given, launcher, nodes, made.needs)
-    made.data |= {"env": env} if env else {}
-    made.data |= {"secrets": found} if (found := {**secrets, **more}) else {}
+    made.data["env"], more = environment_of(section(data, "env", shown_as), nodes, made)
+    if secrets or more:
+        made.data["secrets"] = {**secrets, **more}
     made.data["vllm_serve"] = flags
     if nodes > 1:
         made.data["multi_node"] = {"nnodes": nodes, "master_port": MASTER_PORT}
@@ -122,15 +100,15 @@ def _without_rendezvous(flags: dict[str, JsonValue], made: Imported) -> None:
             made.left.append(f"{_flag(name)} {flags.pop(name)}: follows from the rig")
 
 
-def _nodes(
-    data: Mapping[str, Any], flags: Mapping[str, JsonValue], made: Imported, file: str
-) -> int:
+def _nodes(data: Mapping[str, Any], flags: Mapping[str, JsonValue], made: Imported) -> int:
     """How many nodes serve it: a rank each, as on DGX Spark (RECIPES.md, Topology)."""
     ranks = 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         count = flags.get(name, 1)
         if type(count) is not int or count < 1:
-            raise SpecError(f"{file}: {_flag(name)}: is {shown(count)}; allowed: a whole number")
+            raise SpecError(
+                f"{made.file}: {_flag(name)}: is {shown(count)}; allowed: a whole number"
+            )
         ranks *= count
     replicas = flags.get("data_parallel_size", 1)
     if replicas != 1:
@@ -139,7 +117,7 @@ def _nodes(
         )
     for key in ("min_nodes", "max_nodes"):
         if type(data.get(key) or 1) is not int:
-            raise SpecError(f"{file}: {key}: is {shown(data[key])}; allowed: a whole number")
+            raise SpecError(f"{made.file}: {key}: is {shown(data[key])}; allowed: a whole number")
     most = 1 if data.get("solo_only") or data.get("mode") == "solo" else data.get("max_nodes")
     least = max(data.get("min_nodes") or 1, 2 if data.get("cluster_only") else 1)
     if most == 1 or ranks == 1:
@@ -198,7 +176,7 @@ def _name_the_rest(
         if key in _ABOUT:
             made.left.append(key)
         elif data[key] not in (None, {}, [], ""):
-            made.needs.append(f"{key}: has no counterpart: {shown(data[key])}")
+            made.without(key, data[key])
     unused = set(data.get("defaults") or {}) - command.used(data)
     made.left += [f"defaults.{key}: the command does not take it" for key in unused]
     about = sorted(key for key in metadata if key != "description")

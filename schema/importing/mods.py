@@ -14,7 +14,7 @@ from pathlib import Path
 
 from schema.core.errors import SpecError
 from schema.core.strings import plain_name
-from schema.importing.mapping import Imported
+from schema.importing.result import Imported
 
 # What outlives run.sh would be gone in the image.
 _STAYS = re.compile(r"\b(?:nohup|setsid)\b|(?<!&)&[ \t]*$", re.MULTILINE)

@@ -49,7 +49,9 @@ def section(data: Mapping[str, object], key: str, file: str) -> dict[str, Any]:
     """The map at `key`, an empty one where there is none; SpecError where it is no map."""
     value = data.get(key) or {}
     if not isinstance(value, dict):
-        raise SpecError(f"{file}: {key}: is {shown(value)}; allowed: a map of keys and values")
+        raise SpecError(
+            f"{file}: {key}: is {shown(value, key == 'env')}; allowed: a map of keys and values"
+        )
     return {str(name): one for name, one in value.items()}
 
 

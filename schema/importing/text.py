@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from schema.importing.mapping import Imported
 from schema.importing.neighbour import WORDS
+from schema.importing.result import Imported
 
 _WIDTH = 100
 
