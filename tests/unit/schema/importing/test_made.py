@@ -1,4 +1,4 @@
-"""Neighbours' recipes, shape by shape (cases/made.yaml): what they become, and what is told."""
+"""Neighbours' recipes, shape by shape (cases/): what they become, and what is told."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from schema.inputs.load import recipe
 from tests.importing import compared, environ, ours
 from tests.unit.builders.spark_rig import project
 
-MADE = yaml.safe_load((Path(__file__).parent / "cases" / "made.yaml").read_text())
-TAKEN = [case for case in MADE["cases"] if "refused" not in case]
-REFUSED = [case for case in MADE["cases"] if "refused" in case]
+FOLDER = Path(__file__).parent / "cases"
+MADE, MORE = (yaml.safe_load((FOLDER / f"{n}.yaml").read_text()) for n in ("made", "refused"))
+CASES = [*MADE["cases"], *MORE["cases"]]
+TAKEN = [case for case in CASES if "refused" not in case]
+REFUSED = [case for case in CASES if "refused" in case]
 FILE = Path("small.yaml")
 
 
@@ -69,5 +71,5 @@ def test_it_is_refused_in_one_line(case: dict[str, Any]) -> None:
 
 
 def test_each_case_names_where_its_shape_was_seen() -> None:
-    assert all(case["like"] for case in MADE["cases"])
-    assert len({case["case"] for case in MADE["cases"]}) == len(MADE["cases"])
+    assert all(case["like"] for case in CASES)
+    assert len({case["case"] for case in CASES}) == len(CASES)
