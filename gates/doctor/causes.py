@@ -299,7 +299,6 @@ CAUSES: dict[str, Cause] = {
     "hca-two-ports": Cause("two ports are named instead of the twins of one"),
     "arguments-refused": Cause("a flag of another version of vLLM, or a value that it has not"),
     "arguments-unchecked": Cause("this vLLM keeps its parser elsewhere, or needs its GPU for it"),
-    "hca-two-ports": Cause("the recipe names two ports instead of the twins of one"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),
     "image-latest": Cause("the recipe was written before the digest was known"),
     "privileged": Cause("the recipe was taken over as it was"),

@@ -18,7 +18,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")
 _HCA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}(:[1-9])?\Z")
-_FLAG_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+# vLLM's `--config.key value` sets one key of a JSON argument, `--config.key+` adds to its list.
+_FLAG_NAME = re.compile(r"[a-z][a-z0-9_]*((\.[A-Za-z0-9_-]+)+\+?)?\Z")
 _SHM_SIZE = re.compile(r"[1-9][0-9]*[kmg]\Z")
 # C0, DEL, C1 and the two Unicode line separators.
 _HOST = re.compile(r"(@[a-z]+|(@[a-z]+/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,127})\Z")
@@ -120,10 +121,11 @@ def env_name(value: str) -> str:
 
 
 def flag_name(value: str) -> str:
-    """A key of vllm_serve: the flag's name with `_` for `-`."""
+    """A key of vllm_serve: the flag's name with `_` for `-`, dots for a key of its JSON."""
     if not _FLAG_NAME.match(value):
         raise ValueError(
-            "is not a flag's name; allowed: lower-case letters, digits and _, such as max_model_len"
+            "is not a flag's name; allowed: lower-case letters, digits and _, such as "
+            "max_model_len, or compilation_config.cudagraph_mode for one key of a map"
         )
     return value
 

@@ -15,6 +15,8 @@ from schema.core.yaml_file import read_map
 from schema.desired.kubernetes import CHART, ClusterData, cluster_recipe, is_cluster
 from schema.desired.plan import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, EngineSpec, Plan
 from schema.desired.rig import Node, Rig
+from schema.importing.neighbour import recognised
+from schema.importing.reading import keys_of
 from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
 from schema.inputs.runbooks import kind_of
@@ -64,7 +66,13 @@ def recipe(name: str, root: Path, dirs: Sequence[str] = ()) -> Recipe:
         raise SpecError(f"{', '.join(folders)}: {unknown('recipe', name, known)}")
     if len(found) > 1:
         raise SpecError(f"recipe {name} stands twice: {found[0]} and {found[1]}; allowed: once")
-    data = read_map(root / found[0], str(found[0]))
+    try:
+        data = read_map(root / found[0], str(found[0]))
+    except SpecError:
+        # Theirs may have an anchor, or a key twice.
+        recognised(keys_of(root / found[0]), str(found[0]))
+        raise
+    recognised(data, str(found[0]))
     return build(Recipe, data, lambda key: str(found[0]), given={"name": name})
 
 

@@ -160,9 +160,11 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     },
     "schema": {
         "schema.desired": {"schema.core", "schema.observed", "schema.recipe"},
+        "schema.importing": {"schema.core", "schema.recipe"},
         "schema.inputs": {
             "schema.core",
             "schema.desired",
+            "schema.importing",
             "schema.observed",
             "schema.recipe",
             "schema.render",

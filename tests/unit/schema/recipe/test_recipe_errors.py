@@ -74,6 +74,12 @@ VALUES: list[tuple[tuple[str | int, ...], object, str]] = [
     ),
     (("profiles", "balanced", "flags"), {}, "profiles.balanced: unknown key 'flags'; allowed: d"),
     (("profiles",), {}, "profiles: has too few entries; allowed: 1 or more"),
+    (
+        ("weights",),
+        {"source": "by hand"},
+        "weights.path: '' is not a path on a node; allowed: /a/p",
+    ),
+    (("weights",), {"source": 7}, "weights.source: is the number 7; allowed: text"),
     (("default_profile",), "fast", "default_profile: is 'fast'; allowed: balanced, latency, thro"),
     (("multi_node", "nnodes"), 1, "multi_node.nnodes: is 1; allowed: 2 or more"),
     (("multi_node", "nnodes"), "2", "multi_node.nnodes: is the text '2'; allowed: a whole number"),
