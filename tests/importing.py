@@ -80,12 +80,13 @@ def _head(recipe: Recipe) -> EngineSpec:
             rank=rank,
             lan_address=f"192.168.1.{rank + 11}",
             fabric_address=f"10.0.0.{rank + 1}",
+            fabric_device="bond0",
             ssh_user="milo",
             home="/home/milo",
         )
         for rank in range(count)
     )
-    rig = Rig(name="spark", nodes=nodes, fabric=Fabric(device="bond0"))
+    rig = Rig(name="spark", nodes=nodes, fabric=Fabric())
     return engine_spec(rig, rig.head, recipe, recipe.default_profile)
 
 
