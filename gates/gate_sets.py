@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gates.artifact import image, image_patches, venv
+from gates.artifact import image, image_patches, modules, venv
 from gates.cluster import host_memory
 from gates.core.check import Gate, Observed
 from gates.core.codes import violation
@@ -42,6 +42,7 @@ SERVING: tuple[Gate, ...] = (
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
+    *modules.GATES,
     *ghost.GATES,
     *weights.GATES,
     *choices.GATES,
@@ -72,6 +73,7 @@ RESTARTING: tuple[Gate, ...] = (
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
+    *modules.GATES,
     *ghost.GATES,
     *installed_recipe.GATES,
     *weights.GATES,
@@ -105,6 +107,7 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *image.GATES,
         *venv.GATES,
         *image_patches.GATES,
+        *modules.GATES,
         *ghost.GATES,
         *weights.GATES,
         *choices.GATES,
