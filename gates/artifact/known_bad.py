@@ -54,8 +54,8 @@ def engine_gate(table: CompatibilityTable, works: Works = is_up) -> Gate:
     @per_node
     def engine_known_bad(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
         """The version in the venv, or in the image that the recipe names."""
-        if not _is_one(plan, node, snapshot):
-            return
+        if plan.runtime == "deployment" or not _is_one(plan, node, snapshot):
+            return  # a chart's engine is its own business
         version = version_of(plan, node, snapshot)
         facts = facts_of(plan, node, snapshot)
         judged = judge(version, facts, table)
