@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gates.artifact import image, image_patches, jit_caches, venv
+from gates.artifact import image, image_patches, modules, venv
 from gates.cluster import host_memory
 from gates.core.check import Gate, Observed
 from gates.core.codes import violation
@@ -45,6 +46,7 @@ SERVING: tuple[Gate, ...] = (
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
+    *modules.GATES,
     *ghost.GATES,
     *weights.GATES,
     *choices.GATES,
@@ -78,6 +80,7 @@ RESTARTING: tuple[Gate, ...] = (
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
+    *modules.GATES,
     *ghost.GATES,
     *installed_recipe.GATES,
     *weights.GATES,
@@ -114,6 +117,7 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *image.GATES,
         *venv.GATES,
         *image_patches.GATES,
+        *modules.GATES,
         *ghost.GATES,
         *weights.GATES,
         *choices.GATES,

@@ -137,6 +137,12 @@ def ask_artifacts(state: State, plan: Plan) -> dict[str, tuple[ArtifactAnswer, .
         metadata = ("/build-metadata.yaml",) if venv else METADATA
         asked = probes(libraries, plan.recipe.modules, metadata)
         box = plan.recipe.container
+        asked += tuple(
+            ArtifactProbe(path=f"{library}/{row.unless.path}", contains=row.unless.contains)
+            for row in plan.recipe.modules
+            if row.unless
+            for library in libraries
+        )
         where = {"image": box.image} if box and not venv else {"root": venv}
         if not venv:
             asked += tuple(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from gates.artifact.build import is_there, version_of
 from gates.artifact.compatibility import (
     ENGINE,
     RigFacts,
@@ -18,7 +19,7 @@ from gates.artifact.compatibility import (
     judge,
     kernel_version,
 )
-from gates.artifact.image import image_name, image_of
+from gates.artifact.modules import where
 from gates.artifact.venv import own_venv
 from gates.core.check import Gate, deploy_command, per_node
 from gates.core.codes import violation
@@ -32,7 +33,6 @@ from schema.recipe.compatibility import DRIVER, KERNEL, TABLE, CompatibilityTabl
 
 # Whether what a node runs has shown that it works, so that a finding about it only warns.
 Works = Callable[[NodeSnapshot], bool]
-_VERSION = re.compile(r"/vllm-([^/]+)\.dist-info/")
 
 
 def below_gate(table: CompatibilityTable, works: Works = is_up) -> Gate:
@@ -54,15 +54,15 @@ def engine_gate(table: CompatibilityTable, works: Works = is_up) -> Gate:
     @per_node
     def engine_known_bad(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
         """The version in the venv, or in the image that the recipe names."""
-        there, version = engine_version(plan, node, snapshot)
-        if not there:
-            return
+        if plan.runtime == "deployment" or not _is_one(plan, node, snapshot):
+            return  # a chart's engine is its own business
+        version = version_of(plan, node, snapshot)
         facts = facts_of(plan, node, snapshot)
         judged = judge(version, facts, table)
         if judged.verdict == "broken" and judged.entry and version:
             yield _lies_there(plan, version, facts, judged.entry, works(snapshot))
         elif judged.doubts and version is None:
-            yield _not_told(plan, facts, judged.doubts)
+            yield _not_told(plan, node, facts, judged.doubts)
 
     return engine_known_bad
 
@@ -117,31 +117,13 @@ def _mend(plan: Plan, facts: RigFacts, entry: Entry, about: str, then: str) -> s
     )
 
 
-def engine_version(plan: Plan, node: Node, snapshot: NodeSnapshot) -> tuple[bool, str | None]:
-    """Whether there is an engine to ask about, and its version, None where that cannot be told.
-
-    An image's is read from its files: the folder of pip's metadata names it. Labels do not, they
-    are the base's; tags do not either, `nightly` moves.
-    """
-    if plan.recipe.container is None:
-        venv = own_venv(plan, node, snapshot)
-        found = venv.versions.get(ENGINE, ()) if venv else ()
-        # two of one, or none, are findings of the venv's own gates
-        return (len(found) == 1, found[0] if len(found) == 1 else None)
-    reference = image_name(plan) or ""
-    docker = snapshot.docker
-    if isinstance(docker, Unreadable) or image_of(docker, reference) is None:
-        return False, None  # docker-unreadable, image-missing
-    if isinstance(snapshot.image_files, Unreadable):
-        return True, None
-    paths = {
-        match.path
-        for answer in snapshot.image_files
-        if answer.image == reference and answer.path.endswith(f"/{VLLM_INFO}")
-        for match in answer.matches
-    }
-    names = {found[1] for path in paths if (found := _VERSION.search(path))}
-    return True, names.pop() if len(names) == 1 else None
+def _is_one(plan: Plan, node: Node, snapshot: NodeSnapshot) -> bool:
+    """Whether one engine lies there; else an image or a venv has findings of its own."""
+    if isinstance(snapshot.docker, Unreadable) and plan.recipe.container is not None:
+        return False
+    venv = own_venv(plan, node, snapshot)
+    two = venv is not None and len(venv.versions.get(ENGINE, ())) != 1
+    return is_there(plan, node, snapshot) and not two
 
 
 def _lies_there(plan: Plan, version: str, facts: RigFacts, entry: Entry, works: bool) -> Violation:
@@ -170,15 +152,15 @@ def _lies_there(plan: Plan, version: str, facts: RigFacts, entry: Entry, works: 
     )
 
 
-def _not_told(plan: Plan, facts: RigFacts, entries: tuple[Entry, ...]) -> Violation:
-    """The finding about an image that does not tell its version on a rig where some fail."""
+def _not_told(plan: Plan, node: Node, facts: RigFacts, entries: tuple[Entry, ...]) -> Violation:
+    """The finding about a build that does not tell its version on a rig where some fail."""
     return violation(
         "version-unknown",
         facts.node,
-        f"which {ENGINE} the image holds cannot be told, and some are known to fail on this rig",
-        evidence=f"{facts.node}: {describe(facts)}; {image_name(plan)}: no one folder "
-        f"{VLLM_INFO.rpartition('/')[0]} that can be read; {TABLE}: "
+        f"which {ENGINE} this build is cannot be told, and some are known to fail on this rig",
+        evidence=f"{facts.node}: {describe(facts)}; {where(plan, node)}: no one folder "
+        f"{VLLM_INFO.rpartition('/')[0]} with a version that tells; {TABLE}: "
         + "; ".join(f"{entry.id}: {entry.text()}" for entry in entries),
-        remedy=f"{deploy_command(plan, 'provenance')} says what the image holds",
+        remedy=f"{deploy_command(plan, 'provenance')} says what it holds",
         unknown=True,
     )

@@ -19,6 +19,15 @@ def watched_environ(environ: dict[str, str]) -> dict[str, str]:
     }
 
 
+def masked_cmdline(text: str) -> str:
+    """Gives a kernel's command line with the values of secrets masked: set_credential=… too."""
+    pairs = (word.partition("=") for word in text.split())
+    return " ".join(
+        f"{name}={MASK}" if value and (SECRET_NAME.search(name) or "credential" in name)
+        else f"{name}{equals}{value}" for name, equals, value in pairs
+    )  # fmt: skip
+
+
 def masked_argv(argv: Iterable[str]) -> tuple[str, ...]:
     """Gives argv with the values of --api-key and its like masked.
 

@@ -20,7 +20,7 @@ from schema.importing.reading import keys_of
 from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
 from schema.inputs.runbooks import kind_of
-from schema.observed.artifact import LIBRARIES, VLLM_INFO
+from schema.observed.artifact import LIBRARIES, VENV_LIBRARIES, VLLM_INFO
 from schema.observed.docker import ImageFileProbe
 from schema.observed.files import VenvProbe
 from schema.observed.snapshot import SnapshotRequest
@@ -211,16 +211,22 @@ def _venvs(spec: EngineSpec) -> tuple[VenvProbe, ...]:
 
 
 def _image_files(recipe: Recipe, image: str) -> tuple[ImageFileProbe, ...]:
-    """What to look for inside the image or venv: each patch, and pip's metadata of an image's
-    vLLM, whose folder names the version.
+    """What to look for inside the image or venv: each patch, what stands in for one, the modules'
+    files, and pip's metadata of an image's vLLM, whose folder names the version.
     """
-    asked = [ImageFileProbe(image=image, path=p.path, contains=p.contains) for p in recipe.patches]
+    below = [(name, "") for module in recipe.modules for name in module.files]
+    below += [
+        (row.unless.path, row.unless.contains)
+        for row in (*recipe.patches, *recipe.modules)
+        if row.unless
+    ]
     if recipe.container is not None:
-        asked += [
-            ImageFileProbe(image=image, path=f"{library}/{VLLM_INFO}", contains="Version: ")
-            for library in LIBRARIES
-        ]
-    return tuple(asked)
+        below.append((VLLM_INFO, "Version: "))
+    libraries = LIBRARIES if recipe.container else VENV_LIBRARIES
+    places = [(p.path, p.contains) for p in recipe.patches]
+    places += [(f"{library}/{path}", text) for library in libraries for path, text in below]
+    probes = (ImageFileProbe(image=image, path=path, contains=text) for path, text in places)
+    return tuple(dict.fromkeys(probes))
 
 
 def _request(

@@ -27,7 +27,7 @@ from schema.core.strings import (
     single_line,
 )
 from schema.core.types import AbsolutePath, Name
-from schema.observed.artifact import Module
+from schema.recipe.builds import Needed, NeededModule
 from schema.recipe.flags import check_flag, check_flags
 from schema.recipe.patches import FilePatch, PatchTool
 from schema.recipe.placeholders import check_placeholders
@@ -128,13 +128,14 @@ class ForbiddenEnv(Frozen):
     reason: Line
 
 
-class Patch(Frozen):
+class Patch(Needed):
     """A patch that the image must carry: `count` times `contains` in `path` inside the image.
 
     In a venv recipe `path` counts from the venv's folder: /lib/python3*/site-packages/…
 
     `path` may hold shell wildcards (`*`), because the folder's name follows the Python version;
-    it must then match one file.
+    it must then match one file. `count` and `path` are those of the builds that need it
+    (`versions`, `unless`): another build has other code.
     """
 
     id: Name
@@ -232,7 +233,7 @@ class Recipe(Frozen):
     patches: tuple[Patch, ...] = ()
     file_patches: tuple[FilePatch, ...] = ()
     patch_tools: tuple[PatchTool, ...] = ()
-    modules: tuple[Module, ...] = ()
+    modules: tuple[NeededModule, ...] = ()
     wheels: WheelsSpec | None = None
     expect: Expect = Expect()
 

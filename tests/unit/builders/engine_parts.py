@@ -77,35 +77,28 @@ def image(plan: Plan) -> Image:
 
 
 def image_files(plan: Plan, version: str = "0.22.1") -> tuple[ImageFile, ...]:
-    """The answers of an image with this vLLM, and with the recipe's patches."""
-    folder = f"/usr/local/lib/python3.12/dist-packages/vllm-{version}.dist-info"
-    info = ImageFileMatch(path=f"{folder}/METADATA", sha256="c" * 64, count=1)
-    versions = tuple(
-        ImageFile(
-            image=_box(plan).image,
-            path=f"{library}/{VLLM_INFO}",
-            contains="Version: ",
-            matches=(info,) if library == LIBRARIES[0] else (),
-        )
-        for library in LIBRARIES
-    )
-    return patched_files(plan) + versions
+    """The answers of an image with this vLLM, with the recipe's patches and modules."""
+    folder = LIBRARIES[0].replace("*", ".12")
+    counts = {(patch.path, patch.contains): patch.count for patch in plan.recipe.patches}
+    names = {name for module in plan.recipe.modules for name in module.files}
+    found = []
+    for probe in plan.requests[plan.rig.head.name].image_files:
+        path, count = probe.path.replace("*", ".12"), counts.get((probe.path, probe.contains), 0)
+        if probe.path == f"{LIBRARIES[0]}/{VLLM_INFO}":
+            path, count = f"{folder}/vllm-{version}.dist-info/METADATA", 1
+        elif probe.path.removeprefix(f"{LIBRARIES[0]}/") in names:
+            count = 1
+        there = (ImageFileMatch(path=path, sha256="c" * 64, count=count),) if count else ()
+        found.append(ImageFile(**probe.model_dump(), matches=there))
+    return tuple(found)
 
 
-def patched_files(plan: Plan) -> tuple[ImageFile, ...]:
-    """The answers about the recipe's patches, each in the image as often as it should."""
-    return tuple(
-        ImageFile(
-            image=_box(plan).image,
-            path=patch.path,
-            contains=patch.contains,
-            matches=(
-                ImageFileMatch(
-                    path=patch.path.replace("*", ".12"), sha256="c" * 64, count=patch.count
-                ),
-            ),
-        )
-        for patch in plan.recipe.patches
+def in_image(path: str, contains: str = "", count: int = 1, at: str = "") -> ImageFile:
+    """An image's answer about a path below its library folder, where `at` is the file found."""
+    place = f"{LIBRARIES[0].replace('*', '.12')}/{at or path}"
+    match = ImageFileMatch(path=place, sha256="c" * 64, count=count)
+    return ImageFile(
+        image="any", path=f"{LIBRARIES[0]}/{path}", contains=contains, matches=(match,)
     )
 
 

@@ -42,6 +42,7 @@ MADE: dict[str, Callable[..., Any]] = {
     "kernel_entry": k.entry,
     "boot_place": k.place,
     "boot_target": k.target,
+    "in_image": e.in_image,
     "installed_kernel": k.installed,
     "link": h.link,
     "module": k.module,

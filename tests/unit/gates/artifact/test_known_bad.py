@@ -158,7 +158,7 @@ def test_an_images_version_is_compared_and_one_that_is_not_told_warns() -> None:
 
 def test_an_image_that_is_not_there_is_another_gates() -> None:
     plan = spark_plan()
-    gone = running(plan, f.healthy, **{"docker.images": ()})
+    gone = {n: f.put(shot, "docker.images", ()) for n, shot in f.healthy(plan).items()}
     mute = running(plan, f.healthy, docker=Unreadable(unreadable="no docker"))
     assert version(plan, gone, IMAGE) == version(plan, mute, IMAGE) == []
 

@@ -106,8 +106,9 @@ def test_deepseek_keeps_what_the_seed_says() -> None:
     assert rates["throughput", 16] == 163.2
     assert rates["latency", 1] == 37.8
     assert rates["balanced", 8] == 105.0
-    (patch,) = loaded.patches
+    patch, inductor = loaded.patches
     assert (patch.contains, patch.count) == ("empty_cache", 2)
+    assert (inductor.id, inductor.versions) == ("inductor-functionalization", "<0.24")
     assert [(rule.name, rule.value) for rule in loaded.forbidden_env] == [
         ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     ]
