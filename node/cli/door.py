@@ -28,6 +28,10 @@ LINES = tuple(map(re.compile, (
     r" -o cat --no-pager 2>/dev/null \| tr -d '\\000' \| cut -c1-200\)",
     rf"journalctl -u {_UNIT} -n \d+ -o cat --no-pager",
     rf"journalctl _SYSTEMD_INVOCATION_ID={_ID} \+ INVOCATION_ID={_ID} -n \d+ -o cat --no-pager",
+    # NCCL's lines of a start's log
+    rf"journalctl -o cat --no-pager _SYSTEMD_INVOCATION_ID=\$\(systemctl show --value"
+    rf" --property=InvocationID -- {_UNIT}\) \| LC_ALL=C grep -aoE '[^'\n-][^'\n]*' \| sort"
+    r" \| uniq -c \| head -n 60; true",
     r"systemctl stop rigbook-engine\.service",
     r"nohup sh -c 'sleep 1; systemctl reboot' >/dev/null 2>&1 &",
     r"systemctl is-enabled -q rigbook-engine\.service 2>/dev/null && timeout 60 systemctl start"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -25,7 +26,12 @@ from schema.render import node_program
 
 ID = "sha256:" + "a" * 64
 # each shell line that rigbook runs as root, as the place that sends it writes it
+NCCL = (
+    "journalctl -o cat --no-pager _SYSTEMD_INVOCATION_ID=$(systemctl show --value "
+    "--property=InvocationID -- {}) | LC_ALL=C grep -aoE {} | sort | uniq -c | head -n 60; true"
+)
 LINES = [
+    NCCL.format("rigbook-engine.service", "'via NET/[A-Z]+|Using network [A-Za-z0-9_]+'"),
     BootId().command(),
     Unit().command("rigbook-engine.service"),
     Unit().command("rigbook@a:b.timer"),
@@ -48,7 +54,8 @@ SHELLS = [
     bounded("id", 60), bounded("sh -c 'id'", 60), "timeout -k 5 60 sh -c 'docker load --quiet' id",
     "timeout -k 5 60 sh -c 'docker load --quiet", "timeout -k 5 60 sh -c docker load --quiet",
     "timeout -k 5 1s sh -c 'docker load --quiet'",
-    Unit().command("$(id)"), Unit().command("--help"), Unit().command("a b"),
+    NCCL.format("a", "'x' /etc/shadow"), NCCL.format("a", "'-f/etc/shadow'"),
+    NCCL.format("$(id)", "'x'"), Unit().command("$(id)"), Unit().command("--help"), Unit().command("a b"),
     Unit().command("a").replace("journalctl -u a", "journalctl -u b"),
     Log().command("x.service; id", 10), Log().command("-D/root", 10),
     bounded("systemctl stop ssh.service", 300), bounded("systemctl reboot", 10),
@@ -161,6 +168,14 @@ def test_the_inventory_names_the_shell_of_root() -> None:
     for data, shell in (({"_shell_executable": made.DOOR}, made.DOOR), ({}, "sh")):
         host: Any = SimpleNamespace(data=data)
         assert as_root(host) == {"_sudo": True, "_shell_executable": shell}
+
+
+def test_each_fact_that_is_a_shell_line_is_known_to_the_door() -> None:
+    """A new one needs its pattern in node/cli/door.py, and a row in LINES."""
+    known = {"BootId", "Unit", "Log", "NcclLog"}
+    for path in (Path(__file__).parents[4] / "facts").rglob("*.py"):
+        found = re.findall(r"^class (\w+)\(FactBase\[", path.read_text(), re.MULTILINE)
+        assert path.name == "fact.py" or {*found} <= known, (path, found)
 
 
 def test_every_command_of_roots_goes_by_the_shell_that_the_inventory_names() -> None:
