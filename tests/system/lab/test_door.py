@@ -17,7 +17,7 @@ from tests.system.rehearsal import Done, Lab
 
 LOGIN = "narrow"
 HOSTS = ("test1", "test2")
-UNIT = "rigbook-door-trial.service"
+UNIT = "vllm-door-trial.service"
 PATH = f"/etc/systemd/system/{UNIT}"
 GHOST = "[Service]\nExecStart=/nowhere/x.sh\nRestart=no\n[Install]\nWantedBy=multi-user.target\n"
 SHELLS = (
