@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo docs-picture test test-full test-tower test-moving test-vm test-cluster test-containerd test-nodes test-kills lint bench \
+.PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-containerd test-kills lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -48,6 +49,11 @@ test-kills: setup tools ## 60 kills at random moments, each with one more run of
 docs-picture: setup ## docs/architecture.svg, drawn from the imports
 	@lab/install-tools docs
 	@$(PY) -m tests.unit.house.picture
+
+sudoers: setup ## a narrow sudo for a rig's login: the script that root runs on a host (LOGIN=NAME)
+	@mkdir -p build
+	@$(PY) -m operations.door $(LOGIN) > build/rigbook-door.py
+	@echo "copy build/rigbook-door.py to each host, and run it there as root: python3 rigbook-door.py"
 
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint

@@ -16,7 +16,7 @@ import gevent
 from pyinfra.api import Host, StringCommand
 
 from facts.rignode.call import bounded
-from facts.rignode.context import in_host
+from facts.rignode.context import as_root, in_host
 from operations.change.node_call import call
 from operations.change.run import Run
 
@@ -105,11 +105,11 @@ def watch(run: Run, host: Host, what: str) -> None:
     """Shows a node's progress file (node/transfer/spool.py) as it changes, until it is killed."""
     path = f"/var/lib/rigbook/spool/{what}.progress"
     command = StringCommand(bounded(f"cat {path} 2>/dev/null || true", 10))
-    said = ""
+    said, root = "", as_root(host)
     while True:
         gevent.sleep(LOOK_EVERY_S)
         try:
-            _, output = in_host(run.state, host, host.run_shell_command, command, _sudo=True)
+            _, output = in_host(run.state, host, host.run_shell_command, command, **root)
             line = str(json.loads(output.stdout_lines[-1])["line"])
         except Exception:  # a look that fails says nothing about the transfer
             continue

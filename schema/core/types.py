@@ -19,8 +19,9 @@ from schema.core.strings import (
     plain_name,
 )
 
-# pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and `_sudo`, the one
-# of its global arguments that belongs to a host. pyinfra checks their values itself.
+# pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and those of its
+# global arguments that belong to a host: `_sudo`, and `_shell_executable`, which is rigbook's door
+# where sudo is narrow. pyinfra checks their values itself.
 PYINFRA_KEYS = frozenset(
     [
         "ssh_hostname",
@@ -44,6 +45,7 @@ PYINFRA_KEYS = frozenset(
         "fake_delay",
         "fake_delay_jitter",
         "_sudo",
+        "_shell_executable",
     ]
 )
 

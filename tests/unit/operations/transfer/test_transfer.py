@@ -24,7 +24,7 @@ def test_the_nodes_lines_are_shown_as_they_change(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transfer, "in_host", look)
     monkeypatch.setattr(transfer, "LOOK_EVERY_S", 0)
-    host: Any = SimpleNamespace(log=shown.append, run_shell_command=None)
+    host: Any = SimpleNamespace(log=shown.append, data={}, run_shell_command=None)
     run: Any = SimpleNamespace(state=None)
     with pytest.raises(gevent.GreenletExit):
         transfer.watch(run, host, "image")
