@@ -11,12 +11,6 @@ from __future__ import annotations
 
 # the line in which PROGRAM answers
 ANSWER = "RIGBOOK-PARSER "
-# Of a container: `python` may be another one than that of `vllm` (an image with a venv).
-SHELL = """\
-p=$(command -v vllm) && read -r first < "$p" && case $first in
-"#!"*python*) exec ${first#??} -c "$@";; esac
-exec python3 -c "$@"
-"""
 # Arguments: seconds until it ends itself, then those of `vllm`.
 PROGRAM = (
     f"ANSWER = {ANSWER!r}\n"
