@@ -21,14 +21,15 @@ rig.gate(weights_gates(want.asked), want.plan)
 work = procedure.plan(rig)
 
 # Act, with download=: from the hub onto one node, which gives then.
-weights.download(
-    name="Download the weights",
-    run=rig.run,
-    node=work.download.node if work.download else None,
-    request=work.download.request if work.download else {},
-    words=work.download.words if work.download else "",
-    then=work.then,
-)
+if work.download is not None:
+    weights.download(
+        name="Download the weights",
+        run=rig.run,
+        node=work.download.node,
+        request=work.download.request,
+        words=work.download.words,
+        then=work.then,
+    )
 
 # Act: what lacks or differs, to all targets at the same time; full hashes where asked for.
 weights.move(

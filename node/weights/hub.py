@@ -277,7 +277,7 @@ def _is_it(row: Json, found: manifests.Hash, file: IO[bytes]) -> bool:
     file.seek(0)
     for chunk in iter(lambda: file.read(1 << 20), b""):
         digest.update(chunk)
-    return digest.hexdigest() == row["blob"]
+    return bool(digest.hexdigest() == row["blob"])
 
 
 def _bytes(folder: str) -> int:

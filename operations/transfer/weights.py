@@ -113,7 +113,7 @@ def _part(
 @operation()
 def download(
     run: Run,
-    node: str | None,
+    node: str,
     request: Mapping[str, Any],
     words: str,
     then: Mapping[str, Steps],
@@ -122,13 +122,13 @@ def download(
     Bring a model's files from the hub onto one node, each compared with what the hub says of it.
 
     + run: the change
-    + node: the node that downloads; None when nothing is to come from the hub
+    + node: the node that downloads
     + request: what node's `weights download` takes, without the change
     + words: what comes, for a person
     + then: by node, journalled steps once the files are there
     """
-    if node is None or host.name != node:
-        host.noop("nothing comes from the hub here")
+    if host.name != node:
+        host.noop(f"the hub's files come to {node}")
         return
     reporter = host
     run.show_once(host, "download", lambda: host.log(words))
