@@ -78,6 +78,10 @@ sys.argv = ["vllm", *words]
 try:
     if "--omni" in words:
         raise RuntimeError("--omni starts another server")
+    from vllm import platforms
+    if platforms.current_platform.is_unspecified():
+        # no GPU here: its parser fails at a default, DeviceConfig, which wants the name of a device
+        platforms.current_platform.device_type = "cuda"
     from vllm.entrypoints.cli import main, serve
     serve.ServeSubcommand.cmd = staticmethod(checked)
     main.main()
