@@ -187,8 +187,8 @@ def test_each_command_line_is_judged_by_the_target(venv: Path, case: str) -> Non
 
 
 def test_without_a_gpu_its_word_on_the_config_is_told_and_does_not_block(venv: Path) -> None:
-    """A length is no matter of a GPU. Real builds for CUDA do not even parse without one: `Failed to
-    infer device type` (vllm/config/device.py), so the device is named to them.
+    """A length is no matter of a GPU. Real builds for CUDA do not even parse without one: `Failed
+    to infer device type` (vllm/config/device.py), so the device is named to them.
     """
     answer = asked(venv, "--max-model-len", "7", environ={"NO_GPU": "1"})
     assert (answer["outcome"], answer["unsure"]) == (
