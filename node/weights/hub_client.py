@@ -97,20 +97,25 @@ def ask(
     env = {**environ, **_ENV, "HF_HOME": seen}
     here = IN_CONTAINER if place.image else folder
     asked = json.dumps({**wanted, "environ": env, "folder": here}).encode()
+    # Of the download there is one at a time (its lock): one that a killed run left would write beside.
+    name = CONTAINER if folder else f"rigbook-hub-{os.getpid()}"
     if place.image is not None:
-        _remove()
-        child = _in_container(place, place.image, folder)
+        if folder:
+            _remove(name)
+        child = _in_container(place, place.image, folder, name)
     else:
         python = os.path.join(str(place.venv), "bin", "python")
         child = Owner(str(place.venv), place.user).start(
             [python, "-c", PROGRAM], {}, subprocess.PIPE
         )
-    return _answer(*_wait(child, asked, ended, tick, place.image is not None))
+    return _answer(*_wait(child, asked, ended, tick, name if place.image else None))
 
 
-def _in_container(place: Place, image: str, folder: str | None) -> subprocess.Popen[bytes]:
+def _in_container(
+    place: Place, image: str, folder: str | None, name: str
+) -> subprocess.Popen[bytes]:
     mount = ["-v", f"{folder}:{IN_CONTAINER}"] if folder else []
-    words = [DOCKER, "run", "--rm", "--init", "-i", "--name", CONTAINER, "--pull", "never",
+    words = [DOCKER, "run", "--rm", "--init", "-i", "--name", name, "--pull", "never",
              "--network", "host", "--user", f"{place.uid}:{place.gid}", "-e", "HOME=/tmp",
              "-e", "NVIDIA_VISIBLE_DEVICES=void", *mount,
              "--entrypoint", "/bin/bash", image, "-c", SHELL, CONTAINER, PROGRAM]  # fmt: skip
@@ -123,10 +128,9 @@ def _in_container(place: Place, image: str, folder: str | None) -> subprocess.Po
         raise NodeError(f"{DOCKER}: {error.strerror}", "hub") from None
 
 
-def _remove() -> None:
-    """Ends the container that a killed run left: it would write beside the next one."""
+def _remove(name: str) -> None:
     with contextlib.suppress(OSError, runs.TimedOut):
-        runs.run([DOCKER, "rm", "-f", CONTAINER], 60)
+        runs.run([DOCKER, "rm", "-f", name], 60)
 
 
 def _wait(
@@ -134,7 +138,7 @@ def _wait(
     asked: bytes,
     ended: Callable[[], str | None],
     tick: Callable[[], None],
-    is_container: bool,
+    container: str | None,
 ) -> tuple[str, str]:
     """Gives what the client printed, and its last line of error. Raises NodeError (`interrupted`)
     where it has to stop."""
@@ -146,8 +150,8 @@ def _wait(
         if why:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            if is_container:
-                _remove()
+            if container:
+                _remove(container)
             raise NodeError(f"the download stopped: {why}", "interrupted")
         tick()
         talk.join(POLL_S)

@@ -70,7 +70,7 @@ class Hub:
 
 
 @contextmanager
-def hub(files: Mapping[str, bytes], token: str | None = None) -> Iterator[Hub]:
+def hub(files: Mapping[str, bytes], token: str | None = None, port: int = 0) -> Iterator[Hub]:
     """The double with these files, until the end."""
     double = Hub(files, token)
 
@@ -98,7 +98,7 @@ def hub(files: Mapping[str, bytes], token: str | None = None) -> Iterator[Hub]:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: pytest's output is for failures."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     double.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

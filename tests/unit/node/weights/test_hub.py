@@ -191,8 +191,9 @@ def test_in_an_image_it_is_a_container_of_the_owner(
     """With its one folder mounted, and nothing of what it is asked in the command line."""
     double = (
         f"#!{sys.executable}\nimport json, sys\n"
-        f"if sys.argv[1] == 'run': open({str(tmp_path / 'record')!r}, 'w').write("
-        "json.dumps([sys.argv[1:], json.load(sys.stdin)]))\n"
+        f"record = open({str(tmp_path / 'record')!r}, 'a')\n"
+        "asked = json.load(sys.stdin) if sys.argv[1] == 'run' else None\n"
+        "record.write(json.dumps([sys.argv[1:], asked]) + '\\n')\n"
         "print('RIGBOOK-HUB {}')\n"
     )
     program(tmp_path / "docker", double)
@@ -200,7 +201,12 @@ def test_in_an_image_it_is_a_container_of_the_owner(
     place = hub_client.Place("rigbook/vllm:1", None, "milo", 1000, 1001)
     wanted = {"repo": REPO, "revision": COMMIT, "names": ["a"], "token": TOKEN}
     hub_client.ask(place, wanted, {"HF_HUB_OFFLINE": "1"}, "/srv/w/.rigbook/hub-0", lambda: None)
-    words, asked = json.loads((tmp_path / "record").read_text())
+    hub_client.ask(place, {**wanted, "names": None}, {}, None, lambda: None)
+    former, got, look = map(json.loads, (tmp_path / "record").read_text().splitlines())
+    assert former[0] == ["rm", "-f", "rigbook-download"]
+    # a look ends no download of somebody else's
+    assert f"rigbook-hub-{os.getpid()}" in look[0] and "-v" not in look[0]
+    words, asked = got
     assert words[words.index("--user") + 1] == "1000:1001" and "--rm" in words
     assert words[words.index("-v") + 1] == "/srv/w/.rigbook/hub-0:/rigbook-download"
     assert "rigbook/vllm:1" in words and TOKEN not in " ".join(words)
