@@ -97,7 +97,7 @@ def ask(
     env = {**environ, **_ENV, "HF_HOME": seen}
     here = IN_CONTAINER if place.image else folder
     asked = json.dumps({**wanted, "environ": env, "folder": here}).encode()
-    # Of the download there is one at a time (its lock): one that a killed run left would write beside.
+    # Downloads have a lock, so one of this name is what a killed run left: it would write beside.
     name = CONTAINER if folder else f"rigbook-hub-{os.getpid()}"
     if place.image is not None:
         if folder:
