@@ -1,6 +1,6 @@
 """weights: bring the recipe's weights to every node: what lacks, over the fabric, no half file.
 
-Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, waive + reason.
+Runbook: docs/runbooks/weights.md. Data: from, download, verify, prune, port, waive + reason.
 """
 
 from pyinfra import host
@@ -19,6 +19,17 @@ want = procedure.parse_request(rig)
 # Gate: one node's weights are whole, a way over the fabric, room, nobody else at work.
 rig.gate(weights_gates(want.asked), want.plan)
 work = procedure.plan(rig)
+
+# Act, with download=: from the hub onto one node, which gives then.
+if work.download is not None:
+    weights.download(
+        name="Download the weights",
+        run=rig.run,
+        node=work.download.node,
+        request=work.download.request,
+        words=work.download.words,
+        then=work.then,
+    )
 
 # Act: what lacks or differs, to all targets at the same time; full hashes where asked for.
 weights.move(

@@ -17,7 +17,7 @@ from gates.core.violation import Violation
 from gates.engine.arguments import arguments
 from schema.core.parse import misfit
 from schema.desired.plan import EngineSpec, Plan
-from schema.observed.preflight import ParserAnswer
+from schema.observed.artifact import ParserAnswer
 
 # The longest that the program may take on a host, and the call around it.
 TIMEOUT_S = 180

@@ -8,7 +8,7 @@ from gates.core.check import deploy_command
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.observed.preflight import ParserAnswer
+from schema.observed.artifact import ParserAnswer
 
 _LINE = 300
 

@@ -28,7 +28,7 @@ class TransferRequest:
 
     `is_made`: the right content is not a node's, but what a build's inputs or an archive say.
     `is_whole`: an image goes through docker save and load. `is_compared`: every node is compared
-    with the giver.
+    with the giver. `is_fetched`: the giver gets it first, from elsewhere.
     """
 
     source: str | None
@@ -37,6 +37,7 @@ class TransferRequest:
     is_made: bool = False
     is_whole: bool = False
     is_compared: bool = False
+    is_fetched: bool = False
 
 
 # The gates before any transfer: nodes, fabric, nobody else at work.

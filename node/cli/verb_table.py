@@ -28,6 +28,7 @@ READING: dict[str, str] = {
     "library check": "node.vgpu.candidate:candidate",
     "kube look": "node.kube.inspect:inspect_deployment",
     "kube answer": "node.kube.answer:ask_pod",
+    "weights hub": "node.weights.hub:look",
     "models look": "node.weights.model_header:inspect_models",
 }
 # JSON in and out; they may change the host, so signals are caught and undone steps are told
@@ -54,6 +55,7 @@ CHANGING: dict[str, str] = {
     "image tag": "node.image.verbs:tag",
     "weights offer": "node.weights.offer:offer_weights",
     "weights receive": "node.weights.receive:receive",
+    "weights download": "node.weights.hub:download",
     "weights hash": "node.weights.offer:hashed",
     "kube restart": "node.kube.restart:restart",
 }

@@ -47,15 +47,14 @@ class Owner:
         # after setuid, which clears it: killed with us, it must not go on changing files
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
-    def run(self, argv: Sequence[str], timeout_s: float, extra: dict[str, str]) -> Done:
-        """Gives the program's exit status and output; its whole group is ended after the time.
-
-        Raises NodeError (timeout, no_program).
-        """
+    def start(
+        self, argv: Sequence[str], extra: dict[str, str], stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
+        """Gives the program as it runs, in a group of its own. Raises NodeError (no_program)."""
         try:
-            child = subprocess.Popen(
+            return subprocess.Popen(
                 list(argv),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**self.env, **extra},
@@ -65,6 +64,13 @@ class Owner:
             )
         except OSError as error:
             raise NodeError(f"{argv[0]}: {error.strerror}", "no_program") from None
+
+    def run(self, argv: Sequence[str], timeout_s: float, extra: dict[str, str]) -> Done:
+        """Gives the program's exit status and output; its whole group is ended after the time.
+
+        Raises NodeError (timeout, no_program).
+        """
+        child = self.start(argv, extra)
         try:
             out, err = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -11,12 +11,6 @@ from __future__ import annotations
 
 # the line in which PROGRAM answers
 ANSWER = "RIGBOOK-PARSER "
-# Of a container: `python` may be another one than that of `vllm` (an image with a venv).
-SHELL = """\
-p=$(command -v vllm) && read -r first < "$p" && case $first in
-"#!"*python*) exec ${first#??} -c "$@";; esac
-exec python3 -c "$@"
-"""
 # Arguments: seconds until it ends itself, then those of `vllm`.
 PROGRAM = (
     f"ANSWER = {ANSWER!r}\n"
@@ -84,6 +78,10 @@ sys.argv = ["vllm", *words]
 try:
     if "--omni" in words:
         raise RuntimeError("--omni starts another server")
+    from vllm import platforms
+    if platforms.current_platform.is_unspecified():
+        # no GPU here: its parser fails at a default, DeviceConfig, which wants the name of a device
+        platforms.current_platform.device_type = "cuda"
     from vllm.entrypoints.cli import main, serve
     serve.ServeSubcommand.cmd = staticmethod(checked)
     main.main()

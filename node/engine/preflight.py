@@ -14,11 +14,12 @@ import time
 from collections.abc import Mapping
 
 from node.core import validate
+from node.core.engine_python import SHELL
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import Done, TimedOut, run
 from node.core.run_as_owner import Owner
 from node.docker import containers
-from node.engine.parser_check import ANSWER, PROGRAM, SHELL
+from node.engine.parser_check import ANSWER, PROGRAM
 from node.snapshot import memory
 
 DOCKER = "/usr/bin/docker"

@@ -110,6 +110,43 @@ def _part(
         reporter.log("; ".join(describe(step) for step in steps))
 
 
+@operation()
+def download(
+    run: Run,
+    node: str,
+    request: Mapping[str, Any],
+    words: str,
+    then: Mapping[str, Steps],
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Bring a model's files from the hub onto one node, each compared with what the hub says of it.
+
+    + run: the change
+    + node: the node that downloads
+    + request: what node's `weights download` takes, without the change
+    + words: what comes, for a person
+    + then: by node, journalled steps once the files are there
+    """
+    if host.name != node:
+        host.noop(f"the hub's files come to {node}")
+        return
+    reporter = host
+    run.show_once(host, "download", lambda: host.log(words))
+
+    def work() -> None:
+        run.touched.add(node)
+        more = {"change": run.change(), "deadline_s": DEADLINE_S}
+        answer = watched_call(run, node, "weights", "download", {**request, **more})
+        size = f"{len(answer['files'])} files, {answer['bytes'] / 1e9:.2f} GB"
+        reporter.log_styled(
+            f"{size}, in {answer['took_s']:.0f} s, each as the hub says", fg="green"
+        )
+        if steps := then.get(node):
+            run.apply(node, steps)
+
+    yield run.step("download", [node], work, DEADLINE_S)
+
+
 def arrived(answer: Mapping[str, Any]) -> str:
     """A line about what a target got, from node's answer."""
     if not answer["files"]:

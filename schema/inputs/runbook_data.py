@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
@@ -37,6 +38,7 @@ from schema.render.drop_in import (
     listed_argv,
 )
 
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][\w./-]*)?")
 GATED = frozenset({"waive", "reason", "deep", "former_rig"})
 
 
@@ -52,6 +54,14 @@ def _as_version(value: object) -> object:
     return value
 
 
+def _as_repo(value: str) -> str:
+    """A repository on the hub, with or without a revision."""
+    if not _REPO.fullmatch(value) or ".." in value:
+        raise ValueError("is not a repository; allowed: ORG/NAME or ORG/NAME@REVISION")
+    return value
+
+
+HubRepo = Annotated[str, AfterValidator(_as_repo)]
 Commit = Annotated[str, BeforeValidator(_as_text), AfterValidator(commit_or_pr)]
 CommandLine = Annotated[Argv | None, BeforeValidator(listed_argv)]
 
@@ -288,3 +298,4 @@ class WeightsData(TransferData):
 
     verify: bool = key(False, "read and hash everything, everywhere")
     prune: bool = key(False, "delete what the giver has not")
+    download: HubRepo | None = key(None, "from the hub first: ORG/NAME or ORG/NAME@REVISION")

@@ -1,4 +1,4 @@
-"""Files, weights, venvs, and the journal of changes.
+"""Files, weights, venvs, and the journal of changes; a repository on the hub.
 
 Sections of the snapshot (schema/observed/snapshot.py, which says what its units are).
 """
@@ -143,3 +143,20 @@ class Journal(Frozen):
     lock_holder: str | None
     changes: tuple[ChangeSummary, ...]
     broken: tuple[str, ...]
+
+
+class HubFile(Frozen):
+    """A file of a repository: bytes, the sha256 of one in LFS, else git's sha1 as `blob`."""
+
+    name: str
+    size: int
+    blob: str | None
+    sha256: str | None
+
+
+class HubModel(Frozen):
+    """A repository at a commit."""
+
+    commit: str
+    files: tuple[HubFile, ...]
+    took_s: float

@@ -54,6 +54,8 @@ HARDWARE: Json = {
 
 GROWTH = [{"what": what, "count": 2, "bytes": 3 << 20, "unreadable": None} for what in
           ("changes", "blobs", "programs", "displaced", "backups", "images")]  # fmt: skip
+# how a safetensors file begins
+MAGIC = "40000000000000007b22" + "20" * 6
 ACCEPTED: Json = {"outcome": "accepted", "said": "", "unsure": "", "took_s": 8.0}
 # of a container, whose firmware is another machine's
 USUAL = {"hardware": HARDWARE, "growth": {"rows": GROWTH}, "preflight": ACCEPTED}
@@ -172,6 +174,8 @@ class FakeNode:
                 raise NodeError(said["error"], said["code"])
             return dict(said)
         answers = self.faults.get("answers", {})
+        if command.verb == "weights download" and self.faults.get("brings"):
+            self._bring(command.request)
         if command.verb in answers:
             return dict(answers[command.verb])
         if command.verb == "apply":
@@ -234,6 +238,15 @@ class FakeNode:
         return {"layers": 2, "bytes": 10**7, "wire_bytes": 10**7, "wire_s": 0.5, "load_s": 1.0,
                 "took_s": 1.1, "files": ["a"], "extra": [], "outside": [],
                 "pruned": []}  # fmt: skip
+
+    def _bring(self, request: Json) -> None:
+        """As a download: the change is open, and the files are there."""
+        header = journal.parse_change(request["change"])
+        self.changes[header["id"]] = {"id": header["id"], "steps": []}
+        files = [{"name": f["name"], "size": f["size"], "magic": MAGIC, "sha256": f["sha256"]}
+                 for f in request["files"]]  # fmt: skip
+        row = self.now["weights"][0]
+        self.now["weights"] = [{**row, "exists": True, "files": files, "folder": request["path"]}]
 
     def _known(self) -> dict[str, Json]:
         """This run's changes, and those that the snapshot's journal had before."""

@@ -234,7 +234,7 @@ TABLE = {
         # a user of this machine as well, whose files they become
         Scenario((WEIGHTS, "-y", *data(*OF_CACHE)), hub_cache, data={"ssh_user": "root"}),
         done(f"write {MODEL}/refs/main", steps=[
-            {"lab1 weights offer", "lab2 weights receive"}, "lab2 apply directory+file",
+            {"lab1 weights offer", "lab2 weights receive", "lab2 apply directory+file"},
             "lab2 close COMMITTED"])),
     "weights replaced, dry": (
         weights(f"from={HEAD}", "prune=true", seen=weights_others, how="--dry"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gates.engine.arguments import arguments
-from schema.observed.preflight import ParserAnswer
+from schema.observed.artifact import ParserAnswer
 from tests.unit.builders.spark_rig import spark_plan
 
 # Words of vLLM 0.32.0 (CPU), by node/engine/parser_check.py; the third is of
