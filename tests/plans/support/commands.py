@@ -18,7 +18,8 @@ LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
     "dropin", "snapshot", "kernel", "hardware", "growth", "wake", "journal",
     "unit-state", "log", "nccl-log", "tree list", "library look", "library check", "kube look",
-    "kube answer", "models look", "venv look", "venv check", "secrets look",
+    "rate look", "rate receive", "rate send", "kube answer", "models look",
+    "venv look", "venv check", "secrets look",
 }  # fmt: skip
 
 
