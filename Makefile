@@ -1,8 +1,8 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo docs-picture test test-full test-tower test-moving test-vm test-cluster test-containerd test-nodes test-kills lint bench \
-.PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-containerd test-kills lint bench \
+.PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-containerd test-nodes \
+	test-kills lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv

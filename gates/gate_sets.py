@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gates.artifact import image, image_patches, jit_caches, venv
-from gates.artifact import image, image_patches, modules, venv
+from gates.artifact import image, image_patches, jit_caches, modules, venv
 from gates.cluster import host_memory
 from gates.core.check import Gate, Observed
 from gates.core.codes import violation

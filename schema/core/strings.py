@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from node.rules.patterns import DEVICE, IMAGE
+from node.rules.patterns import DEVICE, HCA, IMAGE
 from node.rules.secret import has_credentials
 from node.rules.urls import is_http_url
 from schema.core.errors import HiddenValueError
@@ -17,7 +17,6 @@ MAX_LINE = 8192
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")
-_HCA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}(:[1-9])?\Z")
 # vLLM's `--config.key value` sets one key of a JSON argument, `--config.key+` adds to its list.
 _FLAG_NAME = re.compile(r"[a-z][a-z0-9_]*((\.[A-Za-z0-9_-]+)+\+?)?\Z")
 _SHM_SIZE = re.compile(r"[1-9][0-9]*[kmg]\Z")
@@ -82,7 +81,8 @@ def device_name(value: str) -> str:
 
 def hca_name(value: str) -> str:
     """The name of an RDMA device, and its port where one is meant: rocep1s0f0, mlx5_0:1."""
-    if not _HCA.match(value):
+    device, colon, port = value.partition(":")
+    if not HCA.match(device) or (colon and not (port.isdecimal() and 0 < int(port) < 256)):
         raise ValueError(
             "is not an RDMA device's name; allowed: one of `ls /sys/class/infiniband`, with "
             ":PORT where it has several"

@@ -276,6 +276,16 @@ class UpgradeData(HostData):
     prune: bool = key(False, "remove the versions that nobody needs")
 
 
+class FabricData(HostData):
+    """fabric."""
+
+    unused = GATED
+    measure: bool | None = key(
+        None, "the rates; none: where no engine runs; true: beside one as well; false: not"
+    )
+    port: int = key(29680, "the TCP port that a measurement uses", ge=1024, le=65535)
+
+
 class TransferData(HostData):
     """What moves an image or weights from node to node."""
 

@@ -19,6 +19,7 @@ K = TypeVar("K", bound=HostKeys)
 RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "backup": [data.BackupData],
     "doctor": [data.DoctorData, cluster.ClusterDoctorData],
+    "fabric": [data.FabricData],
     "firmware": [data.FirmwareData],
     "gpu_limit": [cluster.GpuLimitData],
     "image": [data.ImageData],

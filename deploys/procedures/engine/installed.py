@@ -15,14 +15,14 @@ from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.patch_findings import InForce, known_to_fail
 from deploys.common.preflight import preflight
 from deploys.common.procedure import Procedure
-from deploys.common.runtime import Examined, Work
-from deploys.common.snapshot_view import files_in
-from deploys.procedures.engine.rdma_proof import (
+from deploys.common.rdma_proof import (
     expects_rdma,
     proof_of_start,
     seen_networks,
     told,
 )
+from deploys.common.runtime import Examined, Work
+from deploys.common.snapshot_view import files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
 from facts.endpoint.tool_call import ask_for_call
 from facts.local.secret_values import SecretMissing, value_of

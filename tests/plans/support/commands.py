@@ -19,7 +19,7 @@ READING = LOOKING | {
     "dropin", "snapshot", "kernel", "hardware", "growth", "wake", "journal",
     "unit-state", "log", "nccl-log", "tree list", "library look", "library check", "kube look",
     "kube answer", "models look", "venv look", "venv check", "secrets look", "preflight",
-    "weights hub",
+    "weights hub", "rate look", "rate receive", "rate send",
 }  # fmt: skip
 
 

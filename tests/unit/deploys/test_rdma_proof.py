@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploys.procedures.engine.rdma_proof import told
+from deploys.common.rdma_proof import told
 from facts.nccl_log import NcclNetwork
 
 IB = NcclNetwork({"IB": 3}, ("IB",), ("[0]rocep1s0f1:1/RoCE",))

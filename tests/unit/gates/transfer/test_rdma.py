@@ -19,7 +19,7 @@ PORTS = [*map(rdma_port, HCAS), rdma_port("rocep1s0f10")]
 TWINS = "=rocep1s0f0,roceP2p1s0f0"
 
 
-def found(*codes: str, seen: Any = None, plan: Plan | None = None, **environ: str) -> list[Any]:
+def found(*codes: str, seen: Any = None, plan: Plan | None = None, **environ: Any) -> list[Any]:
     """The findings of these codes on the head of a rig whose engine has this environment."""
     made = plan or spark_plan()
     specs = {name: replace(spec, environ=environ) for name, spec in made.specs.items()}
