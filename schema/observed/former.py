@@ -64,7 +64,7 @@ class FormerContainer(Frozen):
     state: str
     main: tuple[str, ...]
     env: dict[str, str]
-    image_env: dict[str, str] = {}
+    image_env: dict[str, str]
     mounts: tuple[Mount, ...]
     restart_policy: str
     auto_remove: bool
@@ -74,7 +74,7 @@ class FormerContainer(Frozen):
     privileged: bool
     runtime: str
     gpus: bool
-    labels: dict[str, str] = {}
+    labels: dict[str, str]
     # what rigbook's recipe has no key for: --cap-add, --ulimit, --device and their like, in words
     other_options: tuple[str, ...] = ()
 
