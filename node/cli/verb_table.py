@@ -25,6 +25,7 @@ READING: dict[str, str] = {
     "wake": "node.machine.wake_packet:wake",
     "library look": "node.vgpu.inspect:inspect_library",
     "library check": "node.vgpu.candidate:candidate",
+    "former": "node.former.look:look",
     "kube look": "node.kube.inspect:inspect_deployment",
     "kube answer": "node.kube.answer:ask_pod",
     "models look": "node.weights.model_header:inspect_models",

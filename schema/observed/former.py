@@ -21,8 +21,9 @@ class FormerEngine(Frozen):
     """One `vllm serve` process, without its own workers.
 
     `env` is its whole environment; the values of `secret_env` are masked in it, and the values of
-    `secret_flags` (as `--api-key`) in `argv`. `inside_of`: "main" is the container's main process,
-    "exec" another process of a container (docker exec), "host" none of a container. `container` is
+    `secret_flags` (as `--api-key`) in `argv`. `inside_of`: "main" is the container's main process
+    or below it, "exec" another process of a container (docker exec), "pod" one of Kubernetes',
+    "host" none of a container. `container` is
     a FormerContainer's name. `venv` is the environment's folder, as the process sees it. `port` and
     `node_rank` are read from argv, with vLLM's defaults (8000, 0); `is_head` is false with
     --headless.
@@ -40,7 +41,7 @@ class FormerEngine(Frozen):
     exe: str | None
     unit: str | None
     container: str | None
-    inside_of: Literal["main", "exec", "host"]
+    inside_of: Literal["main", "exec", "pod", "host"]
     venv: str | None
     port: int
     node_rank: int
@@ -51,9 +52,10 @@ class FormerContainer(Frozen):
     """A container with an engine in it, or one that a supervisor names, and how it was made.
 
     `env` is what the container was made with, `image_env` the image's own part of it; the values of
-    secrets are masked. `image` is the reference it was made from, `digests` the image's
-    name@sha256:… on this host. `shm_bytes` is 0 where docker's default holds. `gpus` is true with
-    a device request for GPUs (--gpus). `main` is the command of its main process.
+    secrets are masked. `image` is the reference it was made from; `digests` (name@sha256:…) and
+    `tags` lead to that image on this host now. `shm_bytes` is 0 where docker's default holds.
+    `gpus` is true with a device request for GPUs (--gpus). `main` is the command of its main
+    process.
     """
 
     id: str
@@ -61,6 +63,7 @@ class FormerContainer(Frozen):
     image: str
     image_id: str
     digests: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     state: str
     main: tuple[str, ...]
     env: dict[str, str]
@@ -77,14 +80,17 @@ class FormerContainer(Frozen):
     labels: dict[str, str]
     # what rigbook's recipe has no key for: --cap-add, --ulimit, --device and their like, in words
     other_options: tuple[str, ...] = ()
+    # files put into its own layer by hand (docker cp, a patch), at most 30: ours starts without
+    changed: tuple[str, ...] = ()
 
 
 class Supervisor(Frozen):
     """What starts a former engine, or started it.
 
     `name`: unit name; container; compose project; FILE:LINE of a crontab; NAMESPACE/DEPLOYMENT;
-    for a shell the pid of the engine. `starts_at_boot` is what it would do at the next boot.
-    `evidence` says where this was seen. The fields below belong to one kind each.
+    for a shell the pid of the engine. `starts_at_boot` is what it would do at the next boot, or
+    some time after it (a periodic line of a crontab). `evidence` says where this was seen. The
+    fields below belong to one kind each.
     """
 
     kind: SupervisorKind
@@ -94,6 +100,8 @@ class Supervisor(Frozen):
     # unit
     enabled: str | None = None
     active: str | None = None
+    triggered_by: tuple[str, ...] = ()
+    # unit, container-policy
     restart: str | None = None
     # container-policy, compose: the containers' names; the policy of each is its container's
     containers: tuple[str, ...] = ()

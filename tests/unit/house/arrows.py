@@ -90,6 +90,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.weights",
         },
         "node.files": {"node.core", "node.rules"},
+        "node.former": {"node.core", "node.docker", "node.kube", "node.rules", "node.snapshot"},
         "node.growth": {
             "node.backup",
             "node.change",
