@@ -90,8 +90,11 @@ class ContainerKind(Kind):
             return [], False
         if row is None:
             name = entry["container"]
-            raise NodeError(f"the container {name} is gone: it cannot be started again",
-                            "no_container", f"make it again as it was, then: docker start {name}")  # fmt: skip
+            raise NodeError(
+                f"the container {name} is gone: it cannot be started again",
+                "no_container",
+                f"make it again as it was, then: docker start {name}",
+            )
         return ([start(row)], False) if start_it else ([], True)
 
     def verify(self, entry: Json, side: str) -> list[str]:

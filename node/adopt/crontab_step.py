@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from node.change.file_step import FileKind
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.step_kind import Kind, Seen, Steps
 from node.files import atomic
-from node.rules.secret import MASK
+from node.snapshot import cron
 
 MARK = "# taken over by rigbook: "
 MOST = 100
-
-
-def _same(seen: str, line: str) -> bool:
-    """Gives whether a line is the one that was seen, whose secrets were masked then."""
-    return bool(re.fullmatch(".*".join(map(re.escape, seen.split(MASK))), line))
 
 
 class CrontabKind(Kind):
@@ -57,9 +50,9 @@ class CrontabKind(Kind):
         for row in step["lines"]:
             n = row["line"] - 1
             text = lines[n] if n < len(lines) else ""
-            if text.startswith(MARK) and _same(row["text"], text[len(MARK) :]):
+            if text.startswith(MARK) and cron.masked(text[len(MARK) :]) == row["text"]:
                 continue
-            if not _same(row["text"], text):
+            if cron.masked(text) != row["text"]:
                 raise NodeError(
                     f"{path}: line {row['line']} is not what was seen: it was edited meanwhile",
                     "changed_meanwhile", "look at the file, then run again",

@@ -68,8 +68,9 @@ class EngineKind(Kind):
         return {
             "op": self.op,
             "pid": int(validate.number(step["pid"], f"{where}.pid", 2, 1 << 22)),
-            "start_ticks": int(validate.number(step["start_ticks"], f"{where}.start_ticks", 0,
-                                               1 << 62)),  # fmt: skip
+            "start_ticks": int(
+                validate.number(step["start_ticks"], f"{where}.start_ticks", 0, 1 << 62)
+            ),
         }
 
     def describe(self, entry: Json) -> str:

@@ -24,8 +24,10 @@ def candidate(pid: int) -> Candidate | None:
     stat, uid, argv = proc.stat(pid), proc.uid(pid), proc.argv(pid)
     if stat is None or uid is None or find.is_dead(stat):
         return None
-    return Candidate(stat, proc.boot_id(), uid, argv[0] if argv else stat.comm, proc.exe(pid),
-                     proc.cgroup(pid), find.namespace(pid), (), True, find.is_server(argv))  # fmt: skip
+    return Candidate(
+        stat, proc.boot_id(), uid, argv[0] if argv else stat.comm, proc.exe(pid),
+        proc.cgroup(pid), find.namespace(pid), (), True, find.is_server(argv),
+    )  # fmt: skip
 
 
 def in_container(identifier: str, main_pid: int) -> list[Started]:
@@ -33,15 +35,15 @@ def in_container(identifier: str, main_pid: int) -> list[Started]:
 
     `main_pid` is the container's own main process, which is left alone with what it started.
     """
-    inside = {pid: one for pid in proc.pids()
-              if proc.container_of(proc.cgroup(pid)) == identifier and (one := candidate(pid))}  # fmt: skip
+    pids = (pid for pid in proc.pids() if proc.container_of(proc.cgroup(pid)) == identifier)
+    inside = {pid: one for pid in pids if (one := candidate(pid))}
     tops: dict[int, list[Candidate]] = {}
     for one in inside.values():
         if one.is_server and (top := _top(one.stat.pid, inside, {main_pid})) != main_pid:
             tops.setdefault(top, []).append(one)
     # ranks whose server is gone hang below the container's first process
-    strays = [one for pid, one in inside.items()
-              if one.argv0.startswith(TITLE) and _top(pid, inside, {main_pid}) not in tops]  # fmt: skip
+    ranks = {pid: one for pid, one in inside.items() if one.argv0.startswith(TITLE)}
+    strays = [one for pid, one in ranks.items() if _top(pid, inside, {main_pid}) not in tops]
     return [_started(inside[top], servers, inside, strays) for top, servers in tops.items()]
 
 

@@ -60,6 +60,12 @@ class ServeData(HostData):
     """serve."""
 
 
+class AdoptData(HostData):
+    """adopt."""
+
+    take: bool = key(False, "take the engine over, with the way back in the journal")
+
+
 class StopData(HostData):
     """stop."""
 

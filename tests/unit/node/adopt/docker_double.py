@@ -17,7 +17,10 @@ Json = dict[str, Any]
 
 def box(name: str = "vllm_ds4", **changes: Any) -> Json:
     """A container as GET /containers/ID/json gives it (moby, api/swagger.yaml)."""
-    host = {"AutoRemove": False, "RestartPolicy": {"Name": "unless-stopped", "MaximumRetryCount": 0}}
+    host = {
+        "AutoRemove": False,
+        "RestartPolicy": {"Name": "unless-stopped", "MaximumRetryCount": 0},
+    }
     row: Json = {
         "Id": ID, "Name": f"/{name}", "Image": "sha256:" + "1" * 64, "Path": "sleep",
         "Args": ["infinity"], "ExecIDs": None, "Mounts": [],

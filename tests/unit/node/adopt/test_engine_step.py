@@ -233,7 +233,7 @@ def test_an_engine_of_a_shell_of_the_host_comes_back_as_a_unit(
     def run(words: list[str], timeout_s: float) -> object:
         seen.append(words)
         (path,) = (word.partition("File=")[2] for word in words if "EnvironmentFile" in word)
-        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert Path(path).stat().st_mode & 0o777 == 0o600
         assert "HF_TOKEN=hf_canary\n" in (text := Path(path).read_text())
         assert 'ODD="a \\"b\\" \\$c"\n' in text
         runs.add(words[3].partition("=")[2])
