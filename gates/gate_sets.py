@@ -17,7 +17,14 @@ from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
 from gates.transfer import fabric
-from gates.unit import crash_loop, ghost, installed_recipe, launch_script, supervision
+from gates.unit import (
+    crash_loop,
+    ghost,
+    installed_recipe,
+    launch_script,
+    supervision,
+    supervisors,
+)
 from gates.weights import weights
 from schema.desired.plan import Plan
 
@@ -42,6 +49,7 @@ SERVING: tuple[Gate, ...] = (
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
+    *supervisors.GATES,
     *ghost.GATES,
     *weights.GATES,
     *choices.GATES,
@@ -84,6 +92,7 @@ RESTARTING: tuple[Gate, ...] = (
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
+    *supervisors.GATES,
     *ghost.GATES,
     *installed_recipe.GATES,
     *weights.GATES,
@@ -93,6 +102,7 @@ RESTARTING: tuple[Gate, ...] = (
 REBOOTING: tuple[Gate, ...] = (
     *CHANGING,
     *next_boot.BOOT,
+    *supervisors.GATES,
     *ghost.GATES,
     *installed_recipe.GATES,
     comes_back,
@@ -126,6 +136,7 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *crash_loop.GATES,
         *launch_script.GATES,
         *supervision.GATES,
+        *supervisors.GATES,
         *findings.GATES,
         comes_back,
     )
