@@ -61,6 +61,7 @@ ROOM: tuple[Gate, ...] = (
     *memory.GATES,
     *host_memory.GATES,
     *processes.GATES,
+    *supervisors.GATES,
 )
 # Before a rig that serves by other means is taken over: all but that.
 TAKING: tuple[Gate, ...] = tuple(
