@@ -55,6 +55,19 @@ SERVING: tuple[Gate, ...] = (
     *choices.GATES,
 )
 
+# What the former engine is in the way of, until it is ended: asked once it is.
+ROOM: tuple[Gate, ...] = (
+    *driver.GATES,
+    *memory.GATES,
+    *host_memory.GATES,
+    *processes.GATES,
+    *supervisors.GATES,
+)
+# Before a rig that serves by other means is taken over: all but that.
+TAKING: tuple[Gate, ...] = tuple(
+    gate for gate in SERVING if gate in driver.GATES or gate not in ROOM
+)
+
 # Before any change: every node answers and is this rig's, nobody else is at work, nothing is half
 # done.
 CHANGING: tuple[Gate, ...] = (

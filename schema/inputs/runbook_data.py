@@ -64,6 +64,7 @@ class AdoptData(HostData):
     write: GroupName | None = key(
         None, "write inventory/NAME.py, group_data/NAME.py and the recipe NAME from what runs"
     )
+    take: bool = key(False, "take the engine over, with the way back in the journal")
     port: int | None = key(None, "which engine, where a node runs several", ge=1, le=65535)
 
 

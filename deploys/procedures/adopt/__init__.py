@@ -1,1 +1,1 @@
-"""adopt: what serves by other means, as rigbook's files, and how the two compare."""
+"""adopt: what serves by other means: told, written as rigbook's files, compared, taken over."""
