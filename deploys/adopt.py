@@ -1,13 +1,20 @@
-"""adopt: what a rig that serves by other means runs, and taking it over.
+"""adopt: what serves on these machines by other means, who starts it, and taking it over.
 
-Runbook: docs/runbooks/adopt.md. Data: take=true hands it over as one change.
+Runbook: docs/runbooks/adopt.md. An inventory with hosts and ssh is enough for a look.
+Data: write=NAME writes inventory, group_data and recipe from what runs, and compares them with it;
+take=true hands it over as one change; port=N says which engine, where a node runs several.
 """
 
-from deploys.common.load_and_gate import operator_data
-from deploys.procedures.adopt import take
-from schema.inputs.runbook_data import AdoptData
+from deploys.procedures.adopt import look, report, take, write
 
-data = operator_data(AdoptData)
+# Load: what is asked; the inventory may know nothing of an engine yet.
+data = look.asked()
 
 if data.take:
+    # Gate, Act, Verify: of all nodes, as one change.
     take.over()
+else:
+    # Verify: every node is looked at, read-only; then files are written, or compared.
+    seen = look.look()
+    report.report(seen)
+    write.write(seen, data.write, data.port)

@@ -1,1 +1,1 @@
-"""adopt: what a rig that serves by other means runs, and taking it over."""
+"""adopt: what serves by other means: told, written as rigbook's files, compared, taken over."""
