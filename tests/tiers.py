@@ -114,6 +114,11 @@ TIERS = {
     "tower": Tier(
         (_pytest("tests/system/venv"),), _needs_lab, "one booted host with the real vLLM in a venv"
     ),
+    "adopt": Tier(
+        (_pytest("tests/system/adopt"),),
+        _needs_lab,
+        "two booted hosts that serve by other means, taken over and given back",
+    ),
     "containerd": Tier(
         (_pytest("tests/system/containerd"),),
         _needs_lab,

@@ -162,9 +162,14 @@ class EngineKind(Kind):
         name = entry["container"]
         row = box.find(name, entry["known"])
         if row is None or not box.is_running(row):
-            what = "is gone" if row is None else "does not run"
-            raise NodeError(f"the container {name} {what}: its engine cannot be started again",
-                            "no_container", f"docker start {name}; then: rignode undo")  # fmt: skip
+            gone = row is None
+            raise NodeError(
+                f"the container {name} {'is gone' if gone else 'does not run'}: its engine cannot "
+                "be started again",
+                "no_container",
+                f"{'make it again as it was' if gone else f'docker start {name}'}; then: rignode "
+                "undo",
+            )
         return row
 
     def verify(self, entry: Json, side: str) -> list[str]:

@@ -115,23 +115,26 @@ def detail(row: Json, image: Json | None, changed: list[str]) -> Json:
     }
 
 
-def _inspect(identifier: str, unread: list[str]) -> Json | None:
+def _inspect(identifier: str, unread: list[str], brief: bool) -> Json | None:
     """Gives one container, or None when it went meanwhile."""
     row = api.get(f"/containers/{identifier}/json", absent_ok=True)
     if row is None:
         return None
     image = api.get(f"/images/{quote(str(row.get('Image')), safe=':')}/json", absent_ok=True)
     try:
-        changed = _changed(identifier)
+        changed = [] if brief else _changed(identifier)
     except CannotRead as error:
         changed = []
         unread.append(f"files changed in container {row['Name'].lstrip('/')}: {error}")
     return {**detail(row, image, changed), "pid": int((row.get("State") or {}).get("Pid") or 0)}
 
 
-def read(holding: Collection[str], unread: list[str]) -> tuple[list[Json], set[str]]:
+def read(
+    holding: Collection[str], unread: list[str], brief: bool = False
+) -> tuple[list[Json], set[str]]:
     """Gives the containers with one of these ids, and those with vLLM in name, image or command;
-    and the ids of rigbook's own. What could not be read is added to `unread`.
+    and the ids of rigbook's own. What could not be read is added to `unread`. `brief`: without
+    the files that were put into them.
     """
     ours: set[str] = set()
     if not os.path.exists(api.SOCKET):
@@ -146,7 +149,7 @@ def read(holding: Collection[str], unread: list[str]) -> tuple[list[Json], set[s
             if name.startswith(OURS):
                 ours.add(str(row["Id"]))
             elif wanted:
-                found.append(_inspect(str(row["Id"]), unread))
+                found.append(_inspect(str(row["Id"]), unread, brief))
     except CannotRead as error:
         unread.append(f"containers: {error}")
         return [], ours

@@ -15,12 +15,14 @@ from node.former import containers, engines, pods, supervisors
 def look(request: Any) -> Json:
     """Gives engines, containers, supervisors, and `unread`: what could not be looked at and why.
 
-    Raises NodeError for a bad request only.
+    `brief`: without the files that were put into containers by hand, which docker takes its time
+    for. Raises NodeError for a bad request only.
     """
-    validate.keys(request, "request", ())
+    body = validate.keys(request, "request", ("brief",))
+    brief = validate.boolean(body.get("brief", False), "brief")
     unread: list[str] = []
     found = engines.read()
-    boxes, ours = containers.read({str(row["container"]) for row in found}, unread)
+    boxes, ours = containers.read({str(row["container"]) for row in found}, unread, brief)
     found = [row for row in found if row["container"] not in ours]
     by_id = {str(box["id"]): box for box in boxes}
     rows: list[Json] = []

@@ -46,6 +46,8 @@ ASK_S = 30.0
 # Memory of a GPU is free half a second after its process is gone; a port lingers a little longer.
 ROOM_S = 60.0
 POLL_S = 2.0
+# Which files lie in a container's own layer is no matter here, and costs docker its time.
+BRIEF = '{"brief": true}'
 # The codes that may be waived, and why.
 Waive = tuple[tuple[str, ...], str | None]
 
@@ -152,7 +154,7 @@ def plan(rig: Procedure) -> Taking:
 
 def look(plan: Plan) -> dict[str, Former]:
     """What runs by other means, by node; DeployError names what keeps it from being taken over."""
-    seen = ask_each(real(state), plan, FormerFact())
+    seen = ask_each(real(state), plan, FormerFact(), dict.fromkeys(plan.requests, BRIEF))
     lines: list[str] = []
     found: dict[str, Former] = {}
     for name, former in seen.items():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from facts.endpoint.completion import ask
+from facts.endpoint.completion import Endpoint, ask
 from tests.system.adopt.setups import Setup
 from tests.system.engine.steps import head, wait_until
 from tests.system.rehearsal import Done, Lab
@@ -28,14 +28,14 @@ class Gap:
 
 
 @contextmanager
-def watched(lab: Lab) -> Iterator[Gap]:
+def watched(endpoint: Endpoint) -> Iterator[Gap]:
     """Asks for completions again and again, as a client would, and measures the longest gap."""
     gap, over = Gap(), threading.Event()
 
     def watch() -> None:
         last = time.monotonic()
         while not over.is_set():
-            if ask(head(lab), ASK_S).ok:
+            if ask(endpoint, ASK_S).ok:
                 gap.seconds = max(gap.seconds, time.monotonic() - last)
                 last = time.monotonic()
                 gap.answered.append(last)
@@ -67,14 +67,14 @@ def newest(lab: Lab, host: str = "test1") -> dict[str, Any]:
 
 def take(lab: Lab, *more: str) -> tuple[Done, Gap]:
     """A take-over, and the gap in the answers."""
-    with watched(lab) as gap:
+    with watched(head(lab)) as gap:
         done = lab.pyinfra("adopt", *TAKE, *more)
     return done, gap
 
 
 def give_back(lab: Lab) -> tuple[Done, Gap]:
     """A rollback of the newest change, and the gap in the answers."""
-    with watched(lab) as gap:
+    with watched(head(lab)) as gap:
         done = lab.pyinfra("rollback", "--data", f"change={newest(lab)['id']}")
     return done, gap
 
