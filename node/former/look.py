@@ -29,6 +29,7 @@ def look(request: Any) -> Json:
     for engine in found:
         cgroup, identifier = str(engine.pop("cgroup")), engine["container"]
         box = by_id.get(str(identifier))
+        rows += supervisors.of_users(cgroup, unread)
         if box is not None:
             engine["container"] = box["name"]
             below = box["pid"] in (engine["pid"], *engines.ancestors(engine["pid"]))

@@ -122,12 +122,14 @@ def put_layers(boxes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
      {"pod default/lucebox": True}),
     ("hand", (1700, "host", None, 0, True, 8000),
      {"unit vllm-old.service": False, "shell 1700": False}),
+    ("users", (1800, "host", None, 0, True, 8000), {"unit llm.service": False}),
+    ("cron", (1900, "host", None, 0, True, 8000), {"cron {folder}/crontab:1": True}),
 ])  # fmt: skip
 def test_engine_and_supervisors_are_found(
     look_at: Look, tmp_path: Path, name: str, engine: Any, supervisors: dict[str, bool]
 ) -> None:
     seen = look_at(name)
-    assert seen.unread == ()
+    assert seen.unread == () or name == "users"
     assert [
         (e.pid, e.inside_of, e.container, e.node_rank, e.is_head, e.port) for e in seen.engines
     ] == [engine]
@@ -163,6 +165,16 @@ def test_a_root_that_is_no_overlay_is_told(look_at: Look, monkeypatch: pytest.Mo
     told = Former.model_validate(look.look({})).unread
     assert told == ("files put into container vllm_ds4: its root is no overlay that can be read",)
     assert Former.model_validate(look.look({"brief": True})).unread == ()
+
+
+def test_a_unit_of_a_users_own_systemd_is_not_taken_for_the_systems(look_at: Look) -> None:
+    seen = look_at("users")
+    assert seen.engines[0].unit is None
+    assert seen.unread == (
+        "llm.service is a unit of 4242's own systemd, which rigbook does not change: "
+        "sudo systemctl --user -M 4242@ disable --now llm.service",
+    )
+    assert look_at("cron").engines[0].unit is None
 
 
 def test_a_venv_is_found_beside_its_interpreter(look_at: Look, tmp_path: Path) -> None:
