@@ -8,7 +8,7 @@ from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import engine_unit
-from node.rules.ownership import same_container
+from node.rules.ownership import LOGIN_UNIT, same_container
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -55,7 +55,9 @@ def name_engine(snapshot: NodeSnapshot, words: Collection[str]) -> bool:
 def _holders(snapshot: NodeSnapshot) -> set[str]:
     """The units that a process of an engine belongs to, as far as it is known."""
     processes = snapshot.engine_processes
-    return set() if isinstance(processes, Unreadable) else {p.unit for p in processes if p.unit}
+    if isinstance(processes, Unreadable):
+        return set()
+    return {p.unit for p in processes if p.unit and not LOGIN_UNIT.match(p.unit)}
 
 
 def dormant(unit: Unit) -> bool:

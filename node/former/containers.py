@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from node.core import masking
+from node.core import masking, proc
 from node.core.errors import CannotRead, Json
 from node.docker import api
 from node.former.engines import OURS
@@ -71,15 +71,42 @@ def _gpus(host: Json) -> bool:
     return False
 
 
-def _changed(identifier: str) -> list[str]:
-    """Gives the files that were put into a container by hand (docker cp, a patch), at most 30."""
-    rows = api.get(f"/containers/{identifier}/changes") or []
-    paths = sorted(str(row["Path"]) for row in rows)
-    own = [path for path in paths if not path.startswith(_WRITTEN) and "__pycache__" not in path]
-    # a folder is listed because of what lies in it
-    following = [*own[1:], ""]
-    leaves = [p for p, after in zip(own, following, strict=False) if not after.startswith(f"{p}/")]
-    return leaves[:MAX_CHANGED]
+def upper_folder(pid: int) -> str | None:
+    """Gives the folder of a running container's own layer, None where its root is no overlay.
+
+    Docker's GET /containers/ID/changes says the same, and compares the whole image for it.
+    """
+    for line in proc.read_text(f"/proc/{pid}/mountinfo").splitlines():
+        place, _, source = line.partition(" - ")
+        if place.split()[4:5] == ["/"] and source.startswith("overlay "):
+            options = source.split()[2].split(",")
+            return next((o.partition("=")[2] for o in options if o.startswith("upperdir=")), None)
+    return None
+
+
+def _changed(pid: int) -> list[str]:
+    """Gives the files that were put into a container by hand (docker cp, a patch), at most 30.
+
+    Raises CannotRead.
+    """
+    top = upper_folder(pid)
+    if top is None or not os.path.isdir(top):
+        raise CannotRead("its root is no overlay that can be read")
+    found: list[str] = []
+    for folder, folders, files in os.walk(top):
+        inside = folder[len(top) :]
+        folders[:] = [f for f in sorted(folders) if not _own(f"{inside}/{f}")]
+        found += [f"{inside}/{f}" for f in sorted(files) if not _own(f"{inside}/{f}")]
+        if len(found) >= MAX_CHANGED:
+            break
+    return found[:MAX_CHANGED]
+
+
+def _own(path: str) -> bool:
+    """Gives True for what an engine and docker write by themselves."""
+    return path.endswith("/__pycache__") or any(
+        path == known or path.startswith(f"{known}/") for known in _WRITTEN
+    )
 
 
 def detail(row: Json, image: Json | None, changed: list[str]) -> Json:
@@ -121,12 +148,12 @@ def _inspect(identifier: str, unread: list[str], brief: bool) -> Json | None:
     if row is None:
         return None
     image = api.get(f"/images/{quote(str(row.get('Image')), safe=':')}/json", absent_ok=True)
+    pid, changed = int((row.get("State") or {}).get("Pid") or 0), []
     try:
-        changed = [] if brief else _changed(identifier)
+        changed = _changed(pid) if pid and not brief else []
     except CannotRead as error:
-        changed = []
-        unread.append(f"files changed in container {row['Name'].lstrip('/')}: {error}")
-    return {**detail(row, image, changed), "pid": int((row.get("State") or {}).get("Pid") or 0)}
+        unread.append(f"files put into container {row['Name'].lstrip('/')}: {error}")
+    return {**detail(row, image, changed), "pid": pid}
 
 
 def read(

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 
 from node.core import masking, proc
 from node.core.errors import Json
+from node.rules.ownership import LOGIN_UNIT
 from node.rules.secret import MASK, SECRET_FLAG, has_credentials
 from node.snapshot.processes import is_engine
 
 # our unit and our container have this in front; node/reap/request.py has their names
 OURS = "rigbook-"
+# a unit of somebody's own manager: user@UID.service holds it
+USERS = re.compile(r"/user@(\d+)\.service/(?:.*/)?([^/]+\.service)(?:/|$)")
 _ENTRY = re.compile(r"(?:^|/)vllm$")
 _SERVER = re.compile(r"vllm[./]entrypoints[./]openai[./]api_server(?:\.py)?$")
 DEFAULT_PORT = 8000
@@ -72,7 +75,7 @@ def _venv(argv: Sequence[str], environ: dict[str, str]) -> str | None:
     return None
 
 
-def _user(uid: int) -> str | None:
+def user_name(uid: int) -> str | None:
     """Gives the name of a user of this host, or None."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -110,6 +113,8 @@ def _engine(pid: int, argv: Sequence[str]) -> Json | None:
     unit = proc.unit_of(cgroup)
     if unit is not None and unit.startswith(OURS):
         return None
+    if unit is not None and (LOGIN_UNIT.match(unit) or USERS.search(cgroup)):
+        unit = None
     secret = sorted(name for name, value in environ.items() if masking.is_secret(name, value))
     shown, flags = _masked(argv)
     inside = proc.container_of(cgroup)
@@ -122,7 +127,7 @@ def _engine(pid: int, argv: Sequence[str]) -> Json | None:
         "secret_flags": flags,
         "cwd": cwd,
         "uid": uid,
-        "user": _user(uid),
+        "user": user_name(uid),
         "exe": exe,
         "unit": unit,
         # the container's id; node/former/look.py names it

@@ -15,8 +15,8 @@ from node.former import containers, engines, pods, supervisors
 def look(request: Any) -> Json:
     """Gives engines, containers, supervisors, and `unread`: what could not be looked at and why.
 
-    `brief`: without the files that were put into containers by hand, which docker takes its time
-    for. Raises NodeError for a bad request only.
+    `brief`: without the files that were put into containers by hand. Raises NodeError for a bad
+    request only.
     """
     body = validate.keys(request, "request", ("brief",))
     brief = validate.boolean(body.get("brief", False), "brief")
@@ -29,6 +29,7 @@ def look(request: Any) -> Json:
     for engine in found:
         cgroup, identifier = str(engine.pop("cgroup")), engine["container"]
         box = by_id.get(str(identifier))
+        rows += supervisors.of_users(cgroup, unread)
         if box is not None:
             engine["container"] = box["name"]
             below = box["pid"] in (engine["pid"], *engines.ancestors(engine["pid"]))

@@ -5,11 +5,12 @@ A row is a Supervisor (schema/observed/former.py). Nothing is guessed: each says
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 from node.core.errors import CannotRead, Json
 from node.docker import clients
-from node.former.engines import OURS
+from node.former.engines import OURS, USERS, user_name
 from node.snapshot import cron, units
 
 _PROJECT = "com.docker.compose.project"
@@ -68,6 +69,27 @@ def of_units(engines: Sequence[Json], boxes: Sequence[Json], unread: list[str]) 
                 "restart": row["restart"],
                 "triggered_by": row["triggered_by"],
             }
+
+
+def of_users(cgroup: str, unread: list[str]) -> Iterator[Json]:
+    """Gives the unit of somebody's own systemd that a cgroup is of; `unread` says that its state is
+    not looked at, since only that user's manager tells it.
+    """
+    found = USERS.search(cgroup)
+    if found is None:
+        return
+    uid, unit = int(found.group(1)), found.group(2)
+    user = user_name(uid) or str(uid)
+    unread.append(f"{unit} is a unit of {user}'s own systemd, which rigbook does not change: "
+                  f"sudo systemctl --user -M {user}@ disable --now {unit}")  # fmt: skip
+    yield {
+        "kind": "unit",
+        "name": unit,
+        # with lingering that manager starts at the boot, else at the next login
+        "starts_at_boot": os.path.exists(f"/var/lib/systemd/linger/{user}"),
+        "evidence": f"cgroup {cgroup}: systemctl --user of {user}",
+        "active": "active/running",
+    }
 
 
 def of_docker(boxes: Sequence[Json]) -> Iterator[Json]:

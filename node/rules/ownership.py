@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-# Units that hold a login's processes: they supervise nothing, whatever they outlive is an orphan.
-LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*)\.service\Z")
+# Units that hold a login's processes, or what a line of a crontab started: they supervise nothing,
+# whatever they outlive is an orphan.
+LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*|crond?|anacron|atd)\.service\Z")
 
 
 class Held(Protocol):

@@ -12,6 +12,7 @@ from node.core import proc
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
 from node.core.run import TimedOut, run
+from node.rules.ownership import LOGIN_UNIT
 from node.snapshot import processes, unit_log
 from node.systemd import exec_lines, scripts, unit_files
 
@@ -117,7 +118,8 @@ def show(names: list[str]) -> list[dict[str, list[str]]]:
 def holders() -> set[str]:
     """Gives the units of the system's own manager that a process of an engine belongs to."""
     groups = (proc.cgroup(pid) for pid in proc.pids() if processes.is_engine(proc.argv(pid)))
-    return {unit for unit in map(proc.unit_of, filter(_of_system, groups)) if unit}
+    found = {unit for unit in map(proc.unit_of, filter(_of_system, groups)) if unit}
+    return {unit for unit in found if not LOGIN_UNIT.match(unit)}
 
 
 def _of_system(cgroup: str) -> bool:
@@ -129,7 +131,8 @@ def others(named: list[str]) -> list[str]:
     """Gives the service units, not named ones, whose files or drop-ins run docker or vLLM, or a
     script that does, and those that an engine runs under.
     """
-    found = holders() - set(named)
+    held = holders() - set(named)
+    found: set[str] = set()
     for folder in FOLDERS:
         for pattern in ("*.service", "*.service.d/*.conf"):
             for path in glob.glob(f"{folder}/{pattern}"):
@@ -141,7 +144,7 @@ def others(named: list[str]) -> list[str]:
                 text = proc.read_text(path).replace("\\\n", " ")
                 if _RUNS_ENGINE.search(text) or any(map(scripts.starting, _EXEC.findall(text))):
                     found.add(name)
-    return sorted(found)[:MAX_OTHERS]
+    return [*sorted(held), *sorted(found - held)[:MAX_OTHERS]]
 
 
 def _in_trouble(row: Json) -> bool:

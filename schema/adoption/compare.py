@@ -14,8 +14,11 @@ from node.rules.secret import API_KEY, MASK
 from schema.adoption.command_line import parse
 from schema.desired.plan import EngineSpec, Plan
 from schema.observed.former import FormerContainer, FormerEngine
+from schema.recipe.recipe import ContainerSpec
 
+Kind = Literal["flag", "variable", "mount", "option"]
 Verdict = Literal["same", "differs", "secret"]
+KINDS: tuple[Kind, ...] = ("flag", "variable", "mount", "option")
 NOT_SET = "not set"
 # A shell's, a login's, systemd's or docker's own; no engine reads them, and ours has its own.
 OWN = re.compile(
@@ -30,9 +33,11 @@ UNIT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 
 @dataclass(frozen=True)
 class Row:
-    """One flag, variable or mount: `ours` is what the recipe renders, `live` what runs."""
+    """One flag, variable, mount, or option of the container: `ours` is what the recipe renders,
+    `live` what runs.
+    """
 
-    kind: Literal["flag", "variable", "mount"]
+    kind: Kind
     name: str
     verdict: Verdict
     ours: str
@@ -42,13 +47,14 @@ class Row:
 def compare(
     plan: Plan, node: str, engine: FormerEngine, container: FormerContainer | None
 ) -> list[Row]:
-    """Every flag, variable and mount of a node's engine, in words; secrets are compared by name."""
+    """Every flag, variable, mount and option of a node's engine, in words; secrets are compared by
+    name.
+    """
     spec = plan.specs[node]
-    return [
-        *_flags(spec, engine),
-        *_variables(spec, engine, container),
-        *(_mounts(spec, container) if container is not None else ()),
-    ]
+    rows = [*_flags(spec, engine), *_variables(spec, engine, container)]
+    if container is not None:
+        rows += [*_mounts(spec, container), *_options(plan.recipe.container, container)]
+    return rows
 
 
 def _flags(spec: EngineSpec, engine: FormerEngine) -> list[Row]:
@@ -118,13 +124,30 @@ def _mounts(spec: EngineSpec, container: FormerContainer) -> list[Row]:
     ]  # fmt: skip
 
 
+def _options(ours: ContainerSpec | None, live: FormerContainer) -> list[Row]:
+    """The image by content, and how the container runs; nothing of it for a venv."""
+    if ours is None:
+        return [Row("option", "container", "differs", "a venv", live.name)]
+    names = {*live.digests, *live.tags, live.image_id}
+    # a pod's image is told by the cluster, which knows no names of this host
+    leads = ours.image in names or (not live.tags and not live.digests and ours.image == live.image)
+    pairs = {
+        "privileged": (ours.privileged, live.privileged),
+        "gpus": (ours.gpus is not None, live.gpus),
+        "ipc": (ours.ipc == "host", live.ipc_mode == "host"),
+        "network": (ours.network, live.network_mode),
+    }
+    return [
+        _row("option", "image", ours.image, live.image if leads else live.image_id, leads),
+        *(_row("option", n, str(a).lower(), str(b).lower(), a == b) for n, (a, b) in pairs.items()),
+    ]
+
+
 def _mount(value: tuple[str, bool] | None) -> str:
     return NOT_SET if value is None else value[0] + (" (read-only)" if value[1] else "")
 
 
-def _row(
-    kind: Literal["flag", "variable", "mount"], name: str, ours: str, live: str, same: bool
-) -> Row:
+def _row(kind: Kind, name: str, ours: str, live: str, same: bool) -> Row:
     return Row(kind, name, "same" if same else "differs", ours, live)
 
 

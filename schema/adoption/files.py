@@ -133,6 +133,6 @@ def _recipe(
     for key, value in data.items():
         lines = "".join(f"# needs you: {text}\n" for text in notes.get(key, ()))
         text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=100)
-        gap = "\n" if isinstance(value, dict) or lines else ""
+        gap = "\n" if isinstance(value, dict) or lines or key == "default_profile" else ""
         parts.append(f"{gap}{lines}{text}")
     return "".join(parts)

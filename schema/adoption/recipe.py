@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from node.rules.secret import MASK, holds_secret, is_reported
 from schema.adoption.command_line import CommandLine, parse
@@ -139,9 +139,8 @@ def _refused(flags: dict[str, Any]) -> str | None:
 def _wrong(adapter: TypeAdapter[Any], value: object) -> str | None:
     try:
         adapter.validate_python(value)
-    except ValueError as error:
-        rows = getattr(error, "errors", list)()
-        return str(rows[0]["msg"] if rows else error).removeprefix("Value error, ")
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
     return None
 
 

@@ -67,7 +67,9 @@ def asked() -> AdoptData:
 def look() -> Seen:
     """Asks all hosts at the same time; read-only."""
     names = {host.name: "{}" for host in state.inventory}
-    return Seen(ask_some(state, FormerFact(), names), ask_some(state, Snapshot(), names))
+    formers = ask_some(state, FormerFact(), names)
+    snapshots = ask_some(state, Snapshot(), names)
+    return Seen(formers, snapshots)
 
 
 def host_values(name: str) -> dict[str, object]:

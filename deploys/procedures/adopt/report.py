@@ -78,7 +78,8 @@ def _engine(engine: FormerEngine, box: FormerContainer | None) -> Iterator[str]:
 def supervisor(row: Supervisor) -> str:
     """A supervisor by kind, name and state."""
     if row.kind == "unit":
-        return f"unit {row.name} ({row.enabled or 'static'}, {row.active}, Restart={row.restart})"
+        states = [row.enabled, row.active, row.restart and f"Restart={row.restart}"]
+        return f"unit {row.name} ({', '.join(filter(None, states))})"
     kinds = {"container-policy": "docker's restart policy of", "compose": "compose project",
              "cron": "crontab", "pod": "Deployment", "shell": "hand, pid"}  # fmt: skip
     return f"{kinds[row.kind]} {row.name}"

@@ -48,18 +48,25 @@ def write(seen: Seen, name: str | None, port: int | None) -> None:
     ssh = {node.name: _ssh(host_values(node.name)) for node in nodes}
     made = written(name, nodes, by, ssh, datetime.date.today().isoformat())
     plan = loaded(made, name)
-    for path, text in made.files.items():
-        if dry_run():
+    if dry_run():
+        for path, text in made.files.items():
             logger.info(f"would write {path}:\n{text}")
-        else:
-            with (ROOT / path).open("x", encoding="utf-8") as file:
-                file.write(text)
-            logger.info(f"wrote {path}")
+    else:
+        save(made, ROOT)
+        logger.info(f"wrote {', '.join(made.files)}")
     for need in made.needs:
         logger.warning(f"needs you: {need}")
     prove.tell(plan, seen, prove.differences(plan, seen, port))
     logger.info(f"next: read catalog/recipes/{name}.yaml, then "
                 f"pyinfra inventory/{name}.py deploys/adopt.py -y")  # fmt: skip
+
+
+def save(made: Written, root: Path) -> None:
+    """Writes the files below the project's root; FileExistsError where one is there."""
+    for path, text in made.files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        with (root / path).open("x", encoding="utf-8") as file:
+            file.write(text)
 
 
 def _paths(name: str) -> tuple[str, ...]:
@@ -80,6 +87,7 @@ def _say_next(seen: Seen, port: int | None) -> None:
         raise DeployError(f"{inventory_name()} does not load: {error}") from None
     if plan.deployment is None:
         prove.tell(plan, seen, prove.differences(plan, seen, port))
+        logger.info(f"next: {next_command('take=true')} hands the rig over, with a way back")
 
 
 def live_nodes(seen: Seen, port: int | None = None) -> list[LiveNode]:

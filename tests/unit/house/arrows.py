@@ -170,6 +170,12 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "operations.venv": {"operations.change", "operations.engine"},
     },
     "schema": {
+        "schema.adoption": {
+            "schema.core",
+            "schema.desired",
+            "schema.observed",
+            "schema.recipe",
+        },
         "schema.desired": {"schema.core", "schema.observed", "schema.recipe"},
         "schema.inputs": {
             "schema.core",

@@ -77,19 +77,35 @@ def put_docker(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                  "Command": " ".join([b["Path"], *b["Args"]])}
                 for b in boxes.values()
             ]  # fmt: skip
-        identifier, _, what = rest.partition("/")
-        if what == "changes":
-            return [{"Path": p, "Kind": 1} for p in boxes[identifier].get("changes") or []]
-        return boxes.get(identifier)
+        return boxes.get(rest.partition("/")[0])
 
     class Cluster:
         def json(self, words: list[str]) -> Any:
             return machine["kubectl"][words[1]]
 
+    put_layers(boxes, tmp_path, monkeypatch)
     (tmp_path / "docker.sock").touch()
     monkeypatch.setattr(api, "SOCKET", str(tmp_path / "docker.sock"))
     monkeypatch.setattr(api, "get", get)
     monkeypatch.setattr(kubectl, "client", lambda *_: Cluster())
+
+
+def put_layers(boxes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each container's own layer hold the files that the machine says."""
+    lines = {}
+    for box in boxes.values():
+        top, pid = tmp_path / box["Id"][:4], box["State"]["Pid"]
+        top.mkdir(exist_ok=True)
+        for path in box.get("changes") or []:
+            (top / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+            (top / path.lstrip("/")).touch()
+        # as /proc/PID/mountinfo has it (man 5 proc_pid_mountinfo)
+        lines[f"/proc/{pid}/mountinfo"] = (
+            f"742 600 0:58 / / rw,relatime - overlay overlay rw,lowerdir=/l/A:/l/B,upperdir={top},"
+            "workdir=/w\n745 742 0:61 / /proc rw - proc proc rw"
+        )
+    read = proc.read_text
+    monkeypatch.setattr(proc, "read_text", lambda path: lines.get(path) or read(path))
 
 
 # machine: the engine's pid, where it is, its container; the supervisors and whether they start it
@@ -106,12 +122,14 @@ def put_docker(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
      {"pod default/lucebox": True}),
     ("hand", (1700, "host", None, 0, True, 8000),
      {"unit vllm-old.service": False, "shell 1700": False}),
+    ("users", (1800, "host", None, 0, True, 8000), {"unit llm.service": False}),
+    ("cron", (1900, "host", None, 0, True, 8000), {"cron {folder}/crontab:1": True}),
 ])  # fmt: skip
 def test_engine_and_supervisors_are_found(
     look_at: Look, tmp_path: Path, name: str, engine: Any, supervisors: dict[str, bool]
 ) -> None:
     seen = look_at(name)
-    assert seen.unread == ()
+    assert seen.unread == () or name == "users"
     assert [
         (e.pid, e.inside_of, e.container, e.node_rank, e.is_head, e.port) for e in seen.engines
     ] == [engine]
@@ -139,6 +157,24 @@ def test_how_a_container_was_made(look_at: Look) -> None:
     (pod,) = look_at("pod").containers
     assert pod.digests == ("docker.io/vllm/vllm-openai@sha256:5555",)
     assert [m.source for m in pod.mounts] == ["/srv/models"]
+
+
+def test_a_root_that_is_no_overlay_is_told(look_at: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_at("spark")
+    monkeypatch.setattr(proc, "read_text", lambda path: "742 600 0:58 / / rw - btrfs /dev/x rw")
+    told = Former.model_validate(look.look({})).unread
+    assert told == ("files put into container vllm_ds4: its root is no overlay that can be read",)
+    assert Former.model_validate(look.look({"brief": True})).unread == ()
+
+
+def test_a_unit_of_a_users_own_systemd_is_not_taken_for_the_systems(look_at: Look) -> None:
+    seen = look_at("users")
+    assert seen.engines[0].unit is None
+    assert seen.unread == (
+        "llm.service is a unit of 4242's own systemd, which rigbook does not change: "
+        "sudo systemctl --user -M 4242@ disable --now llm.service",
+    )
+    assert look_at("cron").engines[0].unit is None
 
 
 def test_a_venv_is_found_beside_its_interpreter(look_at: Look, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploys.procedures.adopt.write import loaded
+from deploys.procedures.adopt.write import loaded, save
 from node.rules.secret import MASK
 from schema.adoption.compare import Row, compare
 from schema.adoption.files import Written, written
@@ -69,7 +69,7 @@ def test_what_is_written_loads_and_renders_the_same(name: str) -> None:
     files = made(machine)
     plan = loaded(files, "mine")
     rows = compared(machine, plan)
-    assert [row for row in rows if row.verdict == "differs"] == []
+    assert [row.name for row in rows if row.verdict == "differs"] == machine.get("differs", [])
     assert {r.name for r in rows if r.verdict == "secret"} == set(machine.get("secret", ()))
     counts = Counter(row.kind for row in compare(plan, *first(machine)) if row.verdict == "same")
     for kind, number in machine.get("same", {}).items():
@@ -140,6 +140,15 @@ def test_what_no_placeholder_says_is_noted() -> None:
     assert "max_num_seqs stands on spark2 9 only, not on the head" in told
     differs = {r.name for r in compared(machine, loaded(files, "mine")) if r.verdict == "differs"}
     assert differs == {"OMP_NUM_THREADS", "ONLY_HERE", "max_num_seqs"}
+
+
+def test_files_are_saved_once(tmp_path: Path) -> None:
+    files = made(MACHINES["tower"])
+    save(files, tmp_path)
+    for path, text in files.files.items():
+        assert (tmp_path / path).read_text() == text
+    with pytest.raises(FileExistsError):
+        save(files, tmp_path)
 
 
 def test_keys_of_ssh_are_kept_and_passwords_are_not() -> None:
