@@ -88,7 +88,12 @@ def end_steps(former: Former) -> Steps:
 def who(former: Former) -> str:
     """Who runs the engine, in words: `unit vllm-ds4.service, container vllm_ds4`."""
     kinds = {"unit": "unit", "cron": "crontab", "compose": "compose project", "pod": "pod"}
-    rows = [f"{kinds[row.kind]} {row.name}" for row in former.supervisors if row.kind in kinds]
+    awake = {row.name for row in _units(former)}
+    rows = [
+        f"{kinds[row.kind]} {row.name}"
+        for row in former.supervisors
+        if row.kind in kinds and (row.kind != "unit" or row.name in awake)
+    ]
     boxes = [f"container {e.container}" for e in former.engines if e.container]
     pids = [f"pid {e.pid}" for e in former.engines if not e.container and not rows]
     return ", ".join(_names((*rows, *boxes, *pids)))

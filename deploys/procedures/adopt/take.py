@@ -128,7 +128,9 @@ def plan(rig: Procedure) -> Taking:
     engines = [engine for found in former.values() for engine in found.engines]
     ours = serve.plan(rig)
     by = "; ".join(f"{name}: {words}" for name, found in former.items() if (words := who(found)))
-    if not engines and not by and not rig.run.resumed:
+    releases = {name: release_steps(found) for name, found in former.items()}
+    ends = {name: end_steps(found) for name, found in former.items()}
+    if not any([*releases.values(), *ends.values()]) and not rig.run.resumed:
         if ours.start.all:
             raise DeployError(
                 "nothing was changed: no vLLM runs on this rig that rigbook did not start, and "
@@ -142,12 +144,11 @@ def plan(rig: Procedure) -> Taking:
         # one that was begun by a run that died keeps what that one saw
         answered = answer.ok or answer.alive
         rig.run.context.setdefault(CONTEXT, asdict(replace(served, answered=answered)))
-    releases = {name: release_steps(found) for name, found in former.items()}
     return Taking(
-        end={name: end_steps(found) for name, found in former.items()},
+        end=ends,
         configure={name: [*releases[name], *ours.steps[name]] for name in former},
         serve=ours,
-        by=by,
+        by=str(rig.run.context.get(CONTEXT, {}).get("by", by)),
         waive=(data.waive, data.reason),
     )
 

@@ -52,6 +52,6 @@ def served_by(lab: Lab) -> Served:
                 change = newest(lab, host)
                 if change["deploy"] == "adopt" and change["status"] == "COMMITTED":
                     lab.pyinfra("rollback", "--data", f"change={change['id']}")
-                lab.ssh(host, f"sudo sh -c '{setup.remove}' >/dev/null 2>&1", check=False)
+                lab.ssh(host, "sudo sh >/dev/null 2>&1", stdin=setup.remove, check=False)
 
     return serving

@@ -38,7 +38,7 @@ TABLE = {
                supervisors=(parts.by_unit(enabled="disabled", active="inactive/dead",
                                           starts_at_boot=False),)),
         [], ["end the engine that runs in container vllm_ds4"],
-        "unit vllm-ds4.service, container vllm_ds4",
+        "container vllm_ds4",
     ),
     "a timer's unit": (
         parts.venv().model_copy(update={"supervisors": (parts.by_unit(
@@ -50,7 +50,7 @@ TABLE = {
         Former(supervisors=(parts.by_unit(enabled="disabled", active="inactive/dead",
                                           starts_at_boot=False),),
                containers=(parts.container(restart_policy="no"),)),
-        [], [], "unit vllm-ds4.service",
+        [], [], "",
     ),
     "nothing": (Former(), [], [], ""),
 }  # fmt: skip
