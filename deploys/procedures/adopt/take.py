@@ -23,7 +23,9 @@ from deploys.common.load_and_gate import (
 )
 from deploys.common.procedure import Procedure, gated
 from deploys.common.runtime import Work
+from deploys.procedures.adopt import prove
 from deploys.procedures.adopt.former_steps import end_steps, refusals, release_steps, who
+from deploys.procedures.adopt.look import Seen
 from deploys.procedures.engine import serve
 from facts.endpoint.completion import ask
 from facts.former import FormerFact
@@ -138,6 +140,8 @@ def plan(rig: Procedure) -> Taking:
             )
         logger.info("    nothing to take over: the engine is rigbook's own")
     if engines:
+        seen = Seen(former, {})
+        prove.tell(rig.plan, seen, prove.differences(rig.plan, seen))
         served = _served(rig.plan, former, by)
         answer = ask(endpoint_of(rig.plan, served), ASK_S)
         logger.info(f"    serves now: {by}: {answer.detail}")
