@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -14,8 +15,10 @@ from node.former.engines import OURS
 from node.rules.secret import MASK
 
 MAX_CHANGED = 30
-# a container that only waits for `docker exec`
-_WAITS = ("sleep", "tail", "pause", "cat", "bash", "sh", "tini", "docker-init", "earlyoom")
+# main processes that only wait for `docker exec`; a shell or an init may start one of them
+_WAITS = ("sleep", "tail", "pause", "cat", "earlyoom")
+_SHELLS = ("bash", "sh", "tini", "docker-init", "dumb-init")
+_WAITING = re.compile(r"\b(?:sleep|tail|pause|earlyoom)\b")
 # what a running engine writes, and what docker itself puts there
 _WRITTEN = ("/tmp", "/var", "/run", "/proc", "/sys", "/dev", "/root/.cache", "/root/.triton",
             "/root/.config", "/root/.nv", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf",
@@ -43,7 +46,11 @@ def environment(rows: Sequence[str] | None) -> dict[str, str]:
 def waits(main: Sequence[str]) -> bool:
     """Gives True for a container whose main process only waits for `docker exec`."""
     text = " ".join(main)
-    return bool(main) and os.path.basename(main[0]) in _WAITS and "vllm" not in text
+    if not main or "vllm" in text:
+        return False
+    program = os.path.basename(main[0])
+    shell = program in _SHELLS and (len(main) == 1 or _WAITING.search(text))
+    return program in _WAITS or bool(shell)
 
 
 def _words(value: Any) -> str:

@@ -13,7 +13,7 @@ import yaml
 from node.core import proc
 from node.core.errors import CannotRead
 from node.docker import api
-from node.former import look
+from node.former import containers, look
 from node.kube import kubectl
 from node.snapshot import cron, units
 from schema.observed.former import Former
@@ -157,6 +157,16 @@ def test_how_a_container_was_made(look_at: Look) -> None:
     (pod,) = look_at("pod").containers
     assert pod.digests == ("docker.io/vllm/vllm-openai@sha256:5555",)
     assert [m.source for m in pod.mounts] == ["/srv/models"]
+
+
+@pytest.mark.parametrize(("main", "is_waiting"), [
+    ("sleep infinity", True), ("tail -f /dev/null", True), ("/bin/bash", True),
+    ("bash -c sleep infinity", True), ("/usr/bin/earlyoom -M 1", True), ("tini -- sleep 9", True),
+    ("/bin/bash /serve.sh", False), ("vllm serve /m", False), ("bash -c vllm serve /m", False),
+    ("python3 -m x", False),
+])  # fmt: skip
+def test_containers_that_only_wait(main: str, is_waiting: bool) -> None:
+    assert containers.waits(main.split()) is is_waiting
 
 
 def test_a_root_that_is_no_overlay_is_told(look_at: Look, monkeypatch: pytest.MonkeyPatch) -> None:
