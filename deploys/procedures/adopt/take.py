@@ -25,6 +25,8 @@ from deploys.common.load_and_gate import (
 from deploys.common.procedure import Procedure, gated
 from deploys.common.runtime import Work
 from deploys.procedures.adopt.former_steps import end_steps, refusals, release_steps, who
+from deploys.procedures.adopt.look import Seen, container_of
+from deploys.procedures.adopt.prove import tell
 from deploys.procedures.engine import serve
 from facts.endpoint.completion import ask
 from facts.former import FormerFact
@@ -38,6 +40,7 @@ from operations.adopt.room import require_room
 from operations.change.apply import Steps, apply
 from operations.change.node_call import StepFailed
 from operations.engine import engine
+from schema.adoption.compare import compare
 from schema.desired.plan import Plan
 from schema.observed.former import Former
 from schema.observed.snapshot import Unreadable
@@ -139,6 +142,7 @@ def plan(rig: Procedure) -> Taking:
             )
         logger.info("    nothing to take over: the engine is rigbook's own")
     if engines:
+        _tell_differences(rig, former)
         served = _served(rig.plan, former, by)
         answer = ask(endpoint_of(rig.plan, served), ASK_S)
         logger.info(f"    serves now: {by}: {answer.detail}")
@@ -169,6 +173,16 @@ def look(plan: Plan) -> dict[str, Former]:
     if lines:
         raise DeployError(f"nothing was changed: not taken over: {'; '.join(lines)}")
     return found
+
+
+def _tell_differences(rig: Procedure, former: Mapping[str, Former]) -> None:
+    """Prints how what the recipe renders differs from what runs, before it is ended."""
+    rows = {
+        name: compare(rig.plan, name, one, container_of(found, one))
+        for name, found in former.items()
+        for one in found.engines
+    }
+    tell(rig.plan, Seen(former, rig.snapshots), rows)
 
 
 def _served(plan: Plan, former: Mapping[str, Former], by: str) -> Served:

@@ -88,6 +88,7 @@ TABLE: Table = {
         take(SEED, SEED_WORKER),
         done("disable vllm-ds4.service", "restart policy of container vllm_ds4: no",
              "/etc/crontab: comment out line 12", "serves now",
+             "it runs with", "the recipe renders the same",
              "end the engine that runs in container vllm_ds4", "port and memory are free",
              f"taken over from {HEAD}: {BY}; {WORKER}: {BY}",
              steps=[*BEFORE, *STARTED, *BLESSED])),
