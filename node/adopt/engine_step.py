@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from node.adopt import box, processes, start_again
+from node.adopt.container_step import start
 from node.adopt.processes import Started
 from node.core import proc, systemctl, validate
 from node.core.errors import Json, NodeError
@@ -136,8 +137,13 @@ class EngineKind(Kind):
         return DONE if left == 0 else UNDONE if left == len(entry["processes"]) else UNKNOWN
 
     def quiesce(self, rows: list[Json]) -> list[str]:
-        """End what a kill has left half ended, so that it is started again whole."""
+        """Start the container, which only waits and which no policy has brought back after a boot,
+        because the unit's start comes first; end what a kill has left half ended.
+        """
         ran: list[str] = []
+        if rows[-1]["container"]:
+            row = box.find(rows[-1]["container"], rows[-1]["known"])
+            ran += [start(row)] if row and not box.is_running(row) else []
         for entry in rows:
             left = _alive(entry)
             if left and len(left) < len(entry["processes"]):
@@ -152,10 +158,10 @@ class EngineKind(Kind):
             return [f"{', '.join(entry['by'])} starts it"] if entry["by"] else [], False
         if not start_it:
             return [], True
-        start = start_again.on_host
+        begin = start_again.on_host
         if entry["container"]:
-            start = partial(start_again.in_container, entry["container"], self._box(entry))
-        return [start(digest) for digest in entry["kept"]], False
+            begin = partial(start_again.in_container, entry["container"], self._box(entry))
+        return [begin(digest) for digest in entry["kept"]], False
 
     def _box(self, entry: Json) -> Json:
         """Gives the container, which runs. Raises NodeError (`no_container`)."""

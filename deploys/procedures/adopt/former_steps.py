@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from operations.change.apply import Steps
 from operations.change.steps import unit_step
-from schema.observed.former import Former, FormerContainer, FormerEngine, Supervisor
+from schema.observed.former import Former, FormerEngine, Supervisor
 
 # A unit that neither runs nor comes back is left as it is.
 _DOWN = ("inactive", "failed")
@@ -97,11 +97,6 @@ def who(former: Former) -> str:
     boxes = [f"container {e.container}" for e in former.engines if e.container]
     pids = [f"pid {e.pid}" for e in former.engines if not e.container and not rows]
     return ", ".join(_names((*rows, *boxes, *pids)))
-
-
-def container_of(former: Former, engine: FormerEngine) -> FormerContainer | None:
-    """The container that an engine runs in."""
-    return next((box for box in former.containers if box.name == engine.container), None)
 
 
 def _units(former: Former) -> list[Supervisor]:

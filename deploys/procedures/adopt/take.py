@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import gevent
 from pyinfra import host, logger, state
@@ -148,11 +149,12 @@ def plan(rig: Procedure) -> Taking:
         # one that was begun by a run that died keeps what that one saw
         answered = answer.ok or answer.alive
         rig.run.context.setdefault(CONTEXT, asdict(replace(served, answered=answered)))
+    kept: Any = rig.run.context.get(CONTEXT)
     return Taking(
         end=ends,
         configure={name: [*releases[name], *ours.steps[name]] for name in former},
         serve=ours,
-        by=str(rig.run.context.get(CONTEXT, {}).get("by", by)),
+        by=by if kept is None else str(kept["by"]),
         waive=(data.waive, data.reason),
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any
 
 from schema.desired.plan import Plan
 from schema.observed.former import Former
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.rigs import with_changes
+from tests.plans.support.rigs import Seen, with_changes
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data, serving
 from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
 from tests.unit.builders import former_parts as parts
@@ -56,6 +58,26 @@ def left_open(plan: Plan) -> Snapshots:
     return seen
 
 
+def undone(ago: float) -> Seen:
+    """A take-over that was given back so many seconds ago."""
+
+    def make(plan: Plan) -> Snapshots:
+        seen = dict(healthy(plan))
+        for name, snapshot in seen.items():
+            closed = snapshot.identity.clock_unix_s - ago
+            row = change("ROLLED_BACK", id=ID, deploy="adopt", closed_unix_s=closed)
+            seen[name] = put(snapshot, "journal.changes", (row,))
+        return seen
+
+    return make
+
+
+def loading(times: int) -> Callable[[], Reply]:
+    """An engine that answers nothing so many times."""
+    replies = chain(repeat(Reply("loading", status=503), times), repeat(Reply()))
+    return lambda: next(replies)
+
+
 SEED, SEED_WORKER = parts.seed(), parts.seed_worker()
 RM = parts.by_hand().model_copy(update={"engines": (parts.engine(inside_of="main"),)})
 TWO = Former(engines=(parts.engine(), parts.engine(pid=900, port=8001)))
@@ -66,6 +88,7 @@ TABLE: Table = {
         take(SEED, SEED_WORKER),
         done("disable vllm-ds4.service", "restart policy of container vllm_ds4: no",
              "/etc/crontab: comment out line 12", "serves now",
+             "it runs with", "the recipe renders the same",
              "end the engine that runs in container vllm_ds4", "port and memory are free",
              f"taken over from {HEAD}: {BY}; {WORKER}: {BY}",
              steps=[*BEFORE, *STARTED, *BLESSED])),
@@ -117,6 +140,17 @@ TABLE: Table = {
                  answers=Reply, faults={f"{name}:blob": CONTEXT for name in (HEAD, WORKER)}),
         done("ROLLED_BACK; tiny of unit vllm-ds4.service serves again: 6 characters", steps=[
             "lab1 claim", "lab2 claim", "lab1 systemctl-stop", "lab2 systemctl-stop", *BACK])),
+    # a rollback that was killed while the former engine loaded: it is waited for
+    "it loads": (
+        Scenario(("deploys/rollback.py", "-y"), undone(5), answers=loading(2),
+                 faults={f"{HEAD}:blob": CONTEXT}),
+        done("ROLLED_BACK; tiny of unit vllm-ds4.service serves again: 6 characters", steps=[])),
+    "it answers": (
+        Scenario(("deploys/rollback.py", "-y"), undone(5), answers=Reply,
+                 faults={f"{HEAD}:blob": CONTEXT}),
+        quiet("No changes")),
+    # long ago: whoever runs that engine may have stopped it
+    "long ago": (Scenario(("deploys/rollback.py", "-y"), undone(9999)), quiet("No changes")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 

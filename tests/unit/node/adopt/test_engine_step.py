@@ -168,6 +168,16 @@ def test_an_engine_that_its_unit_starts_is_left_to_the_unit(rig: Rig) -> None:
     assert rig.docker.asked == [] and not KIND.verify(rows[-1], PRE)
 
 
+def test_after_a_boot_the_container_runs_before_its_unit_starts(rig: Rig) -> None:
+    """Its policy and the crontab's line are the change's own: nothing has brought it back."""
+    rig.serve()
+    rows: list[Json] = []
+    assert do(STEP, rows)[0]
+    rig.docker.boxes["vllm_ds4"]["State"]["Running"] = False
+    assert KIND.quiesce(rows) == ["docker start vllm_ds4"] and KIND.quiesce(rows) == []
+    assert KIND.resume(rows, True)[0] and not KIND.verify(rows[0], PRE)
+
+
 @pytest.mark.parametrize(("killed", "state"), [(0, "undone"), (1, "unknown"), (3, "done")])
 def test_a_kill_in_the_middle(rig: Rig, killed: int, state: str) -> None:
     """The rest of one that was ended half-way is ended before it is started again."""
