@@ -15,14 +15,16 @@ _SHOWN = 200
 
 
 def differences(plan: Plan, seen: Seen, port: int | None = None) -> dict[str, list[Row]]:
-    """Every flag, variable and mount of each node's engine beside the plan's, by node; DeployError
-    when a node has none, or several and no `port` says which.
+    """Every flag, variable, mount and option of each node's engine beside the plan's, by node; a
+    node without an engine is left out. DeployError where a node has several and no `port` says
+    which.
     """
     found = {}
     for node in plan.rig.nodes:
-        engine = chosen(seen, node.name, port)
-        box = container_of(seen.former(node.name), engine)
-        found[node.name] = compare(plan, node.name, engine, box)
+        former = seen.former(node.name)
+        if former.engines:
+            engine = chosen(seen, node.name, port)
+            found[node.name] = compare(plan, node.name, engine, container_of(former, engine))
     return found
 
 
@@ -45,7 +47,7 @@ def tell(plan: Plan, seen: Seen, rows: Mapping[str, Sequence[Row]]) -> None:
             )
         if not differs:
             logger.info(f"[{name}] nothing differs")
-        for engine in seen.former(name).engines[:1]:
+        for engine in seen.former(name).engines:
             program = parse(engine.argv).program
             if "serve" not in program:
                 logger.info(f"[{name}] started as {' '.join(program)}; rigbook starts the same "

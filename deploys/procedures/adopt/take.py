@@ -24,9 +24,9 @@ from deploys.common.load_and_gate import (
 )
 from deploys.common.procedure import Procedure, gated
 from deploys.common.runtime import Work
+from deploys.procedures.adopt import prove
 from deploys.procedures.adopt.former_steps import end_steps, refusals, release_steps, who
-from deploys.procedures.adopt.look import Seen, container_of
-from deploys.procedures.adopt.prove import tell
+from deploys.procedures.adopt.look import Seen
 from deploys.procedures.engine import serve
 from facts.endpoint.completion import ask
 from facts.former import FormerFact
@@ -40,7 +40,6 @@ from operations.adopt.room import require_room
 from operations.change.apply import Steps, apply
 from operations.change.node_call import StepFailed
 from operations.engine import engine
-from schema.adoption.compare import compare
 from schema.desired.plan import Plan
 from schema.observed.former import Former
 from schema.observed.snapshot import Unreadable
@@ -142,7 +141,8 @@ def plan(rig: Procedure) -> Taking:
             )
         logger.info("    nothing to take over: the engine is rigbook's own")
     if engines:
-        _tell_differences(rig, former)
+        seen = Seen(former, {})
+        prove.tell(rig.plan, seen, prove.differences(rig.plan, seen))
         served = _served(rig.plan, former, by)
         answer = ask(endpoint_of(rig.plan, served), ASK_S)
         logger.info(f"    serves now: {by}: {answer.detail}")
@@ -173,16 +173,6 @@ def look(plan: Plan) -> dict[str, Former]:
     if lines:
         raise DeployError(f"nothing was changed: not taken over: {'; '.join(lines)}")
     return found
-
-
-def _tell_differences(rig: Procedure, former: Mapping[str, Former]) -> None:
-    """Prints how what the recipe renders differs from what runs, before it is ended."""
-    rows = {
-        name: compare(rig.plan, name, one, container_of(found, one))
-        for name, found in former.items()
-        for one in found.engines
-    }
-    tell(rig.plan, Seen(former, rig.snapshots), rows)
 
 
 def _served(plan: Plan, former: Mapping[str, Former], by: str) -> Served:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import getpass
 import ipaddress
 import tempfile
 from collections.abc import Mapping
@@ -110,7 +111,7 @@ def live_nodes(seen: Seen, port: int | None = None) -> list[LiveNode]:
         link, fabric = (None, None)
         if len(engines) > 1:
             link, fabric = _fabric(given, links, str(join.get("master_addr", "")), lan)
-        user = str(given.get("ssh_user") or "root")
+        user = str(given.get("ssh_user") or getpass.getuser())
         nodes.append(LiveNode(
             name=name,
             ssh_user=user,

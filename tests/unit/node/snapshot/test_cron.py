@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from node.core import proc
 from node.core.errors import CannotRead
 from node.snapshot import cron, units
 from node.systemd import scripts
@@ -80,3 +81,19 @@ def test_a_unit_is_found_by_its_script(tmp_path: Path, monkeypatch: pytest.Monke
     assert scripts.words(scripts.starting(f"bash {tmp_path}/run.sh")) == [
         "exec", "/opt/genesis/venv/bin/vllm", "serve", "/m",
     ]  # fmt: skip
+
+
+def test_a_unit_that_an_engine_runs_under_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {
+        1: "/system.slice/genesis.service", 2: "/system.slice/mine.service",
+        # a crontab's and somebody's own manager's: no unit of the system's supervises these
+        3: "/system.slice/cron.service",
+        4: "/user.slice/user-1000.slice/user@1000.service/app.slice/llm.service",
+    }  # fmt: skip
+    monkeypatch.setattr(units, "FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(proc, "pids", lambda: [*groups, 5])
+    monkeypatch.setattr(proc, "argv", lambda pid: ("vllm", "serve") if pid < 5 else ("web",))
+    monkeypatch.setattr(proc, "cgroup", lambda pid: groups.get(pid, "/system.slice/web.service"))
+    assert units.others(["mine.service"]) == ["genesis.service"]
