@@ -48,6 +48,11 @@ def keep_script(lab: Lab, host: str) -> None:
     )
 
 
+def has_script(lab: Lab, host: str) -> bool:
+    """Whether that was done before."""
+    return lab.ssh(host, f"test -x {HOME}/serve.sh && echo yes", check=False) == "yes"
+
+
 def waiting_box(*more: str) -> str:
     """The docker run of a container that only waits."""
     words = ["docker", "run", "--detach", "--name", BOX, "--net", "host", "--ipc", "host", *more]

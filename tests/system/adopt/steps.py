@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from facts.endpoint.completion import Endpoint, ask
-from tests.system.adopt.setups import Setup
+from tests.system.adopt.setups import UNIT, Setup
 from tests.system.engine.steps import head, wait_until
 from tests.system.rehearsal import Done, Lab
 
+OURS = "rigbook-engine.service"
 TAKE = ("--data", "take=true")
 # An answer takes a third of a second; an engine that is being ended may hold a question that long.
 ASK_S, EVERY_S = 5.0, 0.3
@@ -81,10 +82,13 @@ def give_back(lab: Lab) -> tuple[Done, Gap]:
 
 def runs(lab: Lab, host: str) -> dict[str, str]:
     """What tells one state of a former setup from another: units, containers, the crontab."""
+    states = "; ".join(
+        f"echo {unit} $(systemctl is-enabled {unit} 2>/dev/null) $(systemctl is-active {unit})"
+        for unit in (UNIT, OURS)
+    )
     box = "{{.Name}} {{.State.Running}} {{.HostConfig.RestartPolicy.Name}}"
     return {
-        "units": lab.ssh(host, "systemctl is-enabled vllm-former.service rigbook-engine.service; "
-                         "systemctl is-active vllm-former.service rigbook-engine.service; true"),
+        "units": lab.ssh(host, states),
         "boxes": lab.ssh(host, f"sudo docker ps -aq | xargs -r sudo docker inspect -f '{box}'"),
         "crontab": lab.ssh(host, "cat /etc/crontab"),
         "files": lab.ssh(host, "sudo ls -A /etc/rigbook 2>/dev/null; true"),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.system.adopt.conftest import Served
 from tests.system.adopt.setups import BOX, COMPOSE, CRON_LINE, SCRIPTED, SEED, UNIT, Setup
-from tests.system.adopt.steps import TAKE, give_back, newest, runs, take
+from tests.system.adopt.steps import OURS, TAKE, give_back, newest, runs, take
 from tests.system.engine.steps import start, wait_until
 
 # what is told of each before it is taken
@@ -34,9 +34,9 @@ def test_a_rig_that_serves_is_taken_over_and_given_back(served_by: Served, setup
             assert line in done.text, line
         for host in lab.hosts:
             now = runs(lab, host)
-            assert now["units"].split() in (["disabled", "enabled", "inactive", "active"],
-                                            ["enabled", "inactive", "active"]), now  # fmt: skip
-            assert "\n@reboot" not in now["crontab"] and "unless-stopped" not in now["boxes"]
+            assert f"{OURS} enabled active" in now["units"], now
+            assert f"{UNIT} enabled" not in now["units"] and f"{UNIT} active" not in now["units"]
+            assert not now["crontab"].startswith("@reboot") and "unless-st" not in now["boxes"]
             assert newest(lab, host)["status"] == "COMMITTED"
         verify = lab.pyinfra("verify")
         assert verify.rc == 0, verify.text
