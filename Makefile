@@ -1,7 +1,7 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-containerd test-nodes \
+.PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
 	test-kills lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
@@ -35,6 +35,9 @@ test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulat
 
 test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run builds it: 20 minutes)
 	@$(PY) -m tests.tiers k8s
+
+test-adopt: setup tools ## rigs that serve by other means, taken over and given back (25 minutes; not in CI)
+	@$(PY) -m tests.tiers adopt
 
 test-containerd: setup tools ## image between docker's own store and the containerd store (5 minutes; not in CI)
 	@$(PY) -m tests.tiers containerd

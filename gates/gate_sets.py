@@ -17,7 +17,14 @@ from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
 from gates.transfer import fabric, rdma
-from gates.unit import crash_loop, ghost, installed_recipe, launch_script, supervision
+from gates.unit import (
+    crash_loop,
+    ghost,
+    installed_recipe,
+    launch_script,
+    supervision,
+    supervisors,
+)
 from gates.weights import weights
 from schema.desired.plan import Plan
 
@@ -46,9 +53,23 @@ SERVING: tuple[Gate, ...] = (
     *venv.GATES,
     *image_patches.GATES,
     *modules.GATES,
+    *supervisors.GATES,
     *ghost.GATES,
     *weights.GATES,
     *choices.GATES,
+)
+
+# What the former engine is in the way of, until it is ended: asked once it is.
+ROOM: tuple[Gate, ...] = (
+    *driver.GATES,
+    *memory.GATES,
+    *host_memory.GATES,
+    *processes.GATES,
+    *supervisors.GATES,
+)
+# Before a rig that serves by other means is taken over: all but that.
+TAKING: tuple[Gate, ...] = tuple(
+    gate for gate in SERVING if gate in driver.GATES or gate not in ROOM
 )
 
 # Before any change: every node answers and is this rig's, nobody else is at work, nothing is half
@@ -80,6 +101,7 @@ RESTARTING: tuple[Gate, ...] = (
     *venv.GATES,
     *image_patches.GATES,
     *modules.GATES,
+    *supervisors.GATES,
     *ghost.GATES,
     *installed_recipe.GATES,
     *weights.GATES,
@@ -89,6 +111,7 @@ RESTARTING: tuple[Gate, ...] = (
 REBOOTING: tuple[Gate, ...] = (
     *CHANGING,
     *next_boot.BOOT,
+    *supervisors.GATES,
     *ghost.GATES,
     *installed_recipe.GATES,
     comes_back,
@@ -126,6 +149,7 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *crash_loop.GATES,
         *launch_script.GATES,
         *supervision.GATES,
+        *supervisors.GATES,
         *findings.GATES,
         comes_back,
     )

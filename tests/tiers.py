@@ -119,6 +119,11 @@ TIERS = {
         _needs_lab,
         "four booted hosts on one switch, with the real vLLM",
     ),
+    "adopt": Tier(
+        (_pytest("tests/system/adopt"),),
+        _needs_lab,
+        "two booted hosts that serve by other means, taken over and given back",
+    ),
     "containerd": Tier(
         (_pytest("tests/system/containerd"),),
         _needs_lab,

@@ -29,7 +29,7 @@ _LOADS = {"here": DOWN, "anywhere": UNSERVED, "until": GHOSTS}
 # Sections of a snapshot whose silence explains nothing but itself.
 _SECTIONS = (
     "memory", "shm", "engine-processes", "ports", "connections", "network", "disks", "journal",
-    "image-files", "files", "weights", "sysctls", "kernel", "growth",
+    "image-files", "files", "weights", "sysctls", "kernel", "growth", "cron",
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {
@@ -220,6 +220,11 @@ CAUSES: dict[str, Cause] = {
     "unit-disabled": Cause("systemctl disable, or a unit that was never enabled"),
     "second-unit": Cause(
         "units of a former setup that were not disabled",
+        here=("foreign-engine", "engine-orphan", "port-taken"),
+        anywhere=("wedged-pair",),
+    ),
+    "second-supervisor": Cause(
+        "a crontab of a former setup",
         here=("foreign-engine", "engine-orphan", "port-taken"),
         anywhere=("wedged-pair",),
     ),

@@ -24,6 +24,7 @@ SECTIONS = (
     "docker",
     "venvs",
     "units",
+    "cron",
     "files",
     "weights",
     "disks",

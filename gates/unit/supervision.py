@@ -1,14 +1,15 @@
-"""Doctor's findings about who starts the engine: systemd's one unit, and nobody else."""
+"""Which units and containers have to do with an engine, and the doctor's findings about ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import engine_unit
 from node.rules.ownership import same_container
+from node.rules.patterns import LOGIN_UNIT
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -31,12 +32,17 @@ def runs_vllm(snapshot: NodeSnapshot, container: Container) -> bool:
 
 
 def concerns_engine(snapshot: NodeSnapshot, unit: Unit) -> bool:
-    """True for our unit, and for one whose commands name vLLM, our container or one with vLLM."""
-    if unit.name == UNIT:
+    """True for our unit, for one that an engine's process belongs to, and for one whose commands,
+    or the script that they run, name vLLM, our container or one with vLLM.
+    """
+    if unit.name == UNIT or unit.name in _holders(snapshot):
         return True
-    words = {
-        word for line in (" ".join(unit.exec_start), *unit.exec_start_pre) for word in line.split()
-    }
+    lines = (" ".join(unit.exec_start), *unit.exec_start_pre, *unit.script_words)
+    return name_engine(snapshot, {word for line in lines for word in line.split()})
+
+
+def name_engine(snapshot: NodeSnapshot, words: Collection[str]) -> bool:
+    """True for words of a command line that name vLLM, our container or one with vLLM."""
     if any("vllm" in word.lower() or word == CONTAINER for word in words):
         return True
     if isinstance(snapshot.docker, Unreadable):
@@ -45,6 +51,14 @@ def concerns_engine(snapshot: NodeSnapshot, unit: Unit) -> bool:
         container.name.lstrip("/") in words and runs_vllm(snapshot, container)
         for container in snapshot.docker.containers
     )
+
+
+def _holders(snapshot: NodeSnapshot) -> set[str]:
+    """The units that a process of an engine belongs to, as far as it is known."""
+    processes = snapshot.engine_processes
+    if isinstance(processes, Unreadable):
+        return set()
+    return {p.unit for p in processes if p.unit and not LOGIN_UNIT.match(p.unit)}
 
 
 def dormant(unit: Unit) -> bool:
@@ -64,53 +78,23 @@ def repoint(plan: Plan, node: Node, unit: str) -> str:
     return deploy_command(plan, "unit", f"unit={unit}", f"only={node.name}", program)
 
 
-def other_units(snapshot: NodeSnapshot) -> list[Unit]:
-    """Units of others that start this engine or another vLLM; UnknownSection when not known."""
-    return [
-        unit
-        for unit in require(snapshot.units, "units")
-        if not unit.name.startswith(OWN_UNITS)
-        and unit.load_state != "not-found"
-        and watched(snapshot, unit)
-    ]
-
-
 @per_node
-def restart_policy(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """docker restarts no vLLM by itself: a policy on the ranks of two nodes makes wedged pairs
-    (field notes, docker), and after a boot it starts what systemd starts, too.
-    """
+def own_policy(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """docker restarts our container by itself, beside systemd; the next serve makes it anew."""
     if plan.recipe.container is None and isinstance(snapshot.docker, Unreadable):
         return  # a rig without docker
     for container in require(snapshot.docker, "docker").containers:
         policy = container.restart_policy
-        if policy in ("no", "") or not runs_vllm(snapshot, container):
-            continue
-        name = container.name.lstrip("/")
-        ours = name == CONTAINER
-        yield violation(
-            "restart-policy",
-            node.name,
-            f"docker restarts {name} on {node.name} by itself ({policy}), beside systemd",
-            evidence=f"container {name} ({'ours' if ours else 'not ours'}): restart policy "
-            f"{policy}, {container.state}, restarted {container.restarts} times by docker",
-            remedy=f"on {node.name}: sudo docker update --restart=no {name}"
-            + ("" if ours else f" && sudo docker stop {name}"),
-        )
-
-
-@per_node
-def second_unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """One supervisor an engine: two units that start it fight for ports and memory."""
-    for unit in other_units(snapshot):
-        yield violation(
-            "second-unit",
-            node.name,
-            f"{unit.name} on {node.name} starts a vLLM, too",
-            evidence=f"{unit.active_state}/{unit.sub_state}, {unit.enabled or 'not enabled'}, "
-            f"unit file {unit.fragment}; ExecStart {' '.join(unit.exec_start)[:200]}",
-            remedy=f"on {node.name}: sudo systemctl disable --now {unit.name}",
-        )
+        if container.name.lstrip("/") == CONTAINER and policy not in ("no", ""):
+            yield violation(
+                "restart-policy",
+                node.name,
+                f"docker restarts {CONTAINER} on {node.name} by itself ({policy}), beside systemd",
+                evidence=f"container {CONTAINER} (ours): restart policy {policy}, "
+                f"{container.state}, restarted {container.restarts} times by docker",
+                remedy=f"on {node.name}: sudo docker update --restart=no {CONTAINER}",
+                severity="warn",
+            )
 
 
 @per_node
@@ -157,4 +141,4 @@ def _enable(unit: Unit) -> str:
     return f"unmask {UNIT} && sudo systemctl enable {UNIT}" if masked else f"enable {UNIT}"
 
 
-GATES = (restart_policy, unit_state, second_unit)
+GATES = (own_policy, unit_state)

@@ -26,6 +26,10 @@ KINDS: dict[str, str] = {
     "grub": "node.kernel.grub_step:GrubKind",
     "hold": "node.kernel.apt_hold_step:AptHoldKind",
     "wol": "node.machine.wol_step:WolKind",
+    "crontab": "node.adopt.crontab_step:CrontabKind",
+    "restart_policy": "node.adopt.restart_policy_step:RestartPolicyKind",
+    "container": "node.adopt.container_step:ContainerKind",
+    "former_engine": "node.adopt.engine_step:EngineKind",
     # these are written by other verbs than apply
     "work": "node.change.work_folder_step:WorkFolderKind",
     "install": "node.venv.in_place_step:InPlaceKind",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from node.change import journal, kinds
 from node.core.errors import Json
 from node.core.step_kind import POST, PRE, UNIT
-from node.core.step_state import DONE, INTENT, UNDONE, UNKNOWN
+from node.core.step_state import DONE, INTENT, UNDONE, UNKNOWN, subject
 
 
 def _things(rows: list[Json], side: str) -> list[list[Json]]:
@@ -40,7 +40,7 @@ def differing(
             continue
         kind = kinds.of(entry)
         entry = kind.folded(group, side)
-        if kind.phase == UNIT and entry["unit"] in to_start:
+        if kind.phase == UNIT and subject(entry) in to_start:
             entry = {**entry, PRE: {**entry[PRE], "active": "inactive"}}
         try:
             lines = kind.verify(entry, side)

@@ -102,4 +102,8 @@ def undo_lines(answer: Json) -> list[str]:
     for row in answer["steps"]:
         about = row.get("path") or row.get("unit") or row.get("image") or row["op"]
         out.append(f"    {about}: {row['detail']}")
-    return out + [f"to start: systemctl start {name}" for name in answer["to_start"]]
+    return out + [f"to start: {_start(name)}" for name in answer["to_start"]]
+
+
+def _start(name: str) -> str:
+    return f"systemctl start {name}" if "." in name else name

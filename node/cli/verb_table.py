@@ -29,6 +29,7 @@ READING: dict[str, str] = {
     "wake": "node.machine.wake_packet:wake",
     "library look": "node.vgpu.inspect:inspect_library",
     "library check": "node.vgpu.candidate:candidate",
+    "former": "node.former.look:look",
     "kube look": "node.kube.inspect:inspect_deployment",
     "kube answer": "node.kube.answer:ask_pod",
     "weights hub": "node.weights.hub:look",

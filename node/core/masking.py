@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from node.rules.secret import MASK, SECRET_FLAG, SECRET_NAME, WATCHED
+from node.rules.secret import (
+    MASK,
+    SECRET_FLAG,
+    SECRET_NAME,
+    WATCHED,
+    has_credentials,
+    holds_secret,
+)
 
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
@@ -26,6 +33,16 @@ def masked_cmdline(text: str) -> str:
         f"{name}={MASK}" if value and (SECRET_NAME.search(name) or "credential" in name)
         else f"{name}{equals}{value}" for name, equals, value in pairs
     )  # fmt: skip
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Gives True for a variable whose value nobody is to see, by its name or by a URL's password.
+
+    A number, a word such as `false` or a path is none, whatever the name (TOKENIZERS_PARALLELISM).
+    """
+    if holds_secret(name) or has_credentials(value):
+        return True
+    return bool(SECRET_NAME.search(name)) and len(value) > 5 and not value.startswith("/")
 
 
 def masked_argv(argv: Iterable[str]) -> tuple[str, ...]:

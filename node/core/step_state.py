@@ -10,5 +10,6 @@ DONE, UNDONE, FAILED, UNKNOWN, INTENT = "done", "undone", "failed", "unknown", "
 
 def subject(entry: Json) -> str:
     """Gives what a step is about: its path, its unit, else its own name."""
-    about = (entry.get(key) for key in ("path", "unit", "image", "tool", "op"))
+    keys = ("path", "unit", "image", "tool", "engine", "container", "op")
+    about = (entry.get(key) for key in keys)
     return str(next((value for value in about if value), "step"))

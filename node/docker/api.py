@@ -31,14 +31,29 @@ _CONFIG = (
 )  # fmt: skip
 
 
-def call(method: str, path: str, timeout_s: float) -> tuple[int, bytes]:
+def call(method: str, path: str, timeout_s: float, body: bytes = b"") -> tuple[int, bytes]:
     """Gives status and body of one call. Raises CannotRead when docker does not answer."""
     try:
-        return http.exchange(SOCKET, method, path, timeout_s)
+        return http.exchange(SOCKET, method, path, timeout_s, body)
     except TimeoutError:
         raise CannotRead(f"docker did not answer in {timeout_s:g} s") from None
     except (OSError, ValueError) as error:
         raise CannotRead(f"docker at {SOCKET}: {error}") from None
+
+
+def ask(method: str, path: str, timeout_s: float, document: Json) -> tuple[int, str]:
+    """Gives status and text of one call with a JSON body; docker's message where it refuses.
+
+    Raises CannotRead when docker does not answer.
+    """
+    status, raw = call(method, path, timeout_s, json.dumps(document).encode())
+    said = raw.decode("utf-8", "replace").strip()
+    if status < 400:
+        return status, said
+    try:
+        return status, str(json.loads(said)["message"])
+    except (ValueError, KeyError, TypeError):
+        return status, said[:200]
 
 
 def get(path: str, absent_ok: bool = False) -> Any:

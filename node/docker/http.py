@@ -14,28 +14,31 @@ LOOK_EVERY_S = 1.0
 Look = Callable[[], None]
 
 
-def exchange(socket_path: str, method: str, path: str, timeout_s: float) -> tuple[int, bytes]:
-    """Gives status and body of one call without a body of its own.
+def exchange(
+    socket_path: str, method: str, path: str, timeout_s: float, body: bytes = b""
+) -> tuple[int, bytes]:
+    """Gives status and body of one call; `body` is JSON, or nothing.
 
     Raises OSError, and ValueError for an answer that is cut, or none.
     """
     # HTTP/1.0: no chunks, and the end of the stream is the answer's
-    ask = f"{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+    ask = f"{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    ask += "Content-Type: application/json\r\n\r\n" if body else "\r\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.connect(socket_path)
-        connection.sendall(ask.encode("ascii"))
+        connection.sendall(ask.encode("ascii") + body)
         raw = b"".join(iter(lambda: connection.recv(1 << 16), b""))
-    head, blank, body = raw.partition(b"\r\n\r\n")
+    head, blank, said = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(None, 2)
     if not blank or len(words) < 2 or not words[0].startswith("HTTP/"):
         raise ValueError("no HTTP answer")
     for line in lines:
         name, _, value = line.partition(":")
-        if name.strip().lower() == "content-length" and int(value) != len(body):
+        if name.strip().lower() == "content-length" and int(value) != len(said):
             raise ValueError("the answer is cut")
-    return int(words[1]), body
+    return int(words[1]), said
 
 
 def connect(path: str, timeout_s: float, look: Look) -> Any:

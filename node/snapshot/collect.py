@@ -13,6 +13,7 @@ from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.core.version import installed_version
 from node.docker import api, image_files
 from node.snapshot import (
+    cron,
     files,
     gpus,
     identity,
@@ -122,6 +123,7 @@ def _sections(request: Json) -> list[tuple[str, float, Section]]:
         ("gpus", 15.0, gpus.read),
         ("docker", 20.0, lambda: api.read(r["images"])),
         ("units", 15.0, lambda: units.read(r["units"])),
+        ("cron", 10.0, cron.read),
         ("network", 15.0, lambda: network.read(*peers)),
         ("weights", deep, lambda: weights.read(r["weights"], r["deep"])),
         ("files", 20.0, lambda: files.read(r["files"])),

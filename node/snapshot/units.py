@@ -1,5 +1,5 @@
 """The systemd units that the request names, as systemd sees them now, and those that run docker
-or vLLM: a second supervisor of the same engine shows only there."""
+or vLLM, themselves or by a script: a second supervisor of the same engine shows only there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from node.core import proc
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
 from node.core.run import TimedOut, run
-from node.snapshot import unit_log
-from node.systemd import exec_lines, unit_files
+from node.rules.patterns import LOGIN_UNIT
+from node.snapshot import processes, unit_log
+from node.systemd import exec_lines, scripts, unit_files
 
 TIMEOUT_S = 8.0
 MAX_OTHERS = 20
@@ -22,6 +23,7 @@ FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd
 _RUNS_ENGINE = re.compile(
     r"^Exec\w+=.*(?:vllm|/docker\s+(?:exec|run|start|compose)\b)", re.MULTILINE | re.IGNORECASE
 )
+_EXEC = re.compile(r"^Exec\w+=(.+)$", re.MULTILINE)
 _EXIT_KINDS = {"1": "exited", "2": "killed", "3": "dumped"}
 PROPERTIES = (
     "Id", "Names", "LoadState", "ActiveState", "SubState", "UnitFileState", "FragmentPath",
@@ -95,6 +97,7 @@ def unit(name: str, block: dict[str, list[str]]) -> Json:
         "restart_times": [],
         "errors": [],
         "triggered_by": _last(block, "TriggeredBy").split(),
+        "script_words": [],
     }
 
 
@@ -112,8 +115,23 @@ def show(names: list[str]) -> list[dict[str, list[str]]]:
     return found
 
 
+def holders() -> set[str]:
+    """Gives the units of the system's own manager that a process of an engine belongs to."""
+    groups = (proc.cgroup(pid) for pid in proc.pids() if processes.is_engine(proc.argv(pid)))
+    found = {unit for unit in map(proc.unit_of, filter(_of_system, groups)) if unit}
+    return {unit for unit in found if not LOGIN_UNIT.match(unit)}
+
+
+def _of_system(cgroup: str) -> bool:
+    """Gives False for a unit of somebody's own manager (systemctl --user)."""
+    return cgroup.startswith("/system.slice/")
+
+
 def others(named: list[str]) -> list[str]:
-    """Gives the service units, not named ones, whose files or drop-ins run docker or vLLM."""
+    """Gives the service units, not named ones, whose files or drop-ins run docker or vLLM, or a
+    script that does, and those that an engine runs under.
+    """
+    held = holders() - set(named)
     found: set[str] = set()
     for folder in FOLDERS:
         for pattern in ("*.service", "*.service.d/*.conf"):
@@ -123,9 +141,10 @@ def others(named: list[str]) -> list[str]:
                 # a template is no unit, and a link is another name of one
                 if name in named or "@." in name or os.path.islink(path):
                     continue
-                if _RUNS_ENGINE.search(proc.read_text(path).replace("\\\n", " ")):
+                text = proc.read_text(path).replace("\\\n", " ")
+                if _RUNS_ENGINE.search(text) or any(map(scripts.starting, _EXEC.findall(text))):
                     found.add(name)
-    return sorted(found)[:MAX_OTHERS]
+    return [*sorted(held), *sorted(found - held)[:MAX_OTHERS]]
 
 
 def _in_trouble(row: Json) -> bool:
@@ -144,6 +163,10 @@ def read(names: list[str]) -> list[Json]:
     if not wanted:
         return []
     rows = list(map(unit, wanted, show(wanted)))
+    for row in rows[len(names) :]:
+        steps = [" ".join(row["exec_start"]), *row["exec_start_pre"]]
+        inside = (line for step in steps for line in scripts.starting(step) if line != step)
+        row["script_words"] = scripts.words(inside)
     troubled = [row for row in rows if _in_trouble(row)]
     told = each(lambda row: unit_log.trouble(str(row["name"])), troubled, 4)
     for row, (line, restarts, errors) in zip(troubled, told, strict=False):

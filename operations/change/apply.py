@@ -25,7 +25,8 @@ USUAL_S = 120
 # grub: update-grub looks at each kernel and asks every filesystem; big machines take a minute.
 # unit: a stop (TERM, KILL, the container's end) and the begin of a start. kube: two reads, a dry
 # run and the patch, each with its own limit.
-_LIMITS_S = {"grub": 420, "unit": 300, "kube": 180}
+# container, former_engine: TERM (30 s), KILL.
+_LIMITS_S = {"grub": 420, "unit": 300, "kube": 180, "container": 180, "former_engine": 180}
 # A library of some MB, over a slow line.
 BINARY_S = 300
 
@@ -67,6 +68,15 @@ def _directory(step: Step) -> str:
     return f"make the folder {step['path']}{owner}"
 
 
+def _former_engine(step: Step) -> str:
+    where = f"runs in container {step['container']}" if "container" in step else ""
+    return f"end the engine that {where or 'is pid ' + str(step['pid'])}"
+
+
+def _crontab(step: Step) -> str:
+    return f"{step['path']}: comment out line " + ", ".join(str(r["line"]) for r in step["lines"])
+
+
 _WORDS: Mapping[str, Callable[[Step], str]] = {
     "file": lambda s: f"write {s['path']} (mode {s['mode']}, owner {s.get('owner', 'root')})",
     "directory": _directory,
@@ -76,6 +86,10 @@ _WORDS: Mapping[str, Callable[[Step], str]] = {
     "hold": lambda s: f"apt holds: {', '.join(s['packages'])}",
     "grub": _grub,
     "wol": lambda s: f"{s['nic']} wakes by a magic packet from now on (ethtool wol {s['letters']})",
+    "restart_policy": lambda s: f"restart policy of container {s['container']}: {s['policy']}",
+    "container": lambda s: f"stop container {s['container']}",
+    "former_engine": _former_engine,
+    "crontab": _crontab,
     # What a patch changes is known by the server's rehearsal alone: the words tell it.
     "kube": lambda _: "",
 }

@@ -12,8 +12,9 @@ from pyinfra.api import State
 from facts.endpoint.completion import Endpoint
 from facts.local.secret_values import api_key
 from facts.observe import observe
-from facts.rignode.call import bounded
+from facts.rignode.call import AskFailed, ask_node, bounded
 from facts.rignode.context import as_root, in_host, real
+from operations.adopt.answer import answers_again, former_in
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.engine.baseline import compared
@@ -101,8 +102,11 @@ def serves_again(
     state: State, plan: Plan, change: str, kept: Mapping[str, Mapping[str, Any] | None]
 ) -> str:
     """The line to tell of a change that is undone: the former engine's real answer, where one
-    runs; StepFailed where none comes. `kept`: the change, for the speed before it.
+    runs; StepFailed where none comes. `kept`: the change, for the speed before it, and for who
+    served before a take-over.
     """
+    if former := former_in(kept or _of_head(state, plan, change)):
+        return f"change {change} ROLLED_BACK; {answers_again(state, plan, former)}"
     states = unit_states(state, [node.name for node in plan.rig.nodes])
     running = [n for n, unit in states.items() if unit and unit.active in UP]
     down = [f"{n} is {unit.active}" for n, unit in states.items() if unit and n not in running]
@@ -122,6 +126,16 @@ def serves_again(
     answer = wait_for_answer(state, head.name, nodes, endpoint, budget_s)
     speed = compared(endpoint, baseline(plan, kept.get(head.name)))
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
+
+
+def _of_head(state: State, plan: Plan, change: str) -> Recorded:
+    """The change as the head has it, for a caller that does not; empty where it does not tell."""
+    node = plan.rig.head.name
+    host = state.inventory.get_host(node)
+    try:
+        return {node: ask_node(state, host, "journal", {"change": change})["change"]}
+    except AskFailed:
+        return {}
 
 
 def baseline(plan: Plan, change: Mapping[str, Any] | None) -> float | None:

@@ -5,6 +5,7 @@ Each takes a value and gives it back; ValueError says what is wrong and what is 
 
 from __future__ import annotations
 
+import keyword
 import re
 
 from node.rules.patterns import DEVICE, HCA, IMAGE
@@ -57,6 +58,15 @@ def plain_name(value: str) -> str:
     if not _NAME.match(value):
         raise ValueError(
             "is not a plain name; allowed: letters, digits and . _ @ + -, no leading -"
+        )
+    return value
+
+
+def group_name(value: str) -> str:
+    """A name of an inventory's group: pyinfra reads it as a variable of Python."""
+    if not _FLAG_NAME.match(value) or keyword.iskeyword(value):
+        raise ValueError(
+            "is not a group's name; allowed: lower-case letters, digits and _, no digit first"
         )
     return value
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from schema.core.base import Frozen
 from schema.core.host_keys import key
+from schema.core.strings import group_name
 from schema.core.types import (
     AbsolutePath,
     Argument,
@@ -63,7 +64,18 @@ def _as_repo(value: str) -> str:
 
 HubRepo = Annotated[str, AfterValidator(_as_repo)]
 Commit = Annotated[str, BeforeValidator(_as_text), AfterValidator(commit_or_pr)]
+GroupName = Annotated[str, AfterValidator(group_name)]
 CommandLine = Annotated[Argv | None, BeforeValidator(listed_argv)]
+
+
+class AdoptData(HostData):
+    """adopt: takes any inventory with hosts; what an engine needs may be missing in it."""
+
+    write: GroupName | None = key(
+        None, "write inventory/NAME.py, group_data/NAME.py and the recipe NAME from what runs"
+    )
+    take: bool = key(False, "take the engine over, with the way back in the journal")
+    port: int | None = key(None, "which engine, where a node runs several", ge=1, le=65535)
 
 
 class ServeData(HostData):

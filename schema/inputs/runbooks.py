@@ -17,6 +17,7 @@ from schema.inputs.host_data import HostData
 K = TypeVar("K", bound=HostKeys)
 # One type for the rigs whose engine rigbook installs, one for a Kubernetes rig; or one of them.
 RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
+    "adopt": [data.AdoptData],
     "backup": [data.BackupData],
     "doctor": [data.DoctorData, cluster.ClusterDoctorData],
     "fabric": [data.FabricData],

@@ -14,7 +14,7 @@ from schema.observed.docker import Container, Docker, ImageFile, ImageFileProbe
 from schema.observed.files import FileState, Journal, Venv, VenvProbe, Weights
 from schema.observed.machine import Disk, EngineProcess, Gpus, Identity, Memory, ShmSegment
 from schema.observed.network import Connection, Network, Port, ReachAsk
-from schema.observed.units import Unit
+from schema.observed.units import CronLine, Unit
 
 
 class Unreadable(Frozen):
@@ -38,6 +38,7 @@ class NodeSnapshot(Frozen):
     connections: tuple[Connection, ...] | Unreadable = ()
     docker: Docker | Unreadable
     units: tuple[Unit, ...] | Unreadable
+    cron: tuple[CronLine, ...] | Unreadable = ()
     files: tuple[FileState, ...] | Unreadable
     weights: tuple[Weights, ...] | Unreadable
     image_files: tuple[ImageFile, ...] | Unreadable = ()

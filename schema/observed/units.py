@@ -35,7 +35,8 @@ class Unit(Frozen):
     `restart_times` are the restarts that systemd scheduled by itself, oldest first, at most 20
     of the last day; `errors` the lines of the unit's log that name one, secrets masked. Both
     are read for a unit in trouble only. `triggered_by` are the timers, sockets and paths that
-    start it.
+    start it. `script_words` are names and paths in the lines of its scripts that start an engine or
+    a container.
     """
 
     name: str
@@ -62,3 +63,19 @@ class Unit(Frozen):
     restart_times: tuple[float, ...] = ()
     errors: tuple[str, ...] = ()
     triggered_by: tuple[str, ...] = ()
+    script_words: tuple[str, ...] = ()
+
+
+class CronLine(Frozen):
+    """A line of a crontab that starts an engine or a container, by itself or by a script.
+
+    `line` counts from 1. `at_boot`: @reboot. `text` has the values of secrets masked; `words` are
+    the names and paths in what it starts.
+    """
+
+    file: str
+    line: int
+    user: str
+    at_boot: bool
+    text: str
+    words: tuple[str, ...]

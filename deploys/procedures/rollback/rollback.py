@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.load_and_gate import endpoint as planned
 from deploys.common.procedure import Procedure
 from deploys.common.take_up import refuse_live
 from deploys.common.take_up import rollback as undo_all
@@ -23,6 +24,8 @@ from schema.observed.files import ChangeSummary, Journal
 ASKED_THERE = "?"
 # For a real answer of an engine that serves.
 ASK_S = 20.0
+# Gives the rig back to who served before, at its undo.
+TAKES_OVER = "adopt"
 _NOT_BLESSED = ("OPEN", "INCONSISTENT")
 
 
@@ -86,13 +89,25 @@ def _undone(rig: Procedure, change: ChangeSummary | None) -> Chosen:
     """
     if change is None or change.status != "ROLLED_BACK" or rig.plan.runtime == "deployment":
         return Chosen(None, (), ())
+    waits = (f"{change.id} is ROLLED_BACK; the engine has not answered yet",)
+    if change.deploy == TAKES_OVER:
+        loads = _closed_lately(rig, change) and not ask(planned(rig.plan), ASK_S).ok
+        return Chosen(change.id, (), waits) if loads else Chosen(None, (), ())
     units = [engine_unit(snapshot) for snapshot in rig.snapshots.values()]
     if not all(unit and unit.active_state in UP for unit in units):
         return Chosen(None, (), ())
     endpoint = endpoint_there(rig.plan, rig.snapshots[rig.plan.rig.head.name])
     if endpoint is None or ask(endpoint, ASK_S).ok:
         return Chosen(None, (), ())
-    return Chosen(change.id, (), (f"{change.id} is ROLLED_BACK; the engine has not answered yet",))
+    return Chosen(change.id, (), waits)
+
+
+def _closed_lately(rig: Procedure, change: ChangeSummary) -> bool:
+    """Whether an engine that was started at the change's end may still load: one that is no unit of
+    ours does not tell.
+    """
+    now = rig.snapshots[rig.plan.rig.head.name].identity.clock_unix_s
+    return now - (change.closed_unix_s or 0.0) < rig.plan.recipe.expect.start_budget_s
 
 
 def _rolls_back(change: ChangeSummary) -> bool:

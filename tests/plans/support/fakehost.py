@@ -58,7 +58,10 @@ GROWTH = [{"what": what, "count": 2, "bytes": 3 << 20, "unreadable": None} for w
 MAGIC = "40000000000000007b22" + "20" * 6
 ACCEPTED: Json = {"outcome": "accepted", "said": "", "unsure": "", "took_s": 8.0}
 # of a container, whose firmware is another machine's
-USUAL = {"hardware": HARDWARE, "growth": {"rows": GROWTH}, "preflight": ACCEPTED}
+# `former`: nothing but what rigbook runs
+USUAL = {
+    "hardware": HARDWARE, "growth": {"rows": GROWTH}, "preflight": ACCEPTED, "former": {},
+}  # fmt: skip
 
 
 def scenario_hosts() -> list[Any]:
@@ -105,9 +108,9 @@ class FakeNode:
     unit is, once a former setup's engine has our port; with `former-stays` also after an undo),
     `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
     (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks
-    the connection), `slow` (what takes a moment), `nccl` (lines of
-    its log), `says VERB` (a reading verb's answer, or a list
-    of them), `then WORD` (answers or errors, each once, before the usual one).
+    the connection), `blob` (what the changes of its journal kept beside the steps), `slow`
+    (what takes a moment), `nccl` (lines of its log), `says VERB` (a reading verb's answer, or a
+    list of them), `then WORD` (answers or errors, each once, before the usual one).
     """
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
@@ -252,14 +255,16 @@ class FakeNode:
         """This run's changes, and those that the snapshot's journal had before."""
         old = self.now.get("journal", {}).get("changes", ())
         unit = {"op": "unit", "unit": UNIT, "active": "start"}
-        return {c["id"]: {"id": c["id"], "steps": [unit]} for c in old} | self.changes
+        kept = {"steps": [unit], "blob": self.faults.get("blob")}
+        return {c["id"]: {"id": c["id"], **kept} for c in old} | self.changes
 
     def _apply(self, request: Json) -> Json:
         validate.keys(request, "request", ("change", "steps", "dry"), ("change", "steps"))
         header = journal.parse_change(request["change"])
         for number, step in enumerate(request["steps"]):
             kinds.parse(step, f"steps[{number}]")
-        change = self.changes.setdefault(header["id"], {"id": header["id"], "steps": []})
+        new = {"id": header["id"], "steps": [], "blob": header["blob"]}
+        change = self.changes.setdefault(header["id"], new)
         for step in request["steps"]:
             change["steps"].append(step)
             if step.get("for_unit"):

@@ -13,7 +13,7 @@ from schema.observed.files import WeightsFile
 from schema.observed.kernel import GrubDefault
 from schema.observed.machine import ComputeProcess, EngineProcess, ShmSegment
 from schema.observed.snapshot import Unreadable
-from schema.observed.units import GhostFile, Override
+from schema.observed.units import CronLine, GhostFile, Override
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import kernel_parts as k
@@ -33,6 +33,7 @@ MADE: dict[str, Callable[..., Any]] = {
     "change": h.change,
     "compute": lambda **values: ComputeProcess(**values),
     "connection": h.connection,
+    "cron": lambda **values: CronLine(**values),
     "container": e.foreign_container,
     "disk": h.disk,
     "ghost": lambda **values: GhostFile(**values),

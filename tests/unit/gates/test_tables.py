@@ -14,7 +14,7 @@ from gates.core.codes import CODES
 from gates.core.violation import Violation
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
-from gates.gate_sets import check
+from gates.gate_sets import REBOOTING, RESTARTING, check
 from gates.kernel.next_boot import BOOT
 from gates.kernel.pin import bootable_once, pinnable
 from gates.transfer.image import image_gates
@@ -86,6 +86,8 @@ GATES: dict[str, Callable[..., Found]] = {
     "doctor": _doctor,
     "image": _image,
     "weights": _weights,
+    "restart": lambda plan, seen: check(plan, seen, RESTARTING),
+    "reboot": lambda plan, seen: check(plan, seen, REBOOTING),
     "boot": lambda plan, seen: check(plan, seen, BOOT),
     "pin": _pin,
     "once": _once,

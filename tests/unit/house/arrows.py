@@ -9,6 +9,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     "deploys": {
         "deploys": {
             "deploys.common",
+            "deploys.procedures.adopt",
             "deploys.procedures.cluster",
             "deploys.procedures.engine",
             "deploys.procedures.host",
@@ -16,6 +17,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "deploys.procedures.transfer",
             "deploys.procedures.venv",
         },
+        "deploys.procedures.adopt": {"deploys.common", "deploys.procedures.engine"},
         "deploys.procedures.cluster": {"deploys.common"},
         "deploys.procedures.engine": {"deploys.common", "deploys.procedures.cluster"},
         "deploys.procedures.host": {"deploys.common", "deploys.procedures.engine"},
@@ -73,6 +75,15 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     },
     "node": {
         "node": {"node.cli", "node.core"},
+        "node.adopt": {
+            "node.change",
+            "node.core",
+            "node.docker",
+            "node.files",
+            "node.reap",
+            "node.rules",
+            "node.snapshot",
+        },
         "node.backup": {"node.change", "node.core", "node.engine", "node.files", "node.systemd"},
         "node.change": {"node.core", "node.files", "node.systemd"},
         "node.cli": {"node.change", "node.core", "node.engine", "node.files", "node.transfer"},
@@ -90,6 +101,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.weights",
         },
         "node.files": {"node.core", "node.rules"},
+        "node.former": {"node.core", "node.docker", "node.kube", "node.rules", "node.snapshot"},
         "node.growth": {
             "node.backup",
             "node.change",
@@ -151,14 +163,26 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "node.weights": {"node.change", "node.core", "node.files", "node.rules", "node.transfer"},
     },
     "operations": {
+        "operations.adopt": {"operations.change"},
         "operations.cluster": {"operations.change"},
         "operations.engine": {"operations.change"},
         "operations.host": {"operations.change", "operations.engine"},
-        "operations.rollback": {"operations.change", "operations.engine", "operations.venv"},
+        "operations.rollback": {
+            "operations.adopt",
+            "operations.change",
+            "operations.engine",
+            "operations.venv",
+        },
         "operations.transfer": {"operations.change"},
         "operations.venv": {"operations.change", "operations.engine"},
     },
     "schema": {
+        "schema.adoption": {
+            "schema.core",
+            "schema.desired",
+            "schema.observed",
+            "schema.recipe",
+        },
         "schema.desired": {"schema.core", "schema.observed", "schema.recipe"},
         "schema.importing": {"schema.core", "schema.recipe"},
         "schema.inputs": {

@@ -1,0 +1,1 @@
+"""adopt: what serves by other means: told, written as rigbook's files, compared, taken over."""

@@ -1,0 +1,1 @@
+"""What runs a vLLM on this host by other means than rigbook, and what would start it again."""

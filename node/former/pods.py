@@ -1,0 +1,113 @@
+"""The pod that an engine runs in, and the Deployment that made it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from node.core import masking, proc
+from node.core.errors import CannotRead, Json, NodeError
+from node.kube import kubectl
+from node.rules.secret import MASK
+
+# kubepods.slice/…-pod1234_…​.slice of systemd's driver, kubepods/…/pod1234-… of cgroupfs
+_POD = re.compile(r"kubepods.*pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
+
+
+def uid_of(cgroup: str) -> str | None:
+    """Gives the UID of the pod in a cgroup path, or None."""
+    found = _POD.search(cgroup)
+    return found.group(1).replace("_", "-") if found else None
+
+
+def _owner(row: Json, kind: str) -> str | None:
+    """Gives the name of the owner of that kind, or None."""
+    for owner in row["metadata"].get("ownerReferences") or []:
+        if owner.get("kind") == kind:
+            return str(owner["name"])
+    return None
+
+
+def _deployment(client: kubectl.Client, pod: Json) -> str | None:
+    """Gives the name of the Deployment above a pod, or None."""
+    made_by = _owner(pod, "ReplicaSet")
+    if made_by is None:
+        return None
+    space = pod["metadata"]["namespace"]
+    return _owner(client.json(["get", "replicaset", made_by, "--namespace", space]), "Deployment")
+
+
+def _volumes(pod: Json, box: Json) -> list[Json]:
+    """Gives the mounts of a container that come from the host."""
+    paths = {row["name"]: row["hostPath"]["path"] for row in pod["spec"].get("volumes") or []
+             if "hostPath" in row}  # fmt: skip
+    return [
+        {
+            "source": paths[row["name"]],
+            "target": row["mountPath"],
+            "read_only": bool(row.get("readOnly")),
+        }
+        for row in box.get("volumeMounts") or []
+        if row["name"] in paths
+    ]
+
+
+def _container(pod: Json, identifier: str) -> Json:
+    """Gives a FormerContainer of a pod's container."""
+    spec = pod["spec"]
+    states = (pod.get("status") or {}).get("containerStatuses") or []
+    state: Json = next((s for s in states if str(s.get("containerID")).endswith(identifier)), {})
+    boxes = spec["containers"]
+    box = next((b for b in boxes if b["name"] == state.get("name")), boxes[0])
+    image_id = str(state.get("imageID", ""))
+    environ = {row["name"]: str(row.get("value", "")) for row in box.get("env") or []}
+    limits = (box.get("resources") or {}).get("limits") or {}
+    return {
+        "id": identifier,
+        "name": f"{pod['metadata']['name']}/{box['name']}",
+        "image": box["image"],
+        "image_id": image_id,
+        "digests": [image_id.rpartition("://")[2]] if "@sha256:" in image_id else [],
+        "tags": [],
+        "state": next(iter(state.get("state") or {"unknown": None})),
+        "main": [*(box.get("command") or []), *(box.get("args") or [])],
+        "env": {name: MASK if masking.is_secret(name, value) else value
+                for name, value in sorted(environ.items())},
+        "image_env": {},
+        "mounts": _volumes(pod, box),
+        "restart_policy": "no",
+        "auto_remove": False,
+        "network_mode": "host" if spec.get("hostNetwork") else "pod",
+        "ipc_mode": "host" if spec.get("hostIPC") else "private",
+        "shm_bytes": 0,
+        "privileged": bool((box.get("securityContext") or {}).get("privileged")),
+        "runtime": str(spec.get("runtimeClassName") or ""),
+        "gpus": any("gpu" in name for name in limits),
+        "labels": {},
+        "other_options": [],
+        "changed": [],
+    }  # fmt: skip
+
+
+def look(cgroup: str, unread: list[str]) -> tuple[Json | None, Json]:
+    """Gives the container of an engine in a pod, None when it could not be read, and its
+    supervisor. What could not be read is added to `unread`.
+    """
+    uid, identifier = uid_of(cgroup), proc.container_of(cgroup) or ""
+    row: Json = {"kind": "pod", "name": f"pod {uid}", "starts_at_boot": True,
+                 "evidence": f"cgroup {cgroup}"}  # fmt: skip
+    try:
+        client = kubectl.client("auto")
+        pods: Any = client.json(["get", "pods", "--all-namespaces"])["items"]
+        pod = next((p for p in pods if p["metadata"]["uid"] == uid), None)
+        if pod is None:
+            raise CannotRead(f"the cluster has no pod with UID {uid}")
+        deployment = _deployment(client, pod)
+    except (CannotRead, NodeError, KeyError) as error:
+        unread.append(f"the pod of an engine: {error}")
+        return None, row
+    space, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    row.update(namespace=space, deployment=deployment, name=f"{space}/{deployment or name}")
+    made = f"Deployment {space}/{deployment}" if deployment else "no Deployment"
+    row["evidence"] = f"pod {space}/{name} of {made}"
+    return _container(pod, identifier), row

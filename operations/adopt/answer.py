@@ -1,0 +1,76 @@
+"""The former engine's real answer: where it comes from, and waiting for it after an undo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+from pyinfra.api import State
+
+from facts.endpoint.completion import Endpoint, ask
+from facts.local.secret_values import api_key
+from operations.change.node_call import StepFailed
+from schema.desired.plan import Plan
+
+# The key in a change's `blob` under which its run keeps the former engine's endpoint.
+CONTEXT = "former"
+POLL_S = 2.0
+PROGRESS_S = 10.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where a former engine answers, and who runs it in words; `answered`: it gave an answer before
+    the take-over.
+    """
+
+    node: str
+    port: int
+    model: str
+    by: str
+    answered: bool = False
+
+
+def endpoint_of(plan: Plan, served: Served) -> Endpoint:
+    """The former engine's endpoint; what an answer of its model is like, the recipe says."""
+    expect = plan.recipe.expect
+    return Endpoint(
+        base_url=f"http://{plan.rig.node(served.node).lan_address}:{served.port}",
+        model=served.model,
+        reasoning=expect.reasoning,
+        chat_template_kwargs=tuple(expect.chat_template_kwargs.items()),
+        key=api_key(plan),
+    )
+
+
+def former_in(changes: Mapping[str, Mapping[str, Any] | None]) -> Served | None:
+    """What a change keeps of who served before it; None for one that took nothing over."""
+    blobs = ((change or {}).get("blob") or {} for change in changes.values())
+    return next((Served(**blob[CONTEXT]) for blob in blobs if CONTEXT in blob), None)
+
+
+def answers_again(state: State, plan: Plan, served: Served) -> str:
+    """A line about a real answer of the former engine; StepFailed where none comes within the
+    start budget. One that did not answer before is not waited for.
+    """
+    if not served.answered:
+        return f"{served.by} is as before; it gave no answer before the take-over either"
+    where, budget_s = endpoint_of(plan, served), plan.recipe.expect.start_budget_s
+    reporter = state.inventory.get_host(plan.rig.head.name)
+    started = told = time.monotonic()
+    while True:
+        answer = ask(where, timeout_s=max(5.0, budget_s - (time.monotonic() - started)))
+        took = time.monotonic() - started
+        if answer.ok or answer.alive:
+            return f"{where.model} of {served.by} serves again: {answer.detail}"
+        if took > budget_s:
+            raise StepFailed(
+                f"{served.by} is as before, but does not answer after {took:.0f} s: {answer.detail}"
+            )
+        if time.monotonic() - told >= PROGRESS_S:
+            told = time.monotonic()
+            reporter.log(f"the former engine is loading: {took:.0f} s of {budget_s} s")
+        gevent.sleep(POLL_S)

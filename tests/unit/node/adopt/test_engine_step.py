@@ -1,0 +1,279 @@
+"""An engine that somebody started by hand is ended with all of it, and started again as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node.adopt import engine_step, processes, start_again
+from node.change import kinds
+from node.core import proc, systemctl
+from node.core.errors import NodeError
+from node.core.run import Done
+from node.core.step_kind import POST, PRE, Seen, Steps
+from node.files import atomic
+from tests.unit.node.adopt.docker_double import ID, Docker, Json, box
+from tests.unit.node.support.transfers import wait_for
+
+KIND = engine_step.EngineKind("former_engine")
+STEP: Json = {"op": "former_engine", "container": "vllm_ds4"}
+# a vLLM server as far as its command line goes, with one worker of its own session
+PYTHON = os.path.realpath(sys.executable)
+SERVER = f"""\
+import os, pathlib, subprocess, sys, time
+worker = ["VLLM::Worker_TP0", "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(worker, executable={PYTHON!r},
+                         env=dict(os.environ, PYTHONHOME={sys.base_prefix!r}))
+pathlib.Path(os.environ["READY"]).write_text(f"{{os.getpid()}} {{child.pid}}")
+time.sleep(600)
+"""
+
+
+class Rig:
+    """A container's processes, real ones of this machine that a stand-in cgroup tells apart."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.ready = folder, folder / "ready"
+        (folder / "vllm").write_text(SERVER)
+        self.started: list[subprocess.Popen[bytes]] = []
+        # what a container starts with, and alone: it only waits
+        self.main = self.popen("sleep", "600")
+        self.docker = Docker(monkeypatch, box(State__Pid=self.main.pid))
+        read = proc.cgroup
+
+        def cgroup(pid: int) -> str:
+            mine = f"TEST_BOX={folder}".encode() in (proc.read_bytes(f"/proc/{pid}/environ") or b"")
+            return f"/system.slice/docker-{ID}.scope" if mine else read(pid)
+
+        monkeypatch.setattr(proc, "cgroup", cgroup)
+        monkeypatch.setattr(start_again, "LOOK_AFTER_S", 0.05)
+        monkeypatch.setattr(engine_step, "TERM_S", 2.0)
+
+    def popen(self, *words: str, **env: str) -> subprocess.Popen[bytes]:
+        """A process of the container in a session of its own."""
+        known = {"PATH": os.environ["PATH"], "TEST_BOX": str(self.folder), "READY": str(self.ready)}
+        self.started.append(subprocess.Popen(words, env={**known, **env}, cwd=self.folder,
+                                             start_new_session=True))  # fmt: skip
+        return self.started[-1]
+
+    def serve(self, line: str = "SERVE; true", **env: str) -> list[int]:
+        """The engine by a script in the container; the pids of shell, server and worker."""
+        script = self.folder / "serve.sh"
+        words = f"exec -a python {PYTHON} {self.folder}/vllm serve /models/x"
+        script.write_text(line.replace("SERVE", f"({words})"))
+        shell = self.popen("bash", str(script), **env)
+        return [shell.pid, *self.came()]
+
+    def came(self) -> list[int]:
+        """The pids of a server and its worker that have come up."""
+        wait_for(lambda: self.ready.exists() and len(self.ready.read_text().split()) == 2)
+        found = [int(word) for word in self.ready.read_text().split()]
+        self.ready.unlink()
+        return found
+
+    def alive(self, pids: list[int]) -> list[int]:
+        """Those of them that run."""
+        for one in (*self.started, *self.docker.execs.values()):
+            one.poll()
+        return [pid for pid in pids if processes.candidate(pid)]
+
+    def close(self) -> None:
+        """End what is left."""
+        for pid in proc.pids():
+            known = proc.read_bytes(f"/proc/{pid}/environ") or b""
+            if f"TEST_BOX={self.folder}".encode() in known:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A container that only waits."""
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    (tmp_path / "state/blobs").mkdir(parents=True)
+    made = Rig(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+def do(step: Json, rows: list[Json]) -> tuple[bool, str]:
+    """The step done, its row in `rows`."""
+    return KIND.do(KIND.parse(step, "step"), Steps({"steps": rows}, lambda: None))
+
+
+@pytest.mark.parametrize("line", [
+    "SERVE; true", "SERVE & wait", "while true; do SERVE; done",
+])  # fmt: skip
+def test_an_engine_by_docker_exec_is_ended_whole_and_started_again(rig: Rig, line: str) -> None:
+    ran = rig.serve(line, HF_TOKEN="hf_canary")
+    assert KIND.plan(KIND.parse(STEP, "step"), Seen()) == (True, f"ends pid {ran[0]}")
+    rows: list[Json] = []
+    assert do(STEP, rows)[0]
+    assert not rig.alive(ran) and rig.alive([rig.main.pid])
+    (row,) = rows
+    assert row["state"] == "done" and row["by"] == [] and "hf_canary" not in json.dumps(rows)
+    assert not KIND.verify(row, POST) and KIND.verify(row, PRE)
+    assert do(STEP, rows) == (False, "none runs")
+    assert KIND.quiesce(rows) == []
+    assert KIND.resume(rows, False) == ([], True)
+    assert KIND.resume(rows, True) == (["docker exec --detach vllm_ds4"], False)
+    server, _ = rig.came()
+    assert not KIND.verify(row, PRE) and KIND.verify(row, POST)
+    asked = rig.docker.wanted["e0"]
+    assert asked["Cmd"] == ["bash", str(rig.folder / "serve.sh")] and asked["User"] == "0:0"
+    assert asked["WorkingDir"] == str(rig.folder) and "HF_TOKEN=hf_canary" in asked["Env"]
+    assert proc.environ(server)["HF_TOKEN"] == "hf_canary"
+    # once more is nothing: it runs
+    assert KIND.resume(rows, True) == ([], False)
+
+
+def test_the_containers_own_engine_and_a_persons_shell_are_left_alone(rig: Rig) -> None:
+    person = rig.popen("bash", "-c", "sleep 600; true")
+    main = rig.popen("bash", "-c", f"{PYTHON} {rig.folder}/vllm serve x; true")
+    server, worker = rig.came()
+    rig.docker.boxes["vllm_ds4"]["State"]["Pid"] = main.pid
+    assert do(STEP, []) == (False, "none runs")
+    assert rig.alive([person.pid, main.pid, server, worker])
+
+
+def test_ranks_whose_server_is_gone_end_with_the_next_one(rig: Rig) -> None:
+    shell, server, worker = rig.serve()
+    for pid in (shell, server):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not rig.alive([shell, server]))
+    again = rig.serve()
+    rows: list[Json] = []
+    assert do(STEP, rows)[0] and not rig.alive([worker, *again])
+
+
+def test_an_engine_that_its_unit_starts_is_left_to_the_unit(rig: Rig) -> None:
+    rig.serve()
+    rows: list[Json] = [
+        {"op": "unit", "unit": name, "active": active, "state": "done",
+         "pre": {"active": before, "enabled": "enabled"}}
+        for name, active, before in (("vllm-ds4.service", "stop", "active"),
+                                     ("was-down.service", "stop", "inactive"),
+                                     ("rigbook-engine.service", "start", "inactive"))
+    ]  # fmt: skip
+    assert do(STEP, rows)[0] and rows[-1]["by"] == ["vllm-ds4.service"]
+    assert KIND.resume(rows[-1:], True) == (["vllm-ds4.service starts it"], False)
+    assert rig.docker.asked == [] and not KIND.verify(rows[-1], PRE)
+
+
+def test_after_a_boot_the_container_runs_before_its_unit_starts(rig: Rig) -> None:
+    """Its policy and the crontab's line are the change's own: nothing has brought it back."""
+    rig.serve()
+    rows: list[Json] = []
+    assert do(STEP, rows)[0]
+    rig.docker.boxes["vllm_ds4"]["State"]["Running"] = False
+    assert KIND.quiesce(rows) == ["docker start vllm_ds4"] and KIND.quiesce(rows) == []
+    assert KIND.resume(rows, True)[0] and not KIND.verify(rows[0], PRE)
+
+
+@pytest.mark.parametrize(("killed", "state"), [(0, "undone"), (1, "unknown"), (3, "done")])
+def test_a_kill_in_the_middle(rig: Rig, killed: int, state: str) -> None:
+    """The rest of one that was ended half-way is ended before it is started again."""
+    ran = rig.serve("SERVE; sleep 600")
+    rows: list[Json] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_step, "_end", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            do(STEP, rows)
+    for pid in ran[1 : 1 + killed] if killed < 3 else ran:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: len(rig.alive(ran)) == 3 - killed)
+    kinds.recover(rows)
+    assert rows[0]["state"] == state
+    ended = KIND.quiesce(rows)
+    assert bool(ended) == (state == "unknown")
+    started = KIND.resume(rows, True)[0]
+    assert bool(started) == (state != "undone") and not KIND.verify(rows[0], PRE)
+
+
+def test_what_starts_it_again_by_itself_is_told(rig: Rig) -> None:
+    rig.serve()
+    rows: list[Json] = []
+    end = engine_step._end
+
+    def ended(*args: list[processes.Candidate]) -> None:
+        end(*args)
+        rig.serve()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_step, "_end", ended)
+        with pytest.raises(NodeError, match="was started again while it was ended"):
+            do(STEP, rows)
+    assert rows[0]["state"] == "intent"
+
+
+def test_an_exec_that_ends_at_once_is_no_way_back(rig: Rig) -> None:
+    rig.serve()
+    rows: list[Json] = []
+    assert do(STEP, rows)[0]
+    (rig.folder / "serve.sh").unlink()
+    with pytest.raises(NodeError, match="ended at once, with 127"):
+        KIND.resume(rows, True)
+    rig.docker.boxes.clear()
+    with pytest.raises(NodeError, match="is gone: its engine cannot be started again"):
+        KIND.resume(rows, True)
+
+
+def test_an_engine_of_a_shell_of_the_host_comes_back_as_a_unit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, server, _ = rig.serve(HF_TOKEN="hf_canary", ODD='a "b" $c')
+    monkeypatch.setattr(proc, "cgroup", lambda pid: "/user.slice/session-3.scope")
+    stat = proc.stat(server)
+    assert stat is not None
+    step = {"op": "former_engine", "pid": server, "start_ticks": stat.start_ticks}
+    assert do({**step, "start_ticks": stat.start_ticks + 1}, []) == (False, "none runs")
+    rows: list[Json] = []
+    assert do(step, rows)[0] and not rig.alive([server])
+    seen: list[list[str]] = []
+    runs: set[str] = set()
+
+    def run(words: list[str], timeout_s: float) -> object:
+        seen.append(words)
+        (path,) = (word.partition("File=")[2] for word in words if "EnvironmentFile" in word)
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+        assert "HF_TOKEN=hf_canary\n" in (text := Path(path).read_text())
+        assert 'ODD="a \\"b\\" \\$c"\n' in text
+        runs.add(words[3].partition("=")[2])
+        return Done(0, "", "")
+
+    def inspected(unit: str) -> Json:
+        return {"active": "active" if unit in runs else "inactive"}
+
+    monkeypatch.setattr(start_again, "run", run)
+    monkeypatch.setattr(systemctl, "inspect_unit", inspected)
+    assert KIND.verify(rows[0], PRE)
+    (unit,), _ = KIND.resume(rows, True)
+    assert unit.startswith("rigbook-former-") and not KIND.verify(rows[0], PRE)
+    assert seen[0][-4:-2] == ["python", str(rig.folder / "vllm")] and "hf_canary" not in str(seen)
+    assert not list((rig.folder / "state").glob("*.env"))
+
+
+@pytest.mark.parametrize("bad", [
+    {}, {"container": "a", "pid": 7, "start_ticks": 1}, {"pid": 7}, {"pid": 1, "start_ticks": 1},
+    {"container": "a b"}, {"start_ticks": 1},
+])  # fmt: skip
+def test_a_bad_request_is_refused(bad: Json) -> None:
+    with pytest.raises(NodeError) as error:
+        kinds.parse({"op": "former_engine", **bad}, "steps[0]")
+    assert error.value.code == "bad_request"
+
+
+def test_what_is_kept_says_nothing_by_its_name(rig: Rig) -> None:
+    shell = rig.serve()[0]
+    top = processes.candidate(shell)
+    assert top is not None
+    first, second = (start_again.keep(top, None) for _ in range(2))
+    assert first != second and json.loads(atomic.load_blob(first))["cwd"] == str(rig.folder)

@@ -1,0 +1,161 @@
+"""From a live engine to files that load, and render to the same engine."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploys.procedures.adopt.write import loaded, save
+from node.rules.secret import MASK
+from schema.adoption.compare import Row, compare
+from schema.adoption.files import Written, written
+from schema.adoption.live import LiveNode
+from schema.desired.plan import Plan
+from schema.observed.former import FormerContainer, FormerEngine
+
+MACHINES = yaml.safe_load(Path(__file__).with_name("machines.yaml").read_text())
+ENGINE: dict[str, Any] = {
+    "pid": 77, "start_ticks": 7, "env": {}, "cwd": "/", "uid": 0, "user": "root", "exe": None,
+    "unit": None, "container": None, "inside_of": "host", "venv": None, "port": 8000,
+    "node_rank": 0, "is_head": True,
+}  # fmt: skip
+BOX: dict[str, Any] = {
+    "id": "aa", "image_id": "sha256:77", "state": "running", "main": ("sleep", "infinity"),
+    "env": {}, "image_env": {}, "restart_policy": "no", "auto_remove": False,
+    "network_mode": "host", "ipc_mode": "host", "privileged": False, "runtime": "runc",
+    "gpus": False, "labels": {},
+}  # fmt: skip
+
+
+def live(machine: dict[str, Any]) -> list[LiveNode]:
+    """The nodes of a machine of the file, in rank order."""
+    found = []
+    for number, (name, row) in enumerate(machine["nodes"].items(), 1):
+        row = copy.deepcopy(row)
+        box = row.pop("container", None)
+        container = FormerContainer(**{**BOX, **box}) if box else None
+        where = {"container": container.name, "inside_of": "exec"} if container else {}
+        fabric = machine.get("fabric")
+        found.append(LiveNode(
+            name=name, ssh_user="milo", home="/home/milo", lan_address=f"192.168.1.1{number}",
+            fabric_address=f"10.0.0.{number}" if fabric else None, fabric_device=fabric,
+            fabric_mtu=9000, has_gpu=True, engine=FormerEngine(**{**ENGINE, **where, **row}),
+            container=container,
+        ))  # fmt: skip
+    return found
+
+
+def made(machine: dict[str, Any], ssh: dict[str, object] | None = None) -> Written:
+    """The files of such nodes."""
+    nodes = live(machine)
+    by = {node.name: ["unit x.service (enabled)"] for node in nodes}
+    return written("mine", nodes, by, {node.name: ssh or {} for node in nodes}, "2026-11-23")
+
+
+def compared(machine: dict[str, Any], plan: Plan) -> list[Row]:
+    """Every row of every node."""
+    nodes = live(machine)
+    return [row for n in nodes for row in compare(plan, n.name, n.engine, n.container)]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_what_is_written_loads_and_renders_the_same(name: str) -> None:
+    machine = MACHINES[name]
+    files = made(machine)
+    plan = loaded(files, "mine")
+    rows = compared(machine, plan)
+    assert [row.name for row in rows if row.verdict == "differs"] == machine.get("differs", [])
+    assert {r.name for r in rows if r.verdict == "secret"} == set(machine.get("secret", ()))
+    counts = Counter(row.kind for row in compare(plan, *first(machine)) if row.verdict == "same")
+    for kind, number in machine.get("same", {}).items():
+        assert counts[kind] == number, (kind, rows)
+    assert plan.recipe.weights.path == machine["weights"]
+    told = "\n".join(files.needs)
+    for words in machine["needs"]:
+        assert words in told
+        assert words in files.files["catalog/recipes/mine.yaml"]
+    assert not [word for word in machine.get("never", ()) if word in told]
+    assert MASK not in "".join(files.files.values())
+
+
+def first(machine: dict[str, Any]) -> tuple[str, FormerEngine, FormerContainer | None]:
+    """The head, as compare takes it."""
+    head = live(machine)[0]
+    return head.name, head.engine, head.container
+
+
+def test_values_that_differ_by_node_become_placeholders() -> None:
+    plan = loaded(made(MACHINES["spark"]), "mine")
+    assert plan.recipe.env["VLLM_HOST_IP"] == "{node.lan_address}"
+    assert plan.recipe.env["LMCACHE_TEMPLATE"] == "{{model}}"
+    assert plan.recipe.env["NCCL_SOCKET_IFNAME"] == "bond0"
+    assert plan.specs["spark2"].environ["VLLM_HOST_IP"] == "192.168.1.12"
+    assert (plan.rig.head.name, str(plan.rig.workers[0].fabric_address)) == ("spark1", "10.0.0.2")
+
+
+def test_an_image_is_named_by_its_digest() -> None:
+    box = loaded(made(MACHINES["spark"]), "mine").recipe.container
+    assert box is not None and "@sha256:2222" in box.image and box.gpus == "all"
+    box = loaded(made(MACHINES["compose"]), "mine").recipe.container
+    assert box is not None and (box.shm_size, box.runtime, box.ipc) == ("16g", "nvidia", "private")
+
+
+def test_a_venv_keeps_its_user_and_the_path_of_its_tools() -> None:
+    recipe = loaded(made(MACHINES["tower"]), "mine").recipe
+    assert recipe.venv is not None
+    assert (recipe.venv.path, recipe.venv.user) == ("/opt/genesis/venv", "llm")
+    assert "/usr/local/cuda/bin" in recipe.env["PATH"] and recipe.env["GENESIS_ENABLE_P67"] == "1"
+    assert "INVOCATION_ID" not in recipe.env
+
+
+# what a live engine has changed to since: each is named, and nothing else
+@pytest.mark.parametrize(("change", "differs"), [
+    ({"argv": ["python3", "vllm", "serve", "/models/DeepSeek-V4-Flash", "--port", "8001"]},
+     {"port", "tensor_parallel_size", "nnodes"}),
+    ({"env": {"OMP_NUM_THREADS": "4"}}, {"OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"}),
+])  # fmt: skip
+def test_a_difference_is_named(change: dict[str, Any], differs: set[str]) -> None:
+    plan = loaded(made(MACHINES["spark"]), "mine")
+    machine = copy.deepcopy(MACHINES["spark"])
+    machine["nodes"]["spark1"].update(change)
+    found = {r.name for r in compare(plan, *first(machine)) if r.verdict == "differs"}
+    assert differs <= found
+    assert not found & {"gpu_memory_utilization"} or "argv" in change
+
+
+def test_what_no_placeholder_says_is_noted() -> None:
+    machine = copy.deepcopy(MACHINES["spark"])
+    machine["nodes"]["spark2"]["env"]["OMP_NUM_THREADS"] = "4"
+    machine["nodes"]["spark2"]["env"]["ONLY_HERE"] = "1"
+    machine["nodes"]["spark2"]["argv"] += ["--max-num-seqs", "9"]
+    files = made(machine)
+    told = "\n".join(files.needs)
+    assert "OMP_NUM_THREADS differs by node (spark1 8, spark2 4)" in told
+    assert "ONLY_HERE was set on spark2 only" in told
+    assert "max_num_seqs stands on spark2 9 only, not on the head" in told
+    differs = {r.name for r in compared(machine, loaded(files, "mine")) if r.verdict == "differs"}
+    assert differs == {"OMP_NUM_THREADS", "ONLY_HERE", "max_num_seqs"}
+
+
+def test_files_are_saved_once(tmp_path: Path) -> None:
+    files = made(MACHINES["tower"])
+    save(files, tmp_path)
+    for path, text in files.files.items():
+        assert (tmp_path / path).read_text() == text
+    with pytest.raises(FileExistsError):
+        save(files, tmp_path)
+
+
+def test_keys_of_ssh_are_kept_and_passwords_are_not() -> None:
+    ssh: dict[str, object] = {"ssh_key": Path("/home/me/.ssh/id"), "ssh_port": 2222,
+                              "ssh_password": "made-up", "ssh_user": "milo"}  # fmt: skip
+    files = made(MACHINES["tower"], ssh)
+    text = files.files["group_data/mine.py"]
+    assert 'ssh_key = "/home/me/.ssh/id"' in text and "ssh_port = 2222" in text
+    assert "made-up" not in "".join(files.files.values())
+    assert "ssh_password is not written" in "\n".join(files.needs)
