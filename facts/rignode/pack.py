@@ -26,6 +26,8 @@ MAX_COMMAND = 100 * 1024
 _IMPORT = re.compile(
     r"^ *(?:import (node[\w.]*)|from (node[\w.]*) import (\([^)]*\)|.*))", re.MULTILINE
 )
+# nobody reads a docstring on the host
+_DOCSTRING = re.compile(r'^( *)"""(?:[^"]|"(?!""))*"""$', re.MULTILINE)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _START = """\
 import sys
@@ -172,13 +174,22 @@ def needs(verb: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def bare(source: str) -> str:
+    """Gives a module's source without its docstrings, each line with the number it had."""
+
+    def empty(found: re.Match[str]) -> str:
+        return found[1] + '""' + "\n" * found[0].count("\n")
+
+    return _DOCSTRING.sub(empty, source)
+
+
 @functools.cache
 def _program(verb: str) -> str:
     """Gives the modules that a verb needs as a word, each whether it is a package and its source:
     packed once, however many hosts there are.
     """
     files = {name: _files()[name] for name in needs(verb)}
-    return _word({name: (file.endswith("/__init__.py"), node_program.raw(file).decode())
+    return _word({name: (file.endswith("/__init__.py"), bare(node_program.raw(file).decode()))
                   for name, file in files.items()})  # fmt: skip
 
 

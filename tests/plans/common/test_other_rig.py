@@ -16,9 +16,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "unit": ("unit=vllm.service", "restart=always"),
     "watch": ("webhook=http://127.0.0.9/x",),
     "rollback": (f"change={rigs.OPEN_ID}",),
+    "adopt": ("take=true",),
 }
 # They read, or reach a host that is off (wake); the last two are of a Kubernetes rig.
-OTHERS = {"doctor", "verify", "wake", "provenance", "libvgpu", "gpu_limit"}
+OTHERS = {"doctor", "verify", "wake", "fabric", "provenance", "libvgpu", "gpu_limit"}
 # The stand-in rig's engine runs in a container: these two refuse that before they look.
 IN_VENV = {"upgrade", "patch", "backup", "restore"}
 CHANGING = sorted(RUNBOOKS.keys() - OTHERS - IN_VENV)

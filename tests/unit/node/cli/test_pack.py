@@ -128,8 +128,26 @@ def test_no_import_is_overlooked(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", [*verb_table.READING, "reap", "tree backup", "tree prune"])
 def test_what_is_asked_without_installing_fits_a_command_line(verb: str) -> None:
-    """With comments and docstrings, and a tenth of the room left for the request."""
+    """With a tenth of the room left for the request."""
     assert len(pack.inline_command(verb, {})) < 0.9 * pack.MAX_COMMAND
+
+
+@pytest.mark.parametrize("name", node_program.paths())
+def test_what_travels_differs_in_docstrings_alone(name: str) -> None:
+    source = node_program.raw(name).decode()
+    trees = [ast.parse(source), ast.parse(pack.bare(source))]
+    for tree in trees:
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+                value = body[0].value
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    # its end is behind the lines that are empty now
+                    body[0] = ast.Pass(lineno=body[0].lineno)
+    kept, sent = (ast.dump(tree, include_attributes=False) for tree in trees)
+    assert sent == kept
+    lines = [[n.lineno for n in ast.walk(t) if isinstance(n, ast.stmt)] for t in trees]
+    assert lines[0] == lines[1], "a traceback names the lines of the source"
 
 
 def test_install_then_run_then_nothing_to_install(lab_python: Host, tmp_path: Path) -> None:
