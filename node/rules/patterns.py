@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+# an RDMA device, of /sys/class/infiniband
+HCA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")
 # IFNAMSIZ: 15 characters; a colon for an alias, `@` for a VLAN's parent
 DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}\Z")
