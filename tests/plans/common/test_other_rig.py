@@ -12,13 +12,14 @@ from tests.plans.support.table import Ends, Table, done, each_row, refused
 
 # What a runbook has to be given before its gates are asked.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "adopt": ("take=true",),
     "kernel": ("kernel=current",),
     "unit": ("unit=vllm.service", "restart=always"),
     "watch": ("webhook=http://127.0.0.9/x",),
     "rollback": (f"change={rigs.OPEN_ID}",),
 }
 # They read, or reach a host that is off (wake); the last two are of a Kubernetes rig.
-OTHERS = {"doctor", "verify", "wake", "provenance", "libvgpu", "gpu_limit"}
+OTHERS = {"doctor", "verify", "fabric", "wake", "provenance", "libvgpu", "gpu_limit"}
 # The stand-in rig's engine runs in a container: these two refuse that before they look.
 IN_VENV = {"upgrade", "patch", "backup", "restore"}
 CHANGING = sorted(RUNBOOKS.keys() - OTHERS - IN_VENV)
