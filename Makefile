@@ -1,7 +1,8 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo docs-picture test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-kills lint bench \
+.PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
+	test-kills lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -41,6 +42,9 @@ test-adopt: setup tools ## rigs that serve by other means, taken over and given 
 test-containerd: setup tools ## image between docker's own store and the containerd store (5 minutes; not in CI)
 	@$(PY) -m tests.tiers containerd
 
+test-nodes: setup tools ## four hosts on one switch with the real vLLM (16 GB of memory; not in CI)
+	@$(PY) -m tests.tiers nodes
+
 test-kills: setup tools ## 60 kills at random moments, each with one more run of the same command (hours; not in CI)
 	@lab/install-tools vm
 	@$(PY) -m tests.tiers kills
@@ -48,6 +52,11 @@ test-kills: setup tools ## 60 kills at random moments, each with one more run of
 docs-picture: setup ## docs/architecture.svg, drawn from the imports
 	@lab/install-tools docs
 	@$(PY) -m tests.unit.house.picture
+
+sudoers: setup ## a narrow sudo for a rig's login: the script that root runs on a host (LOGIN=NAME)
+	@mkdir -p build
+	@$(PY) -m operations.door $(LOGIN) > build/rigbook-door.py
+	@echo "copy build/rigbook-door.py to each host, and run it there as root: python3 rigbook-door.py"
 
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint

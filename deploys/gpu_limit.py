@@ -1,7 +1,8 @@
 """gpu_limit: compute the GPU memory limit of a Deployment, set it, and see it in the running pod.
 
 Runbook: docs/runbooks/gpu_limit.md. Data: limit=24000m (else computed from the OOM line), wanted,
-reserve_mib, device, hardware_mib, container, deadline; set='{"NAME": "value"}' for other variables.
+reserve_mib, device, hardware_mib, container, deadline; set='{"NAME": "value"}' for other variables,
+flags='{"--prefix-cache-slots": "0"}' for flags; guard=true with webhook_file or webhook.
 """
 
 from deploys.common.load_and_gate import DEPLOYMENT

@@ -28,7 +28,7 @@ apply(
     before=work.before[host.name],
     notes=work.why,
 )
-for tool, seconds in patch.tools_for(rig.plan, work.venvs[host.name]):
+for tool, seconds in patch.tools_for(rig.plan, host.name, work.venvs[host.name]):
     patches.use_tool(
         name=f"Run the patch tool {tool['id']}",
         run=rig.run,

@@ -6,6 +6,7 @@ Kubernetes rig, whose engine is a Deployment.
 
 from pyinfra import host
 
+from deploys.common import known_bad
 from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import gated
 from deploys.procedures.engine import serve
@@ -17,7 +18,7 @@ from operations.engine import engine
 # Load, Gate: what we want, and whether. Nothing is changed on any host when a finding blocks.
 rig = gated(
     "serve",
-    SERVING,
+    (*SERVING, *known_bad.running()),
     revert=serve.revert,
     meanwhile=serve.ask_in_background,
     more=serve.findings,

@@ -6,11 +6,12 @@ reason; inplace=true installs into the venv that serves; prune=true removes vers
 
 from pyinfra import host
 
+from deploys.common import known_bad
 from deploys.common.procedure import loaded
 from deploys.procedures.venv import upgrade
 from gates.gate_sets import CHANGING, UPGRADING
 from operations.change.apply import apply
-from operations.engine import engine
+from operations.engine import engine, preflight
 from operations.venv import backup, venv
 from schema.inputs.runbook_data import UpgradeData
 
@@ -19,7 +20,7 @@ rig = loaded("upgrade", revert=upgrade.revert)
 is_prune = rig.data(UpgradeData).prune
 
 # Gate: what is known of that version here, what pip would do, whether there is room.
-rig.gate(CHANGING if is_prune else UPGRADING)
+rig.gate(CHANGING if is_prune else (*UPGRADING, *known_bad.below()))
 
 # Act, with prune=true: the versions that nobody needs go; nothing else is touched.
 if is_prune and rig.at_head:
@@ -68,6 +69,12 @@ if not is_prune:
         verify=lambda: upgrade.verify_patches(rig, work),
     )
     venv.check(name="Import it and execute its program", run=rig.run, version=work.version)
+    preflight.ask(
+        name="Ask its parser about the command line",
+        run=rig.run,
+        nodes={work.node} if work.version else (),
+        check=lambda: upgrade.ask_parser(rig, work),
+    )
     if not work.stops_before_install:
         engine.stop(name="Stop the engine, which served so far", run=rig.run, nodes=work.nodes_up)
     venv.switch(name="Switch to it by one rename", run=rig.run, version=work.version)

@@ -1,13 +1,14 @@
-"""verify: read-only proof that the rig serves: a real chat completion, and its metrics.
+"""verify: read-only proof that the rig serves: a real chat completion, a tool call, its metrics.
 
-Runbook: docs/runbooks/verify.md. Data: deadline (on a Kubernetes rig). Exit status 1 with the
-reason when it does not serve.
+Runbook: docs/runbooks/verify.md. Data: measure; on a Kubernetes rig deadline. Exit status 1 with
+the reason when it does not serve, or is slower than the recipe's baselines.
 """
 
 from pyinfra import logger
 
 from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import loaded
+from deploys.procedures.engine.measured import measured
 from deploys.procedures.engine.runtimes import runtime_of
 
 # Load: what should answer, and where.
@@ -16,4 +17,6 @@ rig = loaded("verify", runtimes=ALL)
 # Verify: nothing is changed; the answer is the evidence.
 if rig.at_head:
     for line in runtime_of(rig.plan).verify(rig.plan):
+        logger.info(f"    {line}")
+    for line in measured(rig):
         logger.info(f"    {line}")

@@ -1,6 +1,6 @@
 """weights: bring the recipe's weights to every node: what lacks, over the fabric, no half file.
 
-Runbook: docs/runbooks/weights.md. Data: from, verify, prune, port, waive + reason.
+Runbook: docs/runbooks/weights.md. Data: from, download, verify, prune, port, waive + reason.
 """
 
 from pyinfra import host
@@ -20,6 +20,17 @@ want = procedure.parse_request(rig)
 rig.gate(weights_gates(want.asked), want.plan)
 work = procedure.plan(rig)
 
+# Act, with download=: from the hub onto one node, which gives then.
+if work.download is not None:
+    weights.download(
+        name="Download the weights",
+        run=rig.run,
+        node=work.download.node,
+        request=work.download.request,
+        words=work.download.words,
+        then=work.then,
+    )
+
 # Act: what lacks or differs, to all targets at the same time; full hashes where asked for.
 weights.move(
     name="Move the weights",
@@ -29,6 +40,7 @@ weights.move(
     replaced=work.replaced,
     owner=rig.plan.rig.node(host.name).ssh_user,
     prune=rig.data(WeightsData).prune,
+    then=work.then,
 )
 weights.hash_all(
     name="Hash every file",

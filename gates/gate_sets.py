@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gates.artifact import image, image_patches, venv
+from gates.artifact import image, image_patches, jit_caches, modules, venv
 from gates.cluster import host_memory
 from gates.core.check import Gate, Observed
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.drift import findings
 from gates.engine import foreign_engine, peers, processes
-from gates.gpu import driver, memory
+from gates.gpu import container, driver, memory
 from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
-from gates.transfer import fabric
+from gates.transfer import fabric, rdma
 from gates.unit import (
     crash_loop,
     ghost,
@@ -45,10 +45,14 @@ SERVING: tuple[Gate, ...] = (
     *host_memory.GATES,
     *processes.GATES,
     *fabric.GATES,
+    *rdma.GATES,
     *storage.GATES,
+    *container.GATES,
+    *jit_caches.GATES,
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
+    *modules.GATES,
     *supervisors.GATES,
     *ghost.GATES,
     *weights.GATES,
@@ -86,13 +90,17 @@ RESTARTING: tuple[Gate, ...] = (
     *other_rig.GATES,
     *driver.GATES,
     *fabric.GATES,
+    *rdma.GATES,
     storage.disk_room,
     storage.lock_free,
     storage.changes_closed,
     storage.journal_whole,
+    *container.GATES,
+    *jit_caches.GATES,
     *image.GATES,
     *venv.GATES,
     *image_patches.GATES,
+    *modules.GATES,
     *supervisors.GATES,
     *ghost.GATES,
     *installed_recipe.GATES,
@@ -125,9 +133,13 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *memory.GATES,
         *processes.GATES,
         *fabric.GATES,
+        *rdma.GATES,
+        *container.GATES,
+        *jit_caches.GATES,
         *image.GATES,
         *venv.GATES,
         *image_patches.GATES,
+        *modules.GATES,
         *ghost.GATES,
         *weights.GATES,
         *choices.GATES,

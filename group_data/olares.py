@@ -10,6 +10,8 @@ kubectl = "auto"
 # Yours: an app of Olares runs in the namespace APP-USER; `kubectl get deployments -A` lists both.
 namespace = "lucedflashqwen36one"
 deployment = "lucedflashqwen36one"
+# The engine's container, where the Deployment has several:
+# container = "lucedflash"
 vgpu_dir = "/usr/local/vgpu"
 # The model files as the host sees them, target and drafter, with the format that each loader reads:
 # models = {"/path/target.gguf": "gguf", "/path/draft/model.safetensors": "safetensors"}

@@ -4,6 +4,8 @@ from deploys.common.cli_guards import own_folder
 
 own_folder()
 
+# A node whose cable is in another port than the rig's has a fabric_device and hcas of its own.
+
 spark = [
     (
         "spark1",

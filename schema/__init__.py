@@ -4,6 +4,7 @@ core/       base types, errors in one line, quoting, YAML; types of single value
 observed/   what a host reports: the snapshot, its sections and the other documents
 recipe/     recipes, compatibility, patches, placeholders
 desired/    a rig, and the plan of a run on it
+importing/  recipes of eugr's spark-vllm-docker and of sparkrun, made into ours
 machine/    records about a board: attestations, checklists, wake-up
 render/     the files that land on a node
 inputs/     inventory, group data and --data, a type a runbook; the one loader        (top)

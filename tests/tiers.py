@@ -114,6 +114,11 @@ TIERS = {
     "tower": Tier(
         (_pytest("tests/system/venv"),), _needs_lab, "one booted host with the real vLLM in a venv"
     ),
+    "nodes": Tier(
+        (_pytest("tests/system/nodes"),),
+        _needs_lab,
+        "four booted hosts on one switch, with the real vLLM",
+    ),
     "adopt": Tier(
         (_pytest("tests/system/adopt"),),
         _needs_lab,

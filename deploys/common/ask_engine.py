@@ -15,7 +15,7 @@ from pyinfra import host, logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.cli_guards import ROOT
+from deploys.common.known_bad import known
 from deploys.common.load_and_gate import data_of, operator_data
 from facts.local.git_apply import apply
 from facts.rignode.call import AskFailed, ask_node
@@ -24,7 +24,6 @@ from gates.artifact.compatibility import compatibility
 from gates.artifact.file_patch_state import PatchState, judge
 from gates.core.check import Observed
 from gates.core.violation import Violation
-from schema.core.errors import SpecError
 from schema.core.parse import misfit
 from schema.desired.plan import Plan
 from schema.observed.artifact import (
@@ -36,7 +35,6 @@ from schema.observed.artifact import (
     probes,
 )
 from schema.observed.pip_report import VenvWheels
-from schema.recipe.compatibility import load_table
 from schema.recipe.patches import PatchTool
 from schema.recipe.wheels import WheelsSpec
 
@@ -71,10 +69,7 @@ def wheels_spec(plan: Plan) -> WheelsSpec:
 
 def known_versions(wanted: str, plan: Plan, observed: Observed) -> list[Violation]:
     """The compatibility gate with the catalog's table; DeployError for a table that is wrong."""
-    try:
-        return compatibility(wanted, plan, observed, load_table(ROOT))
-    except SpecError as error:
-        raise DeployError(str(error)) from None
+    return compatibility(wanted, plan, observed, known())
 
 
 def ask_all(
@@ -142,6 +137,12 @@ def ask_artifacts(state: State, plan: Plan) -> dict[str, tuple[ArtifactAnswer, .
         metadata = ("/build-metadata.yaml",) if venv else METADATA
         asked = probes(libraries, plan.recipe.modules, metadata)
         box = plan.recipe.container
+        asked += tuple(
+            ArtifactProbe(path=f"{library}/{row.unless.path}", contains=row.unless.contains)
+            for row in plan.recipe.modules
+            if row.unless
+            for library in libraries
+        )
         where = {"image": box.image} if box and not venv else {"root": venv}
         if not venv:
             asked += tuple(
@@ -165,7 +166,7 @@ def look_at_patches(
     installed). The answers hold each file's owner and mode, the engine's version, and whether each
     patch tool has been run.
     """
-    requests = {node: look_request(plan, venv) for node, venv in venvs.items()}
+    requests = {node: look_request(plan, node, venv) for node, venv in venvs.items()}
     answers = ask_all(state, "patch look", requests, LOOK_TIMEOUT_S)
     states = {
         node: tuple(
@@ -177,23 +178,25 @@ def look_at_patches(
     return states, answers
 
 
-def look_request(plan: Plan, venv: str | None) -> dict[str, Any]:
-    """The request of `rignode patch look` for the recipe's patches in one venv."""
+def look_request(plan: Plan, node: str, venv: str | None) -> dict[str, Any]:
+    """The request of `rignode patch look` for the recipe's patches in a node's venv."""
     return {
         "venv": venv,
         "package": wheels_spec(plan).package,
         "paths": [patch.path for patch in plan.recipe.file_patches],
-        "tools": [tool_request(tool, venv) for tool in plan.recipe.patch_tools],
+        "tools": [tool_request(plan, tool, node, venv) for tool in plan.recipe.patch_tools],
     }
 
 
-def tool_request(tool: PatchTool, venv: str | None) -> dict[str, Any]:
-    """A patch tool as node takes it."""
+def tool_request(plan: Plan, tool: PatchTool, node: str, venv: str | None) -> dict[str, Any]:
+    """A patch tool as node takes it, with the engine's environment under its own: Genesis applies
+    the patches whose GENESIS_ENABLE_… is set, and the engine reads the same variables.
+    """
     row = {
         "id": tool.id,
         "argv": list(tool.argv),
         "tree": tool.tree,
-        "env": dict(tool.env),
+        "env": {**plan.specs[node].environ, **tool.env},
         "timeout_s": tool.timeout_s,
     }
     return {**row, "venv": venv} if venv else row

@@ -13,17 +13,16 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import look_at_patches, venv_of
-from deploys.common.cli_guards import ROOT
+from deploys.common.known_bad import known
 from gates.artifact.file_patch_state import PatchState
 from gates.artifact.file_patches import told
-from gates.artifact.known_bad import installed
+from gates.artifact.known_bad import below_gate, engine_gate
 from gates.core.check import Observed
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from schema.core.errors import SpecError
+from gates.gate_sets import check
 from schema.desired.plan import Plan
 from schema.observed.snapshot import NodeSnapshot
-from schema.recipe.compatibility import load_table
 
 
 class InForce:
@@ -72,12 +71,13 @@ def _unknown(node: str, why: str) -> Violation:
     )
 
 
-def installed_versions(plan: Plan, observed: Observed, answers: bool) -> list[Violation]:
-    """The versions in the venvs that the catalog calls broken here; DeployError for its table."""
-    if plan.recipe.venv is None:
-        return []
-    try:
-        table = load_table(ROOT)
-    except SpecError as error:
-        raise DeployError(str(error)) from None
-    return installed(plan, observed, table, answers)
+def known_to_fail(plan: Plan, observed: Observed, answers: bool) -> list[Violation]:
+    """What runs or lies there although the catalog calls it broken here; DeployError for its table.
+
+    `answers`: the engine gave a real completion. Then the table is what is wrong, and it warns.
+    """
+
+    def works(snapshot: NodeSnapshot) -> bool:
+        return answers
+
+    return check(plan, observed, [below_gate(known(), works), engine_gate(known(), works)])

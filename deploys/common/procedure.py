@@ -9,7 +9,8 @@ pyinfra runs a deploy file once a host. `gated` gives the same Procedure to each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeVar
@@ -20,6 +21,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.load_and_gate import (
     INSTALLED,
     gate,
+    gate_here,
     host_here,
     load,
     once,
@@ -114,8 +116,21 @@ class Procedure:
             )
             return found
 
-        try:
+        with self._left_open():
             self.snapshots, self.waivers = gate(self.plan, gates, seen, more)
+
+    def gate_more(self, found: Sequence[Violation]) -> None:
+        """Whether, of findings that only the plan could ask for: DeployError when one blocks; the
+        run has the waivers that were used.
+        """
+        with self._left_open():
+            self.run.waivers = (*self.run.waivers, *gate_here(found))
+
+    @contextmanager
+    def _left_open(self) -> Iterator[None]:
+        """A refusal says what it leaves open, where a dead run's change was taken up before."""
+        try:
+            yield
         except DeployError as error:
             if self._taken is None:
                 raise

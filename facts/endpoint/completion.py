@@ -7,6 +7,7 @@ chat completion with content proves that a model is served.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,17 @@ class Answer:
 
 def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     """One real chat completion: ok when it has content (and reasoning where that is expected)."""
+    body = rules.question(endpoint.model, endpoint.reasoning, dict(endpoint.chat_template_kwargs))
+    return post(endpoint, body, lambda raw: rules.judge(raw, endpoint.reasoning), timeout_s)
+
+
+def post(
+    endpoint: Endpoint,
+    body: Mapping[str, Any],
+    judge: Callable[[bytes], rules.Reply],
+    timeout_s: float,
+) -> Answer:
+    """What a request to the chat completions gets; `judge` says what the body of a 200 is worth."""
     # Here, not above: it takes 0.1 s, which a caller that waits for a host has to spare.
     import httpx
 
@@ -57,9 +69,7 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
     try:
         response = httpx.post(
             url,
-            json=rules.question(
-                endpoint.model, endpoint.reasoning, dict(endpoint.chat_template_kwargs)
-            ),
+            json=body,
             headers=key_headers(endpoint),
             timeout=httpx.Timeout(timeout_s, connect=3.0),
             trust_env=False,
@@ -71,7 +81,7 @@ def ask(endpoint: Endpoint, timeout_s: float = 120.0) -> Answer:
         reply = rules.refused(response.status_code, response.text)
         more = f"; set {KEY_VARIABLE} to it" if reply.wants_key else ""
         return Answer(False, f"{url}: {reply.detail}{more}", reply.final, reply.wants_key)
-    reply = rules.judge(response.content, endpoint.reasoning)
+    reply = judge(response.content)
     seconds = response.elapsed.total_seconds()
     said = f"{reply.detail} in {seconds:.1f} s" if reply.ok else reply.detail
     return Answer(reply.ok, said, reply.final, text=reply.text, model=reply.model, seconds=seconds)

@@ -1,7 +1,7 @@
-"""How fast an engine decodes one stream, measured from the operator's machine over HTTP.
+"""How fast an engine decodes one stream or several, measured from the operator's machine over HTTP.
 
-A recovery that nobody measured was called one at 71.4 tok/s against 79.4 (incident B8). Small and
-always the same: one stream, the same prompt, the same number of tokens, median of several.
+A recovery that nobody measured was called one at 71.4 tok/s against 79.4 (incident B8). Always the
+same: the same prompt, the same number of tokens, median of several.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ PROMPT = "Count from one to one hundred in words."
 TOKENS = 96
 RUNS = 5
 TIMEOUT_S = 120.0
+# Of a round of several streams: those above the engine's max_num_seqs wait for the others.
+ROUND_TIMEOUT_S = 900.0
 # Tokens of a chunk at most, on average: a draft model's guesses come together.
 MOST_A_CHUNK = 8
 # Of the time from the request to the last token, the stream takes at least this.
@@ -30,7 +33,7 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Rate:
-    """Decoded tokens a second of one stream: median, lowest and highest of `runs` measurements."""
+    """Decoded tokens a second: median, lowest and highest of `runs` measurements."""
 
     tokens_per_s: float
     low: float
@@ -51,6 +54,56 @@ def measure(endpoint: Endpoint, runs: int = RUNS, tokens: int = TOKENS) -> Rate:
     return Rate(statistics.median(rates), min(rates), max(rates), runs)
 
 
+def aggregate(endpoint: Endpoint, streams: int, tokens: int, runs: int = RUNS) -> Rate:
+    """The rate of all of several streams together, prefill included, as the recipes' baselines were
+    measured: whole answers of `tokens` tokens each, after one round that is not counted.
+
+    Raises NotMeasured.
+    """
+    rates = [_round(endpoint, streams, tokens) for _ in range(runs + 1)][1:]
+    return Rate(statistics.median(rates), min(rates), max(rates), runs)
+
+
+def _round(endpoint: Endpoint, streams: int, tokens: int) -> float:
+    began = time.monotonic()
+    with ThreadPoolExecutor(streams) as pool:
+        asked = [pool.submit(_answered, endpoint, tokens) for _ in range(streams)]
+        counts = [one.result() for one in asked]
+    return _rate(sum(counts), time.monotonic() - began, endpoint.base_url)
+
+
+def _answered(endpoint: Endpoint, tokens: int) -> int:
+    """How many tokens a whole answer has."""
+    import httpx
+
+    url = f"{endpoint.base_url}/v1/chat/completions"
+    timeout = httpx.Timeout(ROUND_TIMEOUT_S, connect=3.0)
+    try:
+        response = httpx.post(
+            url, json=_question(endpoint, tokens), headers=key_headers(endpoint), timeout=timeout,
+            trust_env=False,
+        )  # fmt: skip
+    except httpx.HTTPError as error:
+        raise NotMeasured(f"{url}: {type(error).__name__}: {error}".rstrip(": ")) from None
+    if response.status_code != 200:
+        raise NotMeasured(f"{url}: HTTP {response.status_code}: {response.text[:200]}")
+    return _counted(response, url)
+
+
+def _question(endpoint: Endpoint, tokens: int) -> dict[str, Any]:
+    """The request: the same number of tokens each time, whatever the model would say."""
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,  # vLLM's own
+    }
+    if endpoint.chat_template_kwargs:
+        body["chat_template_kwargs"] = dict(endpoint.chat_template_kwargs)
+    return body
+
+
 def _one(endpoint: Endpoint, tokens: int) -> float:
     """Tokens a second from the first token to the last (prefill is no part of it).
 
@@ -59,18 +112,8 @@ def _one(endpoint: Endpoint, tokens: int) -> float:
     """
     import httpx
 
-    body: dict[str, Any] = {
-        "model": endpoint.model,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        # vLLM's own: the same number of tokens each time, whatever the model would say
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if endpoint.chat_template_kwargs:
-        body["chat_template_kwargs"] = dict(endpoint.chat_template_kwargs)
+    body = _question(endpoint, tokens)
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     url = f"{endpoint.base_url}/v1/chat/completions"
     timeout = httpx.Timeout(TIMEOUT_S, connect=3.0)
     began = time.monotonic()
@@ -118,11 +161,14 @@ def _streamed(response: Any, url: str, began: float) -> float:
 def _whole(response: Any, url: str, began: float) -> float:
     """An endpoint that does not stream: prefill counts as well."""
     response.read()
+    return _rate(_counted(response, url), time.monotonic() - began, url)
+
+
+def _counted(response: Any, url: str) -> int:
     try:
-        count = int(response.json()["usage"]["completion_tokens"])
+        return int(response.json()["usage"]["completion_tokens"])
     except (ValueError, KeyError, TypeError):
         raise NotMeasured(f"{url}: the answer does not say how many tokens it has") from None
-    return _rate(count, time.monotonic() - began, url)
 
 
 def _rate(tokens: int, seconds: float, url: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from pyinfra.api import Host, State, StringCommand
 
 from facts.rignode import pack
-from facts.rignode.context import in_host, real
+from facts.rignode.context import as_root, in_host, real
 
 
 class AskFailed(Exception):
@@ -62,7 +62,7 @@ def ask_node(
             StringCommand(bounded(sent.line, timeout_s)),
             print_output=state.print_fact_output,
             print_input=state.print_fact_input,
-            _sudo=True,
+            **as_root(host),
             _stdin=sent.stdin,
         )
     except Exception as error:  # any transport error: paramiko, gevent, OSError

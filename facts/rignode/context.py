@@ -22,6 +22,13 @@ def in_host(state: State, host: Host, function: Any, *args: Any, **kwargs: Any) 
         return function(*args, **kwargs)
 
 
+def as_root(host: Host) -> dict[str, Any]:
+    """pyinfra's arguments for a command of root's: by sudo with the shell that the host's data
+    name, which is rigbook's door where sudo is narrow (docs/reference/sudo.md).
+    """
+    return {"_sudo": True, "_shell_executable": host.data.get("_shell_executable") or "sh"}
+
+
 def fact_of(state: State, host: Host, fact: type, *args: Any, **kwargs: Any) -> Any:
     """A fact of any host, or None when it could not be read; never fails the host."""
     kwargs.setdefault("_ignore_errors", True)

@@ -13,7 +13,7 @@ from pyinfra.api.exceptions import FactProcessError
 
 from facts.rignode import pack
 from facts.rignode.call import bounded
-from facts.rignode.context import in_host, real
+from facts.rignode.context import as_root, in_host, real
 from schema.core.parse import misfit
 from schema.desired.plan import Plan
 from schema.observed.snapshot import Unreadable
@@ -108,7 +108,7 @@ def _ask(state: State, name: str, fact: NodeFact[T], request: str) -> T | Unread
             StringCommand(fact.command(request)),
             print_output=state.print_fact_output,
             print_input=state.print_fact_input,
-            _sudo=True,
+            **as_root(host),
         )
         return fact.process(output.stdout_lines or output.stderr_lines)
     except FactProcessError as error:

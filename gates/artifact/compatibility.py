@@ -7,8 +7,8 @@ NCCL's init at every start (B1). The table says who saw what, and when.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gates.core.check import Observed, answering_nodes
 from gates.core.codes import violation
@@ -27,7 +27,7 @@ class RigFacts:
     """What the table's conditions ask of one node. None: the host could not say.
 
     `gpu`: its architectures such as sm_120, `cpu` where the recipe needs no GPU. `kernel` as
-    `uname -r` prints it.
+    `uname -r` prints it, `cmdline` its command line, `environ` the engine's environment.
     """
 
     node: str
@@ -36,6 +36,8 @@ class RigFacts:
     nodes: int
     driver: str | None
     kernel: str
+    cmdline: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,18 @@ class Judgement:
 def facts_of(plan: Plan, node: Node, snapshot: NodeSnapshot) -> RigFacts:
     """The node's facts; tensor parallelism is the profile's."""
     gpu, driver = _gpu(plan, snapshot)
-    flag = plan.specs[node.name].flags.get("tensor_parallel_size", 1)
-    size = flag if isinstance(flag, int) else None
-    kernel = snapshot.identity.kernel
-    return RigFacts(node.name, gpu, size, len(plan.rig.nodes), driver, kernel)
+    spec = plan.specs.get(node.name)  # a chart's engine has none
+    flag = spec.flags.get("tensor_parallel_size", 1) if spec else None
+    return RigFacts(
+        node=node.name,
+        gpu=gpu,
+        tensor_parallel=flag if isinstance(flag, int) else None,
+        nodes=len(plan.rig.nodes),
+        driver=driver,
+        kernel=snapshot.identity.kernel,
+        cmdline=snapshot.identity.cmdline or None,
+        environ=spec.environ if spec else {},
+    )
 
 
 def _gpu(plan: Plan, snapshot: NodeSnapshot) -> tuple[tuple[str, ...] | None, str | None]:
@@ -76,8 +86,10 @@ def _gpu(plan: Plan, snapshot: NodeSnapshot) -> tuple[tuple[str, ...] | None, st
     return tuple(sorted({f"sm_{str(cap).replace('.', '')}" for cap in caps})), driver
 
 
-def holds(entry: Entry, wanted: str, facts: RigFacts) -> bool | None:
-    """Whether an entry is about this version on this node; None where that cannot be said."""
+def holds(entry: Entry, wanted: str | None, facts: RigFacts, about: str = ENGINE) -> bool | None:
+    """Whether an entry is about this version of `about` on this node; None where that cannot be
+    said.
+    """
     size = facts.tensor_parallel
     answers = [
         within(entry.versions, wanted),
@@ -85,9 +97,10 @@ def holds(entry: Entry, wanted: str, facts: RigFacts) -> bool | None:
         within(entry.tensor_parallel, None if size is None else str(size)),
         within(entry.nodes, str(facts.nodes)),
         within(entry.driver, facts.driver),
-        within(entry.kernel, _kernel(facts.kernel)),
+        within(entry.kernel, kernel_version(facts.kernel)),
+        _without(entry, facts),
     ]
-    if entry.engine != ENGINE or False in answers:
+    if entry.engine != about or False in answers:
         return False
     return None if None in answers else True
 
@@ -98,15 +111,30 @@ def _architecture(entry: Entry, gpu: tuple[str, ...] | None) -> bool | None:
     return None if gpu is None else bool(set(entry.gpu) & set(gpu))
 
 
-def _kernel(release: str) -> str | None:
+def _without(entry: Entry, facts: RigFacts) -> bool | None:
+    """Whether nothing is there that mends it."""
+    if any(facts.environ.get(name) == value for name, value in entry.unless_env.items()):
+        return False
+    if not entry.unless_cmdline:
+        return True
+    return (
+        None if facts.cmdline is None else not set(entry.unless_cmdline) & {*facts.cmdline.split()}
+    )
+
+
+def kernel_version(release: str) -> str | None:
     """`6.17.0-22-generic` as the version 6.17.0-22, which PEP 440 can compare."""
     found = _KERNEL.match(release)
     return found[0] if found else None
 
 
-def judge(wanted: str, facts: RigFacts, table: CompatibilityTable) -> Judgement:
-    """What the table says of `wanted` on one node: the most specific entry, then the latest."""
-    answers = [(entry, holds(entry, wanted, facts)) for entry in table.entries]
+def judge(
+    wanted: str | None, facts: RigFacts, table: CompatibilityTable, about: str = ENGINE
+) -> Judgement:
+    """What the table says of the version `wanted` of `about` on one node: the most specific entry,
+    then the latest. `wanted` None: which one it is cannot be told.
+    """
+    answers = [(entry, holds(entry, wanted, facts, about)) for entry in table.entries]
     entry = max((e for e, yes in answers if yes), key=lambda e: e.rank, default=None)
     doubts = (e for e, yes in answers if yes is None and e.verdict == "broken")
     open_ = tuple(e for e in doubts if entry is None or e.rank > entry.rank)
@@ -173,8 +201,11 @@ def _doubtful(wanted: str, facts: RigFacts, entries: Sequence[Entry]) -> Violati
 def _unknown(
     wanted: str, facts: RigFacts, entry: Entry | None, entries: Sequence[Entry]
 ) -> Violation:
-    about = [e for e in entries if not e.gpu or (facts.gpu and set(e.gpu) & set(facts.gpu))]
-    last = max(about, key=lambda e: e.date, default=None)
+    alike = [
+        e for e in entries
+        if e.engine == ENGINE and (not e.gpu or (facts.gpu and set(e.gpu) & set(facts.gpu)))
+    ]  # fmt: skip
+    last = max(alike, key=lambda e: e.date, default=None)
     said = entry or last
     word = "the table says unknown" if entry else f"{TABLE} has no entry for it"
     nearest = f"; the last word about such a rig: {said.id}: {said.text()}" if said else ""

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gates.artifact.build import is_needed, is_there
 from gates.artifact.image import image_name
-from gates.artifact.venv import back, own_venv
+from gates.artifact.venv import back
 from gates.core.check import per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.docker import ImageFileMatch
-from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.snapshot import NodeSnapshot
 from schema.recipe.recipe import Patch
 
 
 @per_node
 def patches_applied(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """Each required patch stands in the image (or venv) once: without it a firmware hang (C4),
-    applied twice an UnboundLocalError (C15). An image that is not there is `image-missing`'s
-    finding, a venv `venv-missing`'s.
+    """Each required patch that the build needs stands in the image (or venv) once: without it a
+    firmware hang (C4), applied twice an UnboundLocalError (C15). An image that is not there is
+    `image-missing`'s finding, a venv `venv-missing`'s.
     """
     required = [patch for patch in plan.recipe.patches if patch.required]
-    if not required or not _there(plan, node, snapshot):
+    if not required or not is_there(plan, node, snapshot):
         return
     answers = {
         (a.path, a.contains): a.matches for a in require(snapshot.image_files, "image_files")
     }
-    for patch in required:
+    for patch in (p for p in required if is_needed(p, plan, node, snapshot)):
         yield from _one(plan, node, patch, answers.get((patch.path, patch.contains), ()))
-
-
-def _there(plan: Plan, node: Node, snapshot: NodeSnapshot) -> bool:
-    """Whether there is something to look into; without docker's word that is asked all the same."""
-    if plan.recipe.container is None:
-        venv = own_venv(plan, node, snapshot)
-        return venv is not None and venv.target is not None
-    return isinstance(snapshot.docker, Unreadable) or bool(snapshot.docker.images)
 
 
 def _one(

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from gates.artifact.build import told
 from gates.artifact.build_metadata import Evidence
+from gates.artifact.modules import missing_files, not_whole
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.observed.artifact import ArtifactAnswer, Module
+from schema.observed.artifact import ArtifactAnswer
+from schema.recipe.builds import Needed, NeededModule
+from schema.recipe.compatibility import within
 
 Verdict = Literal["in", "not in", "cannot tell"]
 _NO_CLONE = "no clone to ask was given (--data git=/path/of/a/clone); a date would prove nothing"
@@ -123,7 +127,7 @@ def _local(evidence: Evidence, clone: Ancestry) -> str:
 
 def findings(
     plan: Plan, node: str, evidence: Evidence, answers: Sequence[ArtifactAnswer],
-    modules: Sequence[Module],
+    modules: Sequence[NeededModule],
 ) -> list[Violation]:  # fmt: skip
     """What is wrong with the artefact: a torch for the CPU (C1), a module that isn't whole (C2)."""
     found: list[Violation] = []
@@ -138,28 +142,22 @@ def findings(
                 "CUDA wheels named",
             )
         )
+    there = [file.path for answer in answers for file in answer.files]
     for module in modules:
-        missing = _missing(module, answers)
-        if missing:
-            found.append(
-                violation(
-                    "module-missing",
-                    node,
-                    f"the module {module.name} is not whole: {module.reason}",
-                    evidence=f"not there: {', '.join(missing)}",
-                    remedy=f"take the build that carries {module.name} with its submodules "
-                    "(git clone --recursive), see docs/runbooks/provenance.md",
-                )
-            )
+        missing = missing_files(module, there)
+        if missing and not _mended(module, evidence, answers):
+            found.append(not_whole(module, node, missing, evidence.library or "the artefact"))
     return found
 
 
-def _missing(module: Module, answers: Sequence[ArtifactAnswer]) -> tuple[str, ...]:
-    """The module's files that are not there, in the library folder that has most of them."""
-    there = [file.path for answer in answers for file in answer.files]
-    libraries = {
-        path.removesuffix(f"/{name}") for path in there for name in module.files
-        if path.endswith(f"/{name}")
-    }  # fmt: skip
-    rows = [tuple(n for n in module.files if f"{lib}/{n}" not in there) for lib in libraries]
-    return min(rows, key=len, default=module.files)
+def _mended(what: Needed, evidence: Evidence, answers: Sequence[ArtifactAnswer]) -> bool:
+    """Whether the build does not need it: another version, or it has its own way."""
+    if within(what.versions, told(evidence.vllm_version)) is False:
+        return True
+    unless = what.unless
+    return unless is not None and any(
+        file.count
+        for answer in answers
+        if answer.path.endswith(f"/{unless.path}") and answer.contains == unless.contains
+        for file in answer.files
+    )

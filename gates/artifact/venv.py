@@ -12,6 +12,7 @@ from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.files import Venv
 from schema.observed.snapshot import NodeSnapshot
+from schema.recipe.compatibility import satisfies
 
 ENTRY = "bin/vllm"
 
@@ -110,15 +111,15 @@ def venv_entry(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
 
 @per_node
 def venv_version(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """The installed engine is the one that the recipe was proven with; two dist-infos of one
-    package are an install that was cut off.
+    """The installed engine is the one that the recipe was proven with, a nightly of it as well
+    (its wheel is rotated away: B1); two dist-infos of one package are an install that was cut off.
     """
     venv = venv_of(plan, node, snapshot)
     if venv is None or venv.target is None:
         return
     found = venv.versions.get("vllm", ())
     wanted = plan.recipe.venv.version if plan.recipe.venv else None
-    if len(found) == 1 and wanted in (None, found[0]):
+    if len(found) == 1 and (wanted is None or satisfies(found[0], wanted)):
         return
     yield violation(
         "venv-version",

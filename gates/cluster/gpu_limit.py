@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 
 from gates.cluster import memory_limit
-from gates.core.codes import violation
+from gates.core.codes import section_unreadable, violation
 from gates.core.violation import Violation
-from schema.observed.kube import KubeLook, ModelFiles
+from schema.observed.kube import Guarded, KubeLook, ModelFiles
+from schema.observed.snapshot import Unreadable
 
 DEPLOY = "pyinfra INVENTORY deploys/gpu_limit.py"
 
@@ -53,6 +56,39 @@ def limits_inside(node: str, now: KubeLook) -> Iterator[Violation]:
                         remedy=f"{DEPLOY} --data limit=24000m (computed for your card); where the "
                         "plugin or the image's start sets it later, change it there",
                     )
+
+
+def limit_stayed(node: str, now: KubeLook) -> Iterator[Violation]:
+    """A chart that is deployed again brings its own template: the limit is 0m once more (A3)."""
+    if isinstance(now.guard, Unreadable):
+        yield section_unreadable(node, "cluster", now.guard)
+    elif now.guard is not None and now.guard.differs:
+        values = ", ".join(f"{name}={value}" for name, value in now.guard.values.items())
+        yield violation(
+            "gpu-limit-drift",
+            node,
+            f"Deployment {now.name} has lost what gpu_limit set",
+            evidence=f"{'; '.join(now.guard.differs)}; guarded: {values}",
+            remedy=f"{DEPLOY} --data guard=true {_again(now.guard)}",
+        )
+
+
+def _again(guard: Guarded) -> str:
+    """The data that set what is guarded once more, as typed in a shell; of limits the first. The
+    webhook's URL is the operator's to fill in.
+    """
+    rows: dict[str, dict[str, str]] = {"limit": {}, "flags": {}, "set": {}}
+    for name, value in guard.values.items():
+        limit = name.startswith(memory_limit.VARIABLE)
+        rows["limit" if limit else "flags" if name.startswith("--") else "set"][name] = value
+    words = []
+    for name, value in [*rows.pop("limit").items()][:1]:
+        device = name.removeprefix(memory_limit.VARIABLE).removeprefix("_")
+        words += [f"limit={value}", *([f"device={device}"] if device else [])]
+    words += [f"{key}={json.dumps(values)}" for key, values in rows.items() if values]
+    words += [f"webhook_file={guard.webhook_file}"] if guard.webhook_file else []
+    words += ["webhook=URL"] if guard.webhook else []
+    return " ".join(f"--data {shlex.quote(word)}" for word in words)
 
 
 def limit_enough(node: str, now: KubeLook) -> Iterator[Violation]:

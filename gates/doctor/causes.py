@@ -56,6 +56,9 @@ CAUSES: dict[str, Cause] = {
         "apt staged a newer kernel, and no driver module was built for it (B4)",
         here=("pin-gone",),
     ),
+    "kernel-known-bad": Cause(
+        "a routine upgrade brought a kernel on which the engine cannot start", **_STOPS
+    ),
     "boot-room": Cause("old kernels that nobody removed"),
     "boot-sticky": Cause("GRUB writes on plain partitions only"),
     "grubenv-bad": Cause("a power cut while grub-editenv wrote it, or never made"),
@@ -68,6 +71,7 @@ CAUSES: dict[str, Cause] = {
         here=("memory-short", *DOWN),
         anywhere=("driver-mismatch", *UNSERVED),
     ),
+    "driver-known-bad": Cause("an upgrade brought a driver that fails with this engine", **_STOPS),
     "driver-mismatch": Cause("one node was updated, the other not", anywhere=(*DOWN, *UNSERVED)),
     "driver-stand-in": Cause("a rehearsal host"),
     "memory-short": Cause(
@@ -113,6 +117,14 @@ CAUSES: dict[str, Cause] = {
     "fabric-ping": Cause(
         "a smaller MTU somewhere on the way, or a firewall", anywhere=(*DOWN, *UNSERVED)
     ),
+    "rdma-missing": Cause(
+        "the cable is in another port, or the driver's RDMA part is not there",
+        anywhere=("rdma-port", *SILENT),
+    ),
+    "rdma-port": Cause("the recipe's list is not what this node has cabled"),
+    "rdma-gid": Cause("an address was set anew, and its GID took another row", **_STOPS),
+    "rdma-address": Cause("a twin or another cable that got no address of its own", **_STOPS),
+    "rdma-rate": Cause("another cable, or one that was plugged in while the node ran"),
     "bond-slave-down": Cause("one cable or port of the bond"),
     "transfer-port": Cause("another transfer, or another program on that port"),
     "transfer-way": Cause("a firewall on the giving node, or a cable"),
@@ -149,6 +161,13 @@ CAUSES: dict[str, Cause] = {
         ),
         anywhere=("image-differs", *UNSERVED),
     ),
+    "docker-gpus": Cause(
+        "NVIDIA's toolkit is not installed, not configured for docker, or has no CDI spec",
+        here=DOWN,
+        anywhere=UNSERVED,
+    ),
+    "jit-cache-owner": Cause("the image names a user, or its folder was made by hand", here=DOWN),
+    "jit-cache-cold": Cause("a first start, a new image, or a folder that was emptied"),
     "image-missing": Cause(
         "never pulled or moved here, or pruned",
         here=("image-files-unreadable", "patch-missing", *DOWN),
@@ -228,6 +247,7 @@ CAUSES: dict[str, Cause] = {
     "weights-cut": Cause("a download or a copy that broke off", **_LOADS),
     "weights-magic": Cause("another format, a git-lfs pointer, or a download cut off", **_LOADS),
     "weights-shards-missing": Cause("a download that was cut off", **_LOADS),
+    "weights-mount": Cause("the recipe mounts a snapshot without the blobs beside it", **_LOADS),
     "version-broken": Cause(
         "the version was never made to work on this hardware (B1)",
         **_LOADS,
@@ -264,6 +284,10 @@ CAUSES: dict[str, Cause] = {
         here=("pod-stuck", "gpu-limit-short"),
     ),
     "gpu-limit-short": Cause("the limit was guessed, not computed (A5)", here=("pod-stuck",)),
+    "gpu-limit-drift": Cause(
+        "the chart was deployed again, with its own template",
+        here=("pod-stuck", "gpu-limit", "gpu-limit-short"),
+    ),
     "libvgpu-unreadable": Cause(_UNKNOWN),
     "libvgpu-target": Cause("several versions lie there, and nothing says which one is mounted"),
     "libvgpu-preload": Cause("edited by hand, or left by a former setup"),
@@ -277,7 +301,9 @@ CAUSES: dict[str, Cause] = {
     "libvgpu-old-mapped": Cause("started before the swap; a mapped library stays what it was"),
     "forbidden-env": Cause("set by hand at a relaunch (C14)", **_LOADS),
     "secret-missing": Cause("the secret was never put there, or this shell does not have it"),
-    "hca-two-ports": Cause("the recipe names two ports instead of the twins of one"),
+    "hca-two-ports": Cause("two ports are named instead of the twins of one"),
+    "arguments-refused": Cause("a flag of another version of vLLM, or a value that it has not"),
+    "arguments-unchecked": Cause("this vLLM keeps its parser elsewhere, or needs its GPU for it"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),
     "image-latest": Cause("the recipe was written before the digest was known"),
     "privileged": Cause("the recipe was taken over as it was"),

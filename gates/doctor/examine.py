@@ -41,7 +41,7 @@ def examine(
 
     `probe` None: the endpoint was not asked. `after`: the nodes after a probe that failed. `more`:
     what was found in files that no snapshot holds (patches, the table of versions). `hands`:
-    gates/firmware/checklist.py's, where the hardware was asked for.
+    gates of the next boot: gates/firmware/checklist.py's, gates/kernel/known_bad.py's.
     """
     found = [*check(plan, observed, (*SERVING, *DOCTOR)), *more]
     if any(isinstance(snapshot, KernelSnapshot) for snapshot in observed.values()):

@@ -10,7 +10,8 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import is_own
 from gates.engine.vllm_flags import NOT_SET, compare, serves
-from node.rules.ownership import LOGIN_UNIT, end, same_container
+from node.rules.ownership import end, same_container
+from node.rules.patterns import LOGIN_UNIT
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.machine import EngineProcess, ShmSegment

@@ -47,7 +47,7 @@ def wedged_pair(plan: Plan, observed: Observed) -> list[Violation]:
             head.name,
             f"the head says that it serves, but its engine is not whole: {broken[0]}",
             evidence="; ".join((*broken, _starts(seen))),
-            remedy=f"{deploy_command(plan, 'restart')} (both as a pair, worker first; one half "
+            remedy=f"{deploy_command(plan, 'restart')} (all nodes as one, workers first; one "
             "alone hangs at the rendezvous)",
         ),
     ]

@@ -8,7 +8,8 @@ from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import head_port, is_own
-from node.rules.ownership import LOGIN_UNIT, end, same_container
+from node.rules.ownership import end, same_container
+from node.rules.patterns import LOGIN_UNIT
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container

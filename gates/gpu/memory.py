@@ -10,7 +10,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import is_up
 from gates.gpu.driver import gpus_needed
-from node.rules.memory_need import is_assigned, share_of
+from node.rules.memory_need import LEAK, USUALLY_TAKEN, is_assigned, is_leaked, share_of
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.machine import Gpu, Memory
@@ -41,8 +41,9 @@ def system_evidence(memory: Memory, need: int) -> str:
     helps = "would" if max(memory.available, free_after_drop(memory)) >= need else "would not"
     return (
         f"MemTotal {gib(memory.total)}, MemAvailable {gib(memory.available)}, MemFree "
-        f"{gib(memory.free)}, page cache {gib(memory.page_cache)}, Shmem {gib(memory.shmem)}; "
-        f"needed {gib(need)}; dropping the clean page cache {helps} be enough"
+        f"{gib(memory.free)}, page cache {gib(memory.page_cache)}, Shmem {gib(memory.shmem)}, in "
+        f"no category {gib(memory.unaccounted)}; needed {gib(need)}; dropping the clean page cache "
+        f"{helps} be enough"
     )
 
 
@@ -50,14 +51,16 @@ def system_evidence(memory: Memory, need: int) -> str:
 def memory_enough(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """vLLM refuses to start below ceil(total times gpu_memory_utilization) free (C11, B2).
 
-    A GB10's GPU memory is the system's, and vLLM takes MemAvailable for it (vllm#35356). Our own
-    running engine holds that memory rightly: then there is nothing to ask for.
+    A GB10's GPU memory is the system's, and vLLM takes MemAvailable for it (vllm#35356) when
+    Python, CUDA and NCCL have taken theirs (GLM-5.3-Flash-EXL3-2x#47): what the last start took is
+    counted, or, as a warning, what one usually takes. Our own running engine holds that memory
+    rightly: then there is nothing to ask for.
     """
     if is_up(snapshot):
         return
     need = system_need(plan, node, snapshot)
     if need is not None:
-        yield from _system(plan, node, require(snapshot.memory, "memory"), need)
+        yield from _system(plan, node, snapshot, need)
         return
     chosen = devices(plan.recipe, plan.specs[node.name])
     gpus = [
@@ -88,17 +91,32 @@ def _cpu_need(plan: Plan, node: Node) -> int:
     return ceil((caches + CPU_FLOOR_GIB) * GIB)
 
 
-def _system(plan: Plan, node: Node, memory: Memory, need: int) -> Iterator[Violation]:
+def _system(plan: Plan, node: Node, snapshot: NodeSnapshot, need: int) -> Iterator[Violation]:
+    memory = require(snapshot.memory, "memory")
+    nvidia = plan.recipe.expect.needs_nvidia
+    took = (memory.start_took if memory.start_took is not None else USUALLY_TAKEN) if nvidia else 0
     if memory.available < need:
         yield violation(
             "memory-short",
             node.name,
             f"{node.name} has {gib(memory.available)} available, the engine needs {gib(need)}",
             evidence=system_evidence(memory, need),
-            remedy=f"on {node.name}: ps -eo pid,rss,args --sort=-rss | head; ls -l /dev/shm; "
-            f"end what is not needed, then {DROP_CACHES}",
+            remedy=_mend(node, snapshot, memory, need),
         )
-    elif memory.free < need and plan.recipe.expect.needs_nvidia:
+    elif memory.available - took < need:
+        measured = memory.start_took is not None
+        words = "took the last time" if measured else "usually takes, and none was measured yet"
+        yield violation(
+            "memory-short",
+            node.name,
+            f"{node.name} has {gib(memory.available)} available; without the {gib(took)} that a "
+            f"start itself {words}, less is left than the engine needs, {gib(need)}",
+            evidence=system_evidence(memory, need),
+            remedy=f"in catalog/recipes/{plan.recipe.name}.yaml: gpu_memory_utilization: "
+            f"{_share(memory, took)}; or {_mend(node, snapshot, memory, need + took)}",
+            severity=None if measured else "warn",
+        )
+    elif memory.free < need and nvidia:
         yield violation(
             "page-cache",
             node.name,
@@ -107,6 +125,25 @@ def _system(plan: Plan, node: Node, memory: Memory, need: int) -> Iterator[Viola
             evidence=system_evidence(memory, need),
             remedy=f"on {node.name}, before the launch and never during a load: {DROP_CACHES}",
         )
+
+
+def _share(memory: Memory, took: int) -> str:
+    """The largest utilization, to two digits, that what is left would serve."""
+    return f"{max(0, (memory.available - took) * 100 // memory.total) / 100:.2f}"
+
+
+def _mend(node: Node, snapshot: NodeSnapshot, memory: Memory, need: int) -> str:
+    """What brings memory back: a reboot where nothing that can be ended holds it (eugr#257)."""
+    users = len(require(snapshot.gpus, "gpus").processes) if memory.unaccounted >= LEAK else 1
+    if is_leaked(memory.unaccounted, need - memory.available, users):
+        return (
+            f"reboot {node.name}: {gib(memory.unaccounted)} are held by no process and are no "
+            "cache, as failed starts leave them behind"
+        )
+    return (
+        f"on {node.name}: ps -eo pid,rss,args --sort=-rss | head; ls -l /dev/shm; end what is not "
+        f"needed, then {DROP_CACHES}"
+    )
 
 
 def _discrete(plan: Plan, node: Node, gpu: Gpu, snapshot: NodeSnapshot) -> Iterator[Violation]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -14,8 +13,6 @@ from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot
 from schema.recipe.recipe import ForbiddenEnv
-
-RDMA_PORT = re.compile(r"roce(?P<root>P\d+)?p\d+s\d+f(?P<port>\d+)\Z")
 
 
 def forbidden(plan: Plan, environ: Mapping[str, str]) -> list[ForbiddenEnv]:
@@ -66,32 +63,6 @@ def forbidden_live(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
         )
 
 
-def hca_two_ports(plan: Plan, observed: Observed) -> list[Violation]:
-    """NCCL_IB_HCA names both twins of a port, not two ports: each twin carries half the rate.
-
-    Twins of one QSFP port are rocep1s0fN and roceP2p1s0fN, each PCIe x4 (field notes, fabric).
-    """
-    value = plan.specs[plan.rig.head.name].environ.get("NCCL_IB_HCA", "")
-    roots: dict[str, set[str]] = defaultdict(set)
-    for name in value.lstrip("^=").split(","):
-        match = RDMA_PORT.match(name.split(":")[0].strip())
-        if match:
-            roots[match["port"]].add(match["root"] or "")
-    if len(roots) < 2 or all(len(twins) > 1 for twins in roots.values()):
-        return []
-    twins = f"rocep1s0f{min(roots)},roceP2p1s0f{min(roots)}"
-    return [
-        violation(
-            "hca-two-ports",
-            None,
-            "NCCL_IB_HCA names two ports, each without its twin: about half rate with one cable",
-            evidence=f"NCCL_IB_HCA={value}",
-            remedy=f"with one cable, set NCCL_IB_HCA to {twins} in "
-            f"catalog/recipes/{plan.recipe.name}.yaml (rdma link shows the names)",
-        )
-    ]
-
-
 def enforce_eager(plan: Plan, observed: Observed) -> list[Violation]:
     """--enforce-eager is no mend for a CUDA graph crash: decode 44 → 25 t/s (C3).
 
@@ -138,7 +109,7 @@ def privileged(plan: Plan, observed: Observed) -> list[Violation]:
             None,
             "the engine's container runs privileged",
             evidence=f"recipe {plan.recipe.name}: container.privileged true",
-            remedy="try container.privileged: false with container.gpus: all in "
+            remedy="without RDMA, try container.privileged: false with container.gpus: all in "
             f"catalog/recipes/{plan.recipe.name}.yaml",
         )
     ]
@@ -147,7 +118,6 @@ def privileged(plan: Plan, observed: Observed) -> list[Violation]:
 GATES = (
     forbidden_rendered,
     forbidden_live,
-    hca_two_ports,
     enforce_eager,
     image_latest,
     privileged,

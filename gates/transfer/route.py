@@ -28,7 +28,7 @@ class TransferRequest:
 
     `is_made`: the right content is not a node's, but what a build's inputs or an archive say.
     `is_whole`: an image goes through docker save and load. `is_compared`: every node is compared
-    with the giver.
+    with the giver. `is_fetched`: the giver gets it first, from elsewhere.
     """
 
     source: str | None
@@ -37,6 +37,7 @@ class TransferRequest:
     is_made: bool = False
     is_whole: bool = False
     is_compared: bool = False
+    is_fetched: bool = False
 
 
 # The gates before any transfer: nodes, fabric, nobody else at work.
@@ -64,15 +65,18 @@ def used_waivers(plan: Plan, observed: Observed, waive: Collection[str]) -> set[
     return found & set(waive) & OFF_FABRIC
 
 
-def route_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], str | None]:
-    """How takers reach the giver: each node's address, and the device (None: any route).
+def route_of(plan: Plan, waived: Collection[str]) -> tuple[dict[str, str], dict[str, str | None]]:
+    """How takers reach the giver: each node's address, and its own device (None: any route).
 
-    Out of the fabric's device; over the LAN where a finding about the fabric was waived.
+    Out of the fabric's devices; over the LAN where a finding about the fabric was waived.
     """
-    fabric_link = plan.rig.fabric
-    if fabric_link is None or OFF_FABRIC & set(waived):
-        return {node.name: str(node.lan_address) for node in plan.rig.nodes}, None
-    return {node.name: str(node.fabric_address) for node in plan.rig.nodes}, fabric_link.device
+    nodes = plan.rig.nodes
+    if plan.rig.fabric is None or OFF_FABRIC & set(waived):
+        return {n.name: str(n.lan_address) for n in nodes}, {n.name: None for n in nodes}
+    return (
+        {n.name: str(n.fabric_address) for n in nodes},
+        {n.name: n.fabric_device for n in nodes},
+    )
 
 
 def with_route_probe(plan: Plan, port: int, waive: Collection[str]) -> Plan:
@@ -84,8 +88,8 @@ def with_route_probe(plan: Plan, port: int, waive: Collection[str]) -> Plan:
         name: request.model_copy(
             update={
                 "reach": tuple(
-                    ReachAsk(address=address, port=port, device=device)
-                    for addresses, device in ways
+                    ReachAsk(address=address, port=port, device=devices[name])
+                    for addresses, devices in ways
                     for other, address in addresses.items()
                     if other != name
                 )
@@ -104,7 +108,7 @@ def route_open(
     names: Collection[str],
 ) -> Iterator[Violation]:
     """A finding for each of the nodes whose connection to the giver's port has no answer."""
-    addresses, device = route_of(plan, used_waivers(plan, observed, asked.waive))
+    addresses, devices = route_of(plan, used_waivers(plan, observed, asked.waive))
     for node, snapshot in answering_nodes(plan, observed):
         if (
             source not in addresses
@@ -112,6 +116,7 @@ def route_open(
             or isinstance(snapshot.network, Unreadable)
         ):
             continue
+        device = devices[node.name]
         wanted = (addresses[source], asked.port, device)
         rows = snapshot.network.reach
         row = next((r for r in rows if (r.address, r.port, r.device) == wanted), None)

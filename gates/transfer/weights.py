@@ -21,6 +21,8 @@ UNNEEDED = "remove from that filesystem what is not needed"
 
 def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """There is a node whose weights look whole by themselves; what is wrong there is named."""
+    if asked.is_fetched:
+        return []
     if asked.source is not None:
         checks = (weights.weights_incomplete, weights.weights_magic, weights.weights_cut,
                   weights.weights_whole, weights.weights_present)  # fmt: skip

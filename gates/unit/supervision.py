@@ -8,7 +8,8 @@ from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import engine_unit
-from node.rules.ownership import LOGIN_UNIT, same_container
+from node.rules.ownership import same_container
+from node.rules.patterns import LOGIN_UNIT
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gates.core.check import Observed, answering_nodes, deploy_command, require
 from node.rules import magic
 from schema.desired.plan import Plan
@@ -10,6 +12,7 @@ from schema.observed.files import Weights, WeightsFile
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 # what lies beside weights for people; no engine opens it
 UNREAD = (".md", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".pdf")
 
@@ -40,6 +43,9 @@ def fetch_command(plan: Plan, node: Node, observed: Observed | None = None) -> s
             weights = weights_of(plan, other, snapshot)
             if weights is not None and weights.exists and is_whole(plan, weights):
                 return deploy_command(plan, "weights", f"from={other.name}")
+    if _REPO.fullmatch(plan.recipe.weights.source):
+        wanted = f"download={plan.recipe.weights.source}"
+        return deploy_command(plan, "weights", wanted, f"from={node.name}")
     return f"on {node.name}: hf download {plan.recipe.weights.source} --local-dir {path}"
 
 

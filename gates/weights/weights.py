@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import wraps
+from pathlib import PurePosixPath
 
 from gates.core.check import Gate, Observed, collect, deploy_command, gib, per_node
 from gates.core.codes import violation
@@ -188,5 +189,26 @@ def weights_incomplete(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterat
         )
 
 
+@per_node
+def weights_mounted(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """Links of a hub cache's snapshot lead to ../../blobs: the container has to have those, too."""
+    weights = weights_of(plan, node, snapshot)
+    folder = PurePosixPath((weights.folder or weights.path) if weights else "/")
+    root = next((p for p in (folder, *folder.parents) if p.name.startswith("models--")), None)
+    sources = [PurePosixPath(source) for source, _, _ in plan.specs[node.name].volumes]
+    inner = [s for s in sources if root in s.parents and (s == folder or s in folder.parents)]
+    outer = [s for s in sources if s == root or (root and s in root.parents)]
+    if weights and weights.linked and root and inner and not outer:
+        yield violation(
+            "weights-mount",
+            node.name,
+            f"the engine's container on {node.name} would see links that lead nowhere",
+            evidence=f"{weights.linked} files of {folder} are links into {root}/blobs, and the "
+            f"container has {', '.join(map(str, inner))} of it",
+            remedy=f"in catalog/recipes/{plan.recipe.name}.yaml, container.volumes: mount {root}, "
+            f"or a folder above it, in the place of {inner[0]}, and let vllm_serve.model follow",
+        )
+
+
 GATES = (weights_incomplete, weights_present, weights_magic, weights_cut, weights_whole,
-         weights_equal)  # fmt: skip
+         weights_equal, weights_mounted)  # fmt: skip

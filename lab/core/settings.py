@@ -54,9 +54,15 @@ class Place:
         return f"{self.lan}.254"
 
     @property
-    def fabric_ends(self) -> tuple[str, str]:
-        """The fabric's two ends on this machine, until each is in its host."""
-        return f"{self.link}-fab1", f"{self.link}-fab2"
+    def fabric_bridge(self) -> str:
+        """The fabric's switch on this machine, where more than two hosts are joined."""
+        return f"{self.link}-fab"
+
+    @property
+    def fabric_links(self) -> tuple[str, ...]:
+        """The fabric's links on this machine, by host: a switch's ports, or a cable's ends until
+        each is in its host."""
+        return tuple(f"{self.link}-fab{number}" for number in range(1, MAX_HOSTS + 1))
 
     def hosts(self, count: int, containerd: bool = False) -> list[LabHost]:
         """`count` hosts, numbered from 1; `containerd`: the second one with that image store."""
@@ -101,13 +107,13 @@ class LabHost:
 
     @property
     def fabric_address(self) -> str:
-        """Address on the fabric link (only the first two hosts have one)."""
+        """Address on the fabric link; a tower has none."""
         return f"{self.place.fabric}.{self.number}"
 
     @property
     def has_fabric(self) -> bool:
-        """Whether this host has an end of the fabric's one veth pair."""
-        return self.number <= 2 and not self.is_tower
+        """Whether this host has a link of the fabric."""
+        return not self.is_tower
 
 
 @dataclass(frozen=True)
@@ -166,6 +172,10 @@ class LabSettings:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             count, towers, containerd = DEFAULT_HOSTS, 0, False
         return self.place.hosts(count, containerd) + self.place.towers(towers)
+
+    def fabric_hosts(self) -> list[LabHost]:
+        """The hosts that the fabric joins."""
+        return [host for host in self.hosts() if host.has_fabric]
 
     def host(self, name: str) -> LabHost:
         """The host of that name; LabError lists the names there are."""

@@ -122,15 +122,17 @@ def start(settings: LabSettings, host: LabHost, lower: Path | None = None) -> No
 
 
 def wait_fabric(settings: LabSettings, seconds: float = 15) -> None:
-    """Wait until the fabric link is in both hosts, if there are two and it is wanted."""
-    pair = [host for host in settings.hosts() if host.has_fabric]
+    """Wait until the fabric's link is in each host, if there are several and it is wanted."""
+    joined = settings.fabric_hosts()
     deadline = time.monotonic() + seconds
-    while len(pair) == 2 and not settings.fabric_down_flag.exists():
+    while len(joined) > 1 and not settings.fabric_down_flag.exists():
         leaders = network.fabric_leaders(settings)
-        if len(leaders) == 2 and all(FABRIC_DEVICE in network.devices_of(pid) for pid in leaders):
+        bare = [h for h in joined if FABRIC_DEVICE not in network.devices_of(leaders.get(h, 0))]
+        if not bare:
             return
         if time.monotonic() > deadline:
-            raise LabError(f"no {FABRIC_DEVICE} in both hosts after {seconds:.0f} s")
+            names = ", ".join(host.name for host in bare)
+            raise LabError(f"no {FABRIC_DEVICE} in {names} after {seconds:.0f} s")
         time.sleep(0.1)
 
 

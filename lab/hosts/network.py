@@ -1,4 +1,4 @@
-"""The LAN bridge on this machine and the fabric link between the first two hosts."""
+"""The LAN bridge on this machine, and the fabric: a cable between two hosts, a switch for more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import subprocess
 from pathlib import Path
 
 from lab.core import cache, console
-from lab.core.settings import FABRIC_DEVICE, FABRIC_MTU, LAN_PREFIX, LabSettings, Place
+from lab.core.settings import (
+    FABRIC_DEVICE,
+    FABRIC_MTU,
+    LAN_PREFIX,
+    LabHost,
+    LabSettings,
+    Place,
+)
 from lab.hosts import state
 
 
@@ -35,57 +42,83 @@ def bridge_up(place: Place) -> None:
 
 
 def remove_links(place: Place, host_names: list[str]) -> None:
-    """Remove the bridge and every link of the lab that is still on this machine."""
+    """Remove the bridges and every link of the lab that is still on this machine."""
     present = devices_of("self")
-    for name in [place.bridge, *place.fabric_ends, *(f"vb-{host}" for host in host_names)]:
+    bridges = [place.bridge, place.fabric_bridge]
+    for name in [*bridges, *place.fabric_links, *(f"vb-{host}" for host in host_names)]:
         if name in present:
             subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL)
 
 
-def fabric_leaders(settings: LabSettings) -> list[int]:
-    """Process ids of the first processes of the two fabric hosts that run now."""
-    leaders = []
-    for host in settings.place.hosts(2):
-        leader = state.read(settings, host).live_leader()
-        if leader:
-            leaders.append(leader.pid)
-    return leaders
+def fabric_leaders(settings: LabSettings) -> dict[LabHost, int]:
+    """Process ids of the first processes of the fabric's hosts that run now."""
+    states = {host: state.read(settings, host).live_leader() for host in settings.fabric_hosts()}
+    return {host: leader.pid for host, leader in states.items() if leader}
 
 
 def plug_fabric(settings: LabSettings) -> bool:
-    """Join the two hosts by one veth pair; True if this call did it.
+    """Join two hosts by a cable (one veth pair), more by a switch (a bridge); True if this call
+    did it.
 
-    Nothing to do while one host is down, the link is there, or it was unplugged on purpose.
+    Nothing to do where the links are there or were unplugged on purpose. A cable needs both hosts;
+    a switch joins each host as it comes.
     """
     with cache.locked(settings.home / "fabric.lock"):
         leaders = fabric_leaders(settings)
-        if len(leaders) != 2 or settings.fabric_down_flag.exists():
+        bare = {h: pid for h, pid in leaders.items() if FABRIC_DEVICE not in devices_of(pid)}
+        if not bare or settings.fabric_down_flag.exists():
             return False
-        if all(FABRIC_DEVICE in devices_of(pid) for pid in leaders):
+        if len(settings.fabric_hosts()) > 2:
+            _plug_into_switch(settings.place, bare)
+            return True
+        if len(leaders) < 2:
             return False
         _delete_fabric(settings.place, leaders)
-        first, second = settings.place.fabric_ends
-        mtu = str(FABRIC_MTU)
-        console.run(["ip", "link", "add", first, "mtu", mtu, "type", "veth",
-                     "peer", "name", second, "mtu", mtu])  # fmt: skip
-        for end, pid in zip((first, second), leaders, strict=True):
-            console.run(["ip", "link", "set", end, "netns", str(pid), "name", FABRIC_DEVICE])
+        _move_in(dict(zip(_veth(*settings.place.fabric_links[:2]), leaders.values(), strict=True)))
         return True
 
 
+def _plug_into_switch(place: Place, bare: dict[LabHost, int]) -> None:
+    bridge = place.fabric_bridge
+    if bridge not in devices_of("self"):
+        console.run(["ip", "link", "add", bridge, "type", "bridge"])
+        console.run(["ip", "link", "set", bridge, "up"])
+    for host, pid in bare.items():
+        port = place.fabric_links[host.number - 1]
+        if port in devices_of("self"):
+            console.run(["ip", "link", "delete", port])
+        _, inner = _veth(port, f"{port}h")
+        console.run(["ip", "link", "set", port, "master", bridge, "up"])
+        _move_in({inner: pid})
+
+
+def _veth(first: str, second: str) -> tuple[str, str]:
+    """Make a pair of links with the fabric's MTU."""
+    mtu = str(FABRIC_MTU)
+    console.run(["ip", "link", "add", first, "mtu", mtu, "type", "veth",
+                 "peer", "name", second, "mtu", mtu])  # fmt: skip
+    return first, second
+
+
+def _move_in(ends: dict[str, int]) -> None:
+    """Give each end to the host of that process id, under the fabric device's name."""
+    for end, pid in ends.items():
+        console.run(["ip", "link", "set", end, "netns", str(pid), "name", FABRIC_DEVICE])
+
+
 def unplug_fabric(settings: LabSettings) -> None:
-    """Take the fabric link away and keep it away until ``fabric up``."""
+    """Take the fabric's links away and keep them away until ``fabric up``."""
     settings.fabric_down_flag.touch()
     with cache.locked(settings.home / "fabric.lock"):
         _delete_fabric(settings.place, fabric_leaders(settings))
 
 
-def _delete_fabric(place: Place, leaders: list[int]) -> None:
+def _delete_fabric(place: Place, leaders: dict[LabHost, int]) -> None:
     present = devices_of("self")
-    for end in place.fabric_ends:
+    for end in place.fabric_links:
         if end in present:
             subprocess.run(["ip", "link", "delete", end], stderr=subprocess.DEVNULL)
-    for pid in leaders:
+    for pid in leaders.values():
         if FABRIC_DEVICE in devices_of(pid):
             # the other end goes with it, so the second delete may find nothing
             subprocess.run(

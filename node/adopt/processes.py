@@ -8,7 +8,7 @@ from typing import NamedTuple
 from node.core import proc
 from node.reap import find
 from node.reap.find import TITLE, Candidate
-from node.rules.ownership import LOGIN_UNIT
+from node.rules.patterns import LOGIN_UNIT
 
 
 class Started(NamedTuple):

@@ -209,6 +209,12 @@ def describe(step: Json) -> str:
     return f"{what} ({how})"
 
 
+def operator_at_work() -> bool:
+    """Gives True while another run works here or left a change open."""
+    held, _ = host_lock.held()
+    return held or any(row["status"] == "OPEN" for row in read_all()[0])
+
+
 def summary_section() -> Json:
     """Gives the journal and lock section of the snapshot: at most 20 changes, newest first.
 

@@ -19,15 +19,20 @@ READING: dict[str, str] = {
     "tree list": "node.backup.listing:list_all",
     "venv look": "node.venv.versions:inspect_versions",
     "venv check": "node.venv.check:check_venv",
+    "preflight": "node.engine.preflight:preflight",
     "secrets look": "node.files.secret_env:look",
     "kernel": "node.kernel.report:collect",
     "hardware": "node.machine.report:collect",
+    "rate look": "node.transfer.rate:look",
+    "rate receive": "node.transfer.rate:receive",
+    "rate send": "node.transfer.rate:send",
     "wake": "node.machine.wake_packet:wake",
     "library look": "node.vgpu.inspect:inspect_library",
     "library check": "node.vgpu.candidate:candidate",
     "former": "node.former.look:look",
     "kube look": "node.kube.inspect:inspect_deployment",
     "kube answer": "node.kube.answer:ask_pod",
+    "weights hub": "node.weights.hub:look",
     "models look": "node.weights.model_header:inspect_models",
 }
 # JSON in and out; they may change the host, so signals are caught and undone steps are told
@@ -54,6 +59,7 @@ CHANGING: dict[str, str] = {
     "image tag": "node.image.verbs:tag",
     "weights offer": "node.weights.offer:offer_weights",
     "weights receive": "node.weights.receive:receive",
+    "weights download": "node.weights.hub:download",
     "weights hash": "node.weights.offer:hashed",
     "kube restart": "node.kube.restart:restart",
 }
@@ -73,6 +79,7 @@ UNIT: dict[str, str] = {
     "watch": "node.watch.watch:run",
     "candidate": "node.kernel.candidate:run",
     "library guard": "node.vgpu.guard:run",
+    "limit guard": "node.kube.limit_guard:run",
     "container stop": "node.engine.prelaunch:stop_container",
     "container remove": "node.engine.prelaunch:remove_container",
 }

@@ -26,6 +26,15 @@ def watched_environ(environ: dict[str, str]) -> dict[str, str]:
     }
 
 
+def masked_cmdline(text: str) -> str:
+    """Gives a kernel's command line with the values of secrets masked: set_credential=… too."""
+    pairs = (word.partition("=") for word in text.split())
+    return " ".join(
+        f"{name}={MASK}" if value and (SECRET_NAME.search(name) or "credential" in name)
+        else f"{name}{equals}{value}" for name, equals, value in pairs
+    )  # fmt: skip
+
+
 def is_secret(name: str, value: str) -> bool:
     """Gives True for a variable whose value nobody is to see, by its name or by a URL's password.
 

@@ -53,8 +53,14 @@ def which(name: str) -> str | None:
     return None
 
 
-def run(argv: Sequence[str], timeout_s: float, locale: Mapping[str, str] | None = None) -> Done:
-    """Run argv without a shell and without stdin, in the C locale unless another one is given.
+def run(
+    argv: Sequence[str],
+    timeout_s: float,
+    locale: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Done:
+    """Run argv without a shell and without stdin, in the C locale unless another one is given; it
+    keeps the descriptors `pass_fds`.
 
     Gives its exit status and output. Raises FileNotFoundError when there is no such program and
     TimedOut after `timeout_s` seconds, with the process group killed.
@@ -66,6 +72,7 @@ def run(argv: Sequence[str], timeout_s: float, locale: Mapping[str, str] | None 
         stderr=subprocess.PIPE,
         env=environment(locale),
         start_new_session=True,
+        pass_fds=pass_fds,
     )
     try:
         out, err = child.communicate(timeout=timeout_s)

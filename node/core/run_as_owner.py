@@ -17,11 +17,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Owner:
-    """Who owns a folder, and how to run a program as that user (root's stay root's)."""
+    """Who owns a folder, and how to run a program as that user (root's stay root's).
 
-    def __init__(self, folder: str) -> None:
+    `instead`: a user by name, in the owner's place.
+    """
+
+    def __init__(self, folder: str, instead: str | None = None) -> None:
         info = os.stat(folder)
         self.uid, self.gid = info.st_uid, info.st_gid
+        if instead is not None:
+            self.uid, self.gid = _user(instead)
         self.env: dict[str, str] = environment()
         self.user: str | None = None
         if os.geteuid() != 0 or self.uid == 0:
@@ -42,15 +47,14 @@ class Owner:
         # after setuid, which clears it: killed with us, it must not go on changing files
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
-    def run(self, argv: Sequence[str], timeout_s: float, extra: dict[str, str]) -> Done:
-        """Gives the program's exit status and output; its whole group is ended after the time.
-
-        Raises NodeError (timeout, no_program).
-        """
+    def start(
+        self, argv: Sequence[str], extra: dict[str, str], stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
+        """Gives the program as it runs, in a group of its own. Raises NodeError (no_program)."""
         try:
-            child = subprocess.Popen(
+            return subprocess.Popen(
                 list(argv),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**self.env, **extra},
@@ -60,6 +64,13 @@ class Owner:
             )
         except OSError as error:
             raise NodeError(f"{argv[0]}: {error.strerror}", "no_program") from None
+
+    def run(self, argv: Sequence[str], timeout_s: float, extra: dict[str, str]) -> Done:
+        """Gives the program's exit status and output; its whole group is ended after the time.
+
+        Raises NodeError (timeout, no_program).
+        """
+        child = self.start(argv, extra)
         try:
             out, err = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -70,3 +81,12 @@ class Owner:
         return Done(
             child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
         )
+
+
+def _user(name: str) -> tuple[int, int]:
+    """Gives a user's uid and gid. Raises NodeError (`no_user`)."""
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        raise NodeError(f"{name} is no user of this host", "no_user") from None
+    return found.pw_uid, found.pw_gid

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from node.core.errors import Json, NodeError
-from node.rules.patterns import DEVICE, DIGEST, IMAGE, SHA256
+from node.rules.patterns import DEVICE, DIGEST, HCA, IMAGE, SHA256
 
 ID = re.compile(r"^[0-9A-Za-z][0-9A-Za-z._-]{5,80}$")
 _UNIT = re.compile(
@@ -98,6 +98,11 @@ def sysctl(value: Any, where: str) -> str:
 def device(value: Any, where: str) -> str:
     """Gives a network device name (at most 15 characters, like the kernel's)."""
     return _matching(value, where, DEVICE, "a network device name")
+
+
+def hca(value: Any, where: str) -> str:
+    """Gives an RDMA device's name, of /sys/class/infiniband."""
+    return _matching(value, where, HCA, "the name of an RDMA device")
 
 
 def name(value: Any, where: str) -> str:

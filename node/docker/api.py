@@ -11,10 +11,12 @@ from urllib.parse import quote
 from node.core import masking
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
-from node.docker import clients, http
+from node.docker import clients, gpu_access, http
 
 SOCKET = "/var/run/docker.sock"
 TIMEOUT_S = 8.0
+# the last API version that says where any store keeps its layers
+_TELLS_LAYERS = "1.51"
 # schema/render/image_build.py sets it
 INPUTS_LABEL = "rigbook.inputs"
 # what /info says of a docker that keeps its images in containerd (moby, daemon/containerd)
@@ -67,6 +69,23 @@ def get(path: str, absent_ok: bool = False) -> Any:
     raise CannotRead(f"docker answered {status} to {path.split('?')[0]}")
 
 
+def inspection(path: str) -> Any:
+    """Gives docker's inspection of an image or a container with its GraphDriver; None for a 404.
+
+    From API 1.52 on (Docker 29) it is left out where containerd keeps the images (moby#50893), and
+    given to who asks for an older version (moby#51270). A docker that leaves it out knows 1.52, so
+    1.51 is not above what it speaks. One that no longer answers 1.51 is taken at its word. Raises
+    CannotRead.
+    """
+    row = get(path, absent_ok=True)
+    if row is None or row.get("GraphDriver"):
+        return row
+    try:
+        return get(f"/v{_TELLS_LAYERS}{path}")
+    except CannotRead:
+        return row
+
+
 def config_sha256(config: Json, arch: str, system: str) -> str:
     """Gives a hash over the fields that decide how an image runs.
 
@@ -91,6 +110,7 @@ def image(row: Json) -> Json:
         "arch": str(row.get("Architecture", "")),
         "size": int(row.get("Size", 0)),
         "inputs": str(((row.get("Config") or {}).get("Labels") or {}).get(INPUTS_LABEL, "")),
+        "user": str((row.get("Config") or {}).get("User") or ""),
     }
 
 
@@ -178,4 +198,5 @@ def read(images: list[str]) -> Json:
         "images": found,
         "containers": sorted(filter(None, containers), key=lambda row: str(row["name"])),
         "containerd": root,
+        **gpu_access.read(info),
     }

@@ -51,7 +51,7 @@ def _made(what: str, layers: list[str], mounts: list[tuple[str, str]], config: A
 
 def container(name: str) -> Tree:
     """Gives a container's files, running or not. Raises CannotRead."""
-    row = api.get(f"/containers/{quote(name, safe='')}/json", absent_ok=True)
+    row = api.inspection(f"/containers/{quote(name, safe='')}/json")
     if row is None:
         raise CannotRead(f"there is no container {name}")
     what = f"container {name}"
@@ -86,7 +86,7 @@ def layers(image: str) -> list[str]:
         if not os.path.isdir(image):
             raise CannotRead(f"no folder {image} here")
         return [image]
-    row = api.get(f"/images/{quote(image, safe='/:@')}/json", absent_ok=True)
+    row = api.inspection(f"/images/{quote(image, safe='/:@')}/json")
     if row is None:
         raise CannotRead(f"no image {image} here")
     return layer_folders.of_image(row) or [_running_root(str(row["Id"]), image)]

@@ -47,10 +47,15 @@ def _named(row: Json) -> list[str]:
 
 
 def _snapshotter(row: Json) -> str | None:
-    """Gives the folder of the containerd store where its snapshotter has the layers."""
-    if (row.get("GraphDriver") or {}).get("Name") != SNAPSHOTTER:
+    """Gives the folder of the containerd store where its snapshotter has the layers.
+
+    A docker whose inspection does not name the snapshotter names it in /info.
+    """
+    named = (row.get("GraphDriver") or {}).get("Name")
+    if named not in (None, SNAPSHOTTER):
         return None
-    return api.containerd(api.get("/info"))
+    info = api.get("/info")
+    return api.containerd(info) if SNAPSHOTTER in (named, info.get("Driver")) else None
 
 
 def _in_containerd(root: str, name: str) -> list[str]:

@@ -12,7 +12,7 @@ from node.engine.config import Engine
 from node.engine.page_cache import caches
 from node.reap.reap import reap
 from node.reap.shared_memory import shm
-from node.weights import beside
+from node.weights import beside, hub_cache
 
 MIB = 1 << 20
 
@@ -39,7 +39,7 @@ def orphans(engine: Engine) -> list[str]:
 def require_whole_weights(engine: Engine) -> None:
     """Raise NodeError (`weights_incomplete`) for weights that are half of one set, half of another:
     the engine would load them without an error."""
-    change = beside.incomplete(engine.weights)
+    change = beside.incomplete(hub_cache.snapshot_of(engine.weights))
     if change is not None:
         raise NodeError(
             f"{engine.weights} is half of one set and half of another: change {change} was cut off",

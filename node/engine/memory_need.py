@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from node.core.errors import Json
 from node.engine.config import Engine
-from node.rules.memory_need import GIB, is_assigned, is_unified, share_of
+from node.rules.memory_need import GIB, is_assigned, is_leaked, is_unified, share_of
 from node.snapshot import gpus, memory
 
 
@@ -42,7 +42,10 @@ def shortage(engine: Engine) -> Shortage | None:
     need = system_need(engine)
     if need is not None:
         seen = memory.read()
-        return None if seen["available"] >= need else Shortage(_system(seen, need), need)
+        if seen["available"] >= need:
+            return None
+        users = len(gpus.read()["processes"]) if engine.needs_nvidia else 0
+        return Shortage(_system(seen, need, users), need)
     report = gpus.read()
     rows = [
         row
@@ -59,11 +62,30 @@ def shortage(engine: Engine) -> Shortage | None:
     return None
 
 
-def _system(seen: Json, need: int) -> str:
+def margin(engine: Engine) -> str | None:
+    """Gives in words that the start itself may take what it needs, where that was measured.
+
+    The start goes on: vLLM looks by itself, and refuses within seconds. Raises CannotRead.
+    """
+    need = system_need(engine) if engine.needs_nvidia else None
+    seen = memory.read()
+    took = seen["start_took"]
+    if need is None or took is None or seen["available"] - took >= need:
+        return None
+    return (
+        f"{_gib(seen['available'])} available, {_gib(took)} of it went to the last start itself, "
+        f"{_gib(need)} needed: vLLM may refuse to start"
+    )
+
+
+def _system(seen: Json, need: int, users: int) -> str:
+    lost = seen["unaccounted"]
+    leaked = is_leaked(lost, need - seen["available"], users)
     return (
         f"{_gib(seen['available'])} available, {_gib(need)} needed (MemFree "
         f"{_gib(seen['free'])}, page cache {_gib(seen['page_cache'])}, "
         f"Shmem {_gib(seen['shmem'])})"
+        + (f"; no process holds {_gib(lost)}: only a reboot brings it back" if leaked else "")
     )
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from node.core import log
 from node.core.errors import CannotRead, NodeError
 from node.docker import containers
-from node.engine import before_start, config, fabric_link, memory_need
+from node.engine import before_start, config, fabric_link, memory_need, start_memory
 from node.engine.config import Engine
+from node.snapshot import memory
 
 POLL_S = 1.0
 PROGRESS_S = 10.0
@@ -113,6 +114,21 @@ def make_room(engine: Engine) -> None:
         wait("memory for the start", MEMORY_WAIT_S, lacking)
     except NodeError as error:
         raise NodeError(str(error), "memory_short", "rignode reap; ls -l /dev/shm") from None
+    if need is not None:
+        _note_start(engine)
+
+
+def _note_start(engine: Engine) -> None:
+    """Measures the last start on unified memory, says what that leaves, and notes this one."""
+    start_memory.measure(engine)
+    try:
+        short, available = memory_need.margin(engine), int(memory.read()["available"])
+    except CannotRead as error:
+        log.say(str(error), log.WARNING)
+        return
+    if short is not None:
+        log.say(short, log.WARNING)
+    start_memory.note(available)
 
 
 def prelaunch(engine: Engine) -> None:
@@ -148,8 +164,13 @@ def stop_container() -> None:
 
 
 def remove_container() -> None:
-    """The verb `container remove`: quiet when there is none."""
-    name = config.load().container
+    """The verb `container remove`: quiet when there is none.
+
+    It runs after each stop: what a failed start took of the memory is known from there on.
+    """
+    engine = config.load()
+    name = engine.container
+    start_memory.measure(engine)
     try:
         if name is not None:
             containers.remove(name)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from node.core import masking, proc
 from node.core.errors import Json
-from node.rules.ownership import LOGIN_UNIT
+from node.rules.patterns import LOGIN_UNIT
 from node.rules.secret import MASK, SECRET_FLAG, has_credentials
 from node.snapshot.processes import is_engine
 

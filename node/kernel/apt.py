@@ -1,4 +1,4 @@
-"""What apt may do to the kernels: packages, holds, autoremove, unattended-upgrades."""
+"""What apt may do to kernels and their driver: packages, holds, autoremove, unattended-upgrades."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from node.core.run import TimedOut, run
 TIMEOUT_S = 15.0
 # linux-image-6.17.0-22-generic, linux-modules-nvidia-580-6.17.0-22-generic; not …-hwe-24.04
 _VERSIONED = re.compile(r"-\d+\.\d+\.\d+-\d")
-_PATTERNS = ("linux-*", "nvidia-*", "libnvidia-*")
+_PATTERNS = ("linux-*", "nvidia-*", "libnvidia-*", "xserver-xorg-video-nvidia-*", "cuda-drivers*")
 _ITEM = re.compile(r'^([A-Za-z0-9:._-]+) "(.*)";$')
 PACKAGE = re.compile(r"^[a-z0-9][a-z0-9+.-]{1,120}$")
 
@@ -61,6 +61,21 @@ def pinning(found: dict[str, Json], release: str) -> list[str]:
         if not more:
             return sorted(own | metas)
         metas |= more
+
+
+def driver_family(found: dict[str, Json], drivers: list[str]) -> list[str]:
+    """Gives the packages that are one driver of these versions (`580.126.09`), which move together:
+    module source, firmware, libraries, programs. Others of NVIDIA's have versions of their own.
+
+    With DKMS no `linux-…` package brings the module: without these a routine upgrade moves the
+    libraries under the module that runs ("Driver/library version mismatch").
+    """
+    return sorted(
+        name
+        for name, row in found.items()
+        if not name.startswith("linux-")
+        and row["version"].rpartition(":")[2].partition("-")[0] in drivers
+    )
 
 
 def apt_config() -> Json:

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 
-from node.core import proc
+from node.core import masking, proc
 from node.core.errors import Json
 from node.kernel import grubcfg, grubenv
 
@@ -190,6 +190,7 @@ def entry_rows(menu: grubcfg.Menu) -> list[Json]:
     """Gives the menu as flat rows {path, title, kernel} for people and gates."""
     return [
         {"path": path, "title": entry["title"], "kernel": entry["kernel"],
-         "linux": entry["linux"], "initrd": entry["initrd"]}
+         "linux": entry["linux"], "initrd": entry["initrd"],
+         "options": masking.masked_cmdline(entry["options"] or "")}
         for path, entry in grubcfg.flat(menu.entries)
     ]  # fmt: skip

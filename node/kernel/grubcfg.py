@@ -129,7 +129,7 @@ def _expand(text: str, env: dict[str, str]) -> str:
 class Menu:
     """A grub.cfg as GRUB runs it with a given environment block.
 
-    `entries` are the menu in order: {id, title, submenu, kernel, linux, initrd, root, entries}.
+    `entries` are the menu: {id, title, submenu, kernel, linux, options, initrd, root, entries}.
     `default` is the value of GRUB's variable, None where only GRUB itself can know it; then
     `unknown` says why. `once` is true when the default comes from next_entry. `saves` tells
     whether the file sets its default from saved_entry.
@@ -251,6 +251,7 @@ def _entry(row: list[Word], block: list[Statement]) -> Json:
         "submenu": row[0].text == "submenu",
         "kernel": None,
         "linux": None,
+        "options": None,
         "initrd": None,
         "root": None,
         "entries": [],
@@ -268,6 +269,7 @@ def _entry(row: list[Word], block: list[Statement]) -> Json:
             found["entries"].append(_entry(words, inner))
         elif name in ("linux", "linuxefi", "linux16") and len(words) > 1:
             found["linux"] = words[1].text
+            found["options"] = " ".join(word.text for word in words[2:])
             match = _RELEASE.match(os.path.basename(words[1].text))
             found["kernel"] = match[1] if match else None
             roots = [w.text[5:] for w in words[2:] if w.text.startswith("root=")]

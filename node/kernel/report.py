@@ -75,13 +75,15 @@ def grub() -> Json:
     }
 
 
-def _apt() -> Json:
-    """Gives packages, holds and what would remove or replace a kernel."""
+def _apt(drivers: list[str]) -> Json:
+    """Gives packages, holds and what would remove or replace a kernel, or its driver."""
     found = apt.packages()
+    family = apt.driver_family(found, drivers)
     return {
         "holds": sorted(name for name, row in found.items() if row["hold"]),
         "pinning": {
-            release: apt.pinning(found, release) for release in kernel_installed.releases()
+            release: [*apt.pinning(found, release), *family]
+            for release in kernel_installed.releases()
         },
         "pending": apt.pending(),
         **apt.apt_config(),
@@ -96,6 +98,7 @@ def collect(request: Json) -> Json:
     kind, how = bootloader.loader()
     folder = bootloader.folder()
     none = {"unreadable": f"no GRUB here: {kind} ({how})"}
+    drivers = kernel_installed.user_driver(module) if module else []
     return {
         "format": 1,
         "arch": platform.machine(),
@@ -105,11 +108,11 @@ def collect(request: Json) -> Json:
         "loader_evidence": how,
         "module": module,
         "kernels": _section(lambda: kernel_installed.installed(module)),
-        "user_driver": kernel_installed.user_driver(module) if module else [],
+        "user_driver": drivers,
         "loaded": kernel_installed.loaded(module) if module else None,
         "grub": _section(grub) if kind == "grub" else none,
         "boot": _section(lambda: bootloader.place(folder)) if folder else none,
-        "apt": _section(_apt),
+        "apt": _section(lambda: _apt(drivers)),
         "secure_boot": secure_boot(),
         "took_s": round(time.monotonic() - began, 3),
     }

@@ -16,8 +16,9 @@ from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.engine import completion
 from node.engine.config import Endpoint, endpoint
-from node.kube import behind, inspect, kubectl
+from node.kube import behind, inspect, kubectl, names
 from node.kube.behind import Behind
+from node.kube.deployment import container_of
 from node.rules import completion as rules
 from node.rules.completion import Reply
 
@@ -47,7 +48,7 @@ def ask_pod(request: Any) -> Json:
     """
     body = validate.keys(request, "request", _KEYS, _REQUIRED)
     client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
-    space = inspect.name(body["namespace"], "namespace")
+    space = names.name(body["namespace"], "namespace")
     port = body.get("port")
     port = None if port is None else int(validate.number(port, "port", 1, 65535))
     timeout_s = validate.number(body["timeout_s"], "timeout_s", 1, 600)
@@ -61,11 +62,11 @@ def ask_pod(request: Any) -> Json:
 
 def _asked(body: Json, client: kubectl.Client, space: str, port: Any, timeout_s: float) -> Any:
     """Gives (where, reply) of the way that the request names."""
-    name = inspect.name(body["deployment"], "deployment")
+    name = names.name(body["deployment"], "deployment")
     box = body.get("container")
-    box = None if box is None else inspect.name(box, "container")
+    box = None if box is None else names.name(box, "container")
     chosen = body.get("service")
-    chosen = None if chosen is None else inspect.name(chosen, "service")
+    chosen = None if chosen is None else names.name(chosen, "service")
     if chosen is None and port is None and body.get("url") is None:
         raise validate.bad("give 'url', 'service' or 'port'")
     if chosen is not None:
@@ -78,6 +79,8 @@ def _asked(body: Json, client: kubectl.Client, space: str, port: Any, timeout_s:
     else:
         where = _endpoint(body, f"http://127.0.0.1:{port}")
         deployment = inspect.get(client, space, name)
+        # kubectl would take the pod's first one, which may be a sidecar that was put into it
+        box = container_of(deployment, box)["name"]
         rows = behind.running(inspect.pods(client, space, deployment))
         if not rows:
             return "no pod", Reply(False, "no pod of it runs")
@@ -125,10 +128,10 @@ def _of_service(name: str, row: Json, port: Any) -> str:
 
 
 def _in_pod(
-    client: kubectl.Client, space: str, pod: str, box: Any, where: Endpoint, timeout_s: float
+    client: kubectl.Client, space: str, pod: str, box: str, where: Endpoint, timeout_s: float
 ) -> Reply:
     """Gives the reply to a pod's own Python, which asks its engine."""
-    words = ["exec", pod, f"--namespace={space}", *([f"--container={box}"] if box else [])]
+    words = ["exec", pod, f"--namespace={space}", f"--container={box}"]
     script = [where.url, json.dumps(completion.question(where)), f"{timeout_s:g}"]
     started = time.monotonic()
     # kubectl takes its own flags before the `--` alone

@@ -1,36 +1,24 @@
 """A Deployment's JSON: where a container's variable stands, the patch that sets it, what differs.
 
 A variable stands in `env`, or in one `export NAME=VALUE` (or `NAME=VALUE command`) of a shell line
-in `args` or `command`. What cannot be told for sure is refused: a patch must change one value.
+in `args` or `command`; a flag (node/kube/flags.py) goes by its name, `--NAME`. What cannot be told
+for sure is refused: a patch must change one value.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
-from node.core.errors import Json, NodeError
+from node.core.errors import Json
+from node.kube import flags
+from node.kube.place import PLAIN, Place, refused
 
-_PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./-]*$")
 # the server moves these itself with every change
 _OWN = ("resourceVersion", "generation", "managedFields")
 REVISION = "deployment.kubernetes.io/revision"
 # stands where a variable's name does; no variable's name has a dot
 REPLICAS = "spec.replicas"
-
-
-class Place(NamedTuple):
-    """Where a variable stands: `env`, or an element of `args` or `command`; absent: value None."""
-
-    kind: str
-    at: int
-    value: str | None
-    text: str
-
-
-def refused(message: str, remedy: str = "") -> NodeError:
-    """Gives the error for a Deployment that is not touched."""
-    return NodeError(message, "not_patched", remedy)
 
 
 def container_of(deployment: Json, wanted: str | None, first: bool = False) -> Json:
@@ -52,7 +40,11 @@ def container_of(deployment: Json, wanted: str | None, first: bool = False) -> J
 
 
 def find(box: Json, name: str) -> Place:
-    """Gives where a variable of a container stands. Raises NodeError when that is not one place."""
+    """Gives where a variable or a flag of a container stands. Raises NodeError when that is not
+    one place.
+    """
+    if flags.is_flag(name):
+        return flags.find(box, name)
     rows = [row for row in box.get("env") or [] if row.get("name") == name]
     if len(rows) > 1:
         raise refused(f"{name} stands {len(rows)} times in env of container {box['name']}")
@@ -74,7 +66,9 @@ def find(box: Json, name: str) -> Place:
 
 
 def value_of(deployment: Json, box: Json, name: str) -> str | None:
-    """Gives a variable's value, or how many pods there are to be. Raises NodeError as `find`."""
+    """Gives the value of a variable or a flag, or how many pods there are to be. Raises NodeError
+    as `find`.
+    """
     if name == REPLICAS:
         return str(deployment["spec"].get("replicas", 1))
     return find(box, name).value
@@ -109,39 +103,52 @@ def _assignment(name: str) -> Any:
 
 def replaced(place: Place, name: str, value: str) -> str:
     """Gives the shell line with the one assignment's value replaced."""
-    if not _PLAIN.match(value):
+    if not PLAIN.match(value):
         raise refused(f"{name}: {value[:60]!r} would need quotes in the shell line that sets it")
     return str(_assignment(name).sub(lambda m: f"{m.group(1)}{name}={value}", place.text, count=1))
 
 
 def patch(deployment: Json, box: Json, values: dict[str, str | None]) -> Json:
-    """Gives the strategic merge patch that sets variables of one container (None: takes one away).
+    """Gives the strategic merge patch that sets variables and flags of one container (None: takes
+    one away).
 
     It names the container and the variable, so that sidecars and other variables stay, and the
     resourceVersion, so that the server refuses it when somebody else wrote meanwhile.
     """
-    change: Json = {"name": box["name"]}
+    change: Json = {"name": box["name"], **_lines(box, values)}
     spec: Json = {}
     for name in sorted(values):
         value = values[name]
         if name == REPLICAS:
             spec["replicas"] = int(value or 0)
             continue
-        place = find(box, name)
-        if place.kind == "env":
+        if not flags.is_flag(name) and find(box, name).kind == "env":
             row = {"name": name, "value": value}
             gone = {"name": name, "$patch": "delete"}
             change.setdefault("env", []).append(gone if value is None else row)
-            continue
-        if value is None:
-            raise refused(f"{name} stands in a shell line: it cannot be taken away")
-        lines = change.setdefault(place.kind, list(box[place.kind]))
-        whole = Place(place.kind, place.at, place.value, lines[place.at])
-        lines[place.at] = replaced(whole, name, value)
     if len(change) > 1:
         spec["template"] = {"spec": {"containers": [change]}}
     version = deployment["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version}, "spec": spec}
+
+
+def _lines(box: Json, values: dict[str, str | None]) -> dict[str, list[str]]:
+    """Gives `command` and `args` as they read once what stands there is set; none that is not."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(values):
+        value, now = values[name], {**box, **found}
+        if flags.is_flag(name):
+            kind, lines = flags.edited(now, name, value)
+            found[kind] = lines
+            continue
+        place = Place("env", -1, None, "") if name == REPLICAS else find(now, name)
+        if place.kind == "env":
+            continue
+        if value is None:
+            raise refused(f"{name} stands in a shell line: it cannot be taken away")
+        found[place.kind] = list(now[place.kind])
+        found[place.kind][place.at] = replaced(place, name, value)
+    return found
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -176,16 +183,16 @@ def differences(before: Json, after: Json) -> list[Json]:
 
 
 def expected(box: Json, values: dict[str, str | None]) -> list[str]:
-    """Gives the paths that a patch of these variables may change: exactly these."""
+    """Gives the paths that a patch of these values may change: exactly these."""
     base = f"spec.template.spec.containers[{box['name']}]"
     paths: set[str] = set()
     for name in values:
         if name == REPLICAS:
             paths.add(name)
             continue
-        place = find(box, name)
-        if place.kind == "env":
+        if not flags.is_flag(name) and find(box, name).kind == "env":
             paths.update((f"{base}.env[{name}].value", f"{base}.env[{name}].name"))
-        else:
-            paths.add(f"{base}.{place.kind}[{place.at}]")
+    for kind, lines in _lines(box, values).items():
+        old, new = (flat(side, f"{base}.{kind}") for side in (box[kind], lines))
+        paths.update(path for path in {*old, *new} if old.get(path) != new.get(path))
     return sorted(paths)

@@ -14,7 +14,7 @@ from node.core.errors import CannotRead, Json, NodeError
 from node.core.step_kind import PATH, POST, Kind, Seen, Steps, differing
 from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.kube import deployment as kube_deployment
-from node.kube import hami_cache, inspect, kubectl
+from node.kube import hami_cache, inspect, kubectl, names
 from node.kube import patch as kube_patch
 
 MAX_REPLICAS = 1000
@@ -24,7 +24,7 @@ TRIES = 3
 def _wanted(step: Json, where: str) -> dict[str, str | None]:
     """Gives what the step sets by name: variables, or how many pods there are to be."""
     if "replicas" not in step:
-        return inspect.values_of(step.get("set"), f"{where}.set")
+        return names.values_of(step.get("set"), f"{where}.set")
     if "set" in step:
         raise validate.bad(f"{where}: give 'set' or 'replicas', one of them")
     count = validate.number(step["replicas"], f"{where}.replicas", 0, MAX_REPLICAS)
@@ -90,9 +90,9 @@ class DeploymentKind(Kind):
     def parse(self, step: Json, where: str) -> Json:
         """Gives the step with every value checked. Raises NodeError (bad_request)."""
         kubeconfig = step.get("kubeconfig")
-        space = inspect.name(step["namespace"], f"{where}.namespace")
-        name = inspect.name(step["deployment"], f"{where}.deployment")
-        box = inspect.name(step["container"], f"{where}.container")
+        space = names.name(step["namespace"], f"{where}.namespace")
+        name = names.name(step["deployment"], f"{where}.deployment")
+        box = names.name(step["container"], f"{where}.container")
         return {
             "op": self.op,
             # what rignode undo --overwrite names; no file lies there

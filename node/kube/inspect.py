@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import calendar
 import os
-import re
 import time
 from typing import Any
 
 from node.core import mapped_files, proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.kube import deployment as kube_deployment
-from node.kube import kubectl, patch
+from node.kube import flags, kubectl, limit_state, names, patch
 
-LABEL = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
 TAIL = 200
 # the wait ends at once with these: they do not mend themselves in time
 _STUCK = ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName",
@@ -30,32 +28,6 @@ _KEYS = (
 )
 
 
-def name(value: Any, where: str) -> str:
-    """Gives a name of the cluster. Raises NodeError for anything that is none."""
-    found = validate.text(value, where, 253)
-    if not LABEL.match(found):
-        raise validate.bad(f"{where}: {found[:60]!r} is not a Kubernetes name")
-    return found
-
-
-def variable(value: Any, where: str) -> str:
-    """Gives an environment variable's name."""
-    found = validate.text(value, where, 200)
-    if not re.match(r"^[A-Za-z_][A-Za-z0-9_]*$", found):
-        raise validate.bad(f"{where}: {found[:60]!r} is not a variable's name")
-    return found
-
-
-def values_of(value: Any, where: str) -> dict[str, str | None]:
-    """Gives variables to set: name to text."""
-    if not isinstance(value, dict) or not value or len(value) > 50:
-        raise validate.bad(f"{where} is not an object of 1 to 50 variables")
-    return {
-        variable(key, where): validate.text(text, f"{where}.{key}", 8192)
-        for key, text in value.items()
-    }
-
-
 def inspect_deployment(request: Any) -> Json:
     """Gives the Deployment, its rollout, pods, newest event, log lines, and variables' values.
 
@@ -64,12 +36,12 @@ def inspect_deployment(request: Any) -> Json:
     """
     body = validate.keys(request, "request", _KEYS, ("kubectl", "namespace", "deployment"))
     client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
-    space = name(body["namespace"], "namespace")
+    space = names.name(body["namespace"], "namespace")
     wanted = body.get("container")
-    box_name = None if wanted is None else name(wanted, "container")
+    box_name = None if wanted is None else names.name(wanted, "container")
     rows = validate.array(body.get("variables") or [], "variables", 50)
-    names = [variable(row, f"variables[{n}]") for n, row in enumerate(rows)]
-    deployment = get(client, space, name(body["deployment"], "deployment"))
+    asked = [names.variable(row, f"variables[{n}]") for n, row in enumerate(rows)]
+    deployment = get(client, space, names.name(body["deployment"], "deployment"))
     box = kube_deployment.container_of(deployment, box_name)
     found = pods(client, space, deployment)
     logs = validate.boolean(body.get("logs", True), "logs")
@@ -80,13 +52,14 @@ def inspect_deployment(request: Any) -> Json:
         "container": box["name"],
         "containers": [b["name"] for b in deployment["spec"]["template"]["spec"]["containers"]],
         "rollout": rollout(deployment),
-        "variables": {key: place_of(box, key) for key in names},
-        "pods": [told(client, space, pod, box["name"], names, logs) for pod in found],
+        "variables": {key: place_of(box, key) for key in asked},
+        "pods": [told(client, space, pod, box["name"], asked, logs) for pod in found],
         "event": event(client, space, [pod["metadata"]["name"] for pod in found]),
         "changes": None,
+        "guard": limit_state.told(deployment, space),
     }
     if body.get("set") is not None:
-        values = values_of(body["set"], "set")
+        values = names.values_of(body["set"], "set")
         answer["changes"] = patch.rehearse(client, space, deployment, box, values)
     return answer
 
@@ -204,7 +177,7 @@ def event(client: kubectl.Client, space: str, names: list[str]) -> str | None:
 
 
 def live(uid: str, names: list[str]) -> Json:
-    """Gives what the pod's processes on this host really have of the variables: pids and values.
+    """Gives what the pod's processes on this host really have of the variables and flags.
 
     The plugin may inject the same variable: only the process tells which one won.
     """
@@ -213,8 +186,9 @@ def live(uid: str, names: list[str]) -> Json:
         return {"processes": 0, "values": {}}
     for pid in proc.pids():
         if mapped_files.pod_of(proc.cgroup(pid)) == uid and os.path.exists(f"/proc/{pid}/exe"):
-            environ = proc.environ(pid)
-            found.append({key: environ.get(key) for key in names})
+            environ, argv = proc.environ(pid), proc.argv(pid)
+            found.append({key: flags.of_process(argv, key) if flags.is_flag(key)
+                          else environ.get(key) for key in names})  # fmt: skip
     # a pause container has none of them
     values = {key: sorted({row[key] for row in found if row[key] is not None}) for key in names}
     return {"processes": len(found), "values": values}

@@ -9,7 +9,7 @@ from node.change import journal, kinds, transaction
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.kube import deployment as kube_deployment
-from node.kube import inspect, kubectl
+from node.kube import inspect, kubectl, names
 
 RESTART_S = 30
 _KEYS = ("change", "kubectl", "kubeconfig", "namespace", "deployment", "pod")
@@ -22,8 +22,8 @@ def restart(request: Any) -> Json:
     """
     body = validate.keys(request, "request", _KEYS, ("change", *_KEYS[1:2], *_KEYS[3:]))
     header = journal.parse_change(body["change"])
-    space = inspect.name(body["namespace"], "namespace")
-    name = inspect.name(body["deployment"], "deployment")
+    space = names.name(body["namespace"], "namespace")
+    name = names.name(body["deployment"], "deployment")
     pod = validate.text(body["pod"], "pod", 100)
     client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
     with transaction.opened(header, "kube restart") as log:

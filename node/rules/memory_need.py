@@ -7,6 +7,13 @@ from math import ceil
 
 GIB = 1 << 30
 MIB = 1 << 20
+# What a start usually takes of a GB10's memory before vLLM measures it: 110 to 111 GiB available,
+# 101.3 to 102.2 seen, over many boots and two drivers (GLM-5.3-Flash-EXL3-2x#47).
+USUALLY_TAKEN = 9 * GIB
+# More than that is no start's own: something else took memory at the same time.
+MOST_TAKEN = 16 * GIB
+# What a driver keeps for itself is less. 35 failed starts held 85 GiB (eugr/spark-vllm-docker#257).
+LEAK = 8 * GIB
 
 
 def is_unified(gpu_name: str) -> bool:
@@ -20,6 +27,15 @@ def is_unified(gpu_name: str) -> bool:
 def share_of(total: int, utilization: float) -> int:
     """Gives what vLLM wants free of a total, in the total's unit: it refuses to start below."""
     return ceil(total * utilization)
+
+
+def is_leaked(unaccounted: int, short: int, users: int) -> bool:
+    """Gives True for memory that failed starts left behind and only a reboot brings back.
+
+    `unaccounted` bytes are in no category of /proc/meminfo, as a GB10's GPU memory is; nobody
+    uses the GPU (`users`), and with them the `short` bytes would be there.
+    """
+    return not users and unaccounted >= max(LEAK, short)
 
 
 def is_assigned(index: int, uuid: str, devices: Sequence[str] | None) -> bool:

@@ -7,13 +7,10 @@ setup answered in place of ours, and the change was called COMMITTED.
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-# Units that hold a login's processes, or what a line of a crontab started: they supervise nothing,
-# whatever they outlive is an orphan.
-LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*|crond?|anacron|atd)\.service\Z")
+from node.rules.patterns import LOGIN_UNIT
 
 
 class Held(Protocol):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 
+# an RDMA device, of /sys/class/infiniband
+HCA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")
 # IFNAMSIZ: 15 characters; a colon for an alias, `@` for a VLAN's parent
 DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+# Units that hold a login's processes, or what a line of a crontab started: they supervise nothing,
+# whatever they outlive is an orphan.
+LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*|crond?|anacron|atd)\.service\Z")

@@ -15,7 +15,7 @@ MAX_VALUE = 8192
 # Variables that a host reports of an engine; those of a SECRET_NAME it masks.
 WATCHED = (
     "VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_", "TORCH", "OMP_", "PYTORCH_", "TRITON",
-    "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_",
+    "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_", "GENESIS_", "SNDR_",
 )  # fmt: skip
 SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|AUTH", re.IGNORECASE)
 # A flag of a command line whose values nobody is to see.

@@ -37,7 +37,7 @@ def _text(head: bytes) -> str | None:
 
 
 def state(path: str) -> Json:
-    """Gives one path's state; a link is not followed.
+    """Gives one path's state; a link is not followed. A folder's size is its number of entries.
 
     Of a file that others may not read only an environment file's text is given, secrets masked;
     of the engine's secrets the names.
@@ -52,7 +52,7 @@ def state(path: str) -> Json:
     if stat.S_ISLNK(info.st_mode):
         return {**answer, "kind": "link"}
     if stat.S_ISDIR(info.st_mode):
-        return {**answer, "kind": "directory"}
+        return {**answer, "kind": "directory", "size": len(os.listdir(path))}
     if not stat.S_ISREG(info.st_mode):
         return {**answer, "kind": "other"}
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

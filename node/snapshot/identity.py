@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from node.core import proc
+from node.core import masking, proc
 from node.core.errors import Json
 
 
@@ -29,6 +29,7 @@ def read() -> Json:
         "os_id": release.get("ID", ""),
         "os_version": release.get("VERSION_ID", ""),
         "kernel": uname.release,
+        "cmdline": masking.masked_cmdline(proc.read_text("/proc/cmdline")),
         "uptime_s": float(uptime[0]),
         "clock_unix_s": time.time(),
         "effective_uid": os.geteuid(),

@@ -7,10 +7,21 @@ from collections.abc import Iterable
 
 from node.core import proc
 from node.core.errors import CannotRead, Json
+from node.snapshot import start_memory
+
+# categories that do not overlap; Shmem is in Cached
+_HELD = (
+    "MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "KernelStack", "PageTables",
+    "SecPageTables", "Percpu", "VmallocUsed", "Hugetlb",
+)  # fmt: skip
 
 
 def read() -> Json:
-    """Gives /proc/meminfo in bytes; `page_cache` is what dropping caches could free at most."""
+    """Gives /proc/meminfo in bytes, and what the engine's last start took.
+
+    `page_cache` is what dropping caches could free at most. `unaccounted` is in no category, such
+    as pages that a driver took for a GPU without memory of its own.
+    """
     kib: dict[str, int] = {}
     for line in proc.read_text("/proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
@@ -28,6 +39,8 @@ def read() -> Json:
         "dirty": size["Dirty"],
         "swap_total": size["SwapTotal"],
         "swap_free": size["SwapFree"],
+        "unaccounted": max(0, size["MemTotal"] - sum(size.get(name, 0) for name in _HELD)),
+        "start_took": start_memory.taken(),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from node.core import proc
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
 from node.core.run import TimedOut, run
+from node.snapshot import rdma
 
 TIMEOUT_S = 5.0
 REACH_S = 2.5
@@ -148,10 +148,8 @@ def reach(ask: Json) -> Json:
 
 
 def read(device: str | None, mtu: int | None, peers: list[str], asked: Sequence[Json] = ()) -> Json:
-    """Gives links, RDMA devices and one probe for each peer and each port, all at once."""
+    """Gives links, RDMA ports and one probe for each peer and each port, all at once."""
     rows = _ip("-d", "addr")
     reached = each(reach, list(asked), 8)
     probes = each(lambda peer: probe(peer, device, mtu, rows), peers, 8)
-    infiniband = "/sys/class/infiniband"
-    rdma = sorted(os.listdir(infiniband)) if os.path.isdir(infiniband) else []
-    return {"links": links(rows), "rdma_devices": rdma, "peers": probes, "reach": reached}
+    return {"links": links(rows), "rdma": rdma.read(), "peers": probes, "reach": reached}

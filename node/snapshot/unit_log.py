@@ -38,6 +38,12 @@ def _journal(*words: str) -> list[str]:
     return done.out.splitlines()[::-1] if done.rc == 0 else []
 
 
+def between(unit: str, since: int, until: int) -> list[str]:
+    """Gives what the unit's processes logged between two Unix times, oldest first."""
+    match = "_SYSTEMD_UNIT=" + unit
+    return _journal(match, "-o", "cat", "--since", f"@{since}", "--until", f"@{until}")
+
+
 def last_line(unit: str) -> str | None:
     """Gives the last line the unit's own processes logged, else systemd's last about it."""
     for match in (["_SYSTEMD_UNIT=" + unit], ["-u", unit]):

@@ -12,7 +12,7 @@ from node.core import proc
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
 from node.core.run import TimedOut, run
-from node.rules.ownership import LOGIN_UNIT
+from node.rules.patterns import LOGIN_UNIT
 from node.snapshot import processes, unit_log
 from node.systemd import exec_lines, scripts, unit_files
 

@@ -11,7 +11,7 @@ import stat
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
 from node.files import cold_read
-from node.weights import beside, manifest, model_header
+from node.weights import beside, hub_cache, manifest, model_header
 
 MAX_FILES = 20000
 MAX_INDEX = 64 << 20
@@ -28,19 +28,23 @@ def _inside(folder: str, path: str) -> bool:
     return os.path.realpath(path).startswith(folder.rstrip("/") + "/")
 
 
-def _names(folder: str) -> list[str]:
-    """Gives the regular files of a folder, sorted; a link that leads out of it is not followed."""
+def _names(folder: str) -> tuple[list[str], int]:
+    """Gives the regular files of a folder, sorted, and how many are links into the blobs of the
+    Hugging Face cache that it is a snapshot of. Another link that leads out is not followed.
+    """
     found: list[str] = []
+    cache, linked = hub_cache.root_of(folder) or folder, 0
     for here, folders, names in os.walk(folder):
         # our own folder beside the weights: parts, and what a change replaced
         folders[:] = [name for name in folders if name != manifest.OWN or here != folder]
         for name in names:
             path = os.path.join(here, name)
-            if os.path.isfile(path) and (not os.path.islink(path) or _inside(folder, path)):
+            if os.path.isfile(path) and (not os.path.islink(path) or _inside(cache, path)):
                 found.append(os.path.relpath(path, folder))
+                linked += not _inside(folder, path)
         if len(found) > MAX_FILES:
             raise CannotRead(f"{folder} holds more than {MAX_FILES} files: not a weights folder")
-    return sorted(found)
+    return sorted(found), linked
 
 
 def _file(folder: str, name: str, deep: bool, known: Json) -> Json:
@@ -109,19 +113,21 @@ def _shards(index: str) -> set[str]:
 
 def _one(path: str, deep: bool) -> Json:
     """Gives one weights folder, or one file as a folder of one."""
+    found = hub_cache.snapshot_of(path)
+    where: Json = {"path": path, "folder": found}
     try:
-        is_file = stat.S_ISREG(os.stat(path).st_mode)
+        is_file = stat.S_ISREG(os.stat(found).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        return {"path": path, "exists": False, "files": [], "missing_shards": [],
+        return {**where, "exists": False, "files": [], "missing_shards": [],
                 "incomplete": None, "displaced": []}  # fmt: skip
-    real = os.path.realpath(path)
+    real = os.path.realpath(found)
     folder, names = os.path.split(real) if is_file else (real, "")
-    listed = [names] if is_file else _names(real)
+    listed, linked = ([names], 0) if is_file else _names(real)
     jobs: list[tuple[str, str]] = [(folder, name) for name in listed]
     known = manifest.Folder(real).known()
     files = each(lambda job: _file(job[0], job[1], deep, known), jobs, min(4, os.cpu_count() or 1))
     missing = [] if is_file else _missing(folder, listed)
-    return {"path": path, "exists": True, "files": files, "missing_shards": missing,
+    return {**where, "exists": True, "linked": linked, "files": files, "missing_shards": missing,
             "incomplete": beside.incomplete(real), "displaced": beside.displaced(real)}  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def serve(source: Source, wanted: Json) -> Json:
     Raises NodeError: `port_taken`, `no_address`, `deadline`, `no_peer`, `interrupted`.
     """
     alive = ParentWatch()
-    listener = _listener(wanted)
+    door = listener(wanted)
     offer = _Server(source, wanted)
     deadline = time.monotonic() + wanted["deadline_s"]
     try:
@@ -126,17 +126,18 @@ def serve(source: Source, wanted: Json) -> Json:
             if offer.idle_s() > IDLE_S:
                 raise NodeError(f"no peer was heard for {IDLE_S:g} s", "no_peer",
                                 "look at the peers' own lines")  # fmt: skip
-            ready = select.select([listener.fileno(), offer.bell], [], [], 0.2)[0]
+            ready = select.select([door.fileno(), offer.bell], [], [], 0.2)[0]
             if offer.bell in ready:
                 os.read(offer.bell, 64)
-            if listener.fileno() in ready:
-                offer.take(*listener.accept())
+            if door.fileno() in ready:
+                offer.take(*door.accept())
     finally:
-        listener.close()
+        door.close()
     return offer.answer()
 
 
-def _listener(wanted: Json) -> socket.socket:
+def listener(wanted: Json) -> socket.socket:
+    """Gives a socket that listens at `address`, `port`, `device`. Raises NodeError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     where = f"{wanted['address']}:{wanted['port']}"
     try:

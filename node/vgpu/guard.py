@@ -19,7 +19,7 @@ from node.change import close as change_close
 from node.change import journal
 from node.core import log
 from node.core.errors import Json, NodeError
-from node.files import atomic, host_lock, state_dir, state_file
+from node.files import atomic, state_dir, state_file
 from node.vgpu import state as vgpu_state
 from node.vgpu.state import State
 from node.watch import config, notices
@@ -120,18 +120,12 @@ def mend(known: State) -> str:
     return identifier
 
 
-def operator_at_work() -> bool:
-    """Gives True while another run works here or left a change open."""
-    held, _ = host_lock.held()
-    return held or any(row["status"] == "OPEN" for row in journal.read_all()[0])
-
-
 def inspect_target(known: State) -> None:
     """One look: tells and mends; the memory is written before and after what is told."""
     found = digest(known.target)
     if found != known.ours:
         found = stable_digest(known.target)
-    if operator_at_work():
+    if journal.operator_at_work():
         log.say("a change is open: not the guard's turn")
         return
     fresh: Json = {"status": "ours", "mended": [], "pending": []}

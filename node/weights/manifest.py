@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from node.core.errors import Json, NodeError
 from node.files import cold_read, dirfd
+from node.weights import hub_cache
 
 OWN = ".rigbook"
 MANIFEST = "manifest.json"
@@ -103,7 +104,7 @@ class Folder:
     def _open(self, name: str) -> int:
         """Gives a descriptor of a file. Raises OSError."""
         real = os.path.realpath(self.path)
-        root = _cache_of(real) or real
+        root = hub_cache.root_of(real) or real
         return dirfd.open_beneath(root, os.path.relpath(os.path.join(real, name), root))
 
     @contextlib.contextmanager
@@ -194,14 +195,6 @@ class Folder:
         path = os.path.join(self.path, OWN)
         with contextlib.suppress(FileNotFoundError):
             _require_ours(os.lstat(path), path)
-
-
-def _cache_of(path: str) -> str | None:
-    """Gives the folder of a model in a Hugging Face cache, where `path` is a snapshot of it: the
-    snapshot's links lead to its blobs."""
-    model, snapshots = os.path.split(os.path.dirname(path))
-    is_cache = snapshots == "snapshots" and os.path.basename(model).startswith("models--")
-    return model if is_cache and os.path.isdir(os.path.join(model, "blobs")) else None
 
 
 def _require_ours(info: os.stat_result, path: str) -> None:

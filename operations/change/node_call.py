@@ -8,7 +8,7 @@ from pyinfra.api import Host, State, StringCommand
 
 from facts.rignode import pack
 from facts.rignode.call import AskFailed, bounded, document_of
-from facts.rignode.context import in_host
+from facts.rignode.context import as_root, in_host
 
 
 class StepFailed(Exception):
@@ -44,7 +44,7 @@ def call(
             command,
             print_output=state.print_output,
             print_input=state.print_input,
-            _sudo=True,
+            **as_root(host),
             _stdin=sent.stdin,
         )
     except Exception as error:  # any transport error: paramiko, gevent, OSError

@@ -67,7 +67,8 @@ def restart_pods(run: Run, pods: Mapping[str, PodName]) -> tuple[str, ...]:
         done = call(run.state, target, "kube restart", request, RESTART_S)
         if done["restarted"]:
             target.log(f"restart Deployment {pod.namespace}/{name}")
-            where["container"] = done["container"]
+            ours = (pod.namespace, name) == (data.namespace, data.deployment)
+            where["container"] = (data.container if ours else None) or done["container"]
             wait_for_rollout(run.state, target, where, done["generation"], data.patience_s, pods,
                              "restarted")  # fmt: skip
         lines.append(f"Deployment {pod.namespace}/{name} was restarted")

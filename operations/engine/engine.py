@@ -66,10 +66,11 @@ def _equal(document: Document, now: FileState) -> bool:
 
 
 def folder_steps(spec: EngineSpec, files: Mapping[str, FileState], owner: str) -> Steps:
-    """Steps that make absent folders: the engine's own, and bind mounts (docker would make them
-    root's). The weights' folder is never made: an empty one would hide that they are missing.
+    """Steps that make absent folders: the engine's own, those of the compiled kernels, and bind
+    mounts (docker would make them root's). The weights' folder is never made: an empty one would
+    hide that they are missing.
     """
-    own = make_folders(ENGINE_FOLDERS, files)
+    own = make_folders((*ENGINE_FOLDERS, *spec.jit_folders), files)
     return own + make_folders(spec.cache_folders, files, owner=owner)
 
 

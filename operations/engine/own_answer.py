@@ -7,6 +7,7 @@ launch script, whose processes hold the port, the same ones before the completio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from itertools import zip_longest
 from urllib.parse import urlsplit
@@ -29,6 +30,8 @@ Looks = Mapping[str, NodeSnapshot | Unreadable]
 Identity = frozenset[tuple[str, str, int | None, int | None]]
 # Completions that are asked for, where the engine is another one behind each.
 TRIES = 3
+# A worker's title, with its ranks: VLLM::Worker_DP0_PP0_TP0_EP0, each where there are several.
+_WORKER = re.compile(r"VLLM::Worker_(?:DP|PP|TP)\d")
 # A value that the host does not tell, and one that the shell alone knows.
 _MASK, _EXPANDED = "***", ("$", "`")
 
@@ -51,7 +54,11 @@ def ask_ours(
         for _ in range(TRIES):
             before = identity(look_at_engine(state, nodes), head, endpoint)
             answer = ask()
-            if not answer.ok or before == identity(look_at_engine(state, nodes), head, endpoint):
+            if not answer.ok:
+                return answer
+            looks = look_at_engine(state, nodes)
+            if before == identity(looks, head, endpoint):
+                _experts_as_written(looks)
                 return answer
     except _NotSeen as reason:
         return Answer(False, str(reason))
@@ -151,6 +158,24 @@ def _as_written(node: str, snapshot: NodeSnapshot) -> None:
                 f"the engine on {node} was not started as {SCRIPT_PATH} says: it has {have!r}, "
                 f"the script {want!r}; start it anew: deploys/restart.py"
             )
+
+
+def _experts_as_written(looks: Looks) -> None:
+    """NotOurs when the experts are not spread as the launch script says. A worker that shares them
+    has its rank in its title, VLLM::Worker_TP0_EP0, once it is up (vllm PR#22205); without titles
+    (no setproctitle, one process) nothing is told.
+    """
+    for node, snapshot in looks.items():
+        if isinstance(snapshot, Unreadable) or isinstance(snapshot.files, Unreadable):
+            continue
+        script = next((f.content for f in snapshot.files if f.path == SCRIPT_PATH), None)
+        wanted = "--enable-expert-parallel" in argv_in(script or "")
+        for title in (p.argv[0] for p in _processes(node, snapshot) if p.argv):
+            if wanted and _WORKER.match(title) and "_EP" not in title:
+                raise NotOurs(
+                    f"{SCRIPT_PATH} of {node} enables expert parallel, and its worker {title} runs "
+                    "without it; start it anew: deploys/restart.py"
+                )
 
 
 def _flags(argv: tuple[str, ...]) -> tuple[str, ...] | None:

@@ -17,7 +17,7 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.api.exceptions import ConnectError
 
 from facts.boot_id import BootId
-from facts.rignode.context import fact_of, in_host
+from facts.rignode.context import as_root, fact_of, in_host
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 
@@ -55,7 +55,7 @@ def reboot_now(state: State, target: Host, before: str, budget_s: int) -> None:
     """Reboots a host and waits for its next boot; StepFailed when it does not come."""
     # Detached: the ssh channel must not wait for a shell that the reboot ends.
     command = "nohup sh -c 'sleep 1; systemctl reboot' >/dev/null 2>&1 &"
-    done, output = in_host(state, target, target.run_shell_command, command, _sudo=True)
+    done, output = in_host(state, target, target.run_shell_command, command, **as_root(target))
     if not done:
         raise StepFailed(f"{target.name}: systemctl reboot: {output.stderr[-200:]}")
     seconds = wait_for_boot(state, target, before, budget_s)

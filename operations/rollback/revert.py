@@ -13,7 +13,7 @@ from facts.endpoint.completion import Endpoint
 from facts.local.secret_values import api_key
 from facts.observe import observe
 from facts.rignode.call import AskFailed, ask_node, bounded
-from facts.rignode.context import in_host, real
+from facts.rignode.context import as_root, in_host, real
 from operations.adopt.answer import answers_again, former_in
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
@@ -264,7 +264,7 @@ def stop_unit(state: State, node: str) -> None:
     host = state.inventory.get_host(node)
     command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
     try:
-        done, output = in_host(state, host, host.run_shell_command, command, _sudo=True)
+        done, output = in_host(state, host, host.run_shell_command, command, **as_root(host))
     except Exception as error:  # any transport error: paramiko, gevent, OSError
         raise StepFailed(
             f"{node}: systemctl stop {UNIT}: the connection failed: {error}"

@@ -11,7 +11,7 @@ from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
 from facts.rignode.call import bounded
-from facts.rignode.context import in_host
+from facts.rignode.context import as_root, in_host
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer import image_ssh
@@ -76,7 +76,8 @@ def _seed(
         return
     a_host = run.host(node)
     command = bounded(f"docker pull --quiet {shlex.quote(reference)}", PULL_TIMEOUT_S)
-    done, output = in_host(run.state, a_host, a_host.run_shell_command, command, _sudo=True)
+    root = as_root(a_host)
+    done, output = in_host(run.state, a_host, a_host.run_shell_command, command, **root)
     if not done:
         raise StepFailed(f"{node}: docker pull {reference}: {output.stderr.strip()[-300:]}")
 
@@ -85,7 +86,8 @@ def _inspect(run: Run, node: str, image: str, what: str) -> tuple[bool, str]:
     """Whether docker on a node has an image, and a part of what it says of it."""
     a_host = run.host(node)
     line = f"docker image inspect --format {shlex.quote(what)} {shlex.quote(image)}"
-    done, said = in_host(run.state, a_host, a_host.run_shell_command, bounded(line, 60), _sudo=True)
+    asked, root = bounded(line, 60), as_root(a_host)
+    done, said = in_host(run.state, a_host, a_host.run_shell_command, asked, **root)
     return done, said.stdout if done else said.stderr
 
 

@@ -17,6 +17,7 @@ from pyinfra.api import Host
 
 from facts.local.secret_values import SecretMissing, value_of
 from facts.rignode.call import bounded
+from facts.rignode.context import as_root
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from schema.desired.rig import Node
@@ -174,7 +175,8 @@ class _Command:
         if client is None:
             raise StepFailed(f"{host.name}: method=ssh needs an ssh connection to it")
         self._host, self._name = host, name or command.split()[1]
-        line = f"sudo -n {bounded(command, TIMEOUT_S)}"
+        shell = as_root(host)["_shell_executable"]
+        line = f"sudo -n {shell} -c {shlex.quote(bounded(command, TIMEOUT_S))}"
         self._stdin, self._stdout, self._stderr = client.exec_command(line, timeout=TIMEOUT_S)
         self._channel = self._stdout.channel
 

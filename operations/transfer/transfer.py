@@ -16,7 +16,7 @@ import gevent
 from pyinfra.api import Host, StringCommand
 
 from facts.rignode.call import bounded
-from facts.rignode.context import in_host
+from facts.rignode.context import as_root, in_host
 from operations.change.node_call import call
 from operations.change.run import Run
 
@@ -27,20 +27,22 @@ LOOK_EVERY_S = 3.0
 
 @dataclass(frozen=True)
 class Route:
-    """How the targets reach the source: addresses by node, and the device (None: any)."""
+    """How the targets reach the source: address and own device (None: any) by node."""
 
     addresses: Mapping[str, str]
-    device: str | None
+    devices: Mapping[str, str | None]
     port: int
 
     @property
     def words(self) -> str:
         """The way, for a person."""
-        return f"out of {self.device}" if self.device else "over the LAN"
+        named = dict.fromkeys(device for device in self.devices.values() if device)
+        return f"out of {', '.join(named)}" if named else "over the LAN"
 
-    def listen(self, source: str) -> dict[str, Any]:
-        """Where the source listens, as node takes it."""
-        return {"address": self.addresses[source], "port": self.port, "device": self.device}
+    def listen(self, source: str, name: str | None = None) -> dict[str, Any]:
+        """Where the source listens, as node takes it; `name`: who goes there, by its own device."""
+        device = self.devices[name or source]
+        return {"address": self.addresses[source], "port": self.port, "device": device}
 
 
 class Transfer:
@@ -71,7 +73,7 @@ class Transfer:
         self.run.touched.add(name)
         request = {
             "change": self.run.change(),
-            "from": self.route.listen(self.source),
+            "from": self.route.listen(self.source, name),
             "key": self._key,
             "deadline_s": DEADLINE_S,
             **more,
@@ -103,11 +105,11 @@ def watch(run: Run, host: Host, what: str) -> None:
     """Shows a node's progress file (node/transfer/spool.py) as it changes, until it is killed."""
     path = f"/var/lib/rigbook/spool/{what}.progress"
     command = StringCommand(bounded(f"cat {path} 2>/dev/null || true", 10))
-    said = ""
+    said, root = "", as_root(host)
     while True:
         gevent.sleep(LOOK_EVERY_S)
         try:
-            _, output = in_host(run.state, host, host.run_shell_command, command, _sudo=True)
+            _, output = in_host(run.state, host, host.run_shell_command, command, **root)
             line = str(json.loads(output.stdout_lines[-1])["line"])
         except Exception:  # a look that fails says nothing about the transfer
             continue

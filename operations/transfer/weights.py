@@ -8,6 +8,7 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, operation
 
+from operations.change.apply import Steps, describe
 from operations.change.run import Run
 from operations.transfer.transfer import DEADLINE_S, Transfer, came, watched_call
 
@@ -20,6 +21,7 @@ def move(
     replaced: Mapping[str, Sequence[tuple[str, int]]],
     owner: str,
     prune: bool,
+    then: Mapping[str, Steps],
 ) -> Generator[FunctionCommand, None, None]:
     """
     Bring the files that a node lacks, or has otherwise, from the node that gives.
@@ -30,6 +32,7 @@ def move(
     + replaced: by node, name and bytes of the files there that are replaced or deleted
     + owner: who owns the files here
     + prune: delete what the giving node has not
+    + then: by node, journalled steps once the files are there
     """
     members = (transfer.source, *transfer.targets) if transfer else ()
     if transfer is None or host.name not in members:
@@ -43,7 +46,7 @@ def move(
     yield run.step(
         "move",
         members,
-        lambda: _part(reporter, transfer, paths[reporter.name], owner, prune),
+        lambda: _part(run, reporter, transfer, paths[reporter.name], owner, prune, then),
         DEADLINE_S,
     )
 
@@ -68,7 +71,15 @@ def _size(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
 
 
-def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool) -> None:
+def _part(
+    run: Run,
+    reporter: Host,
+    transfer: Transfer,
+    path: str,
+    owner: str,
+    prune: bool,
+    then: Mapping[str, Steps],
+) -> None:
     if reporter.name == transfer.source:
         gave = transfer.offer({"path": path})
         if gave.get("not_kept"):
@@ -94,6 +105,46 @@ def _part(reporter: Host, transfer: Transfer, path: str, owner: str, prune: bool
     for name in answer["extra"]:
         verb = "deleted" if name in answer["pruned"] else "left here (prune=true deletes it)"
         reporter.log_styled(f"{name} is not on {transfer.source}: {verb}", fg="yellow")
+    if steps := then.get(reporter.name):
+        run.apply(reporter.name, steps)
+        reporter.log("; ".join(describe(step) for step in steps))
+
+
+@operation()
+def download(
+    run: Run,
+    node: str,
+    request: Mapping[str, Any],
+    words: str,
+    then: Mapping[str, Steps],
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Bring a model's files from the hub onto one node, each compared with what the hub says of it.
+
+    + run: the change
+    + node: the node that downloads
+    + request: what node's `weights download` takes, without the change
+    + words: what comes, for a person
+    + then: by node, journalled steps once the files are there
+    """
+    if host.name != node:
+        host.noop(f"the hub's files come to {node}")
+        return
+    reporter = host
+    run.show_once(host, "download", lambda: host.log(words))
+
+    def work() -> None:
+        run.touched.add(node)
+        more = {"change": run.change(), "deadline_s": DEADLINE_S}
+        answer = watched_call(run, node, "weights", "download", {**request, **more})
+        size = f"{len(answer['files'])} files, {answer['bytes'] / 1e9:.2f} GB"
+        reporter.log_styled(
+            f"{size}, in {answer['took_s']:.0f} s, each as the hub says", fg="green"
+        )
+        if steps := then.get(node):
+            run.apply(node, steps)
+
+    yield run.step("download", [node], work, DEADLINE_S)
 
 
 def arrived(answer: Mapping[str, Any]) -> str:

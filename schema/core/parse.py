@@ -16,6 +16,8 @@ from schema.core.errors import HiddenValueError, SpecError, shown, unknown
 
 M = TypeVar("M", bound=BaseModel)
 
+# A default that hangs on a key which is wrong itself, and has its line.
+_FOLLOWS = "default_factory_not_called"
 _KINDS = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -53,7 +55,8 @@ def build(
     try:
         checked = model.model_validate_json(text, strict=True)
     except ValidationError as error:
-        lines = [_line(model, dict(e), where, given) for e in error.errors(include_url=False)]
+        found = [dict(e) for e in error.errors(include_url=False)]
+        lines = [_line(model, e, where, given) for e in found if e["type"] != _FOLLOWS]
         raise SpecError(*dict.fromkeys([*taken, *lines])) from None
     if taken:
         raise SpecError(*taken)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import keyword
 import re
 
-from node.rules.patterns import DEVICE, IMAGE
+from node.rules.patterns import DEVICE, HCA, IMAGE
 from node.rules.secret import has_credentials
 from node.rules.urls import is_http_url
 from schema.core.errors import HiddenValueError
@@ -18,7 +18,8 @@ MAX_LINE = 8192
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")
-_FLAG_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+# vLLM's `--config.key value` sets one key of a JSON argument, `--config.key+` adds to its list.
+_FLAG_NAME = re.compile(r"[a-z][a-z0-9_]*((\.[A-Za-z0-9_-]+)+\+?)?\Z")
 _SHM_SIZE = re.compile(r"[1-9][0-9]*[kmg]\Z")
 # C0, DEL, C1 and the two Unicode line separators.
 _HOST = re.compile(r"(@[a-z]+|(@[a-z]+/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,127})\Z")
@@ -88,6 +89,17 @@ def device_name(value: str) -> str:
     return value
 
 
+def hca_name(value: str) -> str:
+    """The name of an RDMA device, and its port where one is meant: rocep1s0f0, mlx5_0:1."""
+    device, colon, port = value.partition(":")
+    if not HCA.match(device) or (colon and not (port.isdecimal() and 0 < int(port) < 256)):
+        raise ValueError(
+            "is not an RDMA device's name; allowed: one of `ls /sys/class/infiniband`, with "
+            ":PORT where it has several"
+        )
+    return value
+
+
 def absolute_path(value: str) -> str:
     """An absolute path without `..`, of one line."""
     single_line(value)
@@ -119,10 +131,11 @@ def env_name(value: str) -> str:
 
 
 def flag_name(value: str) -> str:
-    """A key of vllm_serve: the flag's name with `_` for `-`."""
+    """A key of vllm_serve: the flag's name with `_` for `-`, dots for a key of its JSON."""
     if not _FLAG_NAME.match(value):
         raise ValueError(
-            "is not a flag's name; allowed: lower-case letters, digits and _, such as max_model_len"
+            "is not a flag's name; allowed: lower-case letters, digits and _, such as "
+            "max_model_len, or compilation_config.cudagraph_mode for one key of a map"
         )
     return value
 

@@ -12,14 +12,16 @@ from schema.core.strings import (
     absolute_path,
     argument,
     device_name,
+    hca_name,
     host_name,
     http_url,
     mac_address,
     plain_name,
 )
 
-# pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and `_sudo`, the one
-# of its global arguments that belongs to a host. pyinfra checks their values itself.
+# pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and those of its
+# global arguments that belong to a host: `_sudo`, and `_shell_executable`, which is rigbook's door
+# where sudo is narrow. pyinfra checks their values itself.
 PYINFRA_KEYS = frozenset(
     [
         "ssh_hostname",
@@ -43,6 +45,7 @@ PYINFRA_KEYS = frozenset(
         "fake_delay",
         "fake_delay_jitter",
         "_sudo",
+        "_shell_executable",
     ]
 )
 
@@ -85,6 +88,9 @@ Module = Annotated[str, AfterValidator(module_name)]
 Release = Annotated[str, AfterValidator(release_name)]
 Argument = Annotated[str, AfterValidator(argument)]
 Url = Annotated[str, AfterValidator(http_url)]
+Hca = Annotated[str, AfterValidator(hca_name)]
+Devices = Annotated[tuple[Device, ...], BeforeValidator(listed)]
+Hcas = Annotated[tuple[Hca, ...], BeforeValidator(listed)]
 Names = Annotated[tuple[Name, ...], BeforeValidator(listed)]
 Arguments = Annotated[tuple[Argument, ...], BeforeValidator(listed)]
 Paths = Annotated[tuple[AbsolutePath, ...], BeforeValidator(listed)]

@@ -37,9 +37,10 @@ class EngineSpec:
     venv's path and who runs it, None for a container. `environ` is the engine's environment.
     `volumes` are (source, target, read_only) with `~` resolved. `weights` is the host path of the
     weights. `cache_folders` are the mounted folders below the login user's home, parents first,
-    that may be made when absent; the weights' own are not among them. `flags` are the merged
-    vllm_serve values, for diffs. `secrets` say where the values of further variables come from, a
-    file of the node as an absolute path.
+    that may be made when absent; the weights' own are not among them. `jit_folders` are those of
+    the caches that the recipe does not place, root's. `flags` are the merged vllm_serve values, for
+    diffs. `secrets` say where the values of further variables come from, a file of the node as an
+    absolute path.
     """
 
     node: str
@@ -52,6 +53,7 @@ class EngineSpec:
     venv: str | None = None
     user: str | None = None
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
+    jit_folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

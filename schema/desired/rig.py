@@ -8,21 +8,22 @@ from pydantic import AfterValidator, Field, model_validator
 
 from schema.core.base import Frozen
 from schema.core.strings import mount_path
-from schema.core.types import Address, Device, HostName, Name
+from schema.core.types import Address, Device, Hca, HostName, Name
 
 
 class Fabric(Frozen):
-    """The private link between the nodes: its device, its MTU in bytes."""
+    """The private link between the nodes: its MTU in bytes. Each node has its own device on it."""
 
-    device: Device
     mtu: Annotated[int, Field(ge=1280, le=65535)] = 9000
 
 
 class Node(Frozen):
     """One machine of a rig. `rank` 0 is the head, which answers clients.
 
-    `fabric_address` is None on a rig of one node. `home` is the login user's home on the node,
-    the meaning of `~` in a recipe's volumes.
+    `fabric_device` and `fabric_address` are None on a rig of one node. `hcas` are the RDMA devices
+    that its engine is to use, in the form of NCCL_IB_HCA; empty: as the recipe says. `uncabled` are
+    links that never have a cable. `home` is the login user's home on the node, the meaning of `~`
+    in a recipe's volumes.
     """
 
     name: HostName
@@ -30,6 +31,9 @@ class Node(Frozen):
     rank: Annotated[int, Field(ge=0, le=63)]
     lan_address: Address
     fabric_address: Address | None = None
+    fabric_device: Device | None = None
+    hcas: tuple[Hca, ...] = ()
+    uncabled: tuple[Device, ...] = ()
     ssh_user: Name
     home: Annotated[str, AfterValidator(mount_path)]
 
@@ -63,9 +67,10 @@ class Rig(Frozen):
         if len(self.nodes) > 1:
             if self.fabric is None:
                 raise ValueError("fabric_device: is missing in group_data; several nodes need one")
-            bare = [n.name for n in self.nodes if n.fabric_address is None]
-            if bare:
-                raise ValueError(f"{', '.join(bare)}: fabric_address: is missing in the inventory")
+            for what in ("fabric_device", "fabric_address"):
+                bare = [n.name for n in self.nodes if getattr(n, what) is None]
+                if bare:
+                    raise ValueError(f"{', '.join(bare)}: {what}: is missing in the inventory")
         return self
 
     @property

@@ -15,6 +15,7 @@ from schema.desired.kubernetes import ClusterData, Folder
 from schema.inputs.runbook_data import DoctorKeys, KernelKeys, RebootKeys, RollbackKeys
 
 WAIVER = frozenset({"waive", "reason"})
+_FLAG = re.compile(r"--[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 _SYMBOL = re.compile(r"[A-Za-z_.$][A-Za-z0-9_.$@]{0,255}\Z")
 
 
@@ -42,6 +43,25 @@ def variables(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def flag_values(value: dict[str, str]) -> dict[str, str]:
+    """Flags of a command line by name, each with its value of one line."""
+    for name, text in value.items():
+        if not _FLAG.match(name):
+            raise ValueError(f"{name!r} is not a flag; allowed: such as --max-num-seqs")
+        single_line(text)
+    if not value:
+        raise ValueError('is empty; allowed: such as \'{"--max-num-seqs": "8"}\'')
+    return value
+
+
+def texts(value: object) -> object:
+    """Whole numbers as they were typed: `{"--max-num-seqs": 8}` holds a number."""
+    if not isinstance(value, dict):
+        return value
+    return {key: str(v) if isinstance(v, int) and not isinstance(v, bool) else v
+            for key, v in value.items()}  # fmt: skip
+
+
 def limit_text(value: object) -> object:
     """A limit as it was typed: `--data limit=-1` arrives as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -50,6 +70,7 @@ def limit_text(value: object) -> object:
 Sha256 = Annotated[str, AfterValidator(sha256_hex)]
 Symbol = Annotated[str, AfterValidator(symbol)]
 Variables = Annotated[dict[str, str], AfterValidator(variables)]
+Flags = Annotated[dict[str, str], BeforeValidator(texts), AfterValidator(flag_values)]
 
 
 class ClusterServeData(ClusterData):
@@ -82,8 +103,22 @@ class ClusterKernelData(KernelKeys, ClusterData):
     """kernel."""
 
 
-class LibvgpuData(ClusterData):
-    """libvgpu. The webhook's URL is its password: root's file on the host may hold it instead."""
+class GuardKeys(ClusterData):
+    """Whom a guard tells. The webhook's URL is its password: root's file on the host may hold it
+    instead.
+    """
+
+    webhook: Url | None = key(None, "the URL that the guard tells", repr=False)
+    webhook_file: AbsolutePath | None = key(None, "a file of root's on the host with the URL")
+
+    def conflict(self) -> tuple[str, str] | None:
+        if self.webhook and self.webhook_file:
+            return "webhook", "webhook: and webhook_file; allowed: one of them"
+        return super().conflict()
+
+
+class LibvgpuData(GuardKeys):
+    """libvgpu."""
 
     library: Argument | None = key(None, "a file on this machine; with sha256")
     sha256: Sha256 | None = key(None, "the library's, as sha256sum prints it")
@@ -94,19 +129,15 @@ class LibvgpuData(ClusterData):
     restart_pods: bool = key(False, "restart the pods that keep the former library")
     guard: bool = key(False, "notice when the plugin puts its own library back")
     reapply: bool = key(False, "the guard puts the library back; with guard")
-    webhook: Url | None = key(None, "the URL that the guard tells", repr=False)
-    webhook_file: AbsolutePath | None = key(None, "a file of root's on the host with the URL")
     remove: bool = key(False, "bring the original back")
 
     def conflict(self) -> tuple[str, str] | None:
-        if self.webhook and self.webhook_file:
-            return "webhook", "webhook: and webhook_file; allowed: one of them"
         if self.reapply and not self.guard:
             return "reapply", "reapply: without guard; allowed: with guard=true"
         return super().conflict()
 
 
-class GpuLimitData(ClusterData):
+class GpuLimitData(GuardKeys):
     """gpu_limit."""
 
     limit: Annotated[str | None, BeforeValidator(limit_text)] = key(
@@ -123,3 +154,13 @@ class GpuLimitData(ClusterData):
         None, "the GPU's memory; none: as the driver says", "MiB", ge=1, le=1 << 24
     )
     set: Variables | None = key(None, 'other variables: \'{"NAME": "value"}\'')
+    flags: Flags | None = key(
+        None, 'flags of the engine\'s command line: \'{"--prefix-cache-slots": "0"}\''
+    )
+
+    guard: bool = key(False, "tell when a chart that is deployed again resets what is set")
+
+    @property
+    def others(self) -> dict[str, str]:
+        """Variables and flags by name, the memory limit aside."""
+        return {**(self.set or {}), **(self.flags or {})}

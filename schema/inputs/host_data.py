@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 
 from schema.core.host_keys import HostKeys, key
 from schema.core.strings import mount_path
-from schema.core.types import Address, Arguments, Device, Name
+from schema.core.types import Address, Arguments, Device, Devices, Hcas, Name
 from schema.desired.rig import Fabric, Node
 
 
@@ -25,7 +25,9 @@ class HostData(HostKeys):
         None, "its place in the rig; none: 0 for the head, 1 for a worker", ge=0, le=63
     )
     fabric_address: Address | None = key(None, "its address on the link between the nodes")
-    fabric_device: Device | None = key(None, "the device of that link, such as bond0")
+    fabric_device: Device | None = key(None, "its own device on that link, such as bond0")
+    hcas: Hcas = key((), "its RDMA devices for NCCL_IB_HCA; none: as the recipe says")
+    uncabled: Devices = key((), "links of it that never have a cable")
     fabric_mtu: int = key(9000, "what the link carries", "bytes", ge=1280, le=65535)
     home: Annotated[str, AfterValidator(mount_path)] | None = key(
         None, "the login user's home; none: /root or /home/USER"
@@ -45,12 +47,15 @@ class HostData(HostKeys):
             rank=self.rank if self.rank is not None else int(self.role == "worker"),
             lan_address=self.lan_address,
             fabric_address=self.fabric_address,
+            fabric_device=self.fabric_device,
+            hcas=self.hcas,
+            uncabled=self.uncabled,
             ssh_user=self.ssh_user,
             home=self.home or usual_home,
         )
 
     def fabric(self) -> Fabric | None:
-        """The rig's fabric, or None where group_data names no device."""
+        """The rig's fabric, or None where nothing names this host's device on it."""
         if self.fabric_device is None:
             return None
-        return Fabric(device=self.fabric_device, mtu=self.fabric_mtu)
+        return Fabric(mtu=self.fabric_mtu)

@@ -15,22 +15,26 @@ from schema.core.yaml_file import read_map
 from schema.desired.kubernetes import CHART, ClusterData, cluster_recipe, is_cluster
 from schema.desired.plan import ENGINE_FOLDERS, PAIR_TIMER, UNIT, Document, EngineSpec, Plan
 from schema.desired.rig import Node, Rig
+from schema.importing.neighbour import recognised
+from schema.importing.reading import keys_of
 from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
 from schema.inputs.runbooks import kind_of
+from schema.observed.artifact import LIBRARIES, VENV_LIBRARIES, VLLM_INFO
 from schema.observed.docker import ImageFileProbe
 from schema.observed.files import VenvProbe
 from schema.observed.snapshot import SnapshotRequest
 from schema.recipe.recipe import Recipe
+from schema.render import library_files, limit_files
 from schema.render.engine_files import documents
 from schema.render.engine_spec import engine_spec
-from schema.render.library_files import FILES, GUARD_PATH, GUARD_TIMER
+from schema.render.jit_caches import kept
 
 RECIPES_DIR = "catalog/recipes"
-# What every host of a rig must say alike: one run has one recipe, one profile, one fabric.
+# What every host of a rig must say alike: one run has one recipe, one profile, one MTU.
 PER_HOST = {
-    "role", "rank", "lan_address", "fabric_address", "ssh_user", "home", "mac", "nic",
-    "power_cycle_command",
+    "role", "rank", "lan_address", "fabric_address", "fabric_device", "hcas", "uncabled",
+    "ssh_user", "home", "mac", "nic", "power_cycle_command",
 }  # fmt: skip
 SECRET = frozenset({"webhook"})
 # Settings that change how much memory a load finds or how it is placed (NUMA).
@@ -62,7 +66,13 @@ def recipe(name: str, root: Path, dirs: Sequence[str] = ()) -> Recipe:
         raise SpecError(f"{', '.join(folders)}: {unknown('recipe', name, known)}")
     if len(found) > 1:
         raise SpecError(f"recipe {name} stands twice: {found[0]} and {found[1]}; allowed: once")
-    data = read_map(root / found[0], str(found[0]))
+    try:
+        data = read_map(root / found[0], str(found[0]))
+    except SpecError:
+        # Theirs may have an anchor, or a key twice.
+        recognised(keys_of(root / found[0]), str(found[0]))
+        raise
+    recognised(data, str(found[0]))
     return build(Recipe, data, lambda key: str(found[0]), given={"name": name})
 
 
@@ -162,8 +172,8 @@ def _deployment(
     except ValidationError as error:
         raise SpecError(f"host {name}: {_reason(error)}") from None
     request = SnapshotRequest(
-        files=FILES,
-        units=(GUARD_PATH, GUARD_TIMER),
+        files=tuple(dict.fromkeys((*library_files.FILES, *limit_files.FILES))),
+        units=(library_files.GUARD_PATH, library_files.GUARD_TIMER, limit_files.GUARD_TIMER),
         disks=(chart.vgpu_dir, *ROOM_FOR_VENV),
         sysctls=SYSCTLS,
     )
@@ -182,7 +192,8 @@ def _rig(checked: Mapping[str, HostData]) -> Rig:
             raise SpecError(f"host {name}: {_reason(error)}") from None
     nodes.sort(key=lambda node: node.rank)
     try:
-        return Rig(name=common.rig, nodes=tuple(nodes), fabric=common.fabric())
+        fabric = next((found for data in checked.values() if (found := data.fabric())), None)
+        return Rig(name=common.rig, nodes=tuple(nodes), fabric=fabric)
     except ValidationError as error:
         raise SpecError(f"rig {common.rig}: {_reason(error)}") from None
 
@@ -199,6 +210,25 @@ def _venvs(spec: EngineSpec) -> tuple[VenvProbe, ...]:
     return (VenvProbe(path=spec.venv, user=spec.user),)
 
 
+def _image_files(recipe: Recipe, image: str) -> tuple[ImageFileProbe, ...]:
+    """What to look for inside the image or venv: each patch, what stands in for one, the modules'
+    files, and pip's metadata of an image's vLLM, whose folder names the version.
+    """
+    below = [(name, "") for module in recipe.modules for name in module.files]
+    below += [
+        (row.unless.path, row.unless.contains)
+        for row in (*recipe.patches, *recipe.modules)
+        if row.unless
+    ]
+    if recipe.container is not None:
+        below.append((VLLM_INFO, "Version: "))
+    libraries = LIBRARIES if recipe.container else VENV_LIBRARIES
+    places = [(p.path, p.contains) for p in recipe.patches]
+    places += [(f"{library}/{path}", text) for library in libraries for path, text in below]
+    probes = (ImageFileProbe(image=image, path=path, contains=text) for path, text in places)
+    return tuple(dict.fromkeys(probes))
+
+
 def _request(
     rig: Rig, node: Node, recipe: Recipe, spec: EngineSpec, files: tuple[Document, ...], deep: bool
 ) -> SnapshotRequest:
@@ -211,16 +241,16 @@ def _request(
             SECRETS_PATH,
             *ENGINE_FOLDERS,
             *spec.cache_folders,
+            *spec.jit_folders,
+            *kept(spec).values(),
         ),
         units=(UNIT, PAIR_TIMER) if len(rig.nodes) > 1 else (UNIT,),
         images=(recipe.container.image,) if recipe.container else (),
-        image_files=tuple(
-            ImageFileProbe(image=patched, path=p.path, contains=p.contains) for p in recipe.patches
-        ),
+        image_files=_image_files(recipe, patched),
         venvs=_venvs(spec),
         weights=(spec.weights,),
         deep=deep,
-        fabric_device=rig.fabric.device if rig.fabric else None,
+        fabric_device=node.fabric_device,
         fabric_mtu=rig.fabric.mtu if rig.fabric else None,
         peers=tuple(
             str(other.fabric_address)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
@@ -38,6 +39,7 @@ from schema.render.drop_in import (
     listed_argv,
 )
 
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][\w./-]*)?")
 GATED = frozenset({"waive", "reason", "deep", "former_rig"})
 
 
@@ -53,6 +55,14 @@ def _as_version(value: object) -> object:
     return value
 
 
+def _as_repo(value: str) -> str:
+    """A repository on the hub, with or without a revision."""
+    if not _REPO.fullmatch(value) or ".." in value:
+        raise ValueError("is not a repository; allowed: ORG/NAME or ORG/NAME@REVISION")
+    return value
+
+
+HubRepo = Annotated[str, AfterValidator(_as_repo)]
 Commit = Annotated[str, BeforeValidator(_as_text), AfterValidator(commit_or_pr)]
 GroupName = Annotated[str, AfterValidator(group_name)]
 CommandLine = Annotated[Argv | None, BeforeValidator(listed_argv)]
@@ -84,6 +94,7 @@ class VerifyData(HostData):
     """verify."""
 
     unused = GATED
+    measure: bool = key(False, "measure its rates against the recipe's baselines: minutes of load")
 
 
 class DoctorKeys(Frozen):
@@ -277,6 +288,16 @@ class UpgradeData(HostData):
     prune: bool = key(False, "remove the versions that nobody needs")
 
 
+class FabricData(HostData):
+    """fabric."""
+
+    unused = GATED
+    measure: bool | None = key(
+        None, "the rates; none: where no engine runs; true: beside one as well; false: not"
+    )
+    port: int = key(29680, "the TCP port that a measurement uses", ge=1024, le=65535)
+
+
 class TransferData(HostData):
     """What moves an image or weights from node to node."""
 
@@ -299,3 +320,4 @@ class WeightsData(TransferData):
 
     verify: bool = key(False, "read and hash everything, everywhere")
     prune: bool = key(False, "delete what the giver has not")
+    download: HubRepo | None = key(None, "from the hub first: ORG/NAME or ORG/NAME@REVISION")

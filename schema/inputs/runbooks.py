@@ -20,6 +20,7 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "adopt": [data.AdoptData],
     "backup": [data.BackupData],
     "doctor": [data.DoctorData, cluster.ClusterDoctorData],
+    "fabric": [data.FabricData],
     "firmware": [data.FirmwareData],
     "gpu_limit": [cluster.GpuLimitData],
     "image": [data.ImageData],

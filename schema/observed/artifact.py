@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field
@@ -143,3 +143,14 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
             yield name, " ".join(str(item) for item in inner)
         else:
             yield name, str(inner)
+
+
+class ParserAnswer(Frozen):
+    """`said` are the parser's words, or why it could not be asked; `unsure` is what the model's
+    config said without a GPU, empty where it said nothing. Seconds.
+    """
+
+    outcome: Literal["accepted", "refused", "unchecked"]
+    said: str
+    unsure: str
+    took_s: float

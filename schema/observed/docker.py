@@ -20,6 +20,8 @@ class Image(Frozen):
     size: int
     # of an image that rigbook built: the sha256 of what it was made of
     inputs: str = ""
+    # who a container of it runs as: a name or a number, perhaps with a group; empty: root
+    user: str = ""
 
 
 class Mount(Frozen):
@@ -57,7 +59,11 @@ class Container(Frozen):
 
 
 class Docker(Frozen):
-    """The engine and, of its images, those that the request named; all containers."""
+    """The engine and, of its images, those that the request named; all containers.
+
+    `cdi_devices` are those that it knows, such as nvidia.com/gpu=all. `gpu_hooks` are the programs
+    of NVIDIA's container toolkit on dockerd's PATH, which it runs for `--gpus`.
+    """
 
     version: str
     storage_driver: str
@@ -66,6 +72,10 @@ class Docker(Frozen):
     containers: tuple[Container, ...]
     # the containerd image store's folder; None where docker keeps images by itself, below `root`
     containerd: str | None = None
+    runtimes: tuple[str, ...] = ()
+    default_runtime: str = ""
+    cdi_devices: tuple[str, ...] = ()
+    gpu_hooks: tuple[str, ...] = ()
 
     @property
     def store(self) -> str:

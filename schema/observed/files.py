@@ -1,4 +1,4 @@
-"""Files, weights, venvs, and the journal of changes.
+"""Files, weights, venvs, and the journal of changes; a repository on the hub.
 
 Sections of the snapshot (schema/observed/snapshot.py, which says what its units are).
 """
@@ -11,7 +11,10 @@ from schema.core.base import Frozen
 
 
 class FileState(Frozen):
-    """A file that the request named. `content` is given for text up to 64 KiB, else None."""
+    """A file that the request named. `content` is given for text up to 64 KiB, else None.
+
+    `size` of a directory is the number of its entries.
+    """
 
     path: str
     kind: Literal["file", "directory", "link", "other", "absent"]
@@ -54,13 +57,16 @@ class Weights(Frozen):
     """A weights folder (or file). `missing_shards` are named by the index and not there.
 
     `incomplete` is the change that left it half switched: some files are of one set, some of
-    another.
+    another. `folder` is where they lie: the snapshot, where `path` is a model's folder in a Hugging
+    Face cache; `linked` files of it are links into the cache's blobs.
     """
 
     path: str
     exists: bool
     files: tuple[WeightsFile, ...]
     missing_shards: tuple[str, ...]
+    folder: str | None = None
+    linked: int = 0
     incomplete: str | None = None
     displaced: tuple[FormerWeights, ...] = ()
 
@@ -137,3 +143,20 @@ class Journal(Frozen):
     lock_holder: str | None
     changes: tuple[ChangeSummary, ...]
     broken: tuple[str, ...]
+
+
+class HubFile(Frozen):
+    """A file of a repository: bytes, the sha256 of one in LFS, else git's sha1 as `blob`."""
+
+    name: str
+    size: int
+    blob: str | None
+    sha256: str | None
+
+
+class HubModel(Frozen):
+    """A repository at a commit."""
+
+    commit: str
+    files: tuple[HubFile, ...]
+    took_s: float

@@ -43,13 +43,14 @@ class BootTarget(Frozen):
 
 
 class GrubEntry(Frozen):
-    """A menu entry: its id path, and what it boots."""
+    """A menu entry: its id path, and what it boots; `options` are the kernel's command line."""
 
     path: str
     title: str
     kernel: str | None
     linux: str | None
     initrd: str | None
+    options: str | None = None
 
 
 class GrubDefault(Frozen):

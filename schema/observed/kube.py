@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schema.core.base import Frozen
+from schema.observed.snapshot import Unreadable
 
 
 class Rollout(Frozen):
@@ -59,8 +60,23 @@ class Change(Frozen):
     after: str | None
 
 
+class Guarded(Frozen):
+    """/etc/rigbook/limit.json: what was set in a container, whether a URL is told (or the file that
+    has it), and a line for each value that differs.
+    """
+
+    container: str
+    values: dict[str, str]
+    webhook: bool
+    webhook_file: str | None
+    differs: tuple[str, ...]
+
+
 class KubeLook(Frozen):
-    """A Deployment as it is; `changes`: what the asked-for patch would change, None: not asked."""
+    """A Deployment as it is; `changes`: what the asked-for patch would change, None: not asked.
+
+    `guard`: what a guard watches in this Deployment, None: nothing.
+    """
 
     name: str
     uid: str
@@ -72,6 +88,7 @@ class KubeLook(Frozen):
     pods: tuple[Pod, ...]
     event: str | None
     changes: tuple[Change, ...] | None
+    guard: Guarded | Unreadable | None = None
 
 
 class ModelFile(Frozen):

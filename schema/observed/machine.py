@@ -10,7 +10,7 @@ from schema.core.base import Frozen
 
 
 class Identity(Frozen):
-    """Who the host is and which boot this is."""
+    """Who the host is and which boot this is. `cmdline`: the kernel's; empty: not readable."""
 
     hostname: str
     machine_id: str
@@ -23,6 +23,7 @@ class Identity(Frozen):
     clock_unix_s: float
     effective_uid: int
     python: str
+    cmdline: str = ""
 
 
 class Gpu(Frozen):
@@ -65,7 +66,11 @@ class Gpus(Frozen):
 
 
 class Memory(Frozen):
-    """/proc/meminfo, in bytes."""
+    """/proc/meminfo, in bytes.
+
+    `unaccounted` is in no category there, as the memory of a GB10's GPU is. `start_took` is what
+    the engine's last start took before vLLM looked; None where none was measured.
+    """
 
     total: int
     free: int
@@ -75,6 +80,8 @@ class Memory(Frozen):
     dirty: int
     swap_total: int
     swap_free: int
+    unaccounted: int = 0
+    start_took: int | None = None
 
 
 class ShmSegment(Frozen):

@@ -5,6 +5,7 @@ Sections of the snapshot (schema/observed/snapshot.py, which says what its units
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv6Address
 from typing import Literal
 
 from schema.core.base import Frozen
@@ -24,6 +25,43 @@ class Link(Frozen):
     master: str | None
     slaves: tuple[str, ...]
     bond_slaves_down: tuple[str, ...]
+
+
+class Gid(Frozen):
+    """A filled row of a port's GID table. `kind` is `RoCE v2` or `IB/RoCE v1`."""
+
+    index: int
+    gid: str
+    kind: str | None
+    netdev: str | None
+
+    @property
+    def ipv4(self) -> IPv4Address | None:
+        """The address of a RoCE v2 GID that stands for one (::ffff:10.0.0.1), else None."""
+        mapped = IPv6Address(self.gid).ipv4_mapped
+        return mapped if self.kind == "RoCE v2" else None
+
+
+class RdmaPort(Frozen):
+    """A port of an RDMA device (HCA), as /sys/class/infiniband shows it.
+
+    `state` is ACTIVE, DOWN …; `link` is the cable's: LinkUp, Polling, Disabled …; the rate is in
+    Gbit/s.
+    """
+
+    device: str
+    port: int
+    netdev: str | None
+    state: str | None
+    link: str | None
+    rate_gbit: float | None
+    link_layer: str | None
+    gids: tuple[Gid, ...]
+
+    @property
+    def addresses(self) -> tuple[IPv4Address, ...]:
+        """The addresses that RoCE v2 can use here; on a slave's port the bond's."""
+        return tuple(gid.ipv4 for gid in self.gids if gid.ipv4 is not None)
 
 
 class PeerProbe(Frozen):
@@ -59,10 +97,10 @@ class Reach(ReachAsk):
 
 
 class Network(Frozen):
-    """Links, RDMA devices and the probes to the peers that the request named."""
+    """Links, RDMA ports and the probes to the peers that the request named."""
 
     links: tuple[Link, ...]
-    rdma_devices: tuple[str, ...]
+    rdma: tuple[RdmaPort, ...]
     peers: tuple[PeerProbe, ...]
     reach: tuple[Reach, ...] = ()
 

@@ -1,4 +1,4 @@
-"""What is known about engine versions on hardware: catalog/compatibility.yaml as typed entries.
+"""What is known about engines, kernels and drivers: catalog/compatibility.yaml as typed entries.
 
 An entry says: this range of versions, under these conditions, works or is broken; who says so, and
 when. Conditions that an entry leaves out hold for every rig. Versions and bounds are PEP 440
@@ -26,6 +26,8 @@ from schema.core.yaml_file import read_map
 TABLE = "catalog/compatibility.yaml"
 _ARCH = re.compile(r"(cpu|sm_[0-9]{2,3}a?)\Z")
 Verdict = Literal["works", "broken", "unknown"]
+# What an entry may be about besides an engine.
+KERNEL, DRIVER = "linux", "nvidia"
 
 
 def specifier(value: str) -> str:
@@ -58,7 +60,29 @@ def within(bound: str | None, value: str | None) -> bool | None:
         parsed = Version(value) if value is not None else None
     except InvalidVersion:
         return None
-    return None if parsed is None else SpecifierSet(bound).contains(parsed, prereleases=True)
+    if parsed is None:
+        return None
+    return all(
+        spec.contains(parsed, prereleases=True)
+        or (spec.operator == "==" and satisfies(str(parsed), spec.version))
+        for spec in SpecifierSet(bound)
+    )
+
+
+def satisfies(installed: str, wanted: str) -> bool:
+    """Whether an installed version is the wanted one by PEP 440: 0.32.0 is any build of it.
+
+    A release candidate that no index ever had is a nightly on the way to it: 0.19.2rc1.dev134+g…
+    is 0.19.2rc1 as well, unless another `.dev` or a local part is asked for.
+    """
+    try:
+        found, named = Version(installed), Version(wanted)
+    except InvalidVersion:
+        return installed == wanted
+    if found == named or (named.local is None and Version(found.public) == named):
+        return True
+    nightly = found.dev is not None and named.is_prerelease and named.dev is None
+    return nightly and named.local is None and Version(found.public.partition(".dev")[0]) == named
 
 
 def architecture(value: str) -> str:
@@ -69,13 +93,16 @@ def architecture(value: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(single_line), Field(min_length=1)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=,:+-]{1,60}$")]
 Range = Annotated[str, AfterValidator(specifier)]
 Arch = Annotated[str, AfterValidator(architecture)]
 
 
 class Entry(Frozen):
-    """One thing that is known. `gpu` empty: every architecture. `source` names who said it (a
-    post, an issue, a run of ours), `date` when.
+    """One thing that is known. `engine` is vllm, or KERNEL or DRIVER for what lies below it. `gpu`
+    empty: every architecture. `source` names who said it (a post, an issue, a run of ours), `date`
+    when. It does not hold with a word of `unless_cmdline` on the kernel's command line, nor with a
+    variable of `unless_env` in the engine's environment.
     """
 
     id: Name
@@ -86,6 +113,8 @@ class Entry(Frozen):
     nodes: Range | None = None
     driver: Range | None = None
     kernel: Range | None = None
+    unless_cmdline: tuple[Word, ...] = ()
+    unless_env: dict[str, str] = Field(default_factory=dict)
     verdict: Verdict
     reason: Line
     source: Line
@@ -112,6 +141,8 @@ class Entry(Frozen):
         named = {"TP": self.tensor_parallel, "nodes": self.nodes, "driver": self.driver,
                  "kernel": self.kernel}  # fmt: skip
         parts += [f"{name} {bound}" for name, bound in named.items() if bound]
+        without = [*self.unless_cmdline, *(f"{k}={v}" for k, v in self.unless_env.items())]
+        parts += [f"without {word}" for word in without]
         return f"{', '.join(parts)}: {self.verdict}, {self.reason} ({self.source}, {self.date})"
 
 
@@ -162,7 +193,7 @@ def meet(one: Entry, other: Entry) -> bool:
 def _overlap(one: str, other: str) -> bool:
     """Whether a version is in both: where two ranges meet, a bound is in them or beside them."""
     both = SpecifierSet(f"{one},{other}")
-    return any(both.contains(v, prereleases=True) for s in both for v in _around(s.version))
+    return any(within(str(both), str(v)) for s in both for v in _around(s.version))
 
 
 def _around(bound: str) -> list[Version]:

@@ -68,10 +68,15 @@ def flag_arguments(name: str, value: JsonValue, fill: Callable[[str], str]) -> l
 
     true → `--a-b`, false → `--no-a-b`, a map → one compact JSON argument, a list → the flag and
     its values. `fill` replaces the placeholders in texts; JSON is passed as it is written.
+    A name with dots is one key of a JSON argument, which vLLM takes as it is written after the
+    first dot (FlexibleArgumentParser of vllm/utils/argparse_utils.py); true is the value `true`.
     """
-    flag = "--" + name.replace("_", "-")
+    root, dot, key = name.partition(".")
+    flag = "--" + root.replace("_", "-") + dot + key
     if value is None:
         return []
+    if isinstance(value, bool) and dot:
+        return [flag, json.dumps(value)]
     if isinstance(value, bool):
         return [flag] if value else ["--no-" + flag.removeprefix("--")]
     if isinstance(value, dict):

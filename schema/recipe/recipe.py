@@ -7,8 +7,10 @@ node."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
@@ -25,7 +27,7 @@ from schema.core.strings import (
     single_line,
 )
 from schema.core.types import AbsolutePath, Name
-from schema.observed.artifact import Module
+from schema.recipe.builds import Needed, NeededModule
 from schema.recipe.flags import check_flag, check_flags
 from schema.recipe.patches import FilePatch, PatchTool
 from schema.recipe.placeholders import check_placeholders
@@ -41,6 +43,10 @@ EnvValue = Annotated[Public, AfterValidator(check_placeholders)]
 FlagName = Annotated[str, AfterValidator(flag_name)]
 HomePath = Annotated[str, AfterValidator(home_path)]
 Secrets = Annotated[dict[EnvName, SecretSource], AfterValidator(check_names)]
+OF_THE_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+HUB_CACHE = "~/.cache/huggingface/hub"
+# Twice what the seed gives 149 GB on two GB10 (8 minutes cold): a first start compiles, too.
+START_BUDGET_S = 1800
 _IN_PS = ": docker's --build-arg stands in ps and in the image"
 # A flag's value: a scalar, a list (repeated values of one flag) or a map (one JSON argument).
 Flags = Annotated[
@@ -73,7 +79,12 @@ class ImageBuild(Frozen):
 
 
 class ContainerSpec(Frozen):
-    """How the engine's container runs. `gpus` None: no `--gpus` flag (CPU rigs)."""
+    """How the engine's container runs.
+
+    `gpus` is what `docker run --gpus` takes, or CDI devices (nvidia.com/gpu=all); None on CPU rigs.
+    `runtime: nvidia` beside it is left out: it adds nothing, and not every docker has it.
+    `jit_caches` False: caches of compiled kernels stay where the image has them, and go with it.
+    """
 
     image: Annotated[str, AfterValidator(image_reference)]
     build: ImageBuild | None = None
@@ -84,6 +95,7 @@ class ContainerSpec(Frozen):
     privileged: bool = False
     shm_size: Annotated[str, AfterValidator(memory_size)] | None = None
     volumes: tuple[Volume, ...] = ()
+    jit_caches: bool = True
 
     @model_validator(mode="after")
     def _what_is_built_has_a_tag(self) -> ContainerSpec:
@@ -116,13 +128,14 @@ class ForbiddenEnv(Frozen):
     reason: Line
 
 
-class Patch(Frozen):
+class Patch(Needed):
     """A patch that the image must carry: `count` times `contains` in `path` inside the image.
 
     In a venv recipe `path` counts from the venv's folder: /lib/python3*/site-packages/…
 
     `path` may hold shell wildcards (`*`), because the folder's name follows the Python version;
-    it must then match one file.
+    it must then match one file. `count` and `path` are those of the builds that need it
+    (`versions`, `unless`): another build has other code.
     """
 
     id: Name
@@ -133,38 +146,65 @@ class Patch(Frozen):
     reason: Line
 
 
+def _in_the_hub_cache(weights: Mapping[str, Any]) -> str:
+    """The folder of these weights in the hub's cache; an empty text where the source is none."""
+    source = str(weights["source"])
+    return f"{HUB_CACHE}/models--{source.replace('/', '--')}" if OF_THE_HUB.match(source) else ""
+
+
 class WeightsSpec(Frozen):
     """Where the weights lie on the node and what the loader reads.
 
-    `total_bytes` is what the publisher says, rounded; compare the nodes with each other instead.
+    A `source` of the hub (OWNER/NAME) has its folder in the login user's hub cache as `path`,
+    where none is given. `total_bytes` is what the publisher says, rounded; compare the nodes with
+    each other instead.
     """
 
     source: Line
-    path: HomePath
-    format: Literal["safetensors", "gguf"]
+    path: HomePath = Field(default_factory=_in_the_hub_cache, validate_default=True)
+    format: Literal["safetensors", "gguf"] = "safetensors"
     shards: Annotated[int, Field(ge=1)] | None = None
     total_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
 class Baseline(Frozen):
-    """Measured decode rate at a concurrency, in tokens a second over all streams."""
+    """Measured decode rate at a concurrency, in tokens a second over all streams, whole answers of
+    `tokens` tokens each.
+    """
 
     profile: Name
-    concurrency: Annotated[int, Field(ge=1)]
+    concurrency: Annotated[int, Field(ge=1, le=256)]
     tokens_per_s: Annotated[float, Field(gt=0)]
+    tokens: Annotated[int, Field(ge=16, le=8192)] = 256
 
 
 class Expect(Frozen):
     """What a healthy engine of this recipe does."""
 
-    start_budget_s: Annotated[int, Field(ge=10, le=7200)]
+    start_budget_s: Annotated[int, Field(ge=10, le=7200)] = START_BUDGET_S
     reasoning: bool = False
     tools: bool = False
     needs_nvidia: bool = True
+    # Between nodes: `required` takes a start back that does not prove it, `wanted` warns.
+    rdma: Literal["required", "wanted"] | None = None
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     baselines: tuple[Baseline, ...] = ()
     # An upgrade that decodes slower than (1 - tolerance) x the baseline goes back.
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.15
+
+
+def _of_the_model(recipe: Mapping[str, Any]) -> WeightsSpec:
+    """The weights of a recipe that does not name them: those that vLLM finds by the model's name;
+    without a path where the model is one itself.
+    """
+    model = str(recipe["vllm_serve"].get("model", ""))
+    return WeightsSpec.model_construct(source=model, path=_in_the_hub_cache({"source": model}))
+
+
+def _only_profile(recipe: Mapping[str, Any]) -> str:
+    """The name of the only profile; an empty text where there are several."""
+    names = list(recipe["profiles"])
+    return names[0] if len(names) == 1 else ""
 
 
 class Recipe(Frozen):
@@ -176,7 +216,6 @@ class Recipe(Frozen):
     name: Name
     model: Line
     description: Line
-    weights: WeightsSpec
     container: ContainerSpec | None = None
     venv: VenvSpec | None = None
     env: Annotated[
@@ -184,16 +223,19 @@ class Recipe(Frozen):
     ] = Field(default_factory=dict)
     secrets: Secrets = Field(default_factory=dict)
     vllm_serve: Flags
+    weights: WeightsSpec = Field(default_factory=_of_the_model)
     multi_node: MultiNode | None = None
-    default_profile: Name
-    profiles: Annotated[dict[Name, Profile], Field(min_length=1)]
+    profiles: Annotated[dict[Name, Profile], Field(min_length=1)] = Field(
+        default_factory=lambda: {"default": Profile(description="as it stands", vllm_serve={})}
+    )
+    default_profile: Name = Field(default_factory=_only_profile)
     forbidden_env: tuple[ForbiddenEnv, ...] = ()
     patches: tuple[Patch, ...] = ()
     file_patches: tuple[FilePatch, ...] = ()
     patch_tools: tuple[PatchTool, ...] = ()
-    modules: tuple[Module, ...] = ()
+    modules: tuple[NeededModule, ...] = ()
     wheels: WheelsSpec | None = None
-    expect: Expect
+    expect: Expect = Expect()
 
     @model_validator(mode="after")
     def _default_profile_exists(self) -> Recipe:
@@ -220,6 +262,10 @@ class Recipe(Frozen):
             )
         if type(port) is not int or not 0 < port < 65536:
             raise ValueError(f"vllm_serve.port: is {port!r}; allowed: a number from 1 to 65535")
+        if not self.weights.path:
+            raise ValueError(
+                "weights: is missing; allowed: source and path (a model OWNER/NAME needs neither)"
+            )
         for name, profile in self.profiles.items():
             fixed = sorted({"model", "port", "served_model_name"} & profile.vllm_serve.keys())
             if fixed:
@@ -234,6 +280,15 @@ class Recipe(Frozen):
         for rule in self.forbidden_env:
             if rule.name in self.env and rule.value in (None, self.env[rule.name]):
                 raise ValueError(f"env.{rule.name}: is forbidden by this recipe: {rule.reason}")
+        return self
+
+    @model_validator(mode="after")
+    def _rdma_can_be_proven(self) -> Recipe:
+        if self.expect.rdma is not None and self.env.get("NCCL_DEBUG") != "INFO":
+            raise ValueError(
+                "expect.rdma: without env.NCCL_DEBUG: INFO; allowed: with it, what NCCL then logs "
+                "is the proof"
+            )
         return self
 
     @model_validator(mode="after")

@@ -25,6 +25,7 @@ from schema.desired.plan import (
 from schema.desired.rig import Node, Rig
 from schema.recipe.recipe import Recipe
 from schema.render import node_program
+from schema.render.gpu_access import gpu_arguments
 from schema.render.node_json import node_file
 from schema.render.start_budget import STARTS, times
 
@@ -114,10 +115,7 @@ def docker_run(recipe: Recipe, profile: str, spec: EngineSpec) -> list[list[str]
         ["--network", box.network],
         ["--ipc", box.ipc],
     ]
-    if box.runtime:
-        groups.append(["--runtime", box.runtime])
-    if box.gpus:
-        groups.append(["--gpus", box.gpus])
+    groups += gpu_arguments(box)
     if box.privileged:
         groups.append(["--privileged"])
     if box.shm_size:

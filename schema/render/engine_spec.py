@@ -14,6 +14,7 @@ from schema.recipe.flags import flag_arguments
 from schema.recipe.placeholders import fill
 from schema.recipe.recipe import MultiNode, Recipe, Volume
 from schema.recipe.secrets import SecretSource
+from schema.render import jit_caches
 
 
 def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpec:
@@ -34,20 +35,33 @@ def engine_spec(rig: Rig, node: Node, recipe: Recipe, profile: str) -> EngineSpe
             filled = partial(fill, values=values, key=f"{file}: vllm_serve.{name}")
             argv += flag_arguments(name, value, filled)
     argv += _rendezvous(rig, node, recipe)
+    volumes = tuple((on_node(v.source, node), v.target, v.read_only) for v in _volumes(recipe))
+    caches = jit_caches.added(recipe, volumes)
     return EngineSpec(
         node=node.name,
         argv=tuple(argv),
-        environ={
-            name: fill(value, values, f"{file}: env.{name}") for name, value in recipe.env.items()
-        },
-        volumes=tuple((on_node(v.source, node), v.target, v.read_only) for v in _volumes(recipe)),
+        environ={**_environ(recipe, node, values), **caches.environ},
+        volumes=volumes + caches.volumes,
         weights=on_node(recipe.weights.path, node),
         cache_folders=_cache_folders(recipe, node),
+        jit_folders=caches.folders,
         flags={name: value for name, value in flags.items() if value is not None},
         venv=venv,
         user=(recipe.venv.user or node.ssh_user) if recipe.venv else None,
         secrets={name: _source(source, node) for name, source in recipe.secrets.items()},
     )
+
+
+def _environ(recipe: Recipe, node: Node, values: dict[str, str]) -> dict[str, str]:
+    """The recipe's variables; the node's own RDMA devices win, where the inventory names them.
+
+    NCCL reads `=` as exact names, else `mlx5_1` is `mlx5_10` as well (NCCL's manual, NCCL_IB_HCA).
+    """
+    filled = {
+        name: fill(value, values, f"recipe {recipe.name}: env.{name}")
+        for name, value in recipe.env.items()
+    }
+    return {**filled, "NCCL_IB_HCA": f"={','.join(node.hcas)}"} if node.hcas else filled
 
 
 def _source(source: SecretSource, node: Node) -> SecretSource:
@@ -121,6 +135,6 @@ def node_values(rig: Rig, node: Node) -> dict[str, str]:
     }
     if node.fabric_address is not None:
         values["node.fabric_address"] = str(node.fabric_address)
-    if rig.fabric is not None:
-        values["fabric.device"] = rig.fabric.device
+    if node.fabric_device is not None:
+        values["fabric.device"] = node.fabric_device
     return values

@@ -63,10 +63,10 @@ def endpoint(rig: Rig, recipe: Recipe) -> dict[str, object]:
 
 
 def _fabric(rig: Rig, node: Node) -> dict[str, object] | None:
-    if rig.fabric is None or node.fabric_address is None or len(rig.nodes) == 1:
+    if rig.fabric is None or node.fabric_device is None or len(rig.nodes) == 1:
         return None
     return {
-        "device": rig.fabric.device,
+        "device": node.fabric_device,
         "address": str(node.fabric_address),
         "mtu": rig.fabric.mtu,
         "wait_s": FABRIC_WAIT_S,

@@ -13,6 +13,7 @@ from schema.core.errors import SpecError
 from schema.desired.plan import EngineSpec
 from schema.desired.rig import Node, Rig
 from schema.recipe.recipe import Recipe
+from schema.render.gpu_access import cdi_asked
 
 # A bond at boot, with its switch or its peer, comes minutes after the rest on some boards.
 FABRIC_WAIT_S = 300
@@ -91,12 +92,14 @@ def gpus_needed(rig: Rig, spec: EngineSpec) -> int:
 def devices(recipe: Recipe, spec: EngineSpec) -> tuple[str, ...] | None:
     """The GPUs that the engine gets, as indices or UUIDs of the host; None: all of them.
 
-    Of the container's `gpus` (`device=…`), NVIDIA_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES; the
-    last one counts within what the others leave.
+    Of the container's `gpus` (`device=…`, or CDI devices), NVIDIA_VISIBLE_DEVICES and
+    CUDA_VISIBLE_DEVICES; the last one counts within what the others leave.
     """
     box = recipe.container
     given = (box.gpus or "").strip("\"'") if box else ""
     chosen = _listed(given.removeprefix("device=")) if given.startswith("device=") else None
+    if box is not None and cdi_asked(box):
+        chosen = _listed(",".join(name.partition("=")[2] for name in cdi_asked(box)))
     if chosen is None and box is not None:
         chosen = _listed(spec.environ.get("NVIDIA_VISIBLE_DEVICES", "all"))
     inner = _listed(spec.environ.get("CUDA_VISIBLE_DEVICES", "all"))

@@ -151,6 +151,7 @@ def _pods(plan: Plan) -> list[Violation]:
         *gpu_limit.pods_run(node, now),
         *gpu_limit.limits_readable(node, now),
         *gpu_limit.limits_inside(node, now),
+        *gpu_limit.limit_stayed(node, now),
         *gpu_limit.limit_enough(node, now),
     ]
 

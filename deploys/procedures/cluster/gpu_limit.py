@@ -11,6 +11,7 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
+from deploys.procedures.cluster import limit_guard
 from deploys.procedures.cluster.ask import ask_typed
 from gates.cluster import gpu_limit, memory_limit
 from gates.cluster.memory_limit import MIB, LimitError
@@ -53,8 +54,8 @@ def deployment_request(plan: Plan, **more: object) -> dict[str, Any]:
 def inspect_deployment(plan: Plan) -> KubeLook:
     """The Deployment with every memory limit, asked once a run."""
     chart = plan.chart
-    others = chart.set if isinstance(chart, GpuLimitData) else None
-    asked = dict.fromkeys((*LIMITS, *(others or {})))
+    others = chart.others if isinstance(chart, GpuLimitData) else {}
+    asked = dict.fromkeys((*LIMITS, *others))
     return ask_typed(
         plan, "kube look", deployment_request(plan, variables=list(asked)), KubeLook, "deployment"
     )
@@ -70,9 +71,11 @@ def model_findings(plan: Plan) -> list[Violation]:
 
 
 def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
-    """The variables to set, the memory limit among them; DeployError says what may not be set."""
+    """The variables and flags to set, the memory limit among them; DeployError says what may not
+    be set.
+    """
     data, now = plan.chart_as(GpuLimitData), inspect_deployment(plan)
-    values = dict(data.set or {})
+    values = data.others
     for name in values:
         if name in LIMITS:
             raise DeployError(f"set: {name} is a memory limit; give it as --data limit=24000m")
@@ -168,9 +171,11 @@ def plan(rig: Procedure) -> Patch:
     if unclear:
         raise DeployError("; ".join(unclear))
     todo = {n: v for n, v in values.items() if now.variables[n].value != v}
+    guard = limit_guard.around(plan, rig.snapshots[plan.rig.head.name], now, values)
     if not todo:
         logger.info(f"    {title(plan, now)} has {assignments(values)} already")
-        return Patch(values, [], (), now.rollout.generation, former)
+        # nothing rolls out: the rollout and the pods that there are count
+        return Patch(values, guard, (), now.rollout.generation - 1, frozenset())
     asked = deployment_request(plan, set=todo, logs=False, variables=list(todo))
     planned = ask_typed(plan, "kube look", asked, KubeLook, "planned")
     step = {key: value for key, value in deployment_request(plan).items() if key != "container"} | {
@@ -185,7 +190,7 @@ def plan(rig: Procedure) -> Patch:
     lines = [f"{title(plan, planned)}, resourceVersion {planned.resource_version}:"]
     for change in planned.changes or ():
         lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
-    return Patch(values, [step], tuple(lines), planned.rollout.generation, former)
+    return Patch(values, [step, *guard], tuple(lines), planned.rollout.generation, former)
 
 
 def title(plan: Plan, now: KubeLook) -> str:
@@ -194,5 +199,5 @@ def title(plan: Plan, now: KubeLook) -> str:
 
 
 def assignments(values: Mapping[str, str]) -> str:
-    """Variables as `NAME=value, NAME=value`."""
+    """Variables and flags as `NAME=value, NAME=value`."""
     return ", ".join(f"{name}={value}" for name, value in sorted(values.items()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from deploys.common.snapshot_view import files_in, units_in
 from operations.change.apply import Steps
@@ -35,11 +35,18 @@ def around(plan: Plan, snapshot: NodeSnapshot, target: str, original: str, ours:
 
 def no_guard(files: Mapping[str, FileState], units: Mapping[str, Unit]) -> Steps:
     """The steps that end a guard of an earlier run; none where there is none."""
+    return guard_away(files, units, FILES)
+
+
+def guard_away(
+    files: Mapping[str, FileState], units: Mapping[str, Unit], paths: Iterable[str]
+) -> Steps:
+    """The steps that stop these units and remove those of the paths that are units' files."""
     steps: Steps = []
     for name, unit in units.items():
         if unit.active_state == "active" or unit.enabled == "enabled":
             steps.append(unit_step(name, "stop", enabled=False))
-    there = [p for p in FILES if p.endswith((".service", ".path", ".timer")) and _is_file(files, p)]
+    there = [p for p in paths if p.endswith((".service", ".path", ".timer")) and _is_file(files, p)]
     steps += [{"op": "absent", "path": path} for path in there]
     return steps
 

@@ -38,11 +38,12 @@ def _values_seen(plan: Plan, now: KubeLook, work: Patch) -> str:
     seen = [pod for pod in pods if pod.live.processes]
     for pod in seen:
         _same_inside(pod, work.values)
-    inside = (
-        f"seen in {sum(p.live.processes for p in seen)} processes of {seen[0].name}"
-        if seen
-        else "no process of the pod is seen from this host, so only the template tells"
-    )
+    if not seen:
+        inside = "no process of the pod is seen from this host, so only the template tells"
+    else:
+        inside = f"seen in {sum(p.live.processes for p in seen)} processes of {seen[0].name}"
+        alone = [n for n in work.values if not any(p.live.values.get(n) for p in seen)]
+        inside += f", {', '.join(alone)} in the template alone" if alone else ""
     return f"{title(plan, now)} has {assignments(work.values)}; {now.rollout.words}; {inside}"
 
 

@@ -12,11 +12,19 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common import secrets
 from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
-from deploys.common.patch_findings import InForce, installed_versions
+from deploys.common.patch_findings import InForce, known_to_fail
+from deploys.common.preflight import preflight
 from deploys.common.procedure import Procedure
+from deploys.common.rdma_proof import (
+    expects_rdma,
+    proof_of_start,
+    seen_networks,
+    told,
+)
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
+from facts.endpoint.tool_call import ask_for_call
 from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from facts.rignode.context import real
@@ -194,6 +202,7 @@ class Installed:
             # A step without a restart (a unit that was disabled) opens a change, which has to end.
             needs_proof = any(steps.values()) or not (answer and answer.ok)
             return Work(steps, before, needs_proof=needs_proof)
+        rig.gate_more(preflight(state, plan, "serve"))
         return Work(
             steps, before, stop=rig.up, start=rig.nodes, needs_proof=True, notes=notes
         )  # fmt: skip
@@ -204,11 +213,14 @@ class Installed:
         answer = wait_for_answer(
             state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s, patient
         )
-        return f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
+        line = f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
+        # a run that started nothing has no log of a start, which may be long gone
+        return line if work and not work.start.all else line + proof_of_start(plan)
 
     def verify(self, plan: Plan) -> Sequence[str]:
-        """A real answer of our own engine, and its metrics."""
-        return _answers_and_metrics(plan, endpoint(plan))
+        """A real answer of our own engine, a tool call where one is expected, and its metrics."""
+        lines = _answers_and_metrics(plan, endpoint(plan))
+        return [*lines, told(seen_networks(plan))[1]] if expects_rdma(plan) else lines
 
     def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
         """All hosts and the endpoint at the same time.
@@ -223,8 +235,8 @@ class Installed:
         if answer.models == 200 and answer.failure in ("status", "disconnected"):
             gevent.sleep(DYING_S)
             after = observe(real(state), plan, fresh=True)
-        versions = installed_versions(plan, before, answer.failure is None)
-        return Examined(before, answer, after, [*patches.findings(before), *versions])
+        bad = known_to_fail(plan, before, answer.failure is None)
+        return Examined(before, answer, after, [*patches.findings(before), *bad])
 
     def healthy(self, plan: Plan, seen: Examined) -> Sequence[str]:
         """A line a node, and one about the endpoint."""
@@ -245,11 +257,11 @@ def probe_endpoint(plan: Plan) -> Probe:
     return probe(endpoint(plan), PROBE_S)
 
 
-def _own_answer(plan: Plan, where: Endpoint) -> Answer:
+def _own_answer(plan: Plan, where: Endpoint, asks: Callable[[Endpoint], Answer] = ask) -> Answer:
     """An answer of our own engine, or why there is none; nothing that starts is waited for."""
     nodes = [node.name for node in plan.rig.nodes]
     try:
-        return ask_ours(real(state), plan.rig.head.name, nodes, where, lambda: ask(where))
+        return ask_ours(real(state), plan.rig.head.name, nodes, where, lambda: asks(where))
     except NotOurs as error:
         return Answer(False, str(error))
 
@@ -264,6 +276,15 @@ def _answers_and_metrics(plan: Plan, where: Endpoint) -> Sequence[str]:
             f"{where.model} does not answer: {answer.detail}; "
             f"find out why with: pyinfra {inventory_name()} deploys/doctor.py -y"
         )
+    lines = [f"{where.model} answers at {where.base_url}: {answer.detail}"]
+    if plan.recipe.expect.tools:
+        call = _own_answer(plan, where, ask_for_call)
+        if not call.ok:
+            raise DeployError(
+                f"{where.model} answers, and gives no tool call: {call.detail}; its flags "
+                "tool_call_parser and enable_auto_tool_choice make one"
+            )
+        lines.append(call.detail)
     try:
         names = metric_names(where)
     except httpx.HTTPError as error:
@@ -272,7 +293,4 @@ def _answers_and_metrics(plan: Plan, where: Endpoint) -> Sequence[str]:
         ) from None
     if not names:
         raise DeployError(f"{where.base_url}/metrics has no vllm: metric; is that a vLLM?")
-    return [
-        f"{where.model} answers at {where.base_url}: {answer.detail}",
-        f"{len(names)} vllm: metrics at {where.base_url}/metrics",
-    ]
+    return [*lines, f"{len(names)} vllm: metrics at {where.base_url}/metrics"]

@@ -11,6 +11,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.boot_needs import driver_module, load_lists
+from deploys.common.known_bad import known
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, wider
@@ -19,6 +20,7 @@ from facts.kernels import observe_kernels
 from gates.core.check import Gate
 from gates.firmware.checklist import rebootable
 from gates.gate_sets import CHANGING
+from gates.kernel.known_bad import boots
 from gates.kernel.pin import bootable_once, own_entries, pinnable
 from operations.change.apply import Steps, texts_of
 from operations.change.steps import folder_steps, unit_step
@@ -100,10 +102,11 @@ def inspect(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]
 
 def gates(want: Want) -> tuple[Gate, ...]:
     """The gates of this run; a candidate's boot needs nobody's hands, or it is not begun."""
+    bad = boots(known(), want.kernel, want.nodes)
     if not want.candidate:
-        return (*CHANGING, *pinnable(want.kernel, want.nodes))
+        return (*CHANGING, *pinnable(want.kernel, want.nodes), bad)
     hands = rebootable(load_lists(), time.time(), want.nodes)
-    return (*CHANGING, *bootable_once(want.kernel, want.nodes), *hands)
+    return (*CHANGING, *bootable_once(want.kernel, want.nodes), bad, *hands)
 
 
 def kernels_of(snapshot: NodeSnapshot) -> tuple[KernelFacts, Grub, Apt]:

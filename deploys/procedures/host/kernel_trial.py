@@ -11,7 +11,7 @@ from deploys.common.snapshot_view import files_in
 from deploys.procedures.engine import serve
 from deploys.procedures.host.kernel import KernelWork, Want, kernels_of, pin_steps
 from facts.kernels import observe_kernels
-from facts.rignode.context import in_host, real
+from facts.rignode.context import as_root, in_host, real
 from gates.gpu.driver import driver_present
 from gates.kernel.next_boot import driver_problem
 from operations.change.apply import limit_s
@@ -154,4 +154,4 @@ def _start_again(run: Run, nodes: list[str]) -> None:
             " && timeout 60 systemctl start --no-block rigbook-engine.service || true"
         )
         target = run.host(name)
-        in_host(run.state, target, target.run_shell_command, command, _sudo=True)
+        in_host(run.state, target, target.run_shell_command, command, **as_root(target))

@@ -7,12 +7,14 @@ import time
 from pyinfra import state
 
 from deploys.common.boot_needs import driver_module, load_lists
+from deploys.common.known_bad import known
 from deploys.common.procedure import Procedure
 from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from gates.core.check import Gate, Observed
 from gates.firmware.checklist import rebootable
 from gates.gate_sets import REBOOTING
+from gates.kernel.known_bad import boots
 from schema.inputs.runbook_data import RebootData
 
 
@@ -20,7 +22,8 @@ def gates(rig: Procedure) -> tuple[Gate, ...]:
     """The gates of a reboot; those about a person's hands are asked of the nodes it takes down."""
     name = rig.data(RebootData).only
     only = frozenset({name}) if name else None
-    return (*REBOOTING, *rebootable(load_lists(), time.time(), only))
+    hands = rebootable(load_lists(), time.time(), only)
+    return (*REBOOTING, boots(known(), nodes=only), *hands)
 
 
 def inspect(rig: Procedure) -> Observed:

@@ -36,11 +36,11 @@ def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
 
 def planned_route(rig: Procedure) -> Route:
     """Out of the fabric device, or (waived) over the LAN by whatever route there is."""
-    addresses, device = route_of(rig.plan, [code for code, _ in rig.waivers])
-    if device is None:
+    addresses, devices = route_of(rig.plan, [code for code, _ in rig.waivers])
+    if None in devices.values():
         logger.warning(
             "what moves goes over the LAN as plain text: who listens there can read it; "
             "a one-time key and hashes keep it from being changed"
         )
     data = rig.data(TransferData)
-    return Route(addresses, device, data.port)
+    return Route(addresses, devices, data.port)

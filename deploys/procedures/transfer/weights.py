@@ -10,6 +10,7 @@ from pyinfra import logger, state
 
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
+from deploys.procedures.transfer.download import Download, planned, source_of
 from deploys.procedures.transfer.route import Want, planned_route, wanted
 from facts.observe import observe
 from facts.rignode.context import real
@@ -17,6 +18,7 @@ from gates.transfer.route import TransferRequest
 from gates.transfer.weights import weights_source
 from gates.weights import weights as gates
 from gates.weights.files import replaced, weights_of
+from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.transfer.transfer import Transfer
@@ -35,12 +37,15 @@ class WeightsWork:
     replaced: Mapping[str, Sequence[tuple[str, int]]]
     transfer: Transfer | None
     hashing: frozenset[str]
+    download: Download | None
+    # by node, what makes the snapshot of a hub cache that came there the one that counts
+    then: Mapping[str, Steps] = field(default_factory=dict)
     hashed: dict[str, Any] = field(default_factory=dict)
 
     @property
     def needed(self) -> bool:
         """Whether anything is to do."""
-        return bool(self.transfer or self.hashing)
+        return bool(self.download or self.transfer or self.hashing)
 
 
 def parse_request(rig: Procedure) -> Want:
@@ -48,9 +53,11 @@ def parse_request(rig: Procedure) -> Want:
     data = rig.data(WeightsData)
 
     def ask(plan: Plan) -> TransferRequest:
-        source = weights_source(plan, observe(real(state), plan), data.source)
-        is_compared = data.source is not None or data.prune
-        return TransferRequest(source, data.port, data.waive, is_compared=is_compared)
+        fetches = source_of(plan, data)
+        source = fetches or weights_source(plan, observe(real(state), plan), data.source)
+        is_compared = data.source is not None or data.prune or fetches is not None
+        return TransferRequest(source, data.port, data.waive, is_compared=is_compared,
+                               is_fetched=fetches is not None)  # fmt: skip
 
     return wanted(rig, ask)
 
@@ -59,10 +66,12 @@ def parse_request(rig: Procedure) -> Want:
 def plan(rig: Procedure) -> WeightsWork:
     """The work of this run, planned once and told once."""
     plan, snapshots, data = rig.plan, rig.snapshots, rig.data(WeightsData)
-    source = weights_source(plan, snapshots, data.source)
+    fetches = source_of(plan, data)
+    source = fetches or weights_source(plan, snapshots, data.source)
     seen = {n.name: weights_of(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
     for name, weights in seen.items():
         logger.info(f"    {name}: {_line(weights)}")
+    download = planned(rig)
     differ = {v.node for v in gates.weights_equal(plan, snapshots)}
     names = [n.name for n in plan.rig.nodes if n.name != source]
     if source is not None and differ and source != plan.rig.head.name:
@@ -73,6 +82,7 @@ def plan(rig: Procedure) -> WeightsWork:
         for name in names
         # A source that was named is believed: node compares by the hashes beside the weights.
         if data.source is not None
+        or download
         or data.prune
         or name in differ
         or name in rig.run.touched
@@ -87,8 +97,19 @@ def plan(rig: Procedure) -> WeightsWork:
     if source is not None and targets:
         transfer = Transfer(rig.run, "weights", source, targets, planned_route(rig))
     giving = seen.get(source or "")
+    part = download.part if download else _snapshot(giving)
+    there = {n.name: (w and w.folder) or plan.specs[n.name].weights
+             for n in plan.rig.nodes for w in [seen[n.name]]}  # fmt: skip
+    fetching = [download.node] if download else []
+    there |= {name: plan.specs[name].weights + part for name in (*targets, *fetching)}
     return WeightsWork(
-        paths={node.name: plan.specs[node.name].weights for node in plan.rig.nodes},
+        paths=there,
+        then={
+            n: _ref(plan.specs[n].weights, part, plan.rig.node(n).ssh_user)
+            for n in (*targets, *fetching)
+            if part
+        },
+        download=download,
         replaced={
             name: [(f.name, f.size) for f in replaced(giving, taking, data.prune)]
             for name in targets
@@ -97,6 +118,24 @@ def plan(rig: Procedure) -> WeightsWork:
         transfer=transfer,
         hashing=frozenset(seen) if data.verify else frozenset(),
     )
+
+
+def _snapshot(giving: Weights | None) -> str:
+    """What the giver's files lie below, of a model's folder in a Hugging Face cache; else empty."""
+    if giving is None or giving.folder is None:
+        return ""
+    return giving.folder.removeprefix(giving.path)
+
+
+def _ref(path: str, part: str, owner: str) -> Steps:
+    """The steps that make `part` the snapshot that a model's folder stands for, as the hub's client
+    does."""
+    own = {"owner": owner, "group": owner}
+    revision = part.rpartition("/")[2]
+    return [
+        {"op": "directory", "path": f"{path}/refs", "mode": "0755", **own},
+        {"op": "file", "path": f"{path}/refs/main", "content": revision, "mode": "0644", **own},
+    ]
 
 
 def _there(weights: Weights | None) -> bool:

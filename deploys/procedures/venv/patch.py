@@ -122,9 +122,9 @@ def _tools(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, frozenset[str]
     return {tool: frozenset(nodes) for tool, nodes in found.items()}
 
 
-def tools_for(plan: Plan, venv: str | None) -> list[tuple[dict[str, Any], int]]:
-    """Each of the recipe's patch tools as node takes it, with its time limit in seconds."""
-    return [(tool_request(t, venv), t.timeout_s) for t in plan.recipe.patch_tools]
+def tools_for(plan: Plan, node: str, venv: str | None) -> list[tuple[dict[str, Any], int]]:
+    """Each of the recipe's patch tools as a node takes it, with its time limit in seconds."""
+    return [(tool_request(plan, t, node, venv), t.timeout_s) for t in plan.recipe.patch_tools]
 
 
 def inspect_beside(state: State, plan: Plan, node: str, venv: str) -> PatchSteps:
@@ -133,7 +133,7 @@ def inspect_beside(state: State, plan: Plan, node: str, venv: str) -> PatchSteps
     stops = blocking(findings(node, states[node]))
     if stops:
         raise StepFailed("; ".join(f"{v.code}: {v.summary} ({v.evidence})" for v in stops))
-    return PatchSteps(_steps(states, answers)[node], tools_for(plan, venv))
+    return PatchSteps(_steps(states, answers)[node], tools_for(plan, node, venv))
 
 
 def verify(state: State, plan: Plan, venvs: Mapping[str, str | None], where: str) -> str:

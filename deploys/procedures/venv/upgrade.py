@@ -20,7 +20,8 @@ from deploys.common.ask_engine import (
     venv_of,
     wheels_spec,
 )
-from deploys.common.load_and_gate import endpoint, gate_here, once_a_run
+from deploys.common.load_and_gate import endpoint, gate_here, once_a_run, remedy
+from deploys.common.preflight import preflight
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, is_up
 from deploys.procedures.venv import backup as venv_backup
@@ -30,10 +31,12 @@ from facts.observe import observe
 from facts.rignode.context import fact_of
 from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
+from gates.core.waiver import blocking
 from gates.engine.state import engine_unit
 from node.rules.secret import SECRETS_PATH
 from node.rules.versions import same_version
 from operations.change.apply import Steps, texts_of
+from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.engine import engine
 from operations.engine.baseline import fast_enough
@@ -43,6 +46,7 @@ from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.observed.pip_report import VenvWheels, parse
 from schema.observed.venv_versions import VenvPlace, VenvPrunePlan
+from schema.recipe.compatibility import satisfies
 
 MIB = 1 << 20
 # pip unpacks wheels of a gigabyte beside an engine that serves.
@@ -56,7 +60,8 @@ class UpgradeWork:
     """One upgrade on the rig's one node; with `version` None it is active already.
 
     `recorded` is the recipe's baseline in tokens a second. The engine stops before pip where pip
-    needs its files or its memory, else after the new version has been executed. `resumed`: the run
+    needs its files or its memory, else after the new version has been executed. `waive` are the
+    codes that the operator waives. `resumed`: the run
     goes on in a change that was cut off.
     """
 
@@ -77,6 +82,7 @@ class UpgradeWork:
     documents: Steps = field(default_factory=list)
     before: Mapping[str, str | None] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    waive: tuple[str, ...] = ()
     resumed: bool = False
 
     @property
@@ -121,8 +127,9 @@ def plan(rig: Procedure) -> UpgradeWork:
         )
     spec, venv = wheels_spec(plan), str(venv_of(plan, node))
     seen = inspect_place(state, node, venv, spec.package, wanted)
-    if len(seen.installed) == 1 and same_version(wanted, seen.installed[0]):
-        logger.info(f"    {venv} leads to {spec.package} {seen.installed[0]} already")
+    here = seen.installed[0] if len(seen.installed) == 1 else ""
+    if same_version(wanted, here) or (data.version is None and satisfies(here, wanted)):
+        logger.info(f"    {venv} leads to {spec.package} {here} already")
         return UpgradeWork(node, wanted, endpoint(plan), resumed=rig.run.resumed)
     found = known_versions(wanted, plan, observe(state, plan))
     pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not data.inplace)
@@ -158,6 +165,7 @@ def plan(rig: Procedure) -> UpgradeWork:
         documents=documents + engine.unit_steps(unit, bool(documents)),
         before=texts_of(files),
         notes=notes,
+        waive=data.waive,
     )
     # For whoever undoes it; the backup's id comes in before the change is opened.
     rig.run.context.update(
@@ -247,6 +255,17 @@ def _folder(work: UpgradeWork) -> str:
     return work.version.folder
 
 
+def ask_parser(rig: Procedure, work: UpgradeWork) -> str:
+    """A line about what the version that has come says of its command line; StepFailed when it
+    refuses it, and nobody has waived that.
+    """
+    found = preflight(rig.run.state, rig.plan, "upgrade", {work.node: _folder(work)})
+    refused = [v for v in blocking(found) if v.code not in work.waive]
+    if refused:
+        raise StepFailed(f"{refused[0].summary}; mend it with: {remedy(refused[0])}")
+    return "; ".join(v.summary for v in found) or f"{work.wanted} takes the command line"
+
+
 def verify(rig: Procedure, work: UpgradeWork) -> str:
     """A real answer and its speed; StepFailed for none, or for one that is too slow."""
     run, recipe = rig.run, rig.plan.recipe
@@ -257,7 +276,7 @@ def verify(rig: Procedure, work: UpgradeWork) -> str:
     named = recipe.venv.version if recipe.venv else None
     package = wheels_spec(rig.plan).package
     to_write = ""
-    if named is not None and not same_version(named, work.wanted):
+    if named is not None and not satisfies(work.wanted, named):
         to_write = (
             f"; write venv.version: {work.wanted} into catalog/recipes/{recipe.name}.yaml "
             f"(it says {named})"

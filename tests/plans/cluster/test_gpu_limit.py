@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 from gates.cluster.memory_limit import VARIABLE
+from schema.desired.plan import Plan
 from tests.plans.support import clusters
 from tests.plans.support.clusters import said
-from tests.plans.support.scenario import Runs, Scenario, data
+from tests.plans.support.scenario import HEAD, Runs, Scenario, Snapshots, data
 from tests.plans.support.table import Ends, Table, done, each_row, failed, quiet, refused
+from tests.unit.builders.host_parts import unit
 from tests.unit.builders.kube_parts import NAME, OOM, look
+from tests.unit.builders.snapshots import put
 
 LIMIT = "deploys/gpu_limit.py"
 ABSENT = {"kind": "env", "index": -1, "value": None, "why": None}
@@ -68,6 +73,40 @@ def variables(**more: object) -> dict[str, Any]:
     return {**seen(), "variables": {**seen()["variables"], **more}}
 
 
+FLAG = "--prefix-cache-slots"
+FIX = f'flags={{"{FLAG}": 0}}'
+
+
+def flagged(value: str | None, document: dict[str, Any] | None = None, *live: str) -> Any:
+    """The Deployment whose command line has that value, and what its processes have."""
+    found = document or variables()
+    place = {"kind": "args", "index": 0, "value": value, "why": None}
+    found = {**found, "variables": {**found["variables"], FLAG: place}}
+    found["pods"][0]["live"] = {"processes": 2, "values": {FLAG: list(live)}}
+    return found
+
+
+SECRET = "T0P-S3CRET"
+GUARD = ("guard=true", f"webhook=http://127.0.0.1:1/{SECRET}")
+
+
+def watched(**values: str) -> dict[str, Any]:
+    """The Deployment while a guard watches these values in its container."""
+    return seen(guard={"container": "engine", "values": values, "webhook": True,
+                       "webhook_file": None, "differs": []})  # fmt: skip
+
+
+def with_guard(plan: Plan) -> Snapshots:
+    """A host that an earlier run left guarding."""
+    host = clusters.bare(plan)[HEAD]
+    assert isinstance(host.files, tuple)
+    there = {"kind": "file", "sha256": "a" * 64, "size": 1, "mode": "0600", "uid": 0, "gid": 0}
+    files = tuple(row.model_copy(update=there) if "limit" in row.path else row
+                  for row in host.files)  # fmt: skip
+    timer = unit(name="rigbook-limit.timer", active_state="active", enabled="enabled")
+    return {HEAD: put(put(host, "files", files), "units", (timer,))}
+
+
 UNCLEAR = {"kind": "unclear", "index": -1, "value": None, "why": "more than once"}
 SENT, UNDONE = (["lab1 apply kube", f"lab1 {end}"] for end in ("close COMMITTED", "undo"))
 TABLE: Table = {
@@ -104,6 +143,32 @@ TABLE: Table = {
     # another variable goes the same way without a limit
     "other": (limit('set={"OTHER": "1"}', looks=[seen(), PLANNED], card=(), how="--dry"), quiet(
         never=("hardware",))),
+    # the seed's layer 3: a flag goes the same way, into the command line
+    "flag": (limit(FIX, looks=[flagged(None), {**flagged(None), "changes": PLANNED["changes"]},
+                               flagged("0", rolled("23000m"), "0")], card=()), done(
+        f"has {FLAG}=0", "seen in 2 processes of lucebox-1;", steps=SENT)),
+    "flag not seen": (limit(FIX, looks=[flagged(None), flagged(None),
+                                        flagged("0", rolled("23000m"))], card=()), done(
+        f"2 processes of lucebox-1, {FLAG} in the template alone", steps=SENT)),
+    "flag ignored": (limit(FIX, looks=[flagged(None), flagged(None),
+                                       flagged("0", rolled("23000m"), "4")], card=()), failed(
+        f"its process has {FLAG}=4, not 0", steps=UNDONE)),
+    # a guard: what is guarded already stays so, and the webhook is in no command
+    "guarded": (limit(SET, *GUARD, looks=[watched(OTHER="1"), *FLOW[1:]]), done(
+        steps=["lab1 apply kube+directory+file+unit", SENT[1]], never=(SECRET,))),
+    "guard dry": (limit(SET, *GUARD, looks=[seen(), PLANNED], how="--dry"), quiet(
+        "write /etc/rigbook/limit.json (mode 0600, owner root)",
+        "enable and start rigbook-limit.timer", never=(SECRET,))),
+    "guard alone": (limit(SET, *GUARD, looks=seen("24000m")), done(
+        f"has {NAME}=24000m already", f"has {NAME}=24000m; 1 of 1",
+        steps=["lab1 apply directory+file+unit", SENT[1]])),
+    "guard ends": (dataclasses.replace(
+        limit(SET, looks=seen("24000m")), seen=with_guard), done(
+        steps=["lab1 apply unit+absent", SENT[1]])),
+    "guard dark": (limit(SET, "guard=true", looks=seen(guard={"unreadable": "not JSON"})), refused(
+        "not JSON")),
+    "no flag": (limit('flags={"-x": "1"}', looks=seen(), card=()), refused(
+        "'-x' is not a flag; allowed: such as --max-num-seqs")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 
@@ -111,6 +176,19 @@ test_each_run_ends_as_its_row_says = each_row(TABLE)
 def test_one_variable_is_set_where_nobody_wrote_meanwhile(ran: Runs) -> None:
     step = ran["set"].changing[0].request["steps"][0]
     assert (step["set"], step["resource_version"]) == ({NAME: "24000m"}, "1")
+
+
+def test_a_flag_goes_by_its_name(ran: Runs) -> None:
+    step = ran["flag"].changing[0].request["steps"][0]
+    assert (step["set"], step["clear_cache"]) == ({FLAG: "0"}, False)
+
+
+def test_a_guard_keeps_what_it_watches_and_adds_what_is_set(ran: Runs) -> None:
+    steps = ran["guarded"].changing[0].request["steps"]
+    written = next(step for step in steps if step.get("path") == "/etc/rigbook/limit.json")
+    body = json.loads(written["content"])
+    assert (written["mode"], body["set"]) == ("0600", {NAME: "24000m", "OTHER": "1"})
+    assert all(SECRET not in command.raw for command in ran["guarded"].commands)
 
 
 def test_what_the_plugin_injects_is_seen_in_the_process_and_the_change_goes_back(ran: Runs) -> None:

@@ -72,6 +72,10 @@ TABLE: Table = {
     "small": (
         run(*WANT, fits=candidate(sha256=OURS, elf=library_parts.elf(exported=("cuInit",)))),
         refused("libvgpu-symbols")),
+    "small waived": (
+        run(*WANT, "waive=libvgpu-symbols", "reason=no pod calls them",
+            fits=candidate(sha256=OURS, elf=library_parts.elf(exported=("cuInit",)))),
+        done("waived libvgpu-symbols", "a fresh process maps it")),
     "other": (run(*WANT, first=LOST), refused("libvgpu-other")),
     # one that was waived counts as the original
     "other waived": (

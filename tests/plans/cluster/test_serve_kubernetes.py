@@ -51,6 +51,8 @@ def run(
     return clusters.scenario(*words, faults={**faults, **(more or {})})
 
 
+RESET = {"container": "engine", "values": {"X": "1"}, "webhook": False, "webhook_file": None,
+         "differs": ["X is '0m', it was set to '1'"]}  # fmt: skip
 STARTED, UNDONE = (["lab1 apply kube", f"lab1 {end}"] for end in ("close COMMITTED", "undo"))
 TABLE: Table = {
     "doctor": (run("doctor", *ASK, library_look=LIBRARY, kube_look=NEW, kube_answer=YES), done()),
@@ -58,6 +60,10 @@ TABLE: Table = {
         run("doctor", *ASK, library_look=LIBRARY, kube_look=STUCK, kube_answer=NO),
         refused("2 finding(s) block serving, the likeliest cause first: pod-stuck",
                 says=("block no-answer", "Service lucebox"))),
+    "doctor drift": (
+        run("doctor", *ASK, library_look=LIBRARY, kube_look={**NEW, "guard": RESET},
+            kube_answer=YES),
+        refused("1 finding(s) block", "gpu-limit-drift", says=("X is '0m', it was set to '1'",))),
     "serves": (run("serve", *ASK, kube_look=NEW, kube_answer=YES), quiet(
         "qwen answers at http://10.96.0.9:8000: qwen answered in 0.7 s")),
     "stopped": (run("serve", *ASK, kube_look=[pods(0), NEW], kube_answer=[NO, YES]), done(

@@ -21,6 +21,7 @@ from tests.plans.host.test_kernel import PIN, STAGED
 from tests.plans.host.test_unit import BARE, DS4, SLEEP
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
+from tests.plans.support.fakehost import ACCEPTED
 from tests.plans.support.rigs import Seen
 from tests.plans.support.scenario import (
     HEAD,
@@ -156,6 +157,11 @@ TABLE: Table = {
         again("serve", left("serve", rigs.image_missing)),
         failed("first image-missing", f"change {IDS['serve']} was taken back and stays open",
                f"rollback.py -y --data change={IDS['serve']}",
+               steps=[*CLAIMS, {"lab1 beat", "lab2 beat"}])),
+    "parser refuses": (
+        again("serve", left("serve"), faults={f"{HEAD}:says preflight": {
+            **ACCEPTED, "outcome": "refused", "said": "unrecognized arguments: --x"}}),
+        failed("first arguments-refused", f"change {IDS['serve']} was taken back and stays open",
                steps=[*CLAIMS, {"lab1 beat", "lab2 beat"}])),
     "edited": (
         again("serve", left("serve"), faults={f"{HEAD}:then claim": [

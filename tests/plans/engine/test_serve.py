@@ -11,8 +11,9 @@ from facts.endpoint.completion import Answer
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
+from tests.plans.support.fakehost import ACCEPTED
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
-from tests.plans.support.table import done, each_row, quiet
+from tests.plans.support.table import done, each_row, quiet, refused
 from tests.unit.builders import snapshots
 from tests.unit.builders.snapshots import healthy
 from tests.unit.builders.spark_rig import spark_plan
@@ -24,11 +25,17 @@ STOP = ["lab1 apply stop", "lab2 apply stop"]
 START = ["lab2 apply start", "lab1 apply start", "lab1 close COMMITTED", "lab2 close COMMITTED"]
 LOOKS = ["snapshot", "snapshot"]
 CHANGED = ("-  --max-model-len 512", "+  --max-model-len 256", "+  --max-num-seqs 8")
+UNKNOWN = "unrecognized arguments: --no-such-flag"
+REFUSED = {f"{WORKER}:says preflight": {**ACCEPTED, "outcome": "refused", "said": UNKNOWN}}
+NO_MODULE = "ModuleNotFoundError: No module named 'vllm.entrypoints.cli'"
+SILENT = {f"{HEAD}:says preflight": {**ACCEPTED, "outcome": "unchecked", "said": NO_MODULE},
+          f"{WORKER}:lost": "preflight"}  # fmt: skip
 TABLE = {
     # read-only, and cheap; the diff is the host's own file
     "dry": (Scenario((SERVE, "--dry", "--diff"), healthy), quiet(
         f"[{HEAD}] +VLLM_HOST_IP=10.0.0.1", f"[{WORKER}] +VLLM_HOST_IP=10.0.0.2",
-        f"[{WORKER}] +  --headless", never=(f"[{HEAD}] +  --headless",), asks=LOOKS)),
+        f"[{WORKER}] +  --headless", f"takes the command line of {HEAD}, {WORKER} (",
+        never=(f"[{HEAD}] +  --headless",), asks=["preflight", "preflight", *LOOKS])),
     # files on both, then the worker, then the head, then the proof closes the change on both
     "fresh": (Scenario((SERVE, "-y"), healthy, answers=Reply), done(steps=[FILES, *START])),
     "as it should": (Scenario((SERVE, "-y"), answers=Reply), quiet(
@@ -49,6 +56,21 @@ TABLE = {
         f"-ExecStartPre={rigs.FORMER} prelaunch", f"+ExecStartPre={rigs.PROGRAM} prelaunch",
         steps=[FILES, {"lab1 close COMMITTED", "lab2 close COMMITTED"}],
         never=("its files change",))),
+    # the new image's own parser says no: what serves is not stopped
+    "parser refuses": (Scenario((SERVE, "-y", *THROUGHPUT), answers=Reply, faults=REFUSED), refused(
+        f"first arguments-refused on {WORKER}", UNKNOWN, "catalog/recipes/tiny.yaml",
+        "deploys/serve.py --data profile=throughput --dry",
+        says=(f"takes the command line of {HEAD} (",))),
+    "parser refuses, dry": (
+        Scenario((SERVE, "--dry", *THROUGHPUT), answers=Reply, faults=REFUSED), refused(UNKNOWN)),
+    "parser refuses, waived": (
+        Scenario((SERVE, "-y", *THROUGHPUT, *data("waive=arguments-refused", "reason=patched")),
+                 answers=Reply, faults=REFUSED),
+        done("waived arguments-refused", steps=[FILES, *STOP, *START])),
+    # which is told, and blocks nobody
+    "parser silent": (Scenario((SERVE, "-y", *THROUGHPUT), answers=Reply, faults=SILENT), done(
+        "warn arguments-unchecked", "ModuleNotFoundError", "the line was cut",
+        steps=[FILES, *STOP, *START], never=("takes the command line",))),
     # up as planned, and answers with an error: not called healthy
     "mute": (Scenario((SERVE, "--dry"), answers=lambda: Reply("CUDA error", status=500)), quiet(
         "running, but no real answer", "HTTP 500", "stop rigbook-engine.service")),
@@ -95,6 +117,24 @@ def test_all_steps_belong_to_one_change(ran: Runs) -> None:
     headers = [c.request["change"] for c in ran["fresh"].changing]
     ids = {header if isinstance(header, str) else header["id"] for header in headers}
     assert len(ids) == 1
+
+
+def test_each_node_is_asked_about_its_own_command_line(ran: Runs) -> None:
+    """In the image that is to come, with its mounts; and by stdin, so that no user reads it."""
+    asked = {c.host: c for c in ran["profile"].commands if c.verb == "preflight"}
+    for name, command in asked.items():
+        argv = command.request["argv"]
+        assert argv[:3] == ["vllm", "serve", "/models/tiny"]
+        assert argv[argv.index("--max-model-len") + 1] == "256"
+        assert ("--headless" in argv) == (name == WORKER)
+        assert command.request["image"] == "rigbook/vllm-cpu:0.32.0"
+        assert command.request["volumes"] == [["/srv/models/tiny", "/models/tiny"]]
+        assert command.request["environ"]["OMP_NUM_THREADS"] == "1"
+        assert "max-model-len" not in command.raw and not command.installs
+    assert len(asked) == 2 and "preflight" not in ran["as it should"].of(HEAD)
+    first = ran["profile"].changing[0]
+    assert all(ran["profile"].commands.index(c) < ran["profile"].commands.index(first)
+               for c in asked.values())  # fmt: skip
 
 
 def test_only_changed_files_are_written(ran: Runs) -> None:

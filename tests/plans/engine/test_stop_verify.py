@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
 from schema.desired.plan import Plan
 from schema.observed.snapshot import NodeSnapshot
 from tests.plans.support import rigs
@@ -10,11 +17,14 @@ from tests.plans.support.launched import former_answers
 from tests.plans.support.scenario import (
     HEAD,
     INVENTORY,
+    ROOT,
     WORKER,
     Runs,
     Scenario,
     Snapshots,
+    data,
     serving,
+    tiny_plan,
 )
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
 from tests.unit.builders.snapshots import healthy
@@ -33,6 +43,32 @@ def former(plan: Plan) -> Snapshots:
     now = seen[HEAD].model_dump(mode="json")
     former_answers(now, "active/running")
     return {**seen, HEAD: NodeSnapshot.model_validate(now)}
+
+
+MADE = tempfile.TemporaryDirectory(prefix="rigbook-verify-")
+CALL = {"function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+MEASURE = (*VERIFY, *data("measure=true"))
+
+
+def expecting(name: str, words: tuple[str, ...] = VERIFY, **expect: Any) -> Scenario:
+    """verify of a recipe like tiny that expects more; the engine gives a call, in 0.2 s."""
+    recipe = yaml.safe_load((ROOT / "catalog/recipes/tiny.yaml").read_text())
+    Path(MADE.name, f"{name}.yaml").write_text(
+        yaml.safe_dump({**recipe, "expect": {**recipe["expect"], **expect}})
+    )
+    body = completion("Hello.", tool_calls=[CALL]) | {"usage": {"completion_tokens": 20}}
+    return Scenario(words, data={"recipe": name, "recipes_dir": [MADE.name]}, metrics=METRICS,
+                    answers=lambda: Reply(body, late_s=0.2))  # fmt: skip
+
+
+def baselines(profile: str, *rates: tuple[int, float]) -> list[dict[str, Any]]:
+    """Rows of a recipe's expect.baselines: streams, tokens a second."""
+    return [{"profile": profile, "concurrency": c, "tokens_per_s": t} for c, t in rates]
+
+
+def throughput(plan: Plan) -> Snapshots:
+    """The pair as `serve --data profile=throughput` leaves it."""
+    return serving(tiny_plan(str(plan.rig.head.lan_address), profile="throughput"))
 
 
 TABLE = {
@@ -59,6 +95,34 @@ TABLE = {
     # the answer is the evidence; the metrics are counted
     "answers": (Scenario(VERIFY, answers=Reply, metrics=METRICS), quiet(
         "tiny answers at http://", "6 characters", "2 vllm: metrics at", asks=["snapshot"] * 4)),
+    "calls": (expecting("calls", tools=True), quiet(
+        "a call of get_weather with arguments that fit", asks=["snapshot"] * 8)),
+    "no call": (
+        replace(expecting("no-call", tools=True), answers=Reply),
+        refused("tiny answers, and gives no tool call: the model called no tool, it said 'Hello.'",
+                "tool_call_parser")),
+    # 20 tokens in 0.2 s: at most 100 tok/s a stream, so the four are asked at the same time
+    "measured": (
+        expecting("measured", MEASURE, baselines=baselines("balanced", (1, 40.0), (4, 200.0))
+                  + baselines("latency", (1, 1e6))),
+        quiet("runs profile balanced", "1 stream: ", "4 streams: ", "tok/s (median of 5, ",
+              "baseline 200.0 (", never=("1000000",))),
+    "too slow": (
+        expecting("too-slow", MEASURE, baselines=baselines("balanced", (1, 40.0), (2, 1e6))),
+        refused("tiny (balanced) answers, and is too slow: 2 streams ",
+                "allowed 850000.0 tok/s (tolerance 15%)", says=("baseline 40.0 (+",))),
+    # what runs is compared, not what the inventory names
+    "another profile": (
+        replace(expecting("another", MEASURE, baselines=baselines("balanced", (1, 1e6))
+                          + baselines("throughput", (2, 40.0))), seen=throughput),
+        quiet("runs profile throughput, not balanced", "2 streams: ", never=("1000000",))),
+    "no baseline": (Scenario(MEASURE, answers=lambda: Reply(
+        completion() | {"usage": {"completion_tokens": 96}}, late_s=0.01)), quiet(
+        "1 stream: ", "no baseline to compare it with")),
+    "not measurable": (
+        replace(expecting("not-measurable", MEASURE, baselines=baselines("balanced", (1, 4.0))),
+                answers=Reply),
+        refused("tiny answers, and could not be measured", "does not say how many tokens")),
     # fault 55: who answers is looked at
     "former answers": (Scenario(VERIFY, former, answers=Reply), refused(
         f"what answers is not this rig's engine: port 8000 of {HEAD} is held by pid 77",

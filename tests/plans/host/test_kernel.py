@@ -44,6 +44,9 @@ def pinned(plan: Plan) -> Snapshots:
     return seen
 
 
+DKMS = k.facts(apt=k.apt(pinning={
+    OLD: ("linux-generic", f"linux-image-{OLD}", "libnvidia-compute-580", "nvidia-dkms-580"),
+}))  # fmt: skip
 SYSTEMD = k.facts(loader="systemd-boot", grub=Unreadable(unreadable="no GRUB"),
                   boot=Unreadable(unreadable="no GRUB"))  # fmt: skip
 STICKY = k.facts(
@@ -68,6 +71,9 @@ TABLE: Table = {
         "+GRUB_DEFAULT=saved", "is a menu's title (Advanced>Linux)",
         f"default kernel: {NEW} (grub.cfg's default is a title) -> {OLD} (saved)",
         f"new holds: linux-generic, linux-image-{OLD}")),
+    # the driver's packages are held with the kernel's, and only those that nobody holds yet are new
+    "driver": (run(PIN, how=("--dry", "--diff"), on=DKMS), quiet(
+        "new holds: libnvidia-compute-580, nvidia-dkms-580", '+  "^nvidia-dkms-580$";')),
     "again": (
         run(PIN, on=k.facts(), seen=pinned), quiet(f"default kernel: {OLD} (saved); as wanted")),
     "one node": (run(PIN, f"only={WORKER}"), done()),

@@ -6,6 +6,7 @@ from typing import Any
 
 from schema.desired.plan import Plan
 from schema.observed.snapshot import NodeSnapshot
+from schema.render import library_files, limit_files
 from tests.plans.support.scenario import HEAD, Scenario, Snapshots
 from tests.unit.builders import snapshots
 from tests.unit.builders.library_parts import BASE
@@ -16,10 +17,6 @@ DATA: dict[str, object] = {
     "deployment": "lucebox", "kubectl": "kubectl",
 }  # fmt: skip
 
-UNIT_FILES = tuple(
-    f"/etc/systemd/system/rigbook-library.{kind}" for kind in ("service", "path", "timer")
-)
-
 
 def one(**changes: object) -> list[Any]:
     """The inventory: one host, with its data changed."""
@@ -29,7 +26,7 @@ def one(**changes: object) -> list[Any]:
 def bare(plan: Plan) -> Snapshots:
     """A host on which rigbook has left nothing; docker and driver are not asked for."""
     seen = snapshots.healthy(plan)[HEAD]
-    paths = ("/etc/rigbook", "/etc/rigbook/library.json", *UNIT_FILES)
+    paths = (*library_files.FILES, *limit_files.FILES[1:])
     absent = {"sha256": None, "size": None, "mode": None, "uid": None, "gid": None, "content": None}
     files = [{"path": path, "kind": "absent", **absent} for path in paths]
     values = seen.model_dump(mode="json")

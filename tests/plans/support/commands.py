@@ -17,8 +17,9 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
     "dropin", "snapshot", "former", "kernel", "hardware", "growth", "wake", "journal",
-    "unit-state", "log", "tree list", "library look", "library check", "kube look",
-    "kube answer", "models look", "venv look", "venv check", "secrets look",
+    "unit-state", "log", "nccl-log", "tree list", "library look", "library check", "kube look",
+    "kube answer", "models look", "venv look", "venv check", "secrets look", "preflight",
+    "weights hub", "rate look", "rate receive", "rate send",
 }  # fmt: skip
 
 
@@ -86,6 +87,7 @@ def sent(host: str, command: str, stdin: str | None = "") -> Sent:
         shell = command.replace(packed[1], "PACKED")
         return Sent(host, " ".join(words), json.loads(request), False, shell)
     words_of = {
+        "via NET/": "nccl-log",
         "systemctl show": "unit-state",
         "journalctl": "log",
         "systemctl stop": "systemctl-stop",

@@ -54,6 +54,14 @@ HARDWARE: Json = {
 
 GROWTH = [{"what": what, "count": 2, "bytes": 3 << 20, "unreadable": None} for what in
           ("changes", "blobs", "programs", "displaced", "backups", "images")]  # fmt: skip
+# how a safetensors file begins
+MAGIC = "40000000000000007b22" + "20" * 6
+ACCEPTED: Json = {"outcome": "accepted", "said": "", "unsure": "", "took_s": 8.0}
+# of a container, whose firmware is another machine's
+# `former`: nothing but what rigbook runs
+USUAL = {
+    "hardware": HARDWARE, "growth": {"rows": GROWTH}, "preflight": ACCEPTED, "former": {},
+}  # fmt: skip
 
 
 def scenario_hosts() -> list[Any]:
@@ -101,8 +109,8 @@ class FakeNode:
     `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
     (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks
     the connection), `blob` (what the changes of its journal kept beside the steps), `slow`
-    (what takes a moment), `says VERB` (a reading verb's answer, or a list of them), `then WORD`
-    (answers or errors, each once, before the usual one).
+    (what takes a moment), `nccl` (lines of its log), `says VERB` (a reading verb's answer, or a
+    list of them), `then WORD` (answers or errors, each once, before the usual one).
     """
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
@@ -137,14 +145,12 @@ class FakeNode:
         said = self.faults.get(f"says {command.verb}")
         if said is not None:
             return True, json.dumps({"ok": True, **self._said(said)}), ""
-        if command.verb == "hardware":  # a container, whose firmware is another machine's
-            return True, json.dumps({"ok": True, **HARDWARE}), ""
-        if command.verb == "former":  # nothing but what rigbook runs
-            return True, json.dumps({"ok": True}), ""
-        if command.verb == "growth":
-            return True, json.dumps({"ok": True, "rows": GROWTH}), ""
+        if command.verb in USUAL:
+            return True, json.dumps({"ok": True, **USUAL[command.verb]}), ""
         if command.verb == "unit-state":
             return True, self._unit_state(), ""
+        if command.verb == "nccl-log":
+            return True, str(self.faults.get("nccl", "")), ""
         if command.verb == "log":
             return True, "loading weights\nstand-in engine: ValueError: no such flag", ""
         if command.verb == "systemctl-stop":
@@ -171,6 +177,8 @@ class FakeNode:
                 raise NodeError(said["error"], said["code"])
             return dict(said)
         answers = self.faults.get("answers", {})
+        if command.verb == "weights download" and self.faults.get("brings"):
+            self._bring(command.request)
         if command.verb in answers:
             return dict(answers[command.verb])
         if command.verb == "apply":
@@ -233,6 +241,15 @@ class FakeNode:
         return {"layers": 2, "bytes": 10**7, "wire_bytes": 10**7, "wire_s": 0.5, "load_s": 1.0,
                 "took_s": 1.1, "files": ["a"], "extra": [], "outside": [],
                 "pruned": []}  # fmt: skip
+
+    def _bring(self, request: Json) -> None:
+        """As a download: the change is open, and the files are there."""
+        header = journal.parse_change(request["change"])
+        self.changes[header["id"]] = {"id": header["id"], "steps": []}
+        files = [{"name": f["name"], "size": f["size"], "magic": MAGIC, "sha256": f["sha256"]}
+                 for f in request["files"]]  # fmt: skip
+        row = self.now["weights"][0]
+        self.now["weights"] = [{**row, "exists": True, "files": files, "folder": request["path"]}]
 
     def _known(self) -> dict[str, Json]:
         """This run's changes, and those that the snapshot's journal had before."""

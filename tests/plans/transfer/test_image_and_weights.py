@@ -49,6 +49,18 @@ def weights_others(plan: Plan) -> Snapshots:
     return seen
 
 
+REVISION = "0f1e2d3c4b5a69788796a5b4c3d2e1f001122334"
+MODEL = "/srv/hub/models--org--tiny"
+hub_cache = broken(
+    weights_missing,
+    *(
+        (name, path, MODEL)
+        for name in (HEAD, WORKER)
+        for path in ("weights.0.path", "disks.0.path")
+    ),
+    (HEAD, "weights.0.folder", f"{MODEL}/snapshots/{REVISION}"),
+    (HEAD, "weights.0.linked", 2),
+)
 no_fabric = broken(image_missing, (WORKER, "network.peers.0.route_device", "eth0"))
 other_store = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs"))
 nobody = broken(image_missing, (HEAD, LACKING, ()))
@@ -62,6 +74,11 @@ Path(MADE.name, "digest.yaml").write_text(
     RECIPE.replace("rigbook/vllm-cpu:0.32.0", f"rigbook/vllm-cpu@sha256:{'a' * 64}")
 )
 Path(MADE.name, "three.yaml").write_text(RECIPE.replace("nnodes: 2", "nnodes: 3"))
+Path(MADE.name, "cached.yaml").write_text(
+    RECIPE.replace("path: /srv/models/tiny", f"path: {MODEL}").replace(
+        "source: /srv/models/tiny", "source: /srv/hub")
+)  # fmt: skip
+OF_CACHE = ("recipe=cached", f"recipes_dir={MADE.name}")
 OF_THREE = {"recipe": "three", "recipes_dir": MADE.name}
 
 
@@ -212,6 +229,13 @@ TABLE = {
         done(steps=[{"lab1 weights offer", "lab2 weights receive"}, "lab2 close COMMITTED"])),
     "weights dry": (weights(seen=weights_missing, how="--dry"), quiet()),
     # the wrong node's name would have replaced the good files unseen
+    # the taker gets plain files, and what its hub's client goes by
+    "weights of a hub cache": (
+        # a user of this machine as well, whose files they become
+        Scenario((WEIGHTS, "-y", *data(*OF_CACHE)), hub_cache, data={"ssh_user": "root"}),
+        done(f"write {MODEL}/refs/main", steps=[
+            {"lab1 weights offer", "lab2 weights receive", "lab2 apply directory+file"},
+            "lab2 close COMMITTED"])),
     "weights replaced, dry": (
         weights(f"from={HEAD}", "prune=true", seen=weights_others, how="--dry"),
         quiet(f"[{WORKER}] replaces 3 files, 3.23 GB, which are kept for an undo: config.json "
@@ -306,6 +330,15 @@ def test_a_node_that_no_longer_answers_is_not_called_untouched(ran: Runs) -> Non
 def test_weights_belong_to_the_login_user(ran: Runs) -> None:
     receive = request(ran["weights"], "weights receive")
     assert receive["owner"] == "milo" and receive["prune"] is False
+
+
+def test_a_hub_cache_is_brought_as_its_snapshot(ran: Runs) -> None:
+    run = ran["weights of a hub cache"]
+    for verb in ("offer", "receive"):
+        assert request(run, f"weights {verb}")["path"] == f"{MODEL}/snapshots/{REVISION}"
+    folder, file = request(run, "apply")["steps"]
+    assert (folder["path"], file["path"]) == (f"{MODEL}/refs", f"{MODEL}/refs/main")
+    assert (file["content"], file["owner"], file["mode"]) == (REVISION, "root", "0644")
 
 
 def test_a_weights_run_that_was_cut_off_is_taken_up(ran: Runs) -> None:

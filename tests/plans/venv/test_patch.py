@@ -17,7 +17,9 @@ from tests.unit.builders.mxfp4 import BASE, PATCHED, THREE
 
 MADE = tempfile.TemporaryDirectory(prefix="rigbook-patch-")
 STRANGE = "import os\n"
-TOOL = {"id": "genesis", "argv": ["{venv}/bin/genesis"], "reason": "SM_120 fixes", "tree": "vllm"}
+TOOL = {"id": "genesis", "argv": ["{venv}/bin/genesis"], "reason": "SM_120 fixes", "tree": "vllm",
+        "env": {"GENESIS_P82_THRESHOLD_SINGLE": "0.3"}}  # fmt: skip
+GENESIS = {"GENESIS_ENABLE_P82": "1", "GENESIS_PREALLOC_TOKEN_BUDGET": "4096"}
 NO_SPACE = {f"{HEAD}:apply file": {"error": "No space left on device", "code": "io"}}
 DRY, DOCTOR = ("patch", "--dry", "--diff"), ("doctor", "-y", *data("json=true"))
 
@@ -65,7 +67,7 @@ TABLE = {
         f"[{HEAD}] mxfp4-gpu-cache: not applied:", "write ", "mxfp4-gpu-cache is not applied")),
     "dry doubled": (on("dry doubled", THREE, DRY), done(
         "'empty_cache' stands 3 times, 2 are right")),
-    "tool": (on("tool", PATCHED, recipe={"patch_tools": [TOOL]}), done(
+    "tool": (on("tool", PATCHED, recipe={"patch_tools": [TOOL], "env": GENESIS}), done(
         "genesis: 23 applied, 36 skipped, 0 failed; 1 files changed", steps=both("patch tool"))),
     "refused": (on("refused", BASE, faults=NO_SPACE), failed("No space left on device")),
     # in no known state, and only told
@@ -107,6 +109,7 @@ def test_the_step_keeps_owner_and_mode_and_refuses_an_edit_in_between(ran: Runs)
 def test_a_tool_is_run_in_the_venv(ran: Runs) -> None:
     sent = next(c for c in ran["tool"].changing if c.verb == "patch tool").request["tool"]
     assert sent["argv"] == ["{venv}/bin/genesis"] and sent["venv"] == str(venv_of("tool"))
+    assert sent["env"] == {**GENESIS, "GENESIS_P82_THRESHOLD_SINGLE": "0.3"}
 
 
 def test_a_node_that_cannot_write_stops_the_rig(ran: Runs) -> None:

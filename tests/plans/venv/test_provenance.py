@@ -49,7 +49,7 @@ TABLE = {
         "--data git:", "not a git repository")),
     "module": (run(recipe="whole"), refused(
         "module-missing", "the module deep_gemm is not whole",
-        says=("not there: deep_gemm/__init__.py",))),
+        says=(": deep_gemm/__init__.py",))),
     "gone": (run(f"venv={FOLDER}/gone"), refused("artifact:", "is not a folder")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from schema.desired.plan import Plan
 from tests.plans.support.engine_double import Reply, completion
-from tests.plans.support.scenario import Ran, Runs, Scenario, Snapshots, data
+from tests.plans.support.scenario import ROOT, Ran, Runs, Scenario, Snapshots, data
 from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.plans.support.tree_double import row
 from tests.plans.venv.test_venv_rig import NAME, half_done, hosts, serves
@@ -70,8 +74,8 @@ def scenario(
         return Reply({**completion(), "usage": {"completion_tokens": 16}}, late_s=0.02)
 
     return Scenario(
-        (f"deploys/{deploy}.py", *how, *data(*pairs)), hosts=hosts, faults=faults, answers=reply,
-        seen=values.pop("seen", serves), **values,
+        (f"deploys/{deploy}.py", *how, *data(*pairs)), faults=faults, answers=reply,
+        hosts=values.pop("hosts", hosts), seen=values.pop("seen", serves), **values,
     )  # fmt: skip
 
 
@@ -93,11 +97,29 @@ def pruned(*removed: str) -> dict[str, object]:
     return {"removed": rows, "kept": kept, "freed_bytes": 2 << 30, "dry": False}
 
 
+MADE = tempfile.TemporaryDirectory(prefix="rigbook-upgrade-")
+NIGHTLY = "0.32.0rc1.dev134+gfe9c3d6c5"
+
+
+def of_a_candidate(address: str) -> list[Any]:
+    """The tower with a recipe for a release candidate, which nobody ever released."""
+    recipe = yaml.safe_load((ROOT / "catalog/recipes/tiny-venv.yaml").read_text())
+    recipe["venv"]["version"] = "0.32.0rc1"
+    Path(MADE.name, "candidate.yaml").write_text(yaml.safe_dump(recipe))
+    ((name, values),) = hosts(address)
+    return [(name, {**values, "recipe": "candidate", "recipes_dir": [MADE.name]})]
+
+
 IN_PLACE, TO = "inplace=true", f"version={NEW}"
 DRY = ("--dry", "--diff")
 DIES: dict[str, object] = {f"{NAME}:start": "dies"}
 GONE = "remove /opt/engine/venvs/0.33.0 (0.33.0, 2048 MiB): neither active nor former"
 RESTORED = "write /etc/systemd/system/rigbook-engine.service, as recorded"
+
+
+REFUSED: dict[str, object] = {f"{NAME}:says preflight": {
+    "outcome": "refused", "said": "unrecognized arguments: --gone", "unsure": "", "took_s": 9.0,
+}}  # fmt: skip
 
 
 def on_tower(*steps: str) -> list[str]:
@@ -125,6 +147,11 @@ TABLE = {
         "not carried over from the former: genesis",
         steps=on_tower("venv install", "apply stop", "apply link", "apply start",
                        "close COMMITTED"))),
+    # the version that has come does not know a flag: what serves is never stopped
+    "parser refuses": (scenario(TO, faults=REFUSED), failed(
+        "vLLM itself refuses its command line: unrecognized arguments: --gone",
+        "tests/plans/support/inventory.py deploys/upgrade.py", steps=on_tower("venv install"),
+        never=("stop rigbook-engine.service\n    [@fake/tower1] Success",))),
     # the seed's way: the venv itself is changed, so nothing may run from it
     "in place": (scenario(TO, IN_PLACE), done(
         steps=on_tower("apply stop", "venv replace", "apply start", "close COMMITTED"))),
@@ -145,6 +172,10 @@ TABLE = {
     "prune open": (scenario("prune=true", seen=half_done), refused("change-open")),
     "same": (scenario("version=0.32.0"), quiet()),
     "recipe": (scenario(), quiet()),
+    # the nightly that serves is the recipe's version; pip has no wheel of either any more
+    "nightly": (
+        scenario(hosts=of_a_candidate, answers={"venv look": {**PLACE, "installed": [NIGHTLY]}}),
+        quiet(f"leads to vllm {NIGHTLY} already")),
     # B1: a crash loop ends at two starts
     "dies": (scenario(TO, faults=DIES), failed("ROLLED_BACK", steps=on_tower(
         "venv install", "apply stop", "apply link", "apply start", "apply restart",

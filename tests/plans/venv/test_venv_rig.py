@@ -62,7 +62,8 @@ TABLE = {
             "+ExecStart=/etc/rigbook/engine/serve.sh", "+User=milo",
             "+exec /opt/engine/venv/bin/vllm serve /srv/models/tiny")),
         # there is no container to name
-        "start rigbook-engine.service\n", never=("rigbook-pair",), asks=["snapshot"])),
+        "start rigbook-engine.service\n", never=("rigbook-pair",),
+        asks=["preflight", "snapshot"])),
     "fresh": (scenario("serve", "-y", seen=fresh, answers=Reply), done(
         steps=["tower1 apply file+unit", *START])),
     "as it should": (scenario("serve", "-y", seen=serves, answers=Reply), quiet(

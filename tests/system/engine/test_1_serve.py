@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from facts.endpoint.completion import ask
 from tests.system.engine.steps import head
 from tests.system.rehearsal import Lab
 
+BROKEN = ("--data", "recipe=broken", "--data", "recipes_dir=tests/system/lab/recipes")
 OTHER = ("--data", "profile=throughput")
 
 
@@ -63,6 +66,9 @@ def test_a_changed_profile_restarts_both_and_is_proven(serving: Lab) -> None:
     before = serving.starts()
     done = serving.pyinfra("serve")
     assert done.rc == 0, done.text
+    took = re.search(r"parser takes the command line of test1, test2 \((.*?) s\)", done.text)
+    assert took, done.text
+    print(f"REPLAY vLLM's own parser took {took[1]} s on both nodes")
     after = serving.starts()
     assert all(after[name] != before[name] for name in before), "both nodes restart, as a pair"
     assert ask(head(serving)).ok
@@ -70,9 +76,25 @@ def test_a_changed_profile_restarts_both_and_is_proven(serving: Lab) -> None:
     assert again.counts("Grand total")[1:3] == ("-", "-")
 
 
+def test_a_flag_that_vllm_does_not_know_stops_nothing(serving: Lab) -> None:
+    """Its own parser is asked before, on both nodes; what it says ends the run."""
+    starts, before = serving.starts(), serving.changes("test1")
+    for more in (("--dry",), ()):
+        done = serving.pyinfra("serve", *BROKEN, *more, yes=not more)
+        assert done.rc == 1
+        for name in serving.hosts:
+            assert f"block arguments-refused [{name}]" in done.text
+        assert "unrecognized arguments: --rigbook-no-such-flag" in done.text
+        assert "nothing was changed: 2 finding(s) block" in done.text
+    assert serving.starts() == starts and serving.changes("test1") == before
+    assert ask(head(serving)).ok
+    assert not serving.ssh("test1", "sudo docker ps -aq --filter name=rigbook-preflight")
+    print(f"REPLAY a refused flag costs {done.seconds:.1f} s and no outage")
+
+
 def test_an_engine_that_cannot_start_gives_way_to_the_last_good_one(serving: Lab) -> None:
     done = serving.pyinfra(
-        "serve", "--data", "recipe=broken", "--data", "recipes_dir=tests/system/lab/recipes"
+        "serve", *BROKEN, "--data", "waive=arguments-refused", "--data", "reason=a test"
     )
     assert done.rc == 1
     assert "unrecognized arguments" in done.text, "the engine's own last lines name the cause"

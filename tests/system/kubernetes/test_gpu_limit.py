@@ -107,6 +107,24 @@ def test_the_seeds_export_in_args_is_replaced_and_nothing_else_of_it(olares: Ola
     assert olares.containers()[0]["args"] == [line]
 
 
+@pytest.mark.parametrize("args", [
+    ["exec python3 scripts/server.py --budget 22\n"],
+    [f"export {NAME}=23000m; python3 server.py --prefix-cache-slots 4 2>&1 | tee log"],
+])  # fmt: skip
+def test_the_seeds_flags_are_set_and_taken_back(olares: Olares, args: list[str]) -> None:
+    """The seed's layer 3, which a person set by an edit of the chart."""
+    olares.make(deployment(args))
+    values = {"--prefix-cache-slots": "0", "--prefill-cache-slots": "0"}
+    done = olares.limit(f"flags={json.dumps(values)}")
+    assert done.rc == 0, done.text
+    box = olares.containers()[0]
+    assert {key: kube_deployment.find(box, key).value for key in values} == values
+    again = olares.limit(f"flags={json.dumps(values)}")
+    assert again.counts("Set the variables") == ("1", "-", "-", "1"), again.text
+    olares.rollback(f"change={change_of(done)}")
+    assert olares.containers()[0]["args"] == args
+
+
 @pytest.mark.parametrize(
     "line",
     [f"export {NAME}=$LIMIT; x", f'export {NAME}="23000m"; x',

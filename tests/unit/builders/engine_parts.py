@@ -9,10 +9,12 @@ from gates.core.check import GIB
 from node.rules.secret import MASK, SECRETS_PATH, WATCHED
 from schema.desired.plan import CONTAINER, Document, Plan
 from schema.desired.rig import Node
+from schema.observed.artifact import LIBRARIES, VLLM_INFO
 from schema.observed.docker import Container, Image, ImageFile, ImageFileMatch, Mount
 from schema.observed.files import FileState, Weights, WeightsFile
 from schema.recipe.recipe import ContainerSpec
 from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
+from schema.render.jit_caches import kept
 from tests.unit.builders.host_parts import OURS
 from tests.unit.builders.recorded import recorded
 
@@ -74,20 +76,29 @@ def image(plan: Plan) -> Image:
     )
 
 
-def patched_files(plan: Plan) -> tuple[ImageFile, ...]:
-    """The answers of an image that carries every patch of the recipe as often as it should."""
-    return tuple(
-        ImageFile(
-            image=_box(plan).image,
-            path=patch.path,
-            contains=patch.contains,
-            matches=(
-                ImageFileMatch(
-                    path=patch.path.replace("*", ".12"), sha256="c" * 64, count=patch.count
-                ),
-            ),
-        )
-        for patch in plan.recipe.patches
+def image_files(plan: Plan, version: str = "0.22.1") -> tuple[ImageFile, ...]:
+    """The answers of an image with this vLLM, with the recipe's patches and modules."""
+    folder = LIBRARIES[0].replace("*", ".12")
+    counts = {(patch.path, patch.contains): patch.count for patch in plan.recipe.patches}
+    names = {name for module in plan.recipe.modules for name in module.files}
+    found = []
+    for probe in plan.requests[plan.rig.head.name].image_files:
+        path, count = probe.path.replace("*", ".12"), counts.get((probe.path, probe.contains), 0)
+        if probe.path == f"{LIBRARIES[0]}/{VLLM_INFO}":
+            path, count = f"{folder}/vllm-{version}.dist-info/METADATA", 1
+        elif probe.path.removeprefix(f"{LIBRARIES[0]}/") in names:
+            count = 1
+        there = (ImageFileMatch(path=path, sha256="c" * 64, count=count),) if count else ()
+        found.append(ImageFile(**probe.model_dump(), matches=there))
+    return tuple(found)
+
+
+def in_image(path: str, contains: str = "", count: int = 1, at: str = "") -> ImageFile:
+    """An image's answer about a path below its library folder, where `at` is the file found."""
+    place = f"{LIBRARIES[0].replace('*', '.12')}/{at or path}"
+    match = ImageFileMatch(path=place, sha256="c" * 64, count=count)
+    return ImageFile(
+        image="any", path=f"{LIBRARIES[0]}/{path}", contains=contains, matches=(match,)
     )
 
 
@@ -109,6 +120,14 @@ def absent_file(path: str) -> FileState:
     """A file that is not there."""
     nothing = dict.fromkeys(("sha256", "size", "mode", "uid", "gid", "content"))
     return FileState(path=path, kind="absent", **nothing)
+
+
+def warm_caches(plan: Plan, node: Node) -> tuple[FileState, ...]:
+    """The folders of compiled kernels, as an earlier start has left them."""
+    spec = plan.specs[node.name]
+    paths = (*spec.jit_folders, *kept(spec).values())
+    there = {"kind": "directory", "size": 3, "mode": "0755", "uid": 0, "gid": 0}
+    return tuple(absent_file(path).model_copy(update=there) for path in paths)
 
 
 def written_file(document: Document) -> FileState:
@@ -138,4 +157,4 @@ def written_files(plan: Plan, node: Node) -> tuple[FileState, ...]:
         text = "#\n" + "".join(f"{name}={MASK}\n" for name in names)
         secret = written_file(Document(SECRETS_PATH, text, "0600"))
         files.append(secret.model_copy(update={"content": text}))
-    return tuple(files)
+    return (*files, *warm_caches(plan, node))

@@ -9,7 +9,7 @@ from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.files import ChangeSummary
 from schema.observed.machine import Disk, EngineProcess, Gpu
-from schema.observed.network import Connection, Link, Port
+from schema.observed.network import Connection, Gid, Link, Port, RdmaPort
 from schema.observed.units import Unit
 from tests.unit.builders.recorded import recorded
 
@@ -17,6 +17,20 @@ NOW = 1_780_000_000.0
 BOOT = str(recorded("change")["boot_id"])
 OURS = str(recorded("process")["container_id"])
 SLAVES = ("enP2p1s0f0np0", "enp1s0f0np0")
+
+# Both ports of a Spark, each with its twin, cabled and in the bond.
+HCAS = ("roceP2p1s0f0", "roceP2p1s0f1", "rocep1s0f0", "rocep1s0f1")
+
+
+def rdma_port(device: str, *addresses: str, **changes: Any) -> RdmaPort:
+    """An ACTIVE port of 200 Gbit/s whose GID table has these addresses from index 3 on."""
+    netdev = f"{device.replace('roce', 'en')}np{device[-1]}"
+    gids = [
+        Gid(index=n, gid=f"::ffff:{address}", kind="RoCE v2", netdev=netdev)
+        for n, address in enumerate(addresses, 3)
+    ]
+    own = {"device": device, "netdev": netdev, "gids": tuple(gids)}
+    return RdmaPort(**recorded("rdma_port", **{**own, **changes}))
 
 
 def link(name: str, **changes: Any) -> Link:

@@ -20,12 +20,14 @@ from tests.unit.builders.engine_parts import (
     absent_file,
     container,
     image,
-    patched_files,
+    image_files,
     told_secrets,
+    warm_caches,
     weights,
     written_files,
 )
 from tests.unit.builders.host_parts import (
+    HCAS,
     NOW,
     OURS,
     SLAVES,
@@ -37,6 +39,7 @@ from tests.unit.builders.host_parts import (
     pair_timer,
     port,
     process,
+    rdma_port,
     unit,
 )
 from tests.unit.builders.recorded import recorded
@@ -118,7 +121,7 @@ def _node(plan: Plan, node: Node) -> NodeSnapshot:
         gpus=Gpus(stand_in=False, driver_version="580.95.05", gpus=(gb10(node),), processes=()),
         network=Network(
             links=links,
-            rdma_devices=("rocep1s0f0", "roceP2p1s0f0"),
+            rdma=tuple(rdma_port(name, str(node.fabric_address)) for name in HCAS),
             peers=tuple(probes),
             reach=tuple(reach),
         ),
@@ -129,11 +132,17 @@ def _node(plan: Plan, node: Node) -> NodeSnapshot:
             root="/var/lib/docker",
             images=(image(plan),),
             containers=(),
+            runtimes=("io.containerd.runc.v2", "runc"),
+            default_runtime="runc",
+            gpu_hooks=("nvidia-container-runtime-hook", "nvidia-cdi-hook"),
         ),
         units=(absent_unit(),),
-        files=tuple(absent_file(document.path) for document in plan.documents[node.name]),
+        files=(
+            *(absent_file(document.path) for document in plan.documents[node.name]),
+            *warm_caches(plan, node),
+        ),
         weights=(weights(plan, node),),
-        image_files=patched_files(plan),
+        image_files=image_files(plan),
         disks=tuple(disk(path) for path in plan.requests[node.name].disks),
     )
     return NodeSnapshot(**values)

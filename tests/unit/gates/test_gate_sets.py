@@ -31,7 +31,7 @@ def test_healthy_rig_passes(plan: Plan) -> None:
     found = check(plan, f.healthy(plan))
     assert blocking(found) == []
     # The seed's own choices, which deserve a warning each.
-    assert [v.code for v in found] == ["hca-two-ports", "image-latest", "privileged"]
+    assert [v.code for v in found] == ["image-latest", "privileged", *["hca-two-ports"] * 2]
 
 
 def test_serving_rig_passes(plan: Plan) -> None:
@@ -74,16 +74,21 @@ def test_the_rank_orders_findings_however_a_gate_gives_them(plan: Plan) -> None:
 # Found by a test of its own file, since a case of the tables cannot say it.
 ELSEWHERE = {
     "version-broken", "version-unknown",  # artifact/test_compatibility.py
+    "kernel-known-bad", "driver-known-bad",  # artifact/test_known_bad.py
     "torch-cpu", "torch-variant", "wheel-missing", "old-wheel-missing",  # artifact/test_pip_plan.py
     "backup-required",
-    "patch-drifted", "patch-unknown", "module-missing",  # test_file_patches.py, test_provenance.py
+    "patch-drifted", "patch-unknown",  # artifact/test_file_patches.py
     "libvgpu-target", "libvgpu-other", "libvgpu-candidate", "libvgpu-symbols", "libvgpu-preload",
     "libvgpu-drift", "libvgpu-old-mapped",  # cluster/test_vgpu_library.py
-    "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",  # cluster/test_gpu_limit.py
+    "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",
+    "gpu-limit-drift",  # cluster/test_gpu_limit.py
+    "arguments-refused", "arguments-unchecked",  # engine/test_arguments.py
     "answer-slow", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
     "enforce-eager",  # recipe/test_choices.py
+    "rdma-gid",  # transfer/test_rdma.py
+    "weights-mount",  # weights/test_mount.py
     "other-rig",  # tests/plans/common/test_other_rig.py
     "other-recipe",  # tests/plans/engine/test_restart.py
     "secret-missing",  # tests/plans/engine/test_secrets.py

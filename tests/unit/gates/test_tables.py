@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,8 @@ def _findings(case: dict[str, Any], breaks: Mapping[str, Any]) -> Found:
     """What the case's gates find on its rig with these parts broken."""
     rig = case.get("rig", "spark")
     plan = _plan(rig, tuple(case.get("plan", {}).items()))
+    for path, value in case.get("recipe", {}).items():
+        plan = replace(plan, recipe=snapshots.put(plan.recipe, path, value))
     seen = RIGS[rig].states[case.get("state", "healthy")](plan)
     for place, value in breaks.items():
         nodes, _, path = place.partition(" ")

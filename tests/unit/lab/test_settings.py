@@ -30,7 +30,7 @@ def test_hosts_are_two_without_a_lab_and_as_recorded_with_one(tmp_path: Path) ->
         ("lab2", "10.88.0.12", "10.99.0.2"),
     ]
     (tmp_path / "lab.json").write_text('{"hosts": 3}')
-    assert [h.has_fabric for h in lab.hosts()] == [True, True, False]
+    assert [h.fabric_address for h in lab.fabric_hosts()] == [f"10.99.0.{n}" for n in (1, 2, 3)]
     (tmp_path / "lab.json").write_text('{"hosts')
     assert len(lab.hosts()) == 2
 
@@ -88,12 +88,13 @@ def test_the_tests_lab_shares_nothing_with_the_users() -> None:
     def own(lab: settings.LabSettings) -> set[str]:
         made = lab.place.hosts(settings.MAX_HOSTS) + lab.place.towers(1)
         found = {str(lab.home), lab.place.bridge, lab.place.lan, lab.place.fabric}
-        found |= {*lab.place.fabric_ends, lab.place.operator_address}
+        found |= {*lab.place.fabric_links, lab.place.fabric_bridge, lab.place.operator_address}
         return found | {host.name for host in made} | {host.address for host in made}
 
     assert not own(users) & own(tests)
     assert users.cache == tests.cache, "what is built once is built for both"
-    links = [*users.place.fabric_ends, *(f"vb-{host.name}" for host in tests.place.towers(1))]
+    links = [f"{link}h" for link in tests.place.fabric_links]
+    links += [f"vb-{host.name}" for host in tests.place.towers(1)]
     assert all(len(link) < 16 for link in links)
 
 

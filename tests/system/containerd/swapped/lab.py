@@ -12,6 +12,5 @@ spark = [
             "fabric_address": host.fabric_address,
         },
     )
-    for host in load().hosts()
-    if host.has_fabric
+    for host in load().fabric_hosts()
 ]

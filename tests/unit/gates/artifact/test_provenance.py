@@ -13,7 +13,8 @@ from gates.artifact.provenance import Ancestry, decide, findings
 from schema.core.errors import SpecError
 from schema.inputs.check import host_data
 from schema.inputs.runbook_data import ProvenanceData
-from schema.observed.artifact import ArtifactAnswer, ArtifactFile, Module, commit_or_pr, probes
+from schema.observed.artifact import ArtifactAnswer, ArtifactFile, commit_or_pr, probes
+from schema.recipe.builds import NeededModule, Unless
 from tests.unit.builders.spark_rig import spark_plan
 
 HOST = {
@@ -239,7 +240,7 @@ def test_other_texts_are_refused(text: str) -> None:
         commit_or_pr(text)
 
 
-DEEPGEMM = Module(
+DEEPGEMM = NeededModule(
     name="deep_gemm",
     files=("deep_gemm/__init__.py", "deep_gemm/include/cutlass/cutlass.h"),
     reason="sparse attention needs it at run time",
@@ -266,8 +267,24 @@ def test_a_module_without_its_submodule_is_not_whole() -> None:
         return [v.evidence for v in found]
 
     assert missing(*DEEPGEMM.files) == []
-    assert missing("deep_gemm/__init__.py") == ["not there: deep_gemm/include/cutlass/cutlass.h"]
+    assert missing("deep_gemm/__init__.py") == [
+        f"not in {SEED.library}: deep_gemm/include/cutlass/cutlass.h"
+    ]
     assert "deep_gemm/__init__.py" in missing()[0]
+
+
+def test_a_module_that_the_build_does_not_need_may_be_missing() -> None:
+    """The version says so, or a file of the build's own way; 0.1.devN says nothing."""
+    plan, own = spark_plan(), Unless(path="vllm/own.py", contains="def ")
+    module = DEEPGEMM.model_copy(update={"versions": "<0.24", "unless": own})
+    later = read(answers(version=VERSION.replace("0.21.1", "0.24.0"), torch=TORCH))
+    clone = read(answers(version=VERSION.replace("0.21.1rc1.dev77", "0.1.dev16960"), torch=TORCH))
+    assert later.vllm_version.startswith("0.24.0")
+    assert clone.vllm_version.startswith("0.1.dev16960+g")
+    file = ArtifactFile(path=f"{LIB}/vllm/own.py", size=1, sha256=None, count=3, content=None)
+    its = ArtifactAnswer(path=f"{LIB}/vllm/own.py", contains="def ", files=(file,))
+    for evidence, more, count in ((SEED, [], 1), (later, [], 0), (clone, [], 1), (clone, [its], 0)):
+        assert len(findings(plan, "n", evidence, [*there(), *more], (module,))) == count
 
 
 def test_a_torch_for_the_cpu_on_a_rig_of_gpus_is_a_finding() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from gates.cluster import gpu_limit
-from schema.observed.kube import Live, ModelFile, ModelFiles
+from schema.observed.kube import Guarded, KubeLook, Live, ModelFile, ModelFiles
+from schema.observed.snapshot import Unreadable
 from tests.unit.builders.kube_parts import NAME, OOM, look
+
+FLAG = "--prefix-cache-slots"
 
 
 @pytest.mark.parametrize(("value", "count"), [("0m", 1), ("24x", 1), ("24000m", 0), (None, 0)])
@@ -43,6 +48,32 @@ def test_the_oom_line_names_what_is_lacking() -> None:
     assert "115,303,680 bytes = 110.0 MiB" in found[0].evidence
     assert "--data wanted=24232551680" in found[0].remedy
     assert list(gpu_limit.limit_enough("one", look(log=("fine",)))) == []
+
+
+def guarded(*differs: str, **values: str) -> KubeLook:
+    """A Deployment that a guard watches, and what of it differs."""
+    guard = Guarded(container="engine", values={NAME: "24000m", FLAG: "0", **values},
+                    webhook=False, webhook_file="/root/hook", differs=differs)  # fmt: skip
+    return look().model_copy(update={"guard": guard})
+
+
+def test_a_limit_that_a_chart_took_away_is_named_with_the_way_back() -> None:
+    """A chart that is deployed again resets it in silence; the remedy works as it is typed."""
+    assert list(gpu_limit.limit_stayed("one", look())) == []
+    assert list(gpu_limit.limit_stayed("one", guarded())) == []
+    lost = f"{NAME} is '0m', it was set to '24000m'"
+    (found,) = gpu_limit.limit_stayed("one", guarded(lost, SPEC="a b"))
+    assert (found.code, found.severity) == ("gpu-limit-drift", "block") and lost in found.evidence
+    words = shlex.split(found.remedy)
+    assert words[:3] == ["pyinfra", "INVENTORY", "deploys/gpu_limit.py"]
+    data = dict(word.split("=", 1) for word in words[3:] if word != "--data")
+    assert data == {"guard": "true", "limit": "24000m", "device": "0", "set": '{"SPEC": "a b"}',
+                    "flags": f'{{"{FLAG}": "0"}}', "webhook_file": "/root/hook"}  # fmt: skip
+
+
+def test_a_guard_that_cannot_be_read_is_not_one_that_is_content() -> None:
+    dark = look().model_copy(update={"guard": Unreadable(unreadable="limit.json is not JSON")})
+    assert [v.code for v in gpu_limit.limit_stayed("one", dark)] == ["cluster-unreadable"]
 
 
 def test_a_pod_in_a_crash_loop() -> None:

@@ -9,6 +9,7 @@ import pytest
 from gates.cluster import vgpu_library as gates
 from gates.cluster.mounted_library import target_of
 from gates.core.violation import Violation
+from gates.core.waiver import apply_waivers
 from schema.observed.library import LibraryLook
 from schema.observed.snapshot import Unreadable
 from tests.unit.builders.library_parts import (
@@ -104,6 +105,15 @@ def test_lost_names_block_unless_each_is_named() -> None:
     assert codes(found) == ["libvgpu-symbols"] and found[0].evidence == "cuMemAlloc_v2"
     assert "--data without=cuMemAlloc_v2" in found[0].remedy
     assert codes(gates.symbols_kept("one", file(), small, NAMES)) == []
+
+
+def test_of_many_lost_names_each_is_told_and_a_reason_is_enough() -> None:
+    """The field report's own swap lost them by the dozen, and nobody types `without` for those."""
+    lost = tuple(f"cuHook{n:03}" for n in range(187))
+    found = list(gates.symbols_kept("one", file(elf=elf(exported=lost)), candidate(), ()))
+    assert found[0].evidence.split(", ") == list(lost)
+    assert found[0].remedy.endswith('libvgpu.py --data waive=libvgpu-symbols --data reason="…"')
+    assert apply_waivers(found, ("libvgpu-symbols",), "no pod here calls them") == ([], found)
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,26 @@ def test_a_card_that_cannot_wake_is_left_alone_and_is_work_for_a_person() -> Non
     assert not any(can_be_set_by_us(unable, row) for row in unable.rows if row.item.id == "wol")
 
 
+# Hardware name of a kernel oops: NVIDIA NVIDIA_DGX_Spark/P4242, BIOS 5.36_0ACUM027 06/12/2026
+SPARK = m.board(
+    vendor="NVIDIA", name="P4242", serial="1", system_vendor="NVIDIA",
+    system_name="NVIDIA_DGX_Spark", bios_vendor="AMI", bios_version="5.36_0ACUM027",
+    bios_date="06/12/2026", wake_up=None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["P4242", "P4242 A01"])
+def test_a_headless_spark_is_rebooted_with_nothing_attested(plan: Plan, name: str) -> None:
+    """It has neither ErP nor wake by PCI-E, and POST passes without a display."""
+    board = SPARK.model_copy(update={"name": name})
+    assert found(plan, m.facts(board=board, processor="", displays=(), nics=())) == []
+    assert checklist_for(board, LISTS).name == "nvidia-dgx-spark"
+    ids = {item.id for item in LISTS["nvidia-dgx-spark"].items}
+    assert not ids & {"display", "erp_disabled", "pcie_wake"}
+
+
 def test_the_list_is_the_boards() -> None:
+    assert checklist_for(m.board(vendor="ASUSTeK", name="GX10"), LISTS).name == "generic"
     assert checklist_for(m.board(), LISTS) is MSI
     assert checklist_for(m.board(name="ProArt X870E"), LISTS).name == "generic"
     assert checklist_for(None, LISTS).name == "generic"

@@ -35,22 +35,6 @@ def test_forbidden_env_in_the_recipe_blocks(plan: Plan) -> None:
     assert "forbidden-env" not in {v.code for v in f.beyond_usual(spawned, f.healthy(plan))}
 
 
-@pytest.mark.parametrize(
-    ("value", "warned"),
-    [
-        ("rocep1s0f0,rocep1s0f1", True),
-        ("=rocep1s0f0:1,rocep1s0f1:1", True),
-        ("rocep1s0f0,roceP2p1s0f0", False),
-        ("rocep1s0f0", False),
-        ("rocep1s0f0,roceP2p1s0f0,rocep1s0f1,roceP2p1s0f1", False),
-        ("mlx5_0,mlx5_1", False),
-    ],
-)
-def test_hca_two_ports(plan: Plan, value: str, warned: bool) -> None:
-    found = check(with_spec(plan, environ={"NCCL_IB_HCA": value}), f.healthy(plan))
-    assert ("hca-two-ports" in {v.code for v in found}) is warned
-
-
 def test_enforce_eager_warns_where_there_are_cuda_graphs(plan: Plan) -> None:
     eager = with_spec(plan, flags={**plan.specs[HEAD].flags, "enforce_eager": True})
     (found,) = f.beyond_usual(eager, f.healthy(plan))

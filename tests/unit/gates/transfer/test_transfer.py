@@ -15,10 +15,11 @@ from gates.transfer.image import images, source_of, targets_of
 from gates.transfer.route import TransferRequest, with_route_probe
 from gates.transfer.weights import weights_gates, weights_source
 from schema.desired.plan import Plan
+from schema.inputs.load import plan
 from schema.observed.snapshot import NodeSnapshot
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import snapshots as f
-from tests.unit.builders.spark_rig import spark_plan
+from tests.unit.builders.spark_rig import ROOT, host, spark_plan
 
 HEAD, WORKER = "spark1", "spark2"
 PORT = 29680
@@ -70,6 +71,13 @@ def test_each_node_tries_the_ways_that_a_transfer_may_take() -> None:
     assert [(r.address, r.port, r.device) for r in rows] == [(str(fabric), 29700, "bond0")]
     rows = with_route_probe(PLAN, PORT, ("fabric-down",)).requests[WORKER].reach
     assert [(r.address, r.device) for r in rows] == [(str(fabric), "bond0"), (str(lan), None)]
+
+
+def test_each_node_goes_out_of_its_own_device() -> None:
+    hosts = {HEAD: host(1), WORKER: host(2, fabric_device="enp1s0f1np1")}
+    probed = with_route_probe(plan(hosts, None, ROOT), PORT, ())
+    rows = {name: request.reach for name, request in probed.requests.items()}
+    assert {n: r.device for n, (r,) in rows.items()} == {HEAD: "bond0", WORKER: "enp1s0f1np1"}
 
 
 def test_room_for_weights_is_what_lacks() -> None:

@@ -156,6 +156,13 @@ def test_what_is_an_engine(argv: list[str], wanted: bool) -> None:
     assert processes.is_engine(argv) is wanted
 
 
+def test_a_kernels_command_line_tells_no_secret() -> None:
+    line = "ro  kho=off systemd.set_credential=a:b nfs.password=x rd.luks.key=/k root=UUID=1-2"
+    assert masking.masked_cmdline(line) == (
+        "ro kho=off systemd.set_credential=*** nfs.password=*** rd.luks.key=*** root=UUID=1-2"
+    )
+
+
 def test_secrets_stay() -> None:
     environ = {"HF_TOKEN": "t", "VLLM_API_KEY": "k", "VLLM_X": "1", "PATH": "/", "AWS_SECRET": "s"}
     seen = masking.watched_environ(environ)

@@ -81,10 +81,11 @@ def test_custom_cfg_counts() -> None:
 
 
 def test_entries_with_quotes_and_braces_in_their_titles() -> None:
-    text = "menuentry 'It'\\''s {one}; # no comment' --id \"a\\\"b\" { linux /vmlinuz-1.2.3 x }\n"
+    name = "'It'\\''s {one}; # no comment' --id \"a\\\"b\""
+    text = f"menuentry {name} {{ linux /vmlinuz-1.2.3 ro kho=off }}\n"
     (entry,) = grubcfg.Menu(text, {}).entries
     assert (entry["title"], entry["id"]) == ("It's {one}; # no comment", 'a"b')
-    assert entry["kernel"] == "1.2.3"
+    assert (entry["kernel"], entry["options"]) == ("1.2.3", "ro kho=off")
 
 
 @pytest.mark.parametrize("text", [

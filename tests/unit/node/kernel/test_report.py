@@ -86,6 +86,48 @@ def test_a_pin_holds_its_own_packages_and_every_meta() -> None:
     ]  # fmt: skip
 
 
+# `dpkg -l | grep nvidia` of Ubuntu 24.04 (NVIDIA/gpu-driver-container#186), with the packages of
+# DKMS, of CUDA's repository, and others of NVIDIA's (NVIDIA/nvidia-container-toolkit#188).
+DPKG = {
+    "libnvidia-cfg1-550-server": "550.127.08-0ubuntu0.24.04.1",
+    "libnvidia-compute-550-server": "550.127.08-0ubuntu0.24.04.1",
+    "linux-modules-nvidia-550-server-6.8.0-51-generic": "6.8.0-51.52+1",
+    "linux-objects-nvidia-550-server-6.8.0-51-generic": "6.8.0-51.52+1",
+    "nvidia-compute-utils-550-server": "550.127.08-0ubuntu0.24.04.1",
+    "nvidia-dkms-550-server": "550.127.08-0ubuntu0.24.04.1",
+    "nvidia-firmware-550-server-550.127.08": "550.127.08-0ubuntu0.24.04.1",
+    "cuda-drivers-550": "1:550.127.08-1",
+    "libnvidia-compute-495": "510.47.03-0ubuntu1",
+    "libnvidia-container1": "1.17.4-1",
+    "libnvidia-egl-wayland1": "1:1.1.13-1build1",
+    "nvidia-prime": "0.8.17.2",
+    "nvidia-settings": "510.47.03-0ubuntu4",
+    "linux-firmware": "550.127.08",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("drivers", "module", "held"), [
+    (["550.127.08"], "nvidia", [
+        "cuda-drivers-550", "libnvidia-cfg1-550-server", "libnvidia-compute-550-server",
+        "nvidia-compute-utils-550-server", "nvidia-dkms-550-server",
+        "nvidia-firmware-550-server-550.127.08"]),
+    (["550.127"], "nvidia", []), ([], "nvidia", []), (["550.127.08"], None, []),
+])  # fmt: skip
+def test_a_pin_holds_the_drivers_other_parts_too(
+    monkeypatch: pytest.MonkeyPatch, drivers: list[str], module: str | None, held: list[str]
+) -> None:
+    """Those of the version that programs load; a kernel's own are held as before."""
+    rows = "".join(f"{n}\t{v}\tinstall\tinstalled\t\n" for n, v in DPKG.items())
+    answers = {"dpkg-query": rows, "apt-config": ""}
+    monkeypatch.setattr(apt, "run", lambda argv, limit: run.Done(0, answers[argv[0]], ""))
+    monkeypatch.setattr(kernel_installed, "user_driver", lambda name: drivers)
+    monkeypatch.setattr(kernel_installed, "installed", lambda name: [])
+    monkeypatch.setattr(kernel_installed, "releases", lambda: ["6.8.0-51-generic"])
+    pinning = report.collect({"module": module})["apt"]["pinning"]["6.8.0-51-generic"]
+    kernels = [name for name in sorted(DPKG) if name.endswith("-6.8.0-51-generic")]
+    assert pinning == [*kernels, *held]
+
+
 def test_dpkg_and_apt_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ("linux-image-6.1.0-1\t6.1-1\thold\tinstalled\tkmod, linux-base (>= 4) | other\n"
             "linux-image-6.1.0-0\t6.0-1\tdeinstall\tconfig-files\t\n")  # fmt: skip

@@ -50,8 +50,9 @@ def pod(name: str, when: str, **changes: Any) -> dict[str, Any]:
 def cluster(host: Host) -> Host:
     """A host whose kubectl is the stand-in."""
     host.double("kubectl", KUBECTL)
-    meta = {"name": "lucebox"}
-    deployment = {"metadata": meta, "spec": {"selector": {"matchLabels": {"app": "lucebox"}}}}
+    template = {"spec": {"containers": [{"name": "engine"}]}}
+    spec = {"selector": {"matchLabels": {"app": "lucebox"}}, "template": template}
+    deployment = {"metadata": {"name": "lucebox"}, "spec": spec}
     pods = [pod("old", "1"), pod("new", "2"), pod("gone", "3", metadata={"deletionTimestamp": "4"}),
             pod("late", "4", phase="Pending")]  # fmt: skip
     for name, document in (("deployment", deployment), ("pods", {"items": pods})):
@@ -90,6 +91,19 @@ def test_through_the_service_and_inside_the_pod(cluster: Host) -> None:
     assert (inside["answered"], inside["where"]) == (True, f"{server.url} in new")
     assert server.got[0] == server.got[1] and server.got[0]["messages"]
     assert server.got[0]["model"] == "qwen"
+
+
+def test_no_container_is_guessed_where_a_pod_has_several(cluster: Host) -> None:
+    """kubectl takes a pod's first: Olares puts a sidecar of its own into each pod."""
+    with serving(lambda _: (200, completion(model="qwen"))) as server:
+        assert ask(cluster, port=port_of(server), container=None)["answered"]
+        deployment = json.loads((cluster.bin / "deployment.json").read_text())
+        boxes = [{"name": "envoy"}, {"name": "engine"}]
+        deployment["spec"]["template"]["spec"]["containers"] = boxes
+        (cluster.bin / "deployment.json").write_text(json.dumps(deployment))
+        told = ask(cluster, port=port_of(server), container=None)
+        assert "needs container; there are: envoy, engine" in told["error"]
+        assert ask(cluster, port=port_of(server))["answered"]
 
 
 def test_a_service_that_leads_to_somebody_elses_pod_is_no_proof(cluster: Host) -> None:

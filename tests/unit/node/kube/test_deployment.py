@@ -9,7 +9,7 @@ import pytest
 
 from node.core.errors import NodeError
 from node.kube import deployment as kube_deployment
-from node.kube import inspect
+from node.kube import inspect, names
 
 NAME = "CUDA_DEVICE_MEMORY_LIMIT_0"
 DONE = {"observedGeneration": 3, "updatedReplicas": 1, "replicas": 1, "availableReplicas": 1}
@@ -148,4 +148,4 @@ def test_rollout_is_judged_as_kubectl_does(
 @pytest.mark.parametrize("value", ["-x", "A", "a b", "$(id)", "a\nb", "../x", ""])
 def test_names_are_checked(value: str) -> None:
     with pytest.raises(NodeError):
-        inspect.name(value, "deployment")
+        names.name(value, "deployment")

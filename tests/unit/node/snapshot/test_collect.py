@@ -26,6 +26,7 @@ from node.weights import beside, manifest
 from schema.observed.machine import Gpus
 from schema.observed.snapshot import NodeSnapshot, SnapshotRequest, Unreadable
 from tests.unit.node.support.host import Host
+from tests.unit.node.weights.test_links import cache
 from tests.unit.node.weights.test_model_header import gguf
 
 LISTS = {"gpus", "memory", "shm", "engine_processes", "network", "ports", "docker", "units",
@@ -68,6 +69,7 @@ def test_the_snapshot_of_this_machine_fits_the_schema(host: Host, tmp_path: Path
     answer = host.run(host.argv("snapshot"), request.model_dump_json())
     seen = NodeSnapshot.model_validate_json(answer.stdout)
     assert seen.identity.boot_id and seen.identity.kernel == os.uname().release
+    assert seen.identity.cmdline == Path("/proc/cmdline").read_text().strip()
     files, disks, network = map(readable, (seen.files, seen.disks, seen.network))
     assert [file.kind for file in files] == ["file", "absent", "directory"]
     assert files[0].content is not None and "root:" in files[0].content
@@ -195,6 +197,31 @@ def test_weights(tmp_path: Path) -> None:
     assert (seen.files[0].probe, seen.incomplete, seen.displaced) == (ends, None, ())
     (folder / "model.safetensors.index.json").write_text("[]")
     assert isinstance(take(weights=[str(folder)]).weights, Unreadable)
+
+
+@pytest.mark.parametrize("named", ["snapshot", "model", "model without refs", "cache elsewhere"])
+def test_a_snapshot_of_a_hugging_face_cache_is_weights_like_any_other(
+    tmp_path: Path, named: str
+) -> None:
+    """Its files are links into ../../blobs, and were not followed: `weights-missing` (field.md)."""
+    snapshot, wanted = cache(tmp_path / "hub")
+    (snapshot / "out.bin").symlink_to("../../../../secret")
+    (tmp_path / "secret").write_text("secret")
+    model = snapshot.parents[1]
+    if named == "model":
+        (snapshot.parent / "4567ef01").mkdir()
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_text(f"{snapshot.name}\n")
+    if named == "cache elsewhere":
+        (tmp_path / "link").symlink_to("hub")
+        snapshot = tmp_path / "link" / snapshot.relative_to(tmp_path / "hub")
+    path = model if named.startswith("model") else snapshot
+    (seen,) = readable(take(weights=[str(path)], deep=True).weights)
+    assert (seen.path, seen.folder, seen.linked) == (str(path), str(snapshot), 3)
+    assert [f.name for f in seen.files] == sorted(wanted)
+    for file in seen.files:
+        raw = wanted[file.name]
+        assert (file.size, file.sha256) == (len(raw), hashlib.sha256(raw).hexdigest())
 
 
 def test_what_lies_beside_weights_is_told_and_is_no_file_of_theirs(tmp_path: Path) -> None:

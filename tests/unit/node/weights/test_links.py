@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.core.errors import NodeError
-from node.weights import manifest
+from node.weights import hub_cache, manifest
 from tests.unit.node.support.time_limit import at_most
 from tests.unit.node.support.transfers import Ends, content, files
 
@@ -111,6 +111,19 @@ def test_one_file_of_a_cache_is_given(ends: Ends, tmp_path: Path) -> None:
     with ends.offering(path=str(snapshot / "model.gguf")):
         got = ends.taker.call("weights receive", ends.receive(path=str(target)))
     assert got["ok"] and target.read_bytes() == wanted["model.safetensors"]
+
+
+@pytest.mark.parametrize("refs", ["../../../../..", "gone", "", "a/b", "\xff", None])
+def test_a_cache_that_names_no_snapshot_of_its_own_is_not_followed(
+    tmp_path: Path, refs: str | None
+) -> None:
+    snapshot, _ = cache(tmp_path / "hub")
+    model = snapshot.parents[1]
+    if refs is not None:
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_bytes(refs.encode("latin-1"))
+    (snapshot.parent / "4567ef01").mkdir()
+    assert hub_cache.snapshot_of(str(model)) == str(model)
 
 
 @pytest.mark.parametrize("what", ["/dev/zero", "fifo", "large", "of a user"])

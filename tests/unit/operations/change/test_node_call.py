@@ -26,7 +26,7 @@ class Line:
         self.command = ""
         self.sudo = False
         self.stdin = ""
-        host = SimpleNamespace(name="lab1", run_shell_command=None)
+        host = SimpleNamespace(name="lab1", data={}, run_shell_command=None)
         state = SimpleNamespace(print_output=False, print_input=False)
 
         def in_host(state_: Any, host_: Any, function: Any, command: Any, **arguments: Any) -> Any:

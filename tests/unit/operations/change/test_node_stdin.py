@@ -27,7 +27,7 @@ def test_the_request_goes_through_stdin(monkeypatch: pytest.MonkeyPatch) -> None
         return True, SimpleNamespace(stdout_lines=['{"ok": true}'], stderr_lines=[])
 
     monkeypatch.setattr(operations_node, "in_host", in_host)
-    host: Any = SimpleNamespace(name="lab1", run_shell_command=None)
+    host: Any = SimpleNamespace(name="lab1", data={}, run_shell_command=None)
     state: Any = SimpleNamespace(print_output=False, print_input=False)
     assert call(state, host, "apply", REQUEST) == {"ok": True}
     read = sent("lab1", seen["command"], seen["_stdin"])

@@ -10,10 +10,11 @@ from facts.endpoint.completion import Answer, Endpoint
 from operations.engine import own_answer
 from operations.engine.own_answer import TRIES, NotOurs, ask_ours
 from schema.observed.snapshot import Unreadable
+from schema.render.engine_files import SCRIPT_PATH
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
 from tests.unit.builders import tower_rig
 from tests.unit.builders.engine_parts import FOREIGN, foreign_container
-from tests.unit.builders.host_parts import port, unit
+from tests.unit.builders.host_parts import port, process, unit
 from tests.unit.builders.snapshots import put, serving
 
 PLAN = tiny_plan()
@@ -121,6 +122,36 @@ def test_whose_it_is_instead_is_named(monkeypatch: pytest.MonkeyPatch, why: str)
         with pytest.raises(NotOurs) as failed:
             Rig(monkeypatch, *looks).ask()
         assert why in str(failed.value)
+
+
+# vllm PR#22205 and nvidia-smi of a node that serves with it: VLLM::Worker_TP0_EP0
+TITLES = {
+    "VLLM::Worker_TP1_EP1": True, "VLLM::Worker_DP0_PP0_TP1_EP1": True, "VLLM::Worker_TP1": False,
+    "VLLM::Worker_PP1_TP0": False, "VLLM::EngineCore": True, "VLLM::Worker": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_expert_parallel_is_seen_in_the_title(monkeypatch: pytest.MonkeyPatch, title: str) -> None:
+    """On every node, once it has answered; without the flag no title matters."""
+    own = (process(901, "VLLM::EngineCore"), process(903, title))
+    looks = seen((HEAD, "engine_processes", own[:1]), (WORKER, "engine_processes", own))
+    assert Rig(monkeypatch, looks).ask() is GOOD
+    for node in (HEAD, WORKER):
+        shot = looks[node]
+        script = next(f for f in shot.files if f.path == SCRIPT_PATH)
+        text = str(script.content).replace(
+            " --tensor-parallel-size", " --enable-expert-parallel --tensor-parallel-size"
+        )
+        assert text != script.content
+        files = tuple(f.model_copy(update={"content": text}) if f is script else f
+                      for f in shot.files)  # fmt: skip
+        looks[node] = put(shot, "files", files)
+    if TITLES[title]:
+        assert Rig(monkeypatch, looks).ask() is GOOD
+        return
+    with pytest.raises(NotOurs, match=f"of {WORKER} enables expert parallel, .* {title} runs"):
+        Rig(monkeypatch, looks).ask()
 
 
 @pytest.mark.parametrize(("node", "path", "value"), [

@@ -77,19 +77,23 @@ def test_only_a_script_is_checked_by_bash() -> None:
 
 
 def test_absent_folders_are_made_with_their_owner() -> None:
-    """The engine's are root's, the caches are the login user's; the weights' is never made."""
+    """The engine's and those of compiled kernels are root's, the caches are the login user's; the
+    weights' is never made."""
     spec = spark_plan().specs["spark1"]
-    assert spec.cache_folders
-    paths = [*(f"{ENGINE_DIR}", "/etc/rigbook"), *spec.cache_folders, spec.weights]
+    assert spec.cache_folders and spec.jit_folders
+    paths = [ENGINE_DIR, "/etc/rigbook", *spec.jit_folders, *spec.cache_folders, spec.weights]
     steps = folder_steps(spec, {path: absent_file(path) for path in paths}, "milo")
     owners = {step["path"]: step["owner"] for step in steps}
     assert owners == {
         "/etc/rigbook": "root",
         ENGINE_DIR: "root",
+        **dict.fromkeys(spec.jit_folders, "root"),
         **dict.fromkeys(spec.cache_folders, "milo"),
     }
     order = [step["path"] for step in steps]
     assert order.index("/etc/rigbook") < order.index(ENGINE_DIR)
+    made = [path for path in order if path in spec.jit_folders]
+    assert made == sorted(spec.jit_folders, key=len), "a folder's parent comes first"
 
 
 def test_folders_that_are_there_or_unknown_are_left_alone() -> None:

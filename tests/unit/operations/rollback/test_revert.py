@@ -42,6 +42,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> FakeState:
 
     for host in state.hosts.values():
         host.run_shell_command = None
+        host.data = {}
     monkeypatch.setattr(revert, "in_host", in_host)
     monkeypatch.setattr(revert, "unit_states", lambda *_: dict.fromkeys((HEAD, WORKER)))
     return state

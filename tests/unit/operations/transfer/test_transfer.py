@@ -24,8 +24,20 @@ def test_the_nodes_lines_are_shown_as_they_change(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transfer, "in_host", look)
     monkeypatch.setattr(transfer, "LOOK_EVERY_S", 0)
-    host: Any = SimpleNamespace(log=shown.append, run_shell_command=None)
+    host: Any = SimpleNamespace(log=shown.append, data={}, run_shell_command=None)
     run: Any = SimpleNamespace(state=None)
     with pytest.raises(gevent.GreenletExit):
         transfer.watch(run, host, "image")
     assert shown == ["25 %", "75 %"]
+
+
+def test_each_end_of_a_transfer_is_bound_to_its_own_device() -> None:
+    devices = {"spark1": "enp1s0f0np0", "spark2": "enp1s0f1np1"}
+    addresses = {"spark1": "10.0.0.1", "spark2": "10.0.0.2"}
+    route = transfer.Route(addresses, devices, 29680)
+    listens = {"address": "10.0.0.1", "port": 29680}
+    assert route.listen("spark1") == {**listens, "device": "enp1s0f0np0"}
+    assert route.listen("spark1", "spark2") == {**listens, "device": "enp1s0f1np1"}
+    assert route.words == "out of enp1s0f0np0, enp1s0f1np1"
+    over_lan = transfer.Route(addresses, dict.fromkeys(devices), 29680)
+    assert (over_lan.words, over_lan.listen("spark1")["device"]) == ("over the LAN", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pyinfra.connectors import fake, ssh
 
@@ -65,6 +67,8 @@ def error_of(**changes: object) -> str:
         ),
         ({"fabric_mtu": 100}, "fabric_mtu: is 100; allowed: 1280 or more"),
         ({"fabric_device": "a" * 16}, "allowed: 15 characters or fewer"),
+        ({"hcas": "^mlx5_0"}, "hcas[0]: '^mlx5_0' is not an RDMA device's name; allowed: one of"),
+        ({"uncabled": "a b"}, "uncabled[0]: 'a b' is not a network device's name"),
         ({"rank": True}, "inventory/spark.py: host spark2: rank: is true; allowed: a whole number"),
         ({"rank": -1}, "rank: is -1; allowed: 0 or more"),
         ({"role": "boss"}, "role: is 'boss'; allowed: 'head' or 'worker'"),
@@ -101,7 +105,8 @@ def test_wrong_data(changes: dict[str, object], said: str) -> None:
         ({"fabric_address": ...}, "rig spark: spark2: fabric_address: is missing"),
         ({"fabric_address": "10.0.0.1"}, "two nodes share a fabric_address: 10.0.0.1, 10.0.0.1"),
         ({"recipe": "tiny"}, "recipe: hosts of one rig differ: spark1 has 'deepseek-v4-flash', sp"),
-        ({"fabric_device": ...}, "fabric_device: hosts of one rig differ: spark1 has 'bond0', spa"),
+        ({"fabric_device": ...}, "rig spark: spark2: fabric_device: is missing in the inventory"),
+        ({"fabric_mtu": 1500}, "fabric_mtu: hosts of one rig differ: spark1 has 9000, spark2 has"),
     ],
 )
 def test_hosts_that_are_no_rig(changes: dict[str, object], said: str) -> None:
@@ -149,7 +154,7 @@ def test_profile_that_does_not_exist_lists_the_others() -> None:
 def test_pyinfras_own_keys_are_its_own() -> None:
     """The list in the code is what pyinfra's connectors declare, and their values pass unread."""
     declared = ssh.connector_data_meta.keys() | fake.FakeConnector.data_meta.keys()
-    assert declared | {"_sudo"} == PYINFRA_KEYS
+    assert declared | {"_sudo", "_shell_executable"} == PYINFRA_KEYS
     data = {key: object() for key in PYINFRA_KEYS - {"ssh_user"}}
     assert host_data("spark1", {**host(1), **data}, {}, HostData).ssh_user == "milo"
 
@@ -175,6 +180,28 @@ def test_lists_and_homes_are_read_as_meant() -> None:
     assert data.node("x").home == "/home/milo"
     assert host_data("x", host(1, ssh_user="root"), {}, HostData).node("x").home == "/root"
     assert host_data("x", host(1, home="/data/milo"), {}, HostData).node("x").home == "/data/milo"
+
+
+def test_each_node_has_its_own_device_and_hcas() -> None:
+    """The port that has the cable may be another one on each node (vllm PR 40991)."""
+    cabled = {"spark1": ("enp1s0f0np0", "rocep1s0f0,roceP2p1s0f0"), "spark2": ("bond0", ())}
+    made = plan(
+        {
+            name: host(number, fabric_device=device, hcas=hcas, uncabled="enp1s0f1np1")
+            for number, (name, (device, hcas)) in enumerate(cabled.items(), 1)
+        },
+        None,
+        ROOT,
+    )
+    recipe = made.recipe.env["NCCL_IB_HCA"]
+    for node, hcas in (("spark1", "=rocep1s0f0,roceP2p1s0f0"), ("spark2", recipe)):
+        device, environ = cabled[node][0], made.specs[node].environ
+        assert environ["NCCL_SOCKET_IFNAME"] == environ["GLOO_SOCKET_IFNAME"] == device
+        assert environ["NCCL_IB_HCA"] == hcas
+        assert made.requests[node].fabric_device == device
+        assert made.rig.node(node).uncabled == ("enp1s0f1np1",)
+        engine_file = next(d for d in made.documents[node] if d.path.endswith("node.json"))
+        assert json.loads(engine_file.content)["fabric"]["device"] == device
 
 
 def test_request_asks_for_what_the_plan_needs() -> None:

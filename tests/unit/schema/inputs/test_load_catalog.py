@@ -54,7 +54,7 @@ def test_spark_has_the_seeds_addresses() -> None:
         ("spark2", "worker", "192.168.1.12", "10.0.0.2"),
     ]
     assert made.rig.fabric is not None
-    assert (made.rig.fabric.device, made.rig.fabric.mtu) == ("bond0", 9000)
+    assert (made.rig.head.fabric_device, made.rig.fabric.mtu) == ("bond0", 9000)
     assert (made.recipe.name, made.profile) == ("deepseek-v4-flash", "balanced")
     assert made.rig.head.home == "/home/milo"
 
@@ -106,8 +106,9 @@ def test_deepseek_keeps_what_the_seed_says() -> None:
     assert rates["throughput", 16] == 163.2
     assert rates["latency", 1] == 37.8
     assert rates["balanced", 8] == 105.0
-    (patch,) = loaded.patches
+    patch, inductor = loaded.patches
     assert (patch.contains, patch.count) == ("empty_cache", 2)
+    assert (inductor.id, inductor.versions) == ("inductor-functionalization", "<0.24")
     assert [(rule.name, rule.value) for rule in loaded.forbidden_env] == [
         ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     ]

@@ -38,8 +38,10 @@ def lists_of(root: Path, **files: str) -> Path:
     return root
 
 
-def test_the_seeds_items_are_in_every_list() -> None:
-    for made in checklists(ROOT).values():
+def test_the_seeds_items_are_in_every_list_of_a_pcs_board() -> None:
+    for name, made in checklists(ROOT).items():
+        if name == "nvidia-dgx-spark":
+            continue
         ids = {item.id for item in made.items}
         assert {"ac_power_on", "erp_disabled", "pcie_wake", "display", "smart_plug", "wol",
                 "sleep_targets", "clock_battery"} <= ids  # fmt: skip

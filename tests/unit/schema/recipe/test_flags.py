@@ -8,6 +8,7 @@ import pytest
 from pydantic import JsonValue
 
 from schema.core.errors import SpecError
+from schema.core.strings import flag_name
 from schema.inputs.load import plan
 from schema.recipe.flags import flag_arguments
 from tests.unit.builders.spark_rig import changed, host, project, spark_plan
@@ -31,6 +32,29 @@ from tests.unit.builders.spark_rig import changed, host, project, spark_plan
 )
 def test_value_to_arguments(value: JsonValue, arguments: list[str]) -> None:
     assert flag_arguments("a_b", value, str) == arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "arguments"),
+    [
+        ("a_b.c_d", "x", ["--a-b.c_d", "x"]),
+        ("a_b.c.d", True, ["--a-b.c.d", "true"]),
+        ("a_b.c", False, ["--a-b.c", "false"]),
+        ("a_b.c+", 3, ["--a-b.c+", "3"]),
+        ("a_b.c", None, []),
+        ("a_b.c", {"d": 1}, ["--a-b.c", '{"d":1}']),
+    ],
+)
+def test_one_key_of_a_json_argument(name: str, value: JsonValue, arguments: list[str]) -> None:
+    """vLLM's own form, `--compilation-config.cudagraph_mode NONE`."""
+    assert flag_arguments(name, value, str) == arguments
+    assert flag_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["a-b", "a.", "a+", ".a", "a..b", "a.b c", "A.b", "a.b++"])
+def test_what_is_no_flags_name(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a flag's name; allowed: "):
+        flag_name(name)
 
 
 def argv_with(tmp_path: Path, path: tuple[str, ...], value: object) -> tuple[str, ...]:

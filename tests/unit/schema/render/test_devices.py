@@ -23,6 +23,8 @@ UUID = "GPU-5eed0000-0000-4000-8000-000000000001"
         ("device=1", {}, ("1",)),
         ('"device=1,3"', {}, ("1", "3")),
         (f"device={UUID}", {}, (UUID,)),
+        ("nvidia.com/gpu=all", {}, None),
+        (f"nvidia.com/gpu=1,nvidia.com/gpu={UUID}", {}, ("1", UUID)),
         ("all", {"CUDA_VISIBLE_DEVICES": "1"}, ("1",)),
         ("device=2,3", {"CUDA_VISIBLE_DEVICES": "1"}, ("3",)),
         ("all", {"NVIDIA_VISIBLE_DEVICES": "1"}, ("1",)),

@@ -1,0 +1,46 @@
+"""Ports of RDMA devices, from trees of sysfs as real machines have them (rdma_trees.yaml)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from node.snapshot import rdma
+from schema.observed.network import RdmaPort
+
+TREES = yaml.safe_load(Path(__file__).with_name("rdma_trees.yaml").read_text())
+TABLE = ("gids", "gid_attrs/types", "gid_attrs/ndevs")
+
+
+def written(root: Path, tree: dict[str, Any]) -> str:
+    """The folder with the tree's files; a row without a type has none that could be read."""
+    for device, what in tree.items():
+        port = root / device / "ports" / "1"
+        for netdev in what["net"]:
+            (root / device / "device/net" / netdev).mkdir(parents=True)
+        for folder in TABLE:
+            (port / folder).mkdir(parents=True)
+        for name, text in what["port"].items():
+            (port / name).write_text(f"{text}\n")
+        for index, row in what["gids"].items():
+            for folder, text in zip(TABLE, row, strict=False):
+                (port / folder / str(index)).write_text(f"{text}\n")
+    return str(root)
+
+
+@pytest.mark.parametrize("case", TREES)
+def test_ports_are_read_as_they_are(tmp_path: Path, case: str) -> None:
+    found = [RdmaPort(**row) for row in rdma.read(written(tmp_path, TREES[case]["tree"]))]
+    told = [
+        [p.device, p.port, p.netdev, p.state, p.link, p.rate_gbit,
+         [[gid.index, str(gid.ipv4)] for gid in p.gids if gid.ipv4]]
+        for p in found
+    ]  # fmt: skip
+    assert told == TREES[case]["says"]
+
+
+def test_a_host_without_rdma_devices_has_no_port(tmp_path: Path) -> None:
+    assert rdma.read(str(tmp_path / "absent")) == rdma.read(str(tmp_path)) == []
