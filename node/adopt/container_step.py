@@ -8,7 +8,7 @@ from node.adopt import box
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.step_kind import PRE, UNIT, Kind, Seen, Steps
-from node.core.step_state import DONE, UNDONE
+from node.core.step_state import DONE, UNDONE, subject
 from node.docker import containers
 
 # as long as the stop of our own unit waits for TERM
@@ -53,7 +53,7 @@ class ContainerKind(Kind):
 
     def describe(self, entry: Json) -> str:
         """Names the container."""
-        return f"stop container {entry['container']}"
+        return f"stop container {subject(entry)}"
 
     def plan(self, step: Json, seen: Seen) -> tuple[bool, str]:
         """Gives whether it runs, and may be stopped."""

@@ -14,7 +14,7 @@ from node.adopt.processes import Started
 from node.core import proc, systemctl, validate
 from node.core.errors import Json, NodeError
 from node.core.step_kind import PRE, UNIT, Kind, Seen, Steps
-from node.core.step_state import DONE, UNDONE, UNKNOWN
+from node.core.step_state import DONE, UNDONE, UNKNOWN, subject
 from node.reap import terminate
 from node.reap.find import Candidate
 
@@ -76,7 +76,7 @@ class EngineKind(Kind):
 
     def describe(self, entry: Json) -> str:
         """Says what was ended."""
-        return f"end the {entry['engine']}"
+        return f"end the {subject(entry)}"
 
     def plan(self, step: Json, seen: Seen) -> tuple[bool, str]:
         """Gives whether such an engine runs."""

@@ -8,7 +8,7 @@ from node.adopt import box
 from node.core import validate
 from node.core.errors import Json, NodeError
 from node.core.step_kind import Kind, Seen, Steps, differing
-from node.core.step_state import DONE, UNDONE, UNKNOWN
+from node.core.step_state import DONE, UNDONE, UNKNOWN, subject
 from node.docker import api
 
 POLICIES = ("no", "always", "unless-stopped", "on-failure")
@@ -61,11 +61,11 @@ class RestartPolicyKind(Kind):
 
     def about(self, entry: Json) -> str:
         """Gives the policy of that container: its start is another step's."""
-        return f"restart policy of {entry['container']}"
+        return f"restart policy of {subject(entry)}"
 
     def describe(self, entry: Json) -> str:
-        """Names the container and the policy."""
-        return f"{self.about(entry)}: {entry['post']['Name']}"
+        """Names the container."""
+        return self.about(entry)
 
     def recover(self, entry: Json, rows: list[Json]) -> str:
         """Docker sets a policy or does not."""

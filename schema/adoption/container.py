@@ -40,6 +40,7 @@ def container(nodes: Sequence[LiveNode]) -> tuple[dict[str, Any], list[str]]:
     for option in head.other_options:
         if not (head.privileged and option.startswith(_PRIVILEGED)):
             notes.append(f"{option} has no key here: it is not set on rigbook's container")
+    found["jit_caches"] = False
     found["volumes"] = list(_volumes(head, notes))
     for node, box in boxes:
         if box.changed:

@@ -12,6 +12,11 @@ import yaml
 from schema.adoption.live import LiveNode
 from schema.adoption.recipe import Notes, recipe
 
+# What a section is told in a comment, beside the notes.
+_SAID = {
+    "container": "jit_caches: as it was, compiled kernels go with the container; with true they "
+    "are kept on the node, and the next start has them.",
+}
 # What pyinfra is told by, and nobody shall find in a file.
 _NOT_WRITTEN = ("ssh_password", "ssh_key_password")
 
@@ -132,6 +137,7 @@ def _recipe(
     parts = ["\n".join(head) + "\n"]
     for key, value in data.items():
         lines = "".join(f"# needs you: {text}\n" for text in notes.get(key, ()))
+        lines += f"# {_SAID[key]}\n" if key in _SAID else ""
         text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=100)
         gap = "\n" if isinstance(value, dict) or lines or key == "default_profile" else ""
         parts.append(f"{gap}{lines}{text}")

@@ -106,6 +106,13 @@ def _flags(nodes: Sequence[LiveNode], lines: Sequence[CommandLine], notes: Notes
             _note(notes, "vllm_serve", f"{name} has no place here: {wrong}")
         else:
             found[name] = value
+    if "config" in found:
+        _note(
+            notes,
+            "vllm_serve",
+            f"config: {found['config']} holds more flags, which are not compared; ours needs the "
+            "file at that path",
+        )
     ray = [line for line in lines if line.flags.get("distributed_executor_backend") == "ray"]
     if ray and len(nodes) > 1:
         _note(

@@ -73,6 +73,8 @@ def _groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _flag(word: str) -> tuple[str, list[str]]:
     """A flag's name and the value that stands in the same word."""
+    if re.match(r"-O=?\w", word):
+        return SHORT["-O"], [word[2:].removeprefix("=")]
     named, equals, value = word.partition("=")
     root, dot, key = named.partition(".")
     if root.startswith("--") and root != "--":

@@ -14,6 +14,7 @@ from deploys.common.load_and_gate import data_of, inventory_name, once_a_run
 from facts.former import FormerFact
 from facts.rignode.fact import ask_some
 from facts.snapshot import Snapshot
+from schema.adoption.command_line import parse
 from schema.core.errors import SpecError
 from schema.inputs.check import COMMAND_LINE, host_data
 from schema.inputs.runbook_data import AdoptData
@@ -83,7 +84,12 @@ def chosen(seen: Seen, name: str, port: int | None) -> FormerEngine:
     if len(engines) > 1 and port is not None:
         engines = tuple(e for e in engines if e.port == port and e.is_head)
     if len(engines) == 1:
-        return engines[0]
+        engine = engines[0]
+        try:
+            parse(engine.argv)
+        except ValueError as error:
+            raise DeployError(f"{name}: the command line of pid {engine.pid}: {error}") from None
+        return engine
     if not engines:
         raise DeployError(f"no vLLM runs on {name}: start it as you do, then look again")
     told = ", ".join(f"pid {e.pid} at port {e.port}" for e in engines)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from schema.observed.former import Former
+from tests.plans.support.rigs import broken
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
 from tests.plans.support.table import Table, each_row, quiet, refused
 from tests.unit.builders import former_parts as parts
+from tests.unit.builders.host_parts import unit
 from tests.unit.builders.snapshots import healthy
 
 LOOK = ("deploys/adopt.py", "-y")
@@ -21,6 +23,7 @@ SEED_WORKER = parts.seed(
 )  # fmt: skip
 TWO = Former(engines=(parts.engine(), parts.engine(pid=900, port=8001)))
 NOTHING = Former()
+FORMER_UNIT = unit(name=parts.UNIT, exec_start=("/usr/bin/docker", "exec", parts.BOX, "bash"))
 # hosts and ssh, nothing of an engine
 BARE = [(HEAD, {"lan_address": "192.168.1.11", "ssh_user": "milo"}),
         (WORKER, {"lan_address": "192.168.1.12", "ssh_user": "milo"})]  # fmt: skip
@@ -89,6 +92,12 @@ TABLE: Table = {
     "no key": (looks(SEED, SEED_WORKER, *data("wrte=mine")), refused("unknown key 'wrte'")),
     "another's key": (looks(SEED, SEED_WORKER, *data("version=1.0.0")), refused(
         "version: adopt does not take it")),
+    # the gate's remedy, as it is to be typed
+    **{f"{runbook} beside it": (
+        Scenario((f"deploys/{runbook}.py", "-y"), broken(healthy, (HEAD, "units.+", FORMER_UNIT))),
+        refused("second-unit on @fake/lab1: vllm-ds4.service on @fake/lab1 starts a vLLM, too",
+                "pyinfra tests/plans/support/inventory.py deploys/adopt.py -y;"))
+       for runbook in ("serve", "restart", "reboot")},
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 

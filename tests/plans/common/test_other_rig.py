@@ -12,6 +12,7 @@ from tests.plans.support.table import Ends, Table, done, each_row, refused
 
 # What a runbook has to be given before its gates are asked.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "adopt": ("take=true",),
     "kernel": ("kernel=current",),
     "unit": ("unit=vllm.service", "restart=always"),
     "watch": ("webhook=http://127.0.0.9/x",),

@@ -128,6 +128,20 @@ def test_a_difference_is_named(change: dict[str, Any], differs: set[str]) -> Non
     assert not found & {"gpu_memory_utilization"} or "argv" in change
 
 
+@pytest.mark.parametrize(("flag", "told"), [
+    (["--config", "/w/c.yaml"], "config: /w/c.yaml holds more flags"),
+    (["--distributed-executor-backend", "ray"], "rigbook starts no Ray"),
+    (["--port", "8000", "--port", "8000"], "port was given more than once on spark1"),
+    (["--hf-token", "a"], "hf_token has no place here"),
+])  # fmt: skip
+def test_a_flag_that_needs_a_person_is_noted(flag: list[str], told: str) -> None:
+    machine = copy.deepcopy(MACHINES["spark"])
+    for node in machine["nodes"].values():
+        node["argv"] += flag[:2]
+    machine["nodes"]["spark1"]["argv"] += flag[2:]
+    assert told in "\n".join(made(machine).needs)
+
+
 def test_what_no_placeholder_says_is_noted() -> None:
     machine = copy.deepcopy(MACHINES["spark"])
     machine["nodes"]["spark2"]["env"]["OMP_NUM_THREADS"] = "4"

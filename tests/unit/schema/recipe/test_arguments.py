@@ -19,6 +19,7 @@ from schema.recipe.placeholders import fill
         (["a/b", "--a-b", "1", "--c_d=x"], {"a_b": 1, "c_d": "x"}),
         (["a/b", "--no-a-b", "--x"], {"a_b": False, "x": True}),
         (["a/b", "--x", "-1", "--y", "0.5"], {"x": -1, "y": 0.5}),
+        (["a/b", "-O3"], {"optimization_level": 3}),
         (["a/b", "--x", "0.80", "--y", "007"], {"x": "0.80", "y": "007"}),
         (["a/b", "--x", "1", "two"], {"x": [1, "two"]}),
         (["a/b", "--x", '{"a": {"b": [1, null]}}'], {"x": {"a": {"b": [1, None]}}}),

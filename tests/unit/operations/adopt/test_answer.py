@@ -1,0 +1,66 @@
+"""What an undo of a take-over says of the former engine is what was answered."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from facts.endpoint.completion import Answer, Endpoint
+from operations.adopt import answer
+from operations.change.node_call import StepFailed
+from tests.plans.support.scenario import HEAD, tiny_plan
+
+SERVED = answer.Served(HEAD, 8123, "theirs", "unit vllm.service", answered=True)
+PLAN = tiny_plan()
+OK, NO = Answer(True, "6 characters"), Answer(False, "connection refused")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, served: answer.Served, *replies: Answer) -> Any:
+    """The line, and what was logged; the last reply comes again and again, 40 s apart."""
+    said: list[str] = []
+    asked: list[Endpoint] = []
+    rows = list(replies)
+    clock = SimpleNamespace(monotonic=lambda: 40.0 * len(asked))
+
+    def ask(where: Endpoint, timeout_s: float) -> Answer:
+        asked.append(where)
+        return rows.pop(0) if len(rows) > 1 else rows[0]
+
+    monkeypatch.setattr(answer, "ask", ask)
+    monkeypatch.setattr(answer, "time", clock)
+    monkeypatch.setattr(answer, "gevent", SimpleNamespace(sleep=lambda _: None))
+    host = SimpleNamespace(log=said.append)
+    state: Any = SimpleNamespace(inventory=SimpleNamespace(get_host=lambda _: host))
+    return answer.answers_again(state, PLAN, served), said, asked
+
+
+def test_it_is_waited_for_where_it_was_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, said, asked = run(monkeypatch, SERVED, NO, NO, OK)
+    assert line == "theirs of unit vllm.service serves again: 6 characters"
+    assert asked[0].base_url == "http://127.0.0.2:8123" and asked[0].model == "theirs"
+    assert said[0] == "the former engine is loading: 40 s of 300 s"
+
+
+def test_one_that_wants_a_key_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, _, _ = run(monkeypatch, SERVED, Answer(False, "401; set RIGBOOK_API_KEY", alive=True))
+    assert "serves again: 401" in line
+
+
+def test_none_within_the_budget_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StepFailed, match=r"as before, but does not answer after 320 s: connection"):
+        run(monkeypatch, SERVED, NO)
+
+
+def test_one_that_gave_no_answer_before_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = answer.Served(HEAD, 8123, "theirs", "pid 7")
+    line, _, asked = run(monkeypatch, served, NO)
+    assert "gave no answer before the take-over either" in line and not asked
+
+
+def test_it_is_read_from_any_nodes_change() -> None:
+    blob = {"blob": {answer.CONTEXT: asdict(SERVED)}}
+    assert answer.former_in({"a": None, "b": {"blob": None}, "c": blob}) == SERVED
+    assert answer.former_in({"a": {"blob": {"baseline": 3}}}) is None
