@@ -157,8 +157,9 @@ def _port(port: int, wanted: bool) -> str:
 
 def _fabric(plan: Plan, node: Node) -> list[Check]:
     fabric = plan.rig.fabric
-    assert fabric is not None, "the bench compares runs on a rig of two nodes"
-    device, mtu, peer = node.fabric_device, fabric.mtu, _peer(plan, node)
+    device = node.fabric_device
+    assert fabric is not None and device is not None, "the bench compares runs on two nodes"
+    mtu, peer = fabric.mtu, _peer(plan, node)
     ping = ["ping", "-q", "-c", "1", "-W", "2", "-M", "do", "-s", str(mtu - PING_OVERHEAD)]
     ping += ["-I", device]
     link = "(seen.stdout | from_json)[0]"

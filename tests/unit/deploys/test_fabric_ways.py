@@ -70,6 +70,13 @@ TWO_NETS = tuple(
         (tcp_ways, TWINS, TWO_NETS, [
             "enp1s0f1np1: 10.0.0.1 enp1s0f1np1 -> 10.0.0.2 enp1s0f1np1",
             "enP2p1s0f1np1: 10.0.1.1 enP2p1s0f1np1 -> 10.0.1.2 enP2p1s0f1np1"]),
+        # the twins' addresses are the other way round there: what counts is the network
+        (rdma_ways, TWINS, (*TWO_NETS, (PEER, "network.rdma", (
+            rdma_port("rocep1s0f1", "10.0.1.2"), rdma_port("roceP2p1s0f1", "10.0.0.2")))), [
+            "rocep1s0f1 -> roceP2p1s0f1: 10.0.0.1 enp1s0f1np1 rocep1s0f1#3 -> "
+            "10.0.0.2 enp1s0f1np1 roceP2p1s0f1#3",
+            "roceP2p1s0f1 -> rocep1s0f1: 10.0.1.1 enP2p1s0f1np1 roceP2p1s0f1#4 -> "
+            "10.0.1.2 enP2p1s0f1np1 rocep1s0f1#3"]),
         # the cable is in port 0 here and in port 1 there
         (rdma_ways, CROSSED, (), ["rocep1s0f0 -> rocep1s0f1: 10.0.0.1 bond0 rocep1s0f0#3 -> "
                                   "10.0.0.2 bond0 rocep1s0f1#3"]),

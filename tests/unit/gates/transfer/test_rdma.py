@@ -76,7 +76,7 @@ def test_hca_two_ports(value: str, warned: bool) -> None:
     ],
 )
 def test_only_an_engine_that_names_ports_has_to_find_them(
-    environ: dict[str, str], codes: list[str]
+    environ: dict[str, Any], codes: list[str]
 ) -> None:
     seen = {n: f.put(s, "network.rdma", ()) for n, s in f.healthy(spark_plan()).items()}
     assert [v.code for v in found(seen=seen, **environ)] == codes
