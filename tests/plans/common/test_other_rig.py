@@ -20,11 +20,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "adopt": ("take=true",),
 }
 # They read, or reach a host that is off (wake); the last two are of a Kubernetes rig.
-<<<<<<< HEAD
 OTHERS = {"doctor", "verify", "wake", "fabric", "provenance", "libvgpu", "gpu_limit"}
-=======
-OTHERS = {"doctor", "verify", "fabric", "wake", "provenance", "libvgpu", "gpu_limit"}
->>>>>>> w-fabric
 # The stand-in rig's engine runs in a container: these two refuse that before they look.
 IN_VENV = {"upgrade", "patch", "backup", "restore"}
 CHANGING = sorted(RUNBOOKS.keys() - OTHERS - IN_VENV)
