@@ -17,7 +17,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "unit": ("unit=vllm.service", "restart=always"),
     "watch": ("webhook=http://127.0.0.9/x",),
     "rollback": (f"change={rigs.OPEN_ID}",),
-    "adopt": ("take=true",),
 }
 # They read, or reach a host that is off (wake); the last two are of a Kubernetes rig.
 OTHERS = {"doctor", "verify", "wake", "fabric", "provenance", "libvgpu", "gpu_limit"}
