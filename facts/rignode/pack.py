@@ -17,6 +17,7 @@ from typing import NamedTuple
 from node.cli import verb_table
 from node.core.errors import Json
 from node.docker import api
+from node.rules.source_text import bare
 from schema.core.secret import revealed
 from schema.render import node_program
 from schema.render.node_program import LIBRARY, LINK
@@ -26,8 +27,6 @@ MAX_COMMAND = 100 * 1024
 _IMPORT = re.compile(
     r"^ *(?:import (node[\w.]*)|from (node[\w.]*) import (\([^)]*\)|.*))", re.MULTILINE
 )
-# nobody reads a docstring on the host
-_DOCSTRING = re.compile(r'^( *)"""(?:[^"]|"(?!""))*"""$', re.MULTILINE)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _START = """\
 import sys
@@ -174,19 +173,10 @@ def needs(verb: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def bare(source: str) -> str:
-    """Gives a module's source without its docstrings, each line with the number it had."""
-
-    def empty(found: re.Match[str]) -> str:
-        return found[1] + '""' + "\n" * found[0].count("\n")
-
-    return _DOCSTRING.sub(empty, source)
-
-
 @functools.cache
 def _program(verb: str) -> str:
-    """Gives the modules that a verb needs as a word, each whether it is a package and its source:
-    packed once, however many hosts there are.
+    """Gives the modules that a verb needs as a word, each whether it is a package and its source
+    without docstrings: packed once, however many hosts there are.
     """
     files = {name: _files()[name] for name in needs(verb)}
     return _word({name: (file.endswith("/__init__.py"), bare(node_program.raw(file).decode()))

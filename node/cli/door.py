@@ -18,6 +18,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from node.rules.source_text import bare
+
 _UNIT = r"[A-Za-z0-9_@.:][A-Za-z0-9_@.:-]{0,254}"
 _IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,499}"
 _ID = r"[0-9a-f]{1,64}"
@@ -104,7 +106,7 @@ def _carried(packed: str, program: str) -> tuple[list[str], str]:
     for name, (is_package, source) in modules.items():
         path = name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
         try:
-            same = own.get_data(f"{program}/{path}") == source.encode()
+            same = bare(own.get_data(f"{program}/{path}").decode()) == source
         except OSError:
             same = False
         if not same:

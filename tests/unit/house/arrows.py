@@ -86,7 +86,14 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         },
         "node.backup": {"node.change", "node.core", "node.engine", "node.files", "node.systemd"},
         "node.change": {"node.core", "node.files", "node.systemd"},
-        "node.cli": {"node.change", "node.core", "node.engine", "node.files", "node.transfer"},
+        "node.cli": {
+            "node.change",
+            "node.core",
+            "node.engine",
+            "node.files",
+            "node.rules",
+            "node.transfer",
+        },
         "node.core": {"node.rules"},
         "node.docker": {"node.core", "node.rules", "node.transfer"},
         "node.engine": {

@@ -17,6 +17,7 @@ import pytest
 
 from facts.rignode import pack
 from node.cli import verb_table
+from node.rules.source_text import bare
 from schema.observed.snapshot import NodeSnapshot
 from schema.render import node_program
 from tests.unit.node.support.host import NEW, Host, apply_request, file_step
@@ -135,7 +136,7 @@ def test_what_is_asked_without_installing_fits_a_command_line(verb: str) -> None
 @pytest.mark.parametrize("name", node_program.paths())
 def test_what_travels_differs_in_docstrings_alone(name: str) -> None:
     source = node_program.raw(name).decode()
-    trees = [ast.parse(source), ast.parse(pack.bare(source))]
+    trees = [ast.parse(source), ast.parse(bare(source))]
     for tree in trees:
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
