@@ -40,6 +40,7 @@ def test_ports_are_read_as_they_are(tmp_path: Path, case: str) -> None:
         for p in found
     ]  # fmt: skip
     assert told == TREES[case]["says"]
+    assert all(gid.gid.strip("0:") for port in found for gid in port.gids), "an empty row is told"
 
 
 def test_a_host_without_rdma_devices_has_no_port(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_who_calls_from_elsewhere_is_no_peer() -> None:
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(rate.receive, request("listen", port, peer="127.0.0.2"))
         time.sleep(0.1)
-        caller = socket.create_connection(("127.0.0.1", port))
+        caller = socket.create_connection(("127.0.0.1", port), timeout=3)
         # hung up on, with or without having been read
         with caller, contextlib.suppress(ConnectionResetError):
             caller.sendall(KEY.encode())
