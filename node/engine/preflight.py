@@ -3,7 +3,8 @@ stopped.
 
 The parser is the target's own (node/engine/parser_check.py): of its image, in a container without
 network that is gone afterwards, or of its venv, as the engine's user. Without a GPU, and within
-limits of time and memory. Nothing on the host changes.
+limits of time and memory. Nothing of ours is written; vLLM may
+fill its own cache, in the home of a venv's user.
 """
 
 from __future__ import annotations
