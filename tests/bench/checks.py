@@ -84,6 +84,7 @@ def _files(plan: Plan, node: Node) -> list[Check]:
 
 
 def _supervision(plan: Plan) -> list[Check]:
+    assert plan.recipe.container is not None
     image = plan.recipe.container.image
 
     def service(name: str) -> dict[str, object]:

@@ -59,7 +59,9 @@ def test_only_what_the_manifest_names_goes_on_and_without_a_tag(tmp_path: Path) 
     assert found.image_id == "sha256:" + hashlib.sha256(CONFIG).hexdigest()
     with tarfile.open(fileobj=io.BytesIO(b"".join(found.chunks()))) as tar:
         names = tar.getnames()
-        manifest = json.load(tar.extractfile("manifest.json"))
+        listed = tar.extractfile("manifest.json")
+        assert listed is not None
+        manifest = json.load(listed)
         layer = tar.extractfile(manifest[0]["Layers"][0])
         assert layer is not None and layer.read() == LAYER
     assert manifest[0]["RepoTags"] is None and len(names) == 3
