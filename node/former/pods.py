@@ -12,6 +12,8 @@ from node.rules.secret import MASK
 
 # kubepods.slice/…-pod1234_…​.slice of systemd's driver, kubepods/…/pod1234-… of cgroupfs
 _POD = re.compile(r"kubepods.*pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
+# what a pod is given to end by itself where its spec does not say
+GRACE_S = 30
 
 
 def uid_of(cgroup: str) -> str | None:
@@ -28,13 +30,17 @@ def _owner(row: Json, kind: str) -> str | None:
     return None
 
 
-def _deployment(client: kubectl.Client, pod: Json) -> str | None:
-    """Gives the name of the Deployment above a pod, or None."""
+def _deployment(client: kubectl.Client, pod: Json) -> Json | None:
+    """Gives the Deployment above a pod, or None."""
     made_by = _owner(pod, "ReplicaSet")
     if made_by is None:
         return None
-    space = pod["metadata"]["namespace"]
-    return _owner(client.json(["get", "replicaset", made_by, "--namespace", space]), "Deployment")
+    where = ["--namespace", pod["metadata"]["namespace"]]
+    name = _owner(client.json(["get", "replicaset", made_by, *where]), "Deployment")
+    if name is None:
+        return None
+    found: Json = client.json(["get", "deployment", name, *where])
+    return found
 
 
 def _volumes(pod: Json, box: Json) -> list[Json]:
@@ -107,7 +113,16 @@ def look(cgroup: str, unread: list[str]) -> tuple[Json | None, Json]:
         unread.append(f"the pod of an engine: {error}")
         return None, row
     space, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-    row.update(namespace=space, deployment=deployment, name=f"{space}/{deployment or name}")
-    made = f"Deployment {space}/{deployment}" if deployment else "no Deployment"
-    row["evidence"] = f"pod {space}/{name} of {made}"
+    row.update(namespace=space, name=f"{space}/{name}", evidence=f"pod {space}/{name} of nobody's")
+    if deployment is not None:
+        meta, template = deployment["metadata"], deployment["spec"]["template"]["spec"]
+        row.update(
+            deployment=meta["name"],
+            name=f"{space}/{meta['name']}",
+            evidence=f"pod {space}/{name} of Deployment {space}/{meta['name']}",
+            uid=meta["uid"],
+            resource_version=meta["resourceVersion"],
+            template_container=template["containers"][0]["name"],
+            grace_s=pod["spec"].get("terminationGracePeriodSeconds", GRACE_S),
+        )
     return _container(pod, identifier), row

@@ -77,6 +77,10 @@ def _crontab(step: Step) -> str:
     return f"{step['path']}: comment out line " + ", ".join(str(r["line"]) for r in step["lines"])
 
 
+def _no_pods(step: Step) -> str:
+    return f"scale Deployment {step['namespace']}/{step['deployment']} to 0 pods"
+
+
 _WORDS: Mapping[str, Callable[[Step], str]] = {
     "file": lambda s: f"write {s['path']} (mode {s['mode']}, owner {s.get('owner', 'root')})",
     "directory": _directory,
@@ -91,7 +95,7 @@ _WORDS: Mapping[str, Callable[[Step], str]] = {
     "former_engine": _former_engine,
     "crontab": _crontab,
     # What a patch changes is known by the server's rehearsal alone: the words tell it.
-    "kube": lambda _: "",
+    "kube": lambda s: _no_pods(s) if s.get("replicas") == 0 else "",
 }
 
 

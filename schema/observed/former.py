@@ -114,9 +114,14 @@ class Supervisor(Frozen):
     file: str | None = None
     line: int | None = None
     text: str | None = None
-    # pod
+    # pod: the identity and version of its Deployment as it was seen, a container of its template,
+    # and the seconds that the pod is given to end by itself
     namespace: str | None = None
     deployment: str | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+    template_container: str | None = None
+    grace_s: float = 0.0
 
 
 class Former(Frozen):

@@ -26,8 +26,8 @@ def refusals(former: Former) -> Iterator[str]:
             "what this rig is not to serve, then run it again"
         )
     for row in former.supervisors:
-        if row.kind == "pod":
-            yield f"{row.evidence}: its own supervisor has to end it: {_scale(row)}"
+        if row.kind == "pod" and row.uid is None:
+            yield f"{row.evidence}: what made it has to end it: kubectl describe pod {row.name}"
     boxes = {box.name: box for box in former.containers}
     for engine in former.engines:
         box = boxes.get(engine.container or "")
@@ -38,10 +38,18 @@ def refusals(former: Former) -> Iterator[str]:
             )
 
 
-def _scale(row: Supervisor) -> str:
-    if row.deployment is None:
-        return f"delete what made it: {row.name}"
-    return f"kubectl scale deployment/{row.deployment} --namespace={row.namespace} --replicas=0"
+def _scale(row: Supervisor) -> dict[str, object]:
+    """The step that leaves a Deployment no pod; undo gives it those that it had."""
+    return {
+        "op": "kube", "kubectl": "auto", "namespace": row.namespace, "deployment": row.deployment,
+        "container": row.template_container, "replicas": 0, "uid": row.uid,
+        "resource_version": row.resource_version,
+    }  # fmt: skip
+
+
+def grace_s(former: Former) -> float:
+    """How long the pods of a former setup may take to end, in seconds."""
+    return max((row.grace_s for row in former.supervisors if row.kind == "pod"), default=0.0)
 
 
 def release_steps(former: Former) -> Steps:
@@ -67,6 +75,7 @@ def end_steps(former: Former) -> Steps:
     steps: Steps = [
         unit_step(row.name, "stop", reload=False) for row in _units(former) if _runs(row)
     ]
+    steps += [_scale(row) for row in former.supervisors if row.kind == "pod"]
     of_compose = (n for row in former.supervisors if row.kind == "compose" for n in row.containers)
     main = (str(e.container) for e in former.engines if e.inside_of == "main")
     running = {box.name for box in former.containers if box.state in ("running", "restarting")}
@@ -87,7 +96,8 @@ def end_steps(former: Former) -> Steps:
 
 def who(former: Former) -> str:
     """Who runs the engine, in words: `unit vllm-ds4.service, container vllm_ds4`."""
-    kinds = {"unit": "unit", "cron": "crontab", "compose": "compose project", "pod": "pod"}
+    kinds = {"unit": "unit", "cron": "crontab", "compose": "compose project",
+             "pod": "Deployment"}  # fmt: skip
     awake = {row.name for row in _units(former)}
     rows = [
         f"{kinds[row.kind]} {row.name}"

@@ -25,7 +25,7 @@ from deploys.common.load_and_gate import (
 from deploys.common.procedure import Procedure, gated
 from deploys.common.runtime import Work
 from deploys.procedures.adopt import prove
-from deploys.procedures.adopt.former_steps import end_steps, refusals, release_steps, who
+from deploys.procedures.adopt.former_steps import end_steps, grace_s, refusals, release_steps, who
 from deploys.procedures.adopt.look import Seen
 from deploys.procedures.engine import serve
 from facts.endpoint.completion import ask
@@ -64,6 +64,7 @@ class Taking:
     serve: Work
     by: str
     waive: Waive
+    room_s: float = ROOM_S
 
     @property
     def to_end(self) -> frozenset[str]:
@@ -106,7 +107,7 @@ def over() -> None:
             name="Room for our engine",
             run=rig.run,
             needed=bool(work.to_end),
-            check=partial(_room, rig, work.waive),
+            check=partial(_room, rig, work.waive, work.room_s),
         )
     engine.start(name="Start the workers", run=rig.run, nodes=work.serve.start.workers)
     engine.start(name="Start the head", run=rig.run, nodes=work.serve.start.head)
@@ -156,6 +157,7 @@ def plan(rig: Procedure) -> Taking:
         serve=ours,
         by=by if kept is None else str(kept["by"]),
         waive=(data.waive, data.reason),
+        room_s=ROOM_S + max((grace_s(found) for found in former.values()), default=0.0),
     )
 
 
@@ -195,7 +197,7 @@ def _option(argv: tuple[str, ...], name: str) -> str | None:
     return None
 
 
-def _room(rig: Procedure, waive: Waive) -> str:
+def _room(rig: Procedure, waive: Waive, limit_s: float) -> str:
     """A line once port and memory are free on every node; StepFailed names what is not."""
     started = time.monotonic()
     while True:
@@ -204,7 +206,7 @@ def _room(rig: Procedure, waive: Waive) -> str:
         took = time.monotonic() - started
         if not blocking(left):
             return f"port and memory are free after {took:.0f} s"
-        if took > ROOM_S:
+        if took > limit_s:
             line = refusal_line(left).removeprefix("nothing was changed: ")
             raise StepFailed(f"after {took:.0f} s: {line}")
         gevent.sleep(POLL_S)

@@ -97,6 +97,18 @@ TABLE: Table = {
         done("stop container llm-vllm-1", steps=[
             {"lab1 apply restart_policy+file+unit", "lab2 apply file+unit"},
             "lab1 apply container", *STARTED, *BLESSED])),
+    "a Deployment": (
+        take(parts.pod(), NONE),
+        done("scale Deployment default/lucebox to 0 pods",
+             f"taken over from {HEAD}: Deployment default/lucebox", steps=[
+                 {"lab1 apply file+unit", "lab2 apply file+unit"},
+                 "lab1 apply kube", *STARTED, *BLESSED])),
+    "a Deployment comes back": (
+        take(parts.pod(), NONE, faults=DIES),
+        failed("ROLLED_BACK; tiny of", "serves again", steps=[
+            {"lab1 apply file+unit", "lab2 apply file+unit"}, "lab1 apply kube", *STARTED,
+            "lab1 systemctl-stop", "lab2 systemctl-stop", *BACK])),
+    "a pod of nobody's": (take(parts.pod(None), NONE), refused("what made it has to end it")),
     "dry": (
         take(SEED, SEED_WORKER, how=("deploys/adopt.py", "--dry", *data("take=true"))),
         quiet("disable vllm-ds4.service", "end the engine that runs in container vllm_ds4")),

@@ -67,8 +67,15 @@ def by_pod(deployment: str | None = "lucebox") -> Supervisor:
     """A Deployment."""
     return Supervisor(
         kind="pod", name="default/lucebox", starts_at_boot=True, evidence="pod default/lucebox-x",
-        namespace="default", deployment=deployment,
+        namespace="default", deployment=deployment, uid="u-1" if deployment else None,
+        resource_version="7", template_container="engine", grace_s=30.0,
     )  # fmt: skip
+
+
+def pod(deployment: str | None = "lucebox") -> Former:
+    """An engine in a pod."""
+    one = engine(container="lucebox-x/engine", inside_of="pod")
+    return Former(engines=(one,), supervisors=(by_pod(deployment),))
 
 
 def by_compose() -> Supervisor:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from deploys.procedures.adopt.former_steps import end_steps, refusals, release_steps, who
+from deploys.procedures.adopt.former_steps import (
+    end_steps,
+    grace_s,
+    refusals,
+    release_steps,
+    who,
+)
 from operations.change.apply import describe
 from schema.observed.former import Former
 from tests.unit.builders import former_parts as parts
@@ -65,6 +71,14 @@ def test_each_setup_is_ended_as_its_row_says(name: str) -> None:
     assert who(former) == by
 
 
+def test_a_deployment_is_scaled_as_it_was_seen_and_its_pods_grace_is_waited_for() -> None:
+    (step,) = end_steps(parts.pod())
+    assert (step["op"], step["replicas"]) == ("kube", 0)
+    assert (step["uid"], step["resource_version"]) == ("u-1", "7")
+    assert step["container"] == "engine" and step["deployment"] == "lucebox"
+    assert (grace_s(parts.pod()), grace_s(parts.seed())) == (30.0, 0.0)
+
+
 REFUSED = {
     "one of two": (
         Former(engines=(parts.engine(), parts.engine(pid=900, port=8001))),
@@ -75,13 +89,8 @@ REFUSED = {
                containers=(parts.container(auto_remove=True),)),
         "container vllm_ds4 was made with --rm: a stop removes it",
     ),
-    "a Deployment": (
-        Former(engines=(parts.engine(inside_of="pod"),), supervisors=(parts.by_pod(),)),
-        "kubectl scale deployment/lucebox --namespace=default --replicas=0",
-    ),
     "a pod without a Deployment": (
-        Former(engines=(parts.engine(inside_of="pod"),), supervisors=(parts.by_pod(None),)),
-        "delete what made it: default/lucebox",
+        parts.pod(None), "what made it has to end it: kubectl describe pod default/lucebox",
     ),
     "unread": (Former(unread=("crontabs: Permission denied",)),
                "not all could be looked at: crontabs: Permission denied"),

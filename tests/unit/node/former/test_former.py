@@ -154,6 +154,9 @@ def test_how_a_container_was_made(look_at: Look) -> None:
     assert spark.changed == ("/workspace/vllm-head-090.sh",)
     assert eugr.auto_remove and eugr.other_options == ("--ulimit=nofile",)
     assert look_at("compose").containers[0].shm_bytes == 16 << 30
+    (owner,) = look_at("pod").supervisors
+    assert (owner.uid, owner.resource_version) == ("u-1", "226")
+    assert (owner.template_container, owner.grace_s) == ("engine", 30.0)
     (pod,) = look_at("pod").containers
     assert pod.digests == ("docker.io/vllm/vllm-openai@sha256:5555",)
     assert [m.source for m in pod.mounts] == ["/srv/models"]
