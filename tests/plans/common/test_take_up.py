@@ -21,7 +21,6 @@ from tests.plans.host.test_kernel import PIN, STAGED
 from tests.plans.host.test_unit import BARE, DS4, SLEEP
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.fakehost import ACCEPTED
 from tests.plans.support.rigs import Seen
 from tests.plans.support.scenario import (
     HEAD,
@@ -33,6 +32,7 @@ from tests.plans.support.scenario import (
     serving,
 )
 from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
+from tests.plans.support.usual import ACCEPTED
 from tests.plans.venv.test_upgrade import scenario as upgrade
 from tests.plans.venv.test_venv_rig import NAME, serves
 from tests.unit.builders.host_parts import change

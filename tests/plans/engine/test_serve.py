@@ -11,9 +11,9 @@ from facts.endpoint.completion import Answer
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.fakehost import ACCEPTED
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
 from tests.plans.support.table import done, each_row, quiet, refused
+from tests.plans.support.usual import ACCEPTED
 from tests.unit.builders import snapshots
 from tests.unit.builders.snapshots import healthy
 from tests.unit.builders.spark_rig import spark_plan
