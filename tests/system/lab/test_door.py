@@ -109,3 +109,16 @@ def test_a_program_that_root_did_not_install_is_refused_with_the_command(narrow:
         narrow.ssh("test1", f"sudo rm -f {other}")
         narrow.ssh("test1", "sudo -n python3 -I -", stdin=script(LOGIN))
     assert "checkout's" not in runbook(narrow, "doctor").text
+
+
+def test_a_login_that_may_still_run_anything_is_told_so(narrow: Lab) -> None:
+    """The lab's own login: another sudoers file makes the narrow one worth nothing."""
+    try:
+        said = narrow.ssh("test2", "sudo -n python3 -I -", stdin=script("rig")).splitlines()
+    finally:
+        narrow.ssh("test2", "sudo -n python3 -I -", stdin=script(LOGIN))
+    assert said[-1].startswith("sudo still lets rig run this besides"), said
+    assert said[-1].endswith("take it away: (ALL) NOPASSWD: ALL"), said
+    assert f"wrote {SUDOERS}" in said
+    bad = narrow.ssh("test2", "sudo -n python3 -I - 2>&1", check=False, stdin=script("nobody-here"))
+    assert bad == "rigbook-door: there is no login nobody-here on this host"
