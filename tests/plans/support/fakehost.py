@@ -29,7 +29,7 @@ from schema.desired.plan import UNIT
 from tests.plans.support import launched
 from tests.plans.support.commands import LOOKING, Sent, sent
 from tests.plans.support.tree_double import TreeDouble
-from tests.plans.support.usual import CONTAINER, USUAL
+from tests.plans.support.usual import CONTAINER, MAGIC, USUAL
 
 VARIABLE = "RIGBOOK_TEST_SCENARIO"
 SCENARIO = "scenario.json"
@@ -37,8 +37,6 @@ RECORD = "commands.jsonl"
 # While this file is in the scenario's folder the engine's double refuses to answer.
 DOWN = "engine-down"
 Json = dict[str, Any]
-# how a safetensors file begins
-MAGIC = "40000000000000007b22" + "20" * 6
 
 
 def scenario_hosts() -> list[Any]:
@@ -51,8 +49,6 @@ def scenario_hosts() -> list[Any]:
     }
     for name, node in nodes.items():
         node.kernel = scenario.get("kernels", {}).get(name)
-
-    for node in nodes.values():
         node.everybody = list(nodes.values())
 
     run = FakeConnector.run_shell_command

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 Json = dict[str, Any]
+# how a safetensors file begins
+MAGIC = "40000000000000007b22" + "20" * 6
 _NONE = {"unreadable": "no GRUB here: container"}
 CONTAINER: Json = {
     "format": 1, "arch": "x86_64", "running": "6.1.0", "boot_id": "b", "loader": "container",

@@ -55,7 +55,8 @@ def test_one_that_ours_cannot_follow_goes_back_and_serves(served_by: Served) -> 
     with served_by(SEED) as lab:
         before = {host: runs(lab, host) for host in lab.hosts}
         done, gap = take(lab, "--data", "recipes_dir=tests/system/lab/recipes",
-                         "--data", "recipe=broken")  # fmt: skip
+                         "--data", "recipe=broken", "--data", "waive=arguments-refused",
+                         "--data", "reason=a test")  # fmt: skip
         assert done.rc == 1 and "COMMITTED" not in done.text, done.text
         assert "ROLLED_BACK" in done.text and "serves again" in done.text, done.text
         assert {host: runs(lab, host) for host in lab.hosts} == before
