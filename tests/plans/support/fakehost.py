@@ -98,8 +98,7 @@ class FakeNode:
         self.changes: dict[str, Json] = {}
         # what `node kernel` says; None: a container, which has no boot of its own
         self.kernel: Json | None = None
-        self.starts = 0
-        self.asked = 0
+        self.starts = self.asked = 0
         self.dying = False
         rows = list(self.faults.get("backups", []))
         self.trees = TreeDouble(rows, bool(self.faults.get("as-backup")))
