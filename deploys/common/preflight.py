@@ -27,9 +27,11 @@ _CALL_S = TIMEOUT_S + 60
 def preflight(
     state: State, plan: Plan, deploy: str, venvs: Mapping[str, str] | None = None
 ) -> list[Violation]:
-    """Findings about what each node's target, image or venv, says of the command line that it is
-    to get; read-only, all nodes at the same time. Its seconds are told.
+    """Findings about what the target, image or venv, says of the command line that it is to get;
+    read-only, all nodes at the same time. Its seconds are told.
 
+    The nodes of a rig have the same image (the gate `image-differs`), and their command lines
+    differ in what rigbook adds: of an image the head alone is asked. A venv is each node's own.
     `venvs`: the folder of each node's venv where it is not the recipe's (a version that comes).
     """
     started = time.monotonic()
@@ -37,6 +39,7 @@ def preflight(
     jobs = {
         name: gevent.spawn(_ask, a_state, name, _request(plan, spec, (venvs or {}).get(name)))
         for name, spec in plan.specs.items()
+        if plan.recipe.container is None or name == plan.rig.head.name
     }
     gevent.joinall(list(jobs.values()))
     answers = {name: job.get() for name, job in jobs.items()}
