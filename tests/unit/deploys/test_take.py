@@ -32,20 +32,20 @@ def looks(monkeypatch: pytest.MonkeyPatch, *found: list[Any]) -> list[float]:
 
 def test_a_port_that_is_free_a_moment_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = looks(monkeypatch, [HELD], [HELD], [])
-    assert take._room(NOTHING, ((), None)) == "port and memory are free after 4 s"
+    assert take._room(NOTHING, ((), None), take.ROOM_S) == "port and memory are free after 4 s"
     assert len(waited) == 2
 
 
 def test_one_that_stays_taken_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     looks(monkeypatch, [HELD])
     with pytest.raises(StepFailed, match=r"after 62 s: port-taken"):
-        take._room(NOTHING, ((), None))
+        take._room(NOTHING, ((), None), take.ROOM_S)
 
 
 def test_a_waived_finding_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     short = violation("memory-short", "lab1", "short", evidence="1 GiB", remedy="x")
     looks(monkeypatch, [short])
-    assert "are free" in take._room(NOTHING, (("memory-short",), "known"))
+    assert "are free" in take._room(NOTHING, (("memory-short",), "known"), take.ROOM_S)
 
 
 @pytest.mark.parametrize(("argv", "value"), [
