@@ -65,7 +65,8 @@ def keep(engine: Engine, about: Json, made: Mapping[str, Part]) -> str:
 
     `about` is what was seen, for summary.json. Secrets of the engine are masked in every file.
     """
-    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    now = time.time()
+    name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
     path = evidence_folder.begin(f"{name}-{engine.unit.partition('.')[0]}")
     secrets = _secrets()
     texts: dict[str, str] = {}

@@ -206,11 +206,21 @@ class WatchData(HostData):
     only: HostName | None = key(None, "the node that watches; none: the head")
     url: Url | None = key(None, "a gateway's base URL to ask; none: the head")
     model: Argument | None = key(None, "the name that must answer; none: the recipe's")
+    restart: bool = key(False, "restart an engine that is silent, 3 times in 6 hours at most")
+    silent_s: int | None = key(
+        None, "without a token until it is silent; none: as the recipe's longest prefill",
+        "seconds", ge=30, le=86400,
+    )  # fmt: skip
+    textfile: AbsolutePath | None = key(None, "a file NAME.prom for Prometheus's node exporter")
     remove: bool = key(False, "end the watch")
 
     def conflict(self) -> tuple[str, str] | None:
         if self.webhook and self.webhook_file:
             return "webhook", "webhook: and webhook_file; allowed: one of them"
+        if self.restart and (self.url or self.only):
+            return "restart", "restart: with url or only; allowed: the head watches its own engine"
+        if self.textfile and not self.textfile.endswith(".prom"):
+            return "textfile", "textfile: is another name; allowed: one that ends with .prom"
         return super().conflict()
 
 

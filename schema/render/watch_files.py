@@ -5,9 +5,10 @@ it).
 from __future__ import annotations
 
 import json
+from math import ceil
 from typing import Protocol
 
-from schema.desired.plan import Document, Plan
+from schema.desired.plan import Document, EngineSpec, Plan
 from schema.render.engine_files import UNITS_DIR, render
 from schema.render.node_json import endpoint
 
@@ -17,6 +18,13 @@ WATCH_TIMER = "rigbook-watch.timer"
 WATCH_PATH = "/etc/rigbook/watch.json"
 SERVICE_PATH = f"{UNITS_DIR}/{WATCH_SERVICE}"
 TIMER_PATH = f"{UNITS_DIR}/{WATCH_TIMER}"
+# No engine makes no token for less than this and is called silent: a step may wait for a page of
+# weights or for a kernel that is not compiled yet.
+LEAST_SILENCE_S = 120
+# An eighth of the slowest prefill that was measured on these rigs (190,000 tokens at 797 tok/s).
+PREFILL_TOKENS_S = 100
+# What vLLM takes where the recipe does not say: the largest of its defaults, and a long context.
+BATCHED_TOKENS, MODEL_LEN = 16384, 262144
 
 
 class Watching(Protocol):
@@ -36,6 +44,12 @@ class Watching(Protocol):
     def webhook_file(self) -> str | None: ...
     @property
     def interval(self) -> int: ...
+    @property
+    def restart(self) -> bool: ...
+    @property
+    def silent_s(self) -> int | None: ...
+    @property
+    def textfile(self) -> str | None: ...
 
 
 def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ...]:
@@ -54,6 +68,8 @@ def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ..
         "repeat_s": data.repeat_s,
         "webhook": data.webhook,
         "webhook_file": data.webhook_file,
+        "textfile": data.textfile,
+        "silence": _silence(plan, node, data),
     }
     text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
     values = {"rig": plan.rig.name, "interval": data.interval}
@@ -62,3 +78,29 @@ def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ..
         Document(SERVICE_PATH, render(SERVICE_PATH, **values), "0644"),
         Document(TIMER_PATH, render(TIMER_PATH, **values), "0644"),
     )
+
+
+def _silence(plan: Plan, node: str, data: Watching) -> dict[str, object] | None:
+    """How long the node's own engine may be silent; None where another endpoint is asked."""
+    if data.url is not None or node != plan.rig.head.name:
+        return None
+    step, prompt = limits(plan.specs[node])
+    given = data.silent_s
+    return {"step_s": given or step, "prompt_s": given or prompt, "restart": data.restart}
+
+
+def limits(spec: EngineSpec) -> tuple[int, int]:
+    """Seconds that the recipe's longest prefill explains: of one step, and of a whole prompt."""
+    flags = spec.flags
+    prompt = _number(flags.get("max_model_len"), MODEL_LEN)
+    step = min(_number(flags.get("max_num_batched_tokens"), BATCHED_TOKENS), prompt)
+    if str(flags.get("enable_chunked_prefill", True)).lower() == "false":
+        step = prompt
+    seconds = [max(LEAST_SILENCE_S, ceil(tokens / PREFILL_TOKENS_S)) for tokens in (step, prompt)]
+    return seconds[0], seconds[1]
+
+
+def _number(value: object, default: int) -> int:
+    """A whole number of tokens; vLLM also takes 128k and -1, which say less than the default."""
+    text = str(value)
+    return int(text) if text.isdigit() else default

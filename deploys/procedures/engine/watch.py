@@ -19,8 +19,8 @@ from schema.inputs.runbook_data import WatchData
 from schema.render.watch_files import WATCH_SERVICE, WATCH_TIMER, watch_documents
 
 POLL_S = 1.0
-# One look of the service: an answer and its notices (its own limit is 120 s).
-LOOK_S = 150
+# One look of the service: an answer and its notices (its own limit is 240 s).
+LOOK_S = 270
 UNDO_TIMEOUT_S = 120
 
 
@@ -81,4 +81,5 @@ def verify(rig: Procedure, want: Want) -> str:
     if timer is None or timer.active != "active":
         raise StepFailed(f"{want.node}: {WATCH_TIMER} is {timer.active if timer else 'unknown'}")
     told = data.webhook_file or ("the webhook" if data.webhook else "the journal alone")
-    return f"{want.node} looks every {data.interval} s; {data.misses} misses go to {told}"
+    silent = "; a silent engine is restarted" if data.restart else ""
+    return f"{want.node} looks every {data.interval} s; {data.misses} misses go to {told}{silent}"

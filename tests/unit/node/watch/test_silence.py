@@ -38,8 +38,9 @@ def test_what_a_version_says_is_read(case: dict[str, Any]) -> None:
 
 def test_metrics_that_do_not_come_have_a_reason() -> None:
     with serving(lambda body: (200, {})) as server:
-        # this double has no GET: http.server answers 501
-        assert metrics.scrape(server.url) == "HTTP 501"
+        assert metrics.scrape(server.url) == "HTTP 404"
+        server.page = lambda: "<html>"
+        assert metrics.scrape(server.url) == "/metrics is not vLLM's"
     assert metrics.scrape(server.url) == "Connection refused"
 
 
