@@ -131,5 +131,5 @@ def answer_s(state: Json, limits: Limits, now: float, most_s: float, least_s: fl
     """Gives how long the next look waits for an answer: it ends when the limit is reached."""
     if state["since"] is None:
         return most_s
-    limit = state["limit_s"] or limits.step_s
-    return min(most_s, max(least_s, state["since"] + limit - now))
+    ends = float(state["since"]) + float(state["limit_s"] or limits.step_s)
+    return min(most_s, max(least_s, ends - now))

@@ -76,7 +76,7 @@ def stop(lab: Lab, what: str) -> float:
 
 
 def test_a_full_queue_is_never_taken_for_dead(watched: Lab) -> None:
-    url = f"{head(watched).url}/v1/completions"
+    url = f"{head(watched).base_url}/v1/completions"
     body = json.dumps({"model": "tiny", "prompt": "Once", "max_tokens": 400, "ignore_eos": True})
     over, done = time.monotonic() + QUEUE_S, [0] * CLIENTS
 
@@ -93,7 +93,7 @@ def test_a_full_queue_is_never_taken_for_dead(watched: Lab) -> None:
         thread.start()
     waiting = 0
     while time.monotonic() < over:
-        with urllib.request.urlopen(f"{head(watched).url}/metrics", timeout=30) as page:
+        with urllib.request.urlopen(f"{head(watched).base_url}/metrics", timeout=30) as page:
             rows = page.read().decode().splitlines()
         waits = [row for row in rows if row.startswith("vllm:num_requests_waiting{")]
         waiting = max(waiting, int(float(waits[0].rpartition(" ")[2])))
