@@ -46,28 +46,35 @@ class Part(NamedTuple):
 
 
 def parts(engine: Engine) -> dict[str, Part]:
-    """Gives the files of a bundle by name; `engine` is the head's."""
-    own = _Own(engine)
+    """Gives the files of a bundle about the head's engine, by name."""
+    venv = engine.venv.path if engine.venv else None
     return {
-        "metrics.txt": Part(lambda: _metrics(engine)),
-        "processes.txt": Part(own.text),
-        "python-stacks.txt": Part(own.stacks),
+        "metrics.txt": Part(lambda: of_metrics(engine.endpoint.url if engine.endpoint else "")),
         "engine.log": Part(lambda: _journal("-u", engine.unit), log=True),
-        "kernel.log": Part(lambda: _journal("-k"), log=True),
-        "sockets.txt": Part(lambda: _tool("ss", "-tnoi")),
-        "nvidia-smi.txt": Part(lambda: _tool("nvidia-smi", "-q")),
         "snapshot.json": Part(lambda: _snapshot(engine)),
+        **of_the_host(venv),
     }
 
 
-def keep(engine: Engine, about: Json, made: Mapping[str, Part]) -> str:
-    """Writes a bundle; gives its path. Raises OSError where it cannot be written.
+def of_the_host(venv: str | None) -> dict[str, Part]:
+    """Gives the files that say how the host and the engines on it are; py-spy may be in `venv`."""
+    return {
+        "processes.txt": Part(_processes),
+        "python-stacks.txt": Part(lambda: _stacks(venv)),
+        "kernel.log": Part(lambda: _journal("-k"), log=True),
+        "sockets.txt": Part(lambda: _tool("ss", "-tnoi")),
+        "nvidia-smi.txt": Part(lambda: _tool("nvidia-smi", "-q")),
+    }
+
+
+def keep(what: str, about: Json, made: Mapping[str, Part]) -> str:
+    """Writes a bundle about `what`; gives its path. Raises OSError where it cannot be written.
 
     `about` is what was seen, for summary.json. Secrets of the engine are masked in every file.
     """
     now = time.time()
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
-    path = evidence_folder.begin(f"{name}-{engine.unit.partition('.')[0]}")
+    path = evidence_folder.begin(f"{name}-{what}")
     secrets = _secrets()
     texts: dict[str, str] = {}
     missing: Json = {}
@@ -138,10 +145,9 @@ def _journal(*words: str) -> str:
     return _tool("journalctl", "-q", "--no-pager", "-o", "short-iso", "-n", LOG_LINES, *words)
 
 
-def _metrics(engine: Engine) -> str:
-    if engine.endpoint is None:
-        raise CannotRead("this node has no endpoint")
-    text, why = metrics.fetch(engine.endpoint.url)
+def of_metrics(url: str) -> str:
+    """Gives the text of /metrics below a URL. Raises CannotRead."""
+    text, why = metrics.fetch(url)
     if text is None:
         raise CannotRead(why)
     return text
@@ -154,50 +160,46 @@ def _snapshot(engine: Engine) -> str:
     return json.dumps(collect.collect(asked), indent=1, sort_keys=True) + "\n"
 
 
-class _Own:
-    """The engine's processes: those of its unit, and every vLLM of this host beside them."""
+def _pids() -> list[Json]:
+    """Gives every vLLM process of this host, ascending by pid, masked as a snapshot has them."""
+    return processes.read()[:MAX_PROCESSES]
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
-    def pids(self) -> list[Json]:
-        """Gives the processes, ascending by pid, masked as a snapshot has them."""
-        return processes.read()[:MAX_PROCESSES]
+def _processes() -> str:
+    """Gives what /proc says of each engine process and of its threads."""
+    out: list[str] = []
+    for row in _pids():
+        out += [f"== {row['pid']} {row['comm']} {row['cgroup']}", " ".join(row["argv"])]
+        base = f"/proc/{row['pid']}"
+        out += [f"-- {name}\n{_read(f'{base}/{name}')}" for name in _OF_A_PROCESS]
+        tids: list[str] = []
+        with contextlib.suppress(OSError):
+            tids = os.listdir(f"{base}/task")
+        for tid in sorted(tids, key=int)[:MAX_THREADS]:
+            where = f"{base}/task/{tid}"
+            out.append(f"-- thread {tid} {_read(f'{where}/comm')}")
+            out += [f"{name}: {_read(f'{where}/{name}')}" for name in _OF_A_THREAD]
+    return "\n".join(out) + "\n"
 
-    def text(self) -> str:
-        """Gives what /proc says of each process and of its threads."""
-        out: list[str] = []
-        for row in self.pids():
-            out += [f"== {row['pid']} {row['comm']} {row['cgroup']}", " ".join(row["argv"])]
-            base = f"/proc/{row['pid']}"
-            out += [f"-- {name}\n{_read(f'{base}/{name}')}" for name in _OF_A_PROCESS]
-            tids: list[str] = []
-            with contextlib.suppress(OSError):
-                tids = os.listdir(f"{base}/task")
-            for tid in sorted(tids, key=int)[:MAX_THREADS]:
-                where = f"{base}/task/{tid}"
-                out.append(f"-- thread {tid} {_read(f'{where}/comm')}")
-                out += [f"{name}: {_read(f'{where}/{name}')}" for name in _OF_A_THREAD]
-        return "\n".join(out) + "\n"
 
-    def stacks(self) -> str:
-        """Gives the Python stacks by py-spy, where somebody has installed it.
+def _stacks(venv: str | None) -> str:
+    """Gives the Python stacks by py-spy, where somebody has installed it.
 
-        It reads memory and does not stop the process (--nonblocking): one that is stopped or stuck
-        would keep it waiting.
-        """
-        beside = os.path.join(self.engine.venv.path, "bin/py-spy") if self.engine.venv else ""
-        tool = which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
-        if tool is None:
-            raise CannotRead("py-spy is not installed")
-        out: list[str] = []
-        for row in self.pids():
-            out.append(f"== {row['pid']} {row['comm']}")
-            try:
-                out.append(_tool(tool, "dump", "--nonblocking", "--pid", str(row["pid"])))
-            except TimedOut as error:
-                out.append(str(error))
-        return "\n".join(out) + "\n"
+    It reads memory and does not stop the process (--nonblocking): one that is stopped or stuck
+    would keep it waiting.
+    """
+    beside = os.path.join(venv, "bin/py-spy") if venv else ""
+    tool = which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
+    if tool is None:
+        raise CannotRead("py-spy is not installed")
+    out: list[str] = []
+    for row in _pids():
+        out.append(f"== {row['pid']} {row['comm']}")
+        try:
+            out.append(_tool(tool, "dump", "--nonblocking", "--pid", str(row["pid"])))
+        except TimedOut as error:
+            out.append(str(error))
+    return "\n".join(out) + "\n"
 
 
 def _read(path: str) -> str:

@@ -13,13 +13,13 @@ from node.core import log
 from node.core.errors import Json, NodeError, io_reason
 from node.core.webhook import NO_ANSWER
 from node.engine import config as engine_config
-from node.engine.api_key import key_of
 from node.engine.completion import ask
-from node.engine.config import Engine
 from node.files import state_dir, state_file
 from node.rules.completion import Reply
 from node.watch import config, heal, notices, textfile
 from node.watch.config import Watch
+from node.watch.heal import Target
+from node.watch.own_unit import OwnUnit
 
 # a full batch makes a short request wait
 ANSWER_S = 60.0
@@ -128,25 +128,25 @@ def save_state(after: Json) -> None:
     state_file.save(file_path(), after)
 
 
-def _own_engine(watch: Watch) -> Engine | None:
+def _own_engine(watch: Watch) -> OwnUnit | None:
     """Gives this host's engine, where that is what is asked: no gateway gets its key."""
     try:
         engine = engine_config.load()
     except NodeError:
         return None
     ours = engine.endpoint is not None and engine.endpoint.url == watch.endpoint.url
-    return engine if ours else None
+    return OwnUnit(engine) if ours else None
 
 
-def _look(watch: Watch, before: Json) -> tuple[Reply, Json]:
-    """Asks, and looks whether our engine is silent; gives the reply and the state to go on from.
+def _look(watch: Watch, engine: Target | None, before: Json) -> tuple[Reply, Json]:
+    """Asks, and looks whether the engine is silent; gives the reply and the state to go on from.
 
     An engine that is too busy to answer in time while its tokens flow is not missing.
     """
-    engine = _own_engine(watch)
-    key = None if engine is None else key_of(engine)
-    if engine is None or watch.silence is None:
-        return ask(watch.endpoint, ANSWER_S, key), before
+    if engine is None:
+        return ask(watch.endpoint, ANSWER_S), before
+    if watch.silence is None:
+        return engine.ask(ANSWER_S), before
     pending = list(before["pending"])
 
     def keep(memory: Json, said: tuple[str, str] | None) -> None:
@@ -154,15 +154,12 @@ def _look(watch: Watch, before: Json) -> tuple[Reply, Json]:
             pending.append(_told(watch, *said))
         save_state({**before, "pending": pending[-MAX_PENDING:], "silence": memory})
 
-    def question(wait_s: float) -> Reply:
-        return ask(watch.endpoint, wait_s, key)
-
     limits, restart = watch.silence
     try:
-        found = heal.look(engine, limits, restart, before["silence"], question, ANSWER_S, keep)
+        found = heal.look(engine, limits, restart, before["silence"], ANSWER_S, keep)
     except NodeError as error:
-        log.say(f"whether {engine.unit} is silent is not known: {error}", log.WARNING)
-        return question(ANSWER_S), {**before, "pending": pending}
+        log.say(f"whether {engine.name} is silent is not known: {error}", log.WARNING)
+        return engine.ask(ANSWER_S), {**before, "pending": pending}
     reply = found.reply
     if found.works and reply.detail == NO_ANSWER:
         reply = Reply(True, "busy: no answer in time, and tokens flow", model=watch.endpoint.model)
@@ -192,9 +189,12 @@ def _export(state: Json, watch: Watch) -> None:
         log.say(f"no metrics: {error}", log.WARNING)
 
 
-def inspect_endpoint(watch: Watch) -> Json:
-    """One look: asks, keeps the state, tells the journal and the webhook; gives the state."""
-    reply, before = _look(watch, load_state(time.time()))
+def inspect_endpoint(watch: Watch, engine: Target | None = None) -> Json:
+    """One look: asks, keeps the state, tells the journal and the webhook; gives the state.
+
+    `engine` None: this host's own, where that is what is asked, else whatever answers there.
+    """
+    reply, before = _look(watch, engine or _own_engine(watch), load_state(time.time()))
     after = judge(before, reply, watch, time.time())
     save_state(after)
     if after["pending"][-1:] != before["pending"][-1:]:

@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def made(**parts: Part) -> Path:
     """A bundle of these files."""
     files = {name.replace("_", "."): part for name, part in parts.items()}
-    return Path(evidence.keep(engine(), {"reason": f"silent, {SECRET}"}, files))
+    return Path(evidence.keep("rigbook-engine", {"reason": f"silent, {SECRET}"}, files))
 
 
 def fail(error: Exception) -> Part:
@@ -105,7 +105,7 @@ def test_the_parts_of_this_host_are_made_or_have_a_reason() -> None:
         while b"VLLM::" not in Path(f"/proc/{child.pid}/cmdline").read_bytes():
             assert time.monotonic() < deadline
         parts = evidence.parts(engine())
-        path = Path(evidence.keep(engine(), {}, parts))
+        path = Path(evidence.keep("rigbook-engine", {}, parts))
         text = (path / "processes.txt").read_text()
         assert f"== {child.pid} " in text and f"-- thread {child.pid} " in text
         assert "State:" in text and "wchan:" in text and SECRET not in text

@@ -17,7 +17,8 @@ from node.core.webhook import NO_ANSWER
 from node.engine import config, peer_watchdog
 from node.files.host_lock import Lock
 from node.rules.completion import Reply
-from node.watch import evidence, heal
+from node.watch import evidence, heal, own_unit
+from node.watch.own_unit import OwnUnit
 from node.watch.silence import Limits
 from tests.unit.node.support.enginefile import UNIT, engine_file
 from tests.unit.node.support.host import Host, change
@@ -70,9 +71,9 @@ class Engine:
         since = self.memory["judged"]["since"]
         if since is not None:
             self.memory["judged"]["since"] = since - 599
-        found = heal.look(
-            config.load(), Limits(500, 500), restart, self.memory, lambda _: reply, 60, self.keep
-        )
+        target = OwnUnit(config.load())
+        target.ask = lambda _: reply  # type: ignore[method-assign]
+        found = heal.look(target, Limits(500, 500), restart, self.memory, 60, self.keep)
         self.memory = found.memory
         return found
 
@@ -98,7 +99,7 @@ def engine(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
             monkeypatch.setenv(name, value)
         # what this host's tools say is test_evidence.py's matter
         monkeypatch.setattr(evidence, "parts", lambda _: {"a.txt": evidence.Part(lambda: "seen")})
-        monkeypatch.setattr(heal, "compiles", lambda: False)
+        monkeypatch.setattr(own_unit, "compiles", lambda: False)
         yield made
 
 
@@ -228,14 +229,14 @@ GPUS = {
 def test_whether_the_gpus_are_idle(
     text: str, devices: tuple[str, ...] | None, idle: bool | None
 ) -> None:
-    assert heal.idle(text, devices) is idle
+    assert own_unit.idle(text, devices) is idle
 
 
 def test_a_process_of_nvcc_is_a_compiler_at_work(host: Host) -> None:
-    assert not heal.compiles()
+    assert not own_unit.compiles()
     path = host.double("cicc", "#!/bin/sh\nsleep 5; true\n")
     with subprocess.Popen([str(path)]) as child:
         deadline = time.monotonic() + 5
-        while not heal.compiles():
+        while not own_unit.compiles():
             assert time.monotonic() < deadline
         child.kill()

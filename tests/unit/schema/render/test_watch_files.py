@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node.core import webhook
-from node.watch import evidence, heal, metrics, notices, watch
+from node.watch import evidence, metrics, notices, own_unit, watch
 from node.watch.config import Silence, parse
 from node.watch.silence import Limits
 from schema.desired.plan import Document
@@ -81,7 +81,7 @@ def test_only_root_may_read_the_configuration() -> None:
 def test_the_service_outlasts_a_look() -> None:
     service = dict(unit_lines(documents()[1]))
     longest = watch.ANSWER_S + notices.DELIVER_S + webhook.TIMEOUT_S
-    longest += 2 * metrics.TIMEOUT_S + evidence.PART_S + heal.GPU_S
+    longest += 2 * metrics.TIMEOUT_S + evidence.PART_S + own_unit.GPU_S
     assert int(service["TimeoutStartSec"]) > longest
 
 
