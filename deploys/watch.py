@@ -7,6 +7,7 @@ engine that is silent, textfile for Prometheus, remove=true to end it.
 
 from pyinfra import host
 
+from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import loaded
 from deploys.procedures.engine import watch
 from gates.gate_sets import CHANGING
@@ -14,7 +15,7 @@ from operations.change.apply import apply
 from operations.engine import engine
 
 # Load: what we want, and on which node.
-rig = loaded("watch", revert=watch.revert)
+rig = loaded("watch", revert=watch.revert, runtimes=ALL)
 want = watch.parse_request(rig)
 
 # Gate: whether this rig may be changed now.

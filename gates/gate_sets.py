@@ -11,7 +11,7 @@ from gates.core.check import Gate, Observed
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.drift import findings
-from gates.engine import foreign_engine, peers, processes, silence
+from gates.engine import foreign_engine, peers, processes
 from gates.gpu import container, driver, memory
 from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
@@ -146,7 +146,6 @@ OF_OUR_ENGINE: frozenset[Gate] = frozenset(
         *installed_recipe.GATES,
         *foreign_engine.GATES,
         *peers.GATES,
-        *silence.GATES,
         *crash_loop.GATES,
         *launch_script.GATES,
         *supervision.GATES,

@@ -30,7 +30,7 @@ def wedged_silent(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
         node.name,
         f"the engine of {node.name} is silent: requests wait, and no token is made",
         evidence=f"{seen.silent}, seen {max(0.0, age):.0f} s ago; {seen.evidence or 'no evidence'}",
-        remedy=f"{deploy_command(plan, 'restart')} (all nodes as one)",
+        remedy=f"{_anew(plan)} (all nodes as one)",
     )
 
 
@@ -47,9 +47,13 @@ def stood_down(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
         f"the watch of {node.name} restarts its engine no more",
         evidence=f"{len(seen.restarts)} restarts for silence in six hours; stood down since "
         f"{since:%Y-%m-%d %H:%M:%S} UTC; {seen.evidence or 'no evidence'}",
-        remedy=f"mend what the evidence shows, then {deploy_command(plan, 'restart')}: an answer "
-        "ends it",
+        remedy=f"mend what the evidence shows, then {_anew(plan)}: an answer ends it",
     )
+
+
+def _anew(plan: Plan) -> str:
+    """What starts the engine anew; on a Kubernetes rig serve does, by a rollout."""
+    return deploy_command(plan, "serve" if plan.runtime == "deployment" else "restart")
 
 
 GATES = (wedged_silent, stood_down)

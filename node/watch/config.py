@@ -15,7 +15,7 @@ from node.watch.silence import Limits
 PATH = "/etc/rigbook/watch.json"
 FORMAT = 1
 _KEYS = ("format", "rig", "node", "endpoint", "misses", "repeat_s", "webhook", "webhook_file")
-_MORE = ("silence", "textfile")
+_MORE = ("silence", "textfile", "deployment")
 _REMEDY = "run deploys/watch.py: it writes the file anew"
 
 
@@ -29,7 +29,8 @@ class Silence(NamedTuple):
 class Watch(NamedTuple):
     """What is watched: misses until it counts as down, seconds until a notice is repeated.
 
-    `silence` None: what is asked is not this host's engine. `textfile` is a file for Prometheus's
+    `silence` None: what is asked is not our engine. `deployment` says which one that is on a
+    Kubernetes rig; node/kube/watched.py checks it. `textfile` is a file for Prometheus's
     node exporter. `webhook` is the URL, or `webhook_file` a root-only file that holds it; both
     None: the journal alone is told.
     """
@@ -43,6 +44,7 @@ class Watch(NamedTuple):
     webhook_file: str | None
     silence: Silence | None = None
     textfile: str | None = None
+    deployment: Any = None
 
 
 def path() -> str:
@@ -71,6 +73,7 @@ def parse(value: Any) -> Watch:
         None if file is None else validate.path(file, "webhook_file"),
         _silence(body.get("silence")),
         None if text is None else validate.path(text, "textfile"),
+        body.get("deployment"),
     )
 
 

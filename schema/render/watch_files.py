@@ -5,10 +5,11 @@ it).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from math import ceil
 from typing import Protocol
 
-from schema.desired.plan import Document, EngineSpec, Plan
+from schema.desired.plan import Document, Plan
 from schema.render.engine_files import UNITS_DIR, render
 from schema.render.node_json import endpoint
 
@@ -28,7 +29,7 @@ BATCHED_TOKENS, MODEL_LEN = 16384, 262144
 
 
 class Watching(Protocol):
-    """What watch is asked for: schema.inputs.runbook_data.WatchData."""
+    """What watch is asked for: WatchData of schema.inputs.runbook_data, or of a Kubernetes rig."""
 
     @property
     def url(self) -> str | None: ...
@@ -55,9 +56,9 @@ class Watching(Protocol):
 def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ...]:
     """What lands on the node that watches: its configuration (root's alone), service and timer."""
     asked = endpoint(plan.rig, plan.recipe)
-    if data.url is not None:
+    if data.url is not None and plan.deployment is None:
         asked["url"] = data.url.rstrip("/")
-    if data.model is not None:
+    if data.model is not None and plan.deployment is None:
         asked["model"] = data.model
     document = {
         "format": FORMAT,
@@ -70,9 +71,11 @@ def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ..
         "webhook_file": data.webhook_file,
         "textfile": data.textfile,
         "silence": _silence(plan, node, data),
+        "deployment": _deployment(plan),
     }
     text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    values = {"rig": plan.rig.name, "interval": data.interval}
+    verb = "watch" if plan.deployment is None else "watch pod"
+    values = {"rig": plan.rig.name, "interval": data.interval, "verb": verb}
     return (
         Document(WATCH_PATH, text, "0600"),
         Document(SERVICE_PATH, render(SERVICE_PATH, **values), "0644"),
@@ -82,16 +85,26 @@ def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ..
 
 def _silence(plan: Plan, node: str, data: Watching) -> dict[str, object] | None:
     """How long the node's own engine may be silent; None where another endpoint is asked."""
-    if data.url is not None or node != plan.rig.head.name:
+    if plan.deployment is None and (data.url is not None or node != plan.rig.head.name):
         return None
-    step, prompt = limits(plan.specs[node])
+    # what a chart's engine takes is not known: the longest of vLLM's defaults
+    step, prompt = limits({} if plan.deployment is not None else plan.specs[node].flags)
     given = data.silent_s
     return {"step_s": given or step, "prompt_s": given or prompt, "restart": data.restart}
 
 
-def limits(spec: EngineSpec) -> tuple[int, int]:
-    """Seconds that the recipe's longest prefill explains: of one step, and of a whole prompt."""
-    flags = spec.flags
+def _deployment(plan: Plan) -> dict[str, object] | None:
+    """Which Deployment it is and how it is asked (node/kube/watched.py reads it)."""
+    chart = plan.deployment
+    if chart is None:
+        return None
+    keys = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "url", "service",
+            "port")  # fmt: skip
+    return {key: getattr(chart, key) for key in keys}
+
+
+def limits(flags: Mapping[str, object]) -> tuple[int, int]:
+    """Seconds that the longest prefill of these flags explains: of one step, of a whole prompt."""
     prompt = _number(flags.get("max_model_len"), MODEL_LEN)
     step = min(_number(flags.get("max_num_batched_tokens"), BATCHED_TOKENS), prompt)
     if str(flags.get("enable_chunked_prefill", True)).lower() == "false":
