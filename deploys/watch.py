@@ -1,11 +1,13 @@
 """watch: ask the rig for a real completion, again and again, and tell somebody when none comes.
 
 Runbook: docs/runbooks/watch.md. Data: webhook_file or webhook, interval, misses, repeat_s,
-only=NODE (default: the head), url and model to ask a gateway, remove=true to end it.
+only=NODE (default: the head), url and model to ask a gateway, restart=true and silent_s about an
+engine that is silent, textfile for Prometheus, remove=true to end it.
 """
 
 from pyinfra import host
 
+from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import loaded
 from deploys.procedures.engine import watch
 from gates.gate_sets import CHANGING
@@ -13,7 +15,7 @@ from operations.change.apply import apply
 from operations.engine import engine
 
 # Load: what we want, and on which node.
-rig = loaded("watch", revert=watch.revert)
+rig = loaded("watch", revert=watch.revert, runtimes=ALL)
 want = watch.parse_request(rig)
 
 # Gate: whether this rig may be changed now.

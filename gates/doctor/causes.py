@@ -241,6 +241,13 @@ CAUSES: dict[str, Cause] = {
         "one rank died or came back alone; the other waits for the one that is gone",
         anywhere=SILENT,
     ),
+    "watch-unreadable": Cause(_UNKNOWN),
+    "wedged-silent": Cause(
+        "a rank, the fabric or a kernel of the GPU hangs while every process lives (D5)",
+        here=("stood-down",),
+        anywhere=SILENT,
+    ),
+    "stood-down": Cause("the same wedge came back after each restart (D5)"),
     "weights-incomplete": Cause("a run of weights was cut off in its last second", **_LOADS),
     "weights-missing": Cause("never downloaded here, or the path has changed", **_LOADS),
     "weights-differ": Cause("a download on one node only, or one that was cut off", **_LOADS),

@@ -9,7 +9,7 @@ from gates.core.violation import Violation
 from gates.doctor.endpoint import answered
 from gates.doctor.rank import Finding, explain
 from gates.drift import findings
-from gates.engine import foreign_engine, peers
+from gates.engine import foreign_engine, peers, silence
 from gates.gate_sets import SERVING, check
 from gates.host import clock
 from gates.kernel import next_boot
@@ -25,6 +25,7 @@ DOCTOR: tuple[Gate, ...] = (
     *launch_script.GATES,
     *crash_loop.GATES,
     *peers.GATES,
+    *silence.GATES,
     *findings.GATES,
 )
 

@@ -20,6 +20,7 @@ LIMITS = {
     "displaced": 20 * GIB,
     "backups": 100 * GIB,
     "images": 100 * GIB,
+    "evidence": 64 * MIB,
 }
 
 

@@ -30,6 +30,7 @@ SECTIONS = (
     "disks",
     "sysctls",
     "journal",
+    "watch",
 )
 CLOCK_SKEW_S = 5.0
 

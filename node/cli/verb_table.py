@@ -77,6 +77,7 @@ UNIT: dict[str, str] = {
     "answer": "node.engine.await_answer:run",
     "pair": "node.engine.peer_watchdog:run",
     "watch": "node.watch.watch:run",
+    "watch pod": "node.kube.watched:run",
     "candidate": "node.kernel.candidate:run",
     "library guard": "node.vgpu.guard:run",
     "limit guard": "node.kube.limit_guard:run",

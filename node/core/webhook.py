@@ -10,6 +10,8 @@ from typing import Any
 from node.core.errors import Json
 
 TIMEOUT_S = 10.0
+# what `reason` says of a server that took the connection and said nothing
+NO_ANSWER = "no answer in time"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -30,7 +32,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError) and isinstance(inner, Exception):
         error = inner
     if isinstance(error, TimeoutError) or "timed out" in str(error):
-        return "no answer in time"
+        return NO_ANSWER
     if isinstance(error, OSError) and error.strerror and not hasattr(error, "library"):
         return error.strerror
     return type(error).__name__

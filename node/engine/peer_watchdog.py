@@ -162,7 +162,7 @@ def open_change() -> str | None:
     return None
 
 
-def _undisturbed(name: str, why: str, restart: Callable[[str], object]) -> str | None:
+def undisturbed(name: str, why: str, restart: Callable[[str], object]) -> str | None:
     """Restart a unit under the host's lock, where nobody opens a change; gives why not."""
     try:
         with host_lock.Lock("pair", LOCK_S):
@@ -202,7 +202,7 @@ def check(
         save_state(state)
         return
     why_not = hindrance(engine, list(seen.joined.held))
-    why_not = why_not or _undisturbed(engine.unit, verdict.restart, restart)
+    why_not = why_not or undisturbed(engine.unit, verdict.restart, restart)
     if why_not:
         _tell({**verdict.state, "told": state["told"]}, f"{verdict.restart}; {why_not}")
 

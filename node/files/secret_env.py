@@ -133,3 +133,12 @@ def value_of(path: str, name: str, quoted: bool) -> str | None:
     except PermissionError:
         return None
     return environment_text(value) if value is not None and quoted else value
+
+
+def values_of(path: str, quoted: bool) -> list[str]:
+    """Gives the values of all secrets in the file; none where there is none that we may read."""
+    try:
+        values = _pairs(_former(path)).values()
+    except PermissionError:
+        return []
+    return [environment_text(value) if quoted else value for value in values]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from node.core import log, validate
@@ -38,10 +38,11 @@ def format_is(body: Json, known: int) -> None:
         raise validate.bad(f"format {said} is not the {known} that is known here")
 
 
-def load(path: str, fresh: Json) -> Json:
+def load(path: str, fresh: Json, added: Collection[str] = ()) -> Json:
     """Gives the state kept at `path`; `fresh`, which has its keys, when there is none.
 
-    So, too, when it is damaged, with a warning. Raises OSError when it cannot be read.
+    So, too, when it is damaged, with a warning. The keys `added` may be missing: an older version
+    wrote it. Raises OSError when it cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -50,8 +51,8 @@ def load(path: str, fresh: Json) -> Json:
         return fresh
     except ValueError:
         found = None
-    if isinstance(found, dict) and found.keys() == fresh.keys():
-        return found
+    if isinstance(found, dict) and found.keys() | set(added) == fresh.keys():
+        return {**fresh, **found}
     log.say(f"{path} is damaged: starting anew", log.WARNING)
     return fresh
 

@@ -16,9 +16,9 @@ from node.change import close as closing
 from node.change import kinds
 from node.core import signals, validate
 from node.core.errors import CannotRead, Json, NodeError
-from node.files import state_dir
+from node.files import evidence_folder, state_dir
 from node.files.host_lock import Lock
-from node.growth import changes, images, programs, trees
+from node.growth import changes, evidence, images, programs, trees
 from node.growth.item import Item
 
 
@@ -37,8 +37,9 @@ KEPT: dict[str, Kept] = {
     "programs": Kept(3, programs.versions),
     "backups": Kept(5, trees.backups),
     "images": Kept(2, images.images),
+    "evidence": Kept(evidence_folder.KEEP, evidence.bundles),
 }
-_TOLD = ("changes", "blobs", "programs", "displaced", "backups", "images")
+_TOLD = ("changes", "blobs", "programs", "displaced", "backups", "images", "evidence")
 # how long a close may take over it; the rest goes with the next one
 MOST_S = 60.0
 _ERRORS = (NodeError, CannotRead, OSError)

@@ -71,7 +71,7 @@ def _asked(body: Json, client: kubectl.Client, space: str, port: Any, timeout_s:
         raise validate.bad("give 'url', 'service' or 'port'")
     if chosen is not None:
         row = client.json(["get", "service", chosen, f"--namespace={space}"])
-        url = _of_service(chosen, row, port)
+        url = of_service(chosen, row, port)
         look = partial(behind.service, client, space, inspect.get(client, space, name), row)
     elif port is None:
         url = _endpoint(body, body["url"]).url
@@ -111,7 +111,7 @@ def _endpoint(body: Json, url: str) -> Endpoint:
     return endpoint({"url": url, **rest}, "request")
 
 
-def _of_service(name: str, row: Json, port: Any) -> str:
+def of_service(name: str, row: Json, port: Any) -> str:
     """Gives the URL of a Service: its own address, as the host reaches it."""
     spec: Json = row["spec"]
     address = spec.get("clusterIP")

@@ -24,6 +24,7 @@ from node.snapshot import (
     shm,
     units,
     venv,
+    watch,
     weights,
 )
 
@@ -171,6 +172,7 @@ def collect(request: Any) -> Json:
         "connections": guarded(lambda: ports.connections(open_files, wanted["connections"])),
         "sysctls": guarded(lambda: memory.sysctls(wanted["sysctls"])),
         "journal": guarded(journal.summary_section),
+        "watch": guarded(watch.read),
     }
     for name, limit, thread in jobs:
         thread.join(max(0.0, started + limit - time.monotonic()))

@@ -10,18 +10,29 @@ from node.core import validate
 from node.core.errors import NodeError, io_reason
 from node.engine.config import Endpoint, endpoint, http_url
 from node.files import state_file
+from node.watch.silence import Limits
 
 PATH = "/etc/rigbook/watch.json"
 FORMAT = 1
 _KEYS = ("format", "rig", "node", "endpoint", "misses", "repeat_s", "webhook", "webhook_file")
+_MORE = ("silence", "textfile", "deployment")
 _REMEDY = "run deploys/watch.py: it writes the file anew"
+
+
+class Silence(NamedTuple):
+    """How long this host's engine may be silent, and whether it is restarted then."""
+
+    limits: Limits
+    restart: bool
 
 
 class Watch(NamedTuple):
     """What is watched: misses until it counts as down, seconds until a notice is repeated.
 
-    `webhook` is the URL, or `webhook_file` a root-only file that holds it; both None: the journal
-    alone is told.
+    `silence` None: what is asked is not our engine. `deployment` says which one that is on a
+    Kubernetes rig; node/kube/watched.py checks it. `textfile` is a file for Prometheus's
+    node exporter. `webhook` is the URL, or `webhook_file` a root-only file that holds it; both
+    None: the journal alone is told.
     """
 
     rig: str
@@ -31,6 +42,9 @@ class Watch(NamedTuple):
     repeat_s: float
     webhook: str | None
     webhook_file: str | None
+    silence: Silence | None = None
+    textfile: str | None = None
+    deployment: Any = None
 
 
 def path() -> str:
@@ -45,9 +59,10 @@ def load() -> Watch:
 
 def parse(value: Any) -> Watch:
     """Gives the configuration of the file's content, every value checked. Raises NodeError."""
-    body = validate.keys(value, "the file", _KEYS, _KEYS)
+    body = validate.keys(value, "the file", (*_KEYS, *_MORE), _KEYS)
     state_file.format_is(body, FORMAT)
     url, file = body["webhook"], body["webhook_file"]
+    text = body.get("textfile")
     return Watch(
         validate.text(body["rig"], "rig", 200),
         validate.text(body["node"], "node", 200),
@@ -56,7 +71,19 @@ def parse(value: Any) -> Watch:
         validate.number(body["repeat_s"], "repeat_s", 60, 86400 * 30),
         None if url is None else http_url(url, "webhook"),
         None if file is None else validate.path(file, "webhook_file"),
+        _silence(body.get("silence")),
+        None if text is None else validate.path(text, "textfile"),
+        body.get("deployment"),
     )
+
+
+def _silence(value: Any) -> Silence | None:
+    if value is None:
+        return None
+    names = (*Limits._fields, "restart")
+    row = validate.keys(value, "silence", names, names)
+    limits = (validate.number(row[key], f"silence.{key}", 10, 86400) for key in Limits._fields)
+    return Silence(Limits(*limits), validate.boolean(row["restart"], "silence.restart"))
 
 
 def webhook_url(url: str | None, where: str | None) -> str | None:

@@ -10,19 +10,22 @@ import os
 import time
 
 from node.core import log
-from node.core.errors import Json, NodeError
+from node.core.errors import Json, NodeError, io_reason
+from node.core.webhook import NO_ANSWER
 from node.engine import config as engine_config
-from node.engine.api_key import key_of
 from node.engine.completion import ask
-from node.engine.config import Endpoint
 from node.files import state_dir, state_file
 from node.rules.completion import Reply
-from node.watch import config, notices
+from node.watch import config, heal, notices, textfile
 from node.watch.config import Watch
+from node.watch.heal import Target
+from node.watch.own_unit import OwnUnit
 
 # a full batch makes a short request wait
 ANSWER_S = 60.0
 MAX_PENDING = 20
+# an endpoint that comes and goes is told so often; the next notice then says how often it changed
+MOST_AN_HOUR = 10
 # what was so before a watch that was taken away and comes back says nothing about now
 STALE_S = 86400.0
 
@@ -30,8 +33,8 @@ STALE_S = 86400.0
 def new_state(now: float) -> Json:
     """Gives the state before the first look."""
     return {"format": 1, "status": "up", "since": now, "misses": 0, "missing_since": None,
-            "detail": "", "told_unix_s": None, "looked_unix_s": now,
-            "pending": []}  # fmt: skip
+            "detail": "", "told_unix_s": None, "looked_unix_s": now, "pending": [],
+            "noticed": [], "unsaid": 0, "silence": heal.fresh()}  # fmt: skip
 
 
 def status_of(before: Json, reply: Reply, watch: Watch) -> str:
@@ -52,7 +55,8 @@ def _answered(reply: Reply) -> bool:
 def judge(before: Json, reply: Reply, watch: Watch, now: float) -> Json:
     """Gives the state after one look, with the notices that are due in `pending`. Pure.
 
-    A change of the status is told at once; a status that stays bad again after `repeat_s`.
+    A change of the status is told at once, MOST_AN_HOUR times; a status that stays bad again after
+    `repeat_s`.
     """
     status = status_of(before, reply, watch)
     missing = None if _answered(reply) else (before["missing_since"] or now)
@@ -70,8 +74,13 @@ def judge(before: Json, reply: Reply, watch: Watch, now: float) -> Json:
     }
     told = before["told_unix_s"]
     stays_bad = status != "up" and not after["pending"] and told is not None
-    if changed or (stays_bad and now - told >= watch.repeat_s):
+    due = changed or before["unsaid"] or (stays_bad and now - told >= watch.repeat_s)
+    recent = [then for then in before["noticed"] if 0 <= now - then < 3600]
+    if due and len(recent) < MOST_AN_HOUR:
         after["pending"].append(notice(after, reply, watch))
+        after.update(noticed=[*recent, now], unsaid=0)
+    elif changed:
+        after.update(noticed=recent, unsaid=before["unsaid"] + 1)
     # the newest matter most; the first outage's beginning stands in `since`
     after["pending"] = after["pending"][-MAX_PENDING:]
     return after
@@ -86,6 +95,8 @@ def notice(after: Json, reply: Reply, watch: Watch) -> Json:
         "fallback": f"{model} on {watch.rig} is answered by {reply.model} since {since}",
         "up": f"{model} on {watch.rig} answers again since {since}",
     }[after["status"]]
+    if after["unsaid"]:
+        said += f" ({after['unsaid']} changes before it were not told)"
     return {
         "rig": watch.rig,
         "node": watch.node,
@@ -106,7 +117,7 @@ def file_path() -> str:
 def load_state(now: float) -> Json:
     """Gives the state of the last look; a new one when there is none or it is damaged."""
     fresh = new_state(now)
-    found = state_file.load(file_path(), fresh)
+    found = state_file.load(file_path(), fresh, ("noticed", "unsaid", "silence"))
     stale = now - found["looked_unix_s"] > STALE_S
     return {**fresh, "pending": found["pending"]} if stale else found
 
@@ -117,20 +128,73 @@ def save_state(after: Json) -> None:
     state_file.save(file_path(), after)
 
 
-def _own_key(endpoint: Endpoint) -> str | None:
-    """Gives the key of this host's engine, where that is what is asked: no gateway gets it."""
+def _own_engine(watch: Watch) -> OwnUnit | None:
+    """Gives this host's engine, where that is what is asked: no gateway gets its key."""
     try:
         engine = engine_config.load()
     except NodeError:
         return None
-    ours = engine.endpoint is not None and engine.endpoint.url == endpoint.url
-    return key_of(engine) if ours else None
+    ours = engine.endpoint is not None and engine.endpoint.url == watch.endpoint.url
+    return OwnUnit(engine) if ours else None
 
 
-def inspect_endpoint(watch: Watch) -> Json:
-    """One look: asks, keeps the state, tells the journal and the webhook; gives the state."""
-    before = load_state(time.time())
-    reply = ask(watch.endpoint, ANSWER_S, _own_key(watch.endpoint))
+def _look(watch: Watch, engine: Target | None, before: Json) -> tuple[Reply, Json]:
+    """Asks, and looks whether the engine is silent; gives the reply and the state to go on from.
+
+    An engine that is too busy to answer in time while its tokens flow is not missing.
+    """
+    if engine is None:
+        return ask(watch.endpoint, ANSWER_S), before
+    if watch.silence is None:
+        return engine.ask(ANSWER_S), before
+    pending = list(before["pending"])
+
+    def keep(memory: Json, said: tuple[str, str] | None) -> None:
+        if said is not None:
+            pending.append(_told(watch, *said))
+        save_state({**before, "pending": pending[-MAX_PENDING:], "silence": memory})
+
+    limits, restart = watch.silence
+    try:
+        found = heal.look(engine, limits, restart, before["silence"], ANSWER_S, keep)
+    except NodeError as error:
+        log.say(f"whether {engine.name} is silent is not known: {error}", log.WARNING)
+        return engine.ask(ANSWER_S), {**before, "pending": pending}
+    reply = found.reply
+    if found.works and reply.detail == NO_ANSWER:
+        reply = Reply(True, "busy: no answer in time, and tokens flow", model=watch.endpoint.model)
+    return reply, {**before, "pending": pending[-MAX_PENDING:], "silence": found.memory}
+
+
+def _told(watch: Watch, status: str, text: str) -> Json:
+    """Gives the notice about a silent engine."""
+    return {
+        "rig": watch.rig,
+        "node": watch.node,
+        "model": watch.endpoint.model,
+        "status": status,
+        "text": f"{watch.endpoint.model} on {watch.rig}, {watch.node}: {text}",
+    }
+
+
+def _export(state: Json, watch: Watch) -> None:
+    """Write the file for Prometheus; a folder that is not there is told, and stops nothing."""
+    if watch.textfile is None:
+        return
+    try:
+        textfile.write(watch.textfile, state, watch)
+    except OSError as error:
+        log.say(f"no metrics: {io_reason(error)}", log.WARNING)
+    except NodeError as error:
+        log.say(f"no metrics: {error}", log.WARNING)
+
+
+def inspect_endpoint(watch: Watch, engine: Target | None = None) -> Json:
+    """One look: asks, keeps the state, tells the journal and the webhook; gives the state.
+
+    `engine` None: this host's own, where that is what is asked, else whatever answers there.
+    """
+    reply, before = _look(watch, engine or _own_engine(watch), load_state(time.time()))
     after = judge(before, reply, watch, time.time())
     save_state(after)
     if after["pending"][-1:] != before["pending"][-1:]:
@@ -139,6 +203,7 @@ def inspect_endpoint(watch: Watch) -> Json:
         count = f"miss {after['misses']}"
         said = f"still down, {count}" if after["status"] == "down" else f"{count} of {watch.misses}"
         log.say(f"{said}: {reply.detail}", log.NOTICE)
+    _export(after, watch)
     try:
         url = config.webhook_url(watch.webhook, watch.webhook_file)
     except NodeError as error:

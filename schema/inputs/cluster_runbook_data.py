@@ -12,7 +12,13 @@ from schema.core.host_keys import key
 from schema.core.strings import env_name, single_line
 from schema.core.types import AbsolutePath, Argument, Url, listed
 from schema.desired.kubernetes import ClusterData, Folder
-from schema.inputs.runbook_data import DoctorKeys, KernelKeys, RebootKeys, RollbackKeys
+from schema.inputs.runbook_data import (
+    DoctorKeys,
+    KernelKeys,
+    RebootKeys,
+    RollbackKeys,
+    WatchKeys,
+)
 
 WAIVER = frozenset({"waive", "reason"})
 _FLAG = re.compile(r"--[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
@@ -101,6 +107,13 @@ class ClusterRebootData(RebootKeys, ClusterData):
 
 class ClusterKernelData(KernelKeys, ClusterData):
     """kernel."""
+
+
+class ClusterWatchData(WatchKeys, ClusterData):
+    """watch: the Deployment's engine, from its host."""
+
+    def conflict(self) -> tuple[str, str] | None:
+        return self.unfit() or super().conflict()
 
 
 class GuardKeys(ClusterData):

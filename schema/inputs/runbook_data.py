@@ -193,8 +193,8 @@ class WakeData(HostData):
     off_s: int = key(10, "between off and on", "seconds", ge=3, le=600)
 
 
-class WatchData(HostData):
-    """watch. The webhook's URL is its password: root's file on the node may hold it instead."""
+class WatchKeys(Frozen):
+    """watch, on any rig. The webhook's URL is its password: root's file on the node may hold it."""
 
     webhook_file: AbsolutePath | None = key(None, "a file of root's on the node with the URL")
     webhook: Url | None = key(None, "the URL that is told", repr=False)
@@ -203,15 +203,34 @@ class WatchData(HostData):
     repeat_s: int = key(
         3600, "until a state that stays bad is told again", "seconds", ge=60, le=2592000
     )
+    restart: bool = key(False, "restart an engine that is silent, 3 times in 6 hours at most")
+    silent_s: int | None = key(
+        None, "without a token until it is silent; none: as the recipe's longest prefill",
+        "seconds", ge=30, le=86400,
+    )  # fmt: skip
+    textfile: AbsolutePath | None = key(None, "a file NAME.prom for Prometheus's node exporter")
+    remove: bool = key(False, "end the watch")
+
+    def unfit(self) -> tuple[str, str] | None:
+        """What does not go together, as `conflict` says it."""
+        if self.webhook and self.webhook_file:
+            return "webhook", "webhook: and webhook_file; allowed: one of them"
+        if self.textfile and not self.textfile.endswith(".prom"):
+            return "textfile", "textfile: is another name; allowed: one that ends with .prom"
+        return None
+
+
+class WatchData(WatchKeys, HostData):
+    """watch."""
+
     only: HostName | None = key(None, "the node that watches; none: the head")
     url: Url | None = key(None, "a gateway's base URL to ask; none: the head")
     model: Argument | None = key(None, "the name that must answer; none: the recipe's")
-    remove: bool = key(False, "end the watch")
 
     def conflict(self) -> tuple[str, str] | None:
-        if self.webhook and self.webhook_file:
-            return "webhook", "webhook: and webhook_file; allowed: one of them"
-        return super().conflict()
+        if self.restart and (self.url or self.only):
+            return "restart", "restart: with url or only; allowed: the head watches its own engine"
+        return self.unfit() or super().conflict()
 
 
 class UnitData(HostData):

@@ -38,7 +38,7 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "upgrade": [data.UpgradeData],
     "verify": [data.VerifyData, cluster.ClusterVerifyData],
     "wake": [data.WakeData],
-    "watch": [data.WatchData],
+    "watch": [data.WatchData, cluster.ClusterWatchData],
     "weights": [data.WeightsData],
 }
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from schema.core.base import Frozen
 
-What = Literal["changes", "blobs", "programs", "displaced", "backups", "images"]
+What = Literal["changes", "blobs", "programs", "displaced", "backups", "images", "evidence"]
 
 
 class Kept(Frozen):

@@ -14,7 +14,7 @@ from schema.observed.docker import Container, Docker, ImageFile, ImageFileProbe
 from schema.observed.files import FileState, Journal, Venv, VenvProbe, Weights
 from schema.observed.machine import Disk, EngineProcess, Gpus, Identity, Memory, ShmSegment
 from schema.observed.network import Connection, Network, Port, ReachAsk
-from schema.observed.units import CronLine, Unit
+from schema.observed.units import CronLine, Unit, Watched
 
 
 class Unreadable(Frozen):
@@ -46,6 +46,7 @@ class NodeSnapshot(Frozen):
     disks: tuple[Disk, ...] | Unreadable
     sysctls: dict[str, str] | Unreadable
     journal: Journal | Unreadable
+    watch: Watched | Unreadable | None = None
     node_version: str | None
 
     @property

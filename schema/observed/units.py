@@ -66,6 +66,21 @@ class Unit(Frozen):
     script_words: tuple[str, ...] = ()
 
 
+class Watched(Frozen):
+    """What the watch of a host last saw of its engine. Times are Unix seconds.
+
+    `silent`: why it counts as silent, in words, None: it does not; `evidence` says where the bundle
+    lies. `restarts` are those for silence, `stood_down_unix_s` is since when there are no more.
+    """
+
+    status: str
+    looked_unix_s: float
+    silent: str | None = None
+    evidence: str | None = None
+    restarts: tuple[float, ...] = ()
+    stood_down_unix_s: float | None = None
+
+
 class CronLine(Frozen):
     """A line of a crontab that starts an engine or a container, by itself or by a script.
 

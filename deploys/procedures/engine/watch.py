@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from pyinfra.api.exceptions import DeployError
+
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
@@ -15,12 +17,13 @@ from operations.change.node_call import StepFailed
 from operations.engine.watch import install_steps, remove_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Document, Plan
+from schema.inputs.cluster_runbook_data import ClusterWatchData
 from schema.inputs.runbook_data import WatchData
 from schema.render.watch_files import WATCH_SERVICE, WATCH_TIMER, watch_documents
 
 POLL_S = 1.0
-# One look of the service: an answer and its notices (its own limit is 120 s).
-LOOK_S = 150
+# One look of the service: an answer and its notices (its own limit is 240 s).
+LOOK_S = 270
 UNDO_TIMEOUT_S = 120
 
 
@@ -36,11 +39,24 @@ class Want:
 revert = undo_only("the watch is as it was before", UNDO_TIMEOUT_S)
 
 
+def _data(rig: Procedure) -> WatchData | ClusterWatchData:
+    """The checked data, of the kind of rig that this is."""
+    if rig.plan.deployment is not None:
+        return rig.plan.chart_as(ClusterWatchData)
+    return rig.data(WatchData)
+
+
 @once_a_run
 def parse_request(rig: Procedure) -> Want:
     """What --data asks for; DeployError when `only` is no node of the rig."""
-    plan, data = rig.plan, rig.data(WatchData)
-    (node,) = rig.asked_nodes(data.only or plan.rig.head.name)
+    plan, data = rig.plan, _data(rig)
+    if isinstance(data, ClusterWatchData) and data.model is None and not data.remove:
+        raise DeployError(
+            "the watch has nothing to ask; allowed: --data model=NAME with one of url, service and "
+            "port"
+        )
+    only = data.only if isinstance(data, WatchData) else None
+    (node,) = rig.asked_nodes(only or plan.rig.head.name)
     documents = watch_documents(plan, node, data)
     files = (document.path for document in documents)
     return Want(wider(plan, (node,), files, (WATCH_TIMER,)), node, documents)
@@ -52,14 +68,14 @@ def plan(rig: Procedure, want: Want) -> Steps:
     paths = {document.path for document in want.documents}
     files = {path: row for path, row in files_in(snapshot).items() if path in paths}
     timer = units_in(snapshot).get(WATCH_TIMER)
-    if rig.data(WatchData).remove:
+    if _data(rig).remove:
         return remove_steps(files, timer)
     return install_steps(want.documents, files, timer)
 
 
 def verify(rig: Procedure, want: Want) -> str:
     """A line about the first look and the timer; StepFailed says what is wrong with them."""
-    data = rig.data(WatchData)
+    data = _data(rig)
     if data.remove:
         return f"{want.node} no longer watches"
     state = rig.run.state
@@ -81,4 +97,5 @@ def verify(rig: Procedure, want: Want) -> str:
     if timer is None or timer.active != "active":
         raise StepFailed(f"{want.node}: {WATCH_TIMER} is {timer.active if timer else 'unknown'}")
     told = data.webhook_file or ("the webhook" if data.webhook else "the journal alone")
-    return f"{want.node} looks every {data.interval} s; {data.misses} misses go to {told}"
+    silent = "; a silent engine is restarted" if data.restart else ""
+    return f"{want.node} looks every {data.interval} s; {data.misses} misses go to {told}{silent}"

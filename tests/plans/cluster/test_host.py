@@ -8,11 +8,12 @@ from typing import Any
 from schema.desired.plan import Plan
 from schema.observed.machine import Identity
 from schema.observed.snapshot import Unreadable
+from schema.observed.units import Watched
 from tests.plans.support.clusters import bare, said, scenario
 from tests.plans.support.scenario import HEAD, Runs, Scenario, Snapshots, data
 from tests.plans.support.table import Ends, Table, done, each_row, quiet, refused
 from tests.unit.builders import kernel_parts as k
-from tests.unit.builders.host_parts import change
+from tests.unit.builders.host_parts import NOW, change
 from tests.unit.builders.kernel_parts import OLD
 from tests.unit.builders.kube_parts import look
 from tests.unit.builders.library_parts import look as library_look
@@ -59,6 +60,10 @@ ILL = {
     "memory-short": ill("memory.available", 300 * MIB),
     "disk-room": full_disk,
     "clock-jump": clock_set_back,
+    "wedged-silent": ill(
+        "watch",
+        Watched(status="down", looked_unix_s=NOW - 20, silent="no token was made: for 130 s"),
+    ),
     "journal-broken": ill("journal.broken", ("journal/x.json: not JSON",)),
 }
 # Each runbook with a key of --data that it does not take, and who does.
@@ -67,7 +72,10 @@ STRAYS = {
     "verify": ("waive=x", "waive: verify does not take it; allowed: with gpu_limit, kernel,"),
     "doctor": ("change=x", "change: doctor does not take it; allowed: with rollback;"),
     "libvgpu": ("limit=24000m", "limit: libvgpu does not take it; allowed: with gpu_limit;"),
-    "gpu_limit": ("remove=true", "remove: gpu_limit does not take it; allowed: with libvgpu;"),
+    "gpu_limit": (
+        "remove=true",
+        "remove: gpu_limit does not take it; allowed: with libvgpu, watch;",
+    ),
     "rollback": ("library=x", "library: rollback does not take it; allowed: with libvgpu;"),
     "kernel": ("json=true", "json: kernel does not take it; allowed: with doctor;"),
     "reboot": ("candidate=x", "candidate: reboot does not take it; allowed: with kernel;"),

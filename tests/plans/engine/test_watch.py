@@ -73,6 +73,13 @@ TABLE = {
     "both": (
         watch(HOOK, "webhook_file=/root/hook"),
         refused("webhook: and webhook_file; allowed: one of them")),
+    # what restarts an engine watches that engine itself
+    "restart of a gateway": (
+        watch("restart=true", "url=http://gateway:4000"),
+        refused("restart: with url or only; allowed: the head watches its own engine")),
+    "no prom": (watch("textfile=/var/x"), refused("allowed: one that ends with .prom")),
+    "restart": (watch("interval=30", "restart=true", seen=watching, how=DRY[:1]), quiet(
+        f"write {CONFIG}", LOOK, never=(WATCH_TIMER,))),
     "change open": (watch(seen=change_open), refused("change-open")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)

@@ -13,7 +13,7 @@ from schema.observed.files import WeightsFile
 from schema.observed.kernel import GrubDefault
 from schema.observed.machine import ComputeProcess, EngineProcess, ShmSegment
 from schema.observed.snapshot import Unreadable
-from schema.observed.units import CronLine, GhostFile, Override
+from schema.observed.units import CronLine, GhostFile, Override, Watched
 from tests.unit.builders import engine_parts as e
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import kernel_parts as k
@@ -54,6 +54,7 @@ MADE: dict[str, Callable[..., Any]] = {
     "shm": _segment,
     "unit": h.unit,
     "venv": t.venv,
+    "watched": lambda **values: Watched(**{"status": "up", "looked_unix_s": h.NOW - 20, **values}),
     "weights_file": lambda **values: WeightsFile(**values),
 }
 SCALARS: dict[str, Callable[[Any], Any]] = {

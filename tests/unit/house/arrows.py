@@ -166,7 +166,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.kube",
             "node.watch",
         },
-        "node.watch": {"node.core", "node.engine", "node.files", "node.rules"},
+        "node.watch": {"node.core", "node.engine", "node.files", "node.rules", "node.snapshot"},
         "node.weights": {"node.change", "node.core", "node.files", "node.rules", "node.transfer"},
     },
     "operations": {

@@ -234,7 +234,9 @@ def test_growth_is_told_with_counts_and_bytes(own: Host) -> None:
     blob(own, "a", 3 * MIB)
     displaced(own, 2)
     rows = {row["what"]: row for row in own.call("growth", {})["rows"]}
-    assert list(rows) == ["changes", "blobs", "programs", "displaced", "backups", "images"]
+    assert list(rows) == [
+        "changes", "blobs", "programs", "displaced", "backups", "images", "evidence",
+    ]  # fmt: skip
     assert (rows["blobs"]["count"], rows["blobs"]["bytes"]) == (1, 3 * MIB)
     assert rows["changes"]["count"] == 2 and rows["displaced"]["count"] == 1
     assert rows["programs"]["bytes"] == own.pyz.stat().st_size

@@ -81,7 +81,7 @@ def test_the_snapshot_of_this_machine_fits_the_schema(host: Host, tmp_path: Path
 
 def test_every_field_of_the_schema_is_there() -> None:
     assert set(NodeSnapshot.model_fields) - LISTS == {
-        "format", "took_s", "identity", "node_version"}  # fmt: skip
+        "format", "took_s", "identity", "node_version", "watch"}  # fmt: skip
     assert set(snapshot_collect.parse_request({})) == set(SnapshotRequest.model_fields)
 
 

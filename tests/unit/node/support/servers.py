@@ -14,7 +14,7 @@ from typing import Any
 
 class Server:
     """An HTTP server on a loopback port. `reply` gives status and body of a request's JSON; `keys`
-    holds the Authorization of each.
+    holds the Authorization of each. `page` is what a GET brings, None: 404.
     """
 
     def __init__(self, reply: Callable[[dict[str, Any]], tuple[int, object]]) -> None:
@@ -22,6 +22,7 @@ class Server:
         self.got: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.keys: list[str | None] = []
+        self.page: Callable[[], str] | None = None
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -35,6 +36,13 @@ class Server:
                 self.send_response(status)
                 if status in (301, 302):
                     self.send_header("Location", "/elsewhere")
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def do_GET(self) -> None:
+                raw = b"" if server.page is None else server.page().encode()
+                self.send_response(404 if server.page is None else 200)
                 self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()
                 self.wfile.write(raw)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node.rules.completion import Reply
-from node.watch import config, watch
+from node.watch import config, own_unit, textfile, watch
 from tests.unit.node.support.enginefile import engine_file
 from tests.unit.node.support.host import Host
 from tests.unit.node.support.servers import completion, serving
@@ -197,7 +199,7 @@ def test_a_bad_configuration_is_one_line(rig: Rig, change: dict[str, object]) ->
 
 
 def test_notices_do_not_grow_without_end() -> None:
-    """A webhook that is gone for months, and an endpoint that flaps."""
+    """A webhook that is gone for months, and an endpoint that flaps: ten an hour, with a count."""
     endpoint = {"url": "http://h", "model": "m", "reasoning": False, "chat_template_kwargs": {}}
     conf = config.parse({"format": 1, "rig": "r", "node": "n", "endpoint": endpoint, "misses": 1,
                          "repeat_s": 60, "webhook": None, "webhook_file": None})  # fmt: skip
@@ -205,5 +207,121 @@ def test_notices_do_not_grow_without_end() -> None:
     for n in range(100):
         reply = Reply(True, "ok", False, "m") if n % 2 else Reply(False, "no")
         state = watch.judge(state, reply, conf, float(n))
+    assert len(state["pending"]) == watch.MOST_AN_HOUR and state["unsaid"] == 90
+    state = watch.judge(state, Reply(True, "ok", False, "m"), conf, 3700.0)
+    assert state["pending"][-1]["status"] == "up" and state["unsaid"] == 0
+    assert "(90 changes before it were not told)" in state["pending"][-1]["text"]
+    for n in range(100):
+        reply = Reply(True, "ok", False, "m") if n % 2 else Reply(False, "no")
+        state = watch.judge(state, reply, conf, 4000.0 * n)
     assert len(state["pending"]) == watch.MAX_PENDING
-    assert state["pending"][-1]["status"] == "up"
+
+
+def metrics(tokens: int, running: int = 1) -> str:
+    """What /metrics say of an engine with a request that runs."""
+    return (
+        f'vllm:num_requests_running{{engine="0"}} {running}\n'
+        f'vllm:kv_cache_usage_perc{{engine="0"}} 0.5\n'
+        f'vllm:generation_tokens_total{{engine="0"}} {tokens}\n'
+    )
+
+
+PROPERTIES = """\
+#!/bin/sh
+# rigbook stand-in for systemctl
+echo ActiveState=active
+echo InvocationID=a
+"""
+SILENCE = {"step_s": 120, "prompt_s": 1300, "restart": False}
+
+
+@pytest.fixture
+def own(rig: Rig) -> Rig:
+    """A rig that watches its own engine, whose unit is up."""
+    engine_file(rig.host, url=rig.endpoint.url)
+    rig.host.double("systemctl", PROPERTIES)
+    rig.configure(silence=SILENCE, webhook=f"{rig.hook.url}/{SECRET}")
+    rig.endpoint.page = lambda: metrics(7, 0)
+    return rig
+
+
+def test_a_look_at_our_own_engine_remembers_what_it_saw(own: Rig) -> None:
+    assert own.look() == ""
+    silence = own.state()["silence"]
+    assert silence["judged"]["invocation"] == "a" and silence["judged"]["since"] is None
+    assert silence["judged"]["marks"]["vllm:generation_tokens_total"] == 7
+
+
+def test_a_silent_engine_is_told_once_with_its_evidence(own: Rig) -> None:
+    """An engine with a request that runs and a key that we lack: no probe tells anything."""
+    own.reply = (401, {"error": "key"})
+    own.endpoint.page = lambda: metrics(7)
+    own.look()
+    silence = own.state()["silence"]
+    silence["judged"]["since"] -= 200
+    own.alter(silence=silence)
+    assert "rigbook-engine.service is silent: 1 requests run" in own.look()
+    own.look()
+    (notice,) = own.hook.got
+    assert notice["status"] == "wedged" and "tiny on lab, lab1: " in notice["text"]
+    assert len(list((own.host.state / "evidence").iterdir())) == 1
+
+
+def test_an_engine_that_is_busy_is_not_missing(own: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue: the short request waits longer than a look, and tokens flow."""
+    for name, value in own.host.environ().items():
+        monkeypatch.setenv(name, value)
+    tokens = iter(range(100))
+    own.endpoint.page = lambda: metrics(next(tokens), 8)
+    late = Reply(False, "no answer in time")
+    monkeypatch.setattr(own_unit, "ask", lambda *_: late)
+    for _ in range(5):
+        after = watch.inspect_endpoint(config.load())
+    assert (after["status"], after["misses"]) == ("up", 0) and own.told() == []
+    assert after["detail"] == "busy: no answer in time, and tokens flow"
+    own.endpoint.page = lambda: metrics(99, 8)
+    for _ in range(4):
+        after = watch.inspect_endpoint(config.load())
+    assert after["status"] == "down"
+
+
+def test_a_systemd_that_does_not_answer_stops_no_watch(own: Rig) -> None:
+    own.host.double("systemctl", "#!/bin/sh\n# rigbook stand-in\nexit 1\n")
+    assert "whether rigbook-engine.service is silent is not known" in own.look()
+    assert own.state()["status"] == "up"
+
+
+def test_a_state_of_the_version_before_goes_on(rig: Rig) -> None:
+    rig.answers(DOWN, DOWN)
+    known = rig.state()
+    for key in ("silence", "noticed", "unsaid"):
+        del known[key]
+    rig.state_file.write_text(json.dumps(known))
+    assert "is down since" in rig.answers(DOWN)
+
+
+def test_metrics_for_the_node_exporter(own: Rig) -> None:
+    """The names are those of the page, the file is readable by all and never half."""
+    path = own.host.root / "rigbook.prom"
+    own.configure(silence=SILENCE, textfile=str(path))
+    own.look()
+    rows = dict(line.split(" ") for line in path.read_text().splitlines() if line[0] != "#")
+    labels = '{rig="lab",node="lab1",model="tiny"}'
+    assert set(rows) == {f"{name}{labels}" for name in textfile.METRICS}
+    assert rows[f"rigbook_watch_up{labels}"] == "1"
+    assert rows[f"rigbook_engine_silent_seconds{labels}"] == "0"
+    assert abs(float(rows[f"rigbook_watch_last_look_timestamp_seconds{labels}"]) - time.time()) < 60
+    assert path.stat().st_mode & 0o777 == 0o644 and own.host.leftovers() == []
+    own.configure(textfile=str(path))
+    own.answers(DOWN, DOWN, DOWN)
+    text = path.read_text()
+    assert "rigbook_engine" not in text and f"rigbook_watch_up{labels} 0" in text
+    assert f"rigbook_watch_misses{labels} 3" in text
+    own.configure(textfile=str(own.host.root / "no" / "rigbook.prom"))
+    assert "no metrics: " in own.look()
+
+
+def test_the_page_has_every_metric() -> None:
+    page = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
+    rows = [line.split("`")[1] for line in page.read_text().splitlines() if line[:3] == "| `"]
+    assert rows == list(textfile.METRICS)
