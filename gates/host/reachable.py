@@ -30,6 +30,7 @@ SECTIONS = (
     "disks",
     "sysctls",
     "journal",
+    "health",
 )
 CLOCK_SKEW_S = 5.0
 

@@ -17,7 +17,7 @@ from node.engine.completion import ask
 from node.engine.config import Endpoint
 from node.files import state_dir, state_file
 from node.rules.completion import Reply
-from node.watch import config, notices
+from node.watch import config, machine, notices
 from node.watch.config import Watch
 
 # a full batch makes a short request wait
@@ -130,6 +130,7 @@ def _own_key(endpoint: Endpoint) -> str | None:
 def inspect_endpoint(watch: Watch) -> Json:
     """One look: asks, keeps the state, tells the journal and the webhook; gives the state."""
     before = load_state(time.time())
+    before["pending"] += machine.notices(watch)
     reply = ask(watch.endpoint, ANSWER_S, _own_key(watch.endpoint))
     after = judge(before, reply, watch, time.time())
     save_state(after)

@@ -12,7 +12,7 @@ from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.boot_needs import driver_module, load_lists
-from deploys.common.known_bad import known
+from deploys.common.known_bad import known, known_xids
 from deploys.common.load_and_gate import remedy
 from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
@@ -27,6 +27,7 @@ from gates.core.waiver import blocking
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
 from gates.firmware import checklist
+from gates.health.xid import xids
 from gates.host import growth
 from gates.kernel.known_bad import boots
 from gates.kernel.next_boot import as_warning
@@ -55,7 +56,11 @@ def diagnose(rig: Procedure) -> Diagnosis:
     seen = runtime_of(plan).examine(
         plan, lambda: observe_machines(here, plan, lambda: observe_kernels(here, plan, module))
     )
-    hands = (*checklist.doctor(lists, time.time()), as_warning(boots(known())))
+    hands = (
+        *checklist.doctor(lists, time.time()),
+        as_warning(boots(known())),
+        xids(known_xids()),
+    )
     kept = growing.get()
     more = (*seen.more, *growth.findings(plan, seen.observed, kept))
     found = examine(plan, seen.observed, seen.probe, seen.after, more, hands)
