@@ -36,7 +36,8 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("mce", r"(?P<at>)mce: \[Hardware Error\]: (?:CPU \d+: Machine Check|Machine check events)"),
     ("edac", r"EDAC (?P<at>MC\d+): \d+ UE "),
     ("aer", r"(?P<at>[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d): (?:AER: )?"
-            r"(?:PCIe Bus Error: severity=(?:Uncorrect|Fatal)|(?:Multiple )?Uncorrect(?:ed|able) \((?:Non-)?Fatal\))"),
+            r"(?:PCIe Bus Error: severity=(?:Uncorrect|Fatal)"
+            r"|(?:Multiple )?Uncorrect(?:ed|able) \((?:Non-)?Fatal\))"),
     ("nvme", r"nvme (?P<at>nvme\d+): (?:I/O (?:tag )?\d+.* timeout|controller is down|Device not "
              r"ready|Removing after probe failure|Disabling device after reset failure)"),
     ("disk", r"(?:I/O error, dev |critical \w+ error, dev |Buffer I/O error on dev(?:ice)? )"

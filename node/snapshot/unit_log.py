@@ -6,6 +6,7 @@ import json
 import re
 
 from node.core.run import TimedOut, run
+from node.rules import root_cause
 
 TIMEOUT_S = 4.0
 # systemd's catalog: "Scheduled restart job"
@@ -85,7 +86,19 @@ def error_lines(lines: list[str]) -> list[str]:
     return kept[::-1]
 
 
+def with_root_cause(lines: list[str]) -> list[str]:
+    """Gives the lines that name an error, the root cause of the last start that has one first."""
+    errors, cause = error_lines(lines), None
+    for at in range(len(lines) - 1, -1, -1):
+        # a start begins with the line of vLLM's version; systemd's own line where it has none
+        if at == 0 or "vLLM API server version" in lines[at] or lines[at].startswith("Starting "):
+            cause = root_cause.find(lines[at:])
+            if cause:
+                break
+    return [masked(cause.line())[:400], *errors] if cause else errors
+
+
 def trouble(unit: str) -> tuple[str | None, list[float], list[str]]:
     """Gives a unit's last log line, its restarts and its errors."""
     lines = _journal("-u", unit, "-n", _LOOKED_AT, "-o", "cat", "--since", "-1day")
-    return last_line(unit), restarts(unit), error_lines(lines)
+    return last_line(unit), restarts(unit), with_root_cause(lines)

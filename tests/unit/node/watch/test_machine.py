@@ -1,4 +1,4 @@
-"""What the watch tells of the machine: new lines of the kernel, once, and a reading that is kept."""
+"""What the watch tells of the machine: new lines of the kernel, once, and a kept reading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ XID = {
     "kind": "xid",
     "number": 79,
     "device": "0000:05:00",
-    "text": "NVRM: Xid (PCI:0000:05:00): 79",
+    "text": "NVRM: Xid 79",
 }
 
 
