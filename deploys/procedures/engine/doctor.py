@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import gevent
 from pyinfra import logger, state
@@ -17,6 +18,7 @@ from deploys.common.load_and_gate import remedy
 from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined
+from deploys.procedures.engine import bundle
 from deploys.procedures.engine.runtimes import runtime_of
 from facts.growth import Growths
 from facts.hardware import observe_machines
@@ -79,6 +81,8 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
                 logger.warning(f"    because of this, ignore: {', '.join(finding.explains)}")
         for line in growth.lines(diagnosis.kept):
             logger.info(f"    {line}")
+    if rig.data(DoctorData).bundle is not None:
+        _bundle(rig, diagnosis)
     stops = blocking(findings)
     if stops:
         raise DeployError(
@@ -87,6 +91,13 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
         )
     for line in runtime_of(rig.plan).healthy(rig.plan, diagnosis.seen):
         logger.info(f"    {line}")
+
+
+def _bundle(rig: Procedure, diagnosis: Diagnosis) -> None:
+    path = Path(str(rig.data(DoctorData).bundle))
+    rows = [as_row(finding) for finding in diagnosis.findings]
+    bundle.write(path, rig.plan, diagnosis.seen.observed, rows, bundle.logs(state, rig.plan))
+    logger.info(f"    wrote {path}, secrets masked; look through it before you show it to anybody")
 
 
 def as_row(finding: Finding) -> dict[str, object]:
