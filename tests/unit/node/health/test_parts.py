@@ -23,7 +23,7 @@ from tests.unit.builders.spark_rig import spark_plan
 from tests.unit.node.support.host import Host
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "nvidia-smi"
-RECORDED = [*sorted((FIXTURES / "public").glob("*.xml")), FIXTURES / "idle_query.xml"]
+RECORDED = [*sorted((FIXTURES / "public").glob("*.xml")), *sorted(FIXTURES.glob("*_query.xml"))]
 # cards without a display whose owners had left persistence mode off
 OFF = {"a100-sxm4-v12", "a10g", "tesla-t4", "rtx-3080-v13"}
 
