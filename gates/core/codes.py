@@ -89,6 +89,7 @@ CODES: dict[str, Code] = {
     "rdma-rate": Code(Layer.FABRIC, "warn"),
     "bond-slave-down": Code(Layer.FABRIC, "warn"),
     "nic-errors": Code(Layer.FABRIC, "warn"),
+    "nic-firmware": Code(Layer.FABRIC, "warn"),
     "fabric-volatile": Code(Layer.FABRIC, "warn"),
     "transfer-port": Code(Layer.FABRIC),
     "transfer-way": Code(Layer.FABRIC),

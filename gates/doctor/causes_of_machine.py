@@ -44,6 +44,7 @@ OF_MACHINE: dict[str, Cause] = {
         here=("bond-slave-down",),
         anywhere=("fabric-ping", *UNSERVED),
     ),
+    "nic-firmware": Cause("one node was updated, the other not"),
     "fabric-volatile": Cause("it was set by hand, with `ip addr add`"),
     "disk-errors": Cause(
         "a disk that dies, or its cable", here=("disk-read-only", "journal-broken", *DOWN)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from gates.core.check import per_node
+from gates.core.check import Observed, answering_nodes, per_node
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.health.gpu import gpus_of, reboot
@@ -158,6 +159,34 @@ def nic_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
         )  # fmt: skip
 
 
+def _numbers(version: str) -> list[int]:
+    return [int(word) for word in re.findall(r"\d+", version)]
+
+
+def nic_firmware(plan: Plan, observed: Observed) -> list[Violation]:
+    """Cards of one model with two firmwares: one end may lack what the other was mended for."""
+    seen: dict[str, dict[str, list[str]]] = {}
+    last: dict[tuple[str, str], str] = {}
+    for node, snapshot in answering_nodes(plan, observed):
+        ports = snapshot.network.rdma if isinstance(snapshot.network, Network) else ()
+        for port in ports:
+            if port.board and port.firmware:
+                where = f"{node.name} {port.device}"
+                seen.setdefault(port.board, {}).setdefault(port.firmware, []).append(where)
+                last[port.board, port.firmware] = node.name
+    return [
+        violation(
+            "nic-firmware",
+            last[board, min(versions, key=_numbers)],
+            f"the network cards {board} of the rig have {len(versions)} firmwares",
+            evidence="; ".join(f"{v}: {', '.join(at)}" for v, at in sorted(versions.items())),
+            remedy=f"on {last[board, min(versions, key=_numbers)]}: sudo fwupdmgr refresh; sudo fwupdmgr update",
+        )
+        for board, versions in seen.items()
+        if len(versions) > 1
+    ]
+
+
 @per_node
 def address_survives(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """A fabric address that was set by hand with `ip addr add` is gone after the next boot."""
@@ -179,4 +208,4 @@ def address_survives(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator
         )
 
 
-GATES = (pcie_link, pcie_errors, nic_errors, address_survives)
+GATES = (pcie_link, pcie_errors, nic_errors, nic_firmware, address_survives)

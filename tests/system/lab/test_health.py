@@ -1,4 +1,4 @@
-"""The machine's health on booted hosts: nothing is found on those that are well, and it is quick."""
+"""The health of booted hosts: nothing is found on those that are well, and it is quick."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from typing import Any
 from tests.system.vm.conftest import Rig
 
 OURS = {"gpu-lost", "gpu-xid", "kernel-crash", "machine-check", "task-hung", "pcie-errors",
-        "pcie-link", "nic-errors", "disk-errors", "disk-read-only", "disk-wear", "killed-for-memory",
-        "driver-library", "fabric-volatile", "health-unreadable"}  # fmt: skip
-# What is written into /dev/kmsg gets no facility of the kernel's, and the same form of a record.
+        "pcie-link", "nic-errors", "disk-errors", "disk-read-only", "disk-wear",
+        "killed-for-memory", "driver-library", "fabric-volatile", "health-unreadable"}  # fmt: skip
+# What is written into /dev/kmsg has the form of the kernel's own records.
 LINES = (
     "NVRM: Xid (PCI:0000:29:00): 119, pid=7, name=vllm, Timeout after 6s of waiting",
     "watchdog: BUG: soft lockup - CPU#1 stuck for 27s! [python3:2254956]",
