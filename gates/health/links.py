@@ -174,17 +174,21 @@ def nic_firmware(plan: Plan, observed: Observed) -> list[Violation]:
                 where = f"{node.name} {port.device}"
                 seen.setdefault(port.board, {}).setdefault(port.firmware, []).append(where)
                 last[port.board, port.firmware] = node.name
-    return [
-        violation(
-            "nic-firmware",
-            last[board, min(versions, key=_numbers)],
-            f"the network cards {board} of the rig have {len(versions)} firmwares",
-            evidence="; ".join(f"{v}: {', '.join(at)}" for v, at in sorted(versions.items())),
-            remedy=f"on {last[board, min(versions, key=_numbers)]}: sudo fwupdmgr refresh; sudo fwupdmgr update",
-        )
-        for board, versions in seen.items()
-        if len(versions) > 1
-    ]
+    found = []
+    for board, versions in seen.items():
+        if len(versions) > 1:
+            behind = last[board, min(versions, key=_numbers)]
+            listed = "; ".join(f"{v}: {', '.join(at)}" for v, at in sorted(versions.items()))
+            found.append(
+                violation(
+                    "nic-firmware",
+                    behind,
+                    f"the network cards {board} of the rig have {len(versions)} firmwares",
+                    evidence=listed,
+                    remedy=f"on {behind}: sudo fwupdmgr refresh; sudo fwupdmgr update",
+                )
+            )
+    return found
 
 
 @per_node
