@@ -1,7 +1,8 @@
 """doctor: what is wrong with the rig, lowest layer first; read-only.
 
 Runbook: docs/runbooks/doctor.md. Exit status 1 when something blocks serving.
-Data: deep=true hashes the weights, json=true prints the findings for a machine.
+Data: deep=true hashes the weights, json=true prints the findings for a machine, bundle=FILE writes
+an archive for a report.
 """
 
 from deploys.common.load_and_gate import ALL, once

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from facts.rignode.fact import NodeFact
-from schema.observed.growth import Growth
+from schema.observed.files import Growth
 
 
 class Growths(NodeFact[Growth]):

@@ -13,6 +13,7 @@ from gates.core.violation import Violation
 from gates.drift import findings
 from gates.engine import foreign_engine, peers, processes
 from gates.gpu import container, driver, memory
+from gates.health import gpu, host
 from gates.host import other_rig, reachable, storage
 from gates.kernel import next_boot
 from gates.recipe import choices
@@ -41,6 +42,7 @@ SERVING: tuple[Gate, ...] = (
     *reachable.GATES,
     *other_rig.GATES,
     *driver.GATES,
+    *gpu.CHEAP,
     *memory.GATES,
     *host_memory.GATES,
     *processes.GATES,
@@ -81,14 +83,23 @@ CHANGING: tuple[Gate, ...] = (
     storage.changes_closed,
     storage.journal_whole,
 )
+# Before a version or a kernel is changed: what it would be tried on is sound.
+SOUND: tuple[Gate, ...] = (gpu.gpu_lost, host.no_failing_disk)
 # Before another version is installed: the venv is there, and who runs it. Not its version or its
 # program, which an upgrade may be meant to mend.
-UPGRADING: tuple[Gate, ...] = (*CHANGING, storage.disk_room, venv.venv_there, venv.venv_user)
+UPGRADING: tuple[Gate, ...] = (
+    *CHANGING,
+    *SOUND,
+    storage.disk_room,
+    venv.venv_there,
+    venv.venv_user,
+)
 # Before a cold restart, which ends orphans, frees ports and memory.
 RESTARTING: tuple[Gate, ...] = (
     *reachable.GATES,
     *other_rig.GATES,
     *driver.GATES,
+    *gpu.CHEAP,
     *fabric.GATES,
     *rdma.GATES,
     storage.disk_room,
@@ -108,8 +119,10 @@ RESTARTING: tuple[Gate, ...] = (
     *choices.GATES,
 )
 # Before a reboot: what does not come back by itself is named while there is still a way to log in.
+# Not a lost GPU, which a reboot is there for.
 REBOOTING: tuple[Gate, ...] = (
     *CHANGING,
+    host.no_failing_disk,
     *next_boot.BOOT,
     *supervisors.GATES,
     *ghost.GATES,

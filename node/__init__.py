@@ -6,7 +6,7 @@
     image/ weights/ engine/
     reap/ kube/ vgpu/ watch/
     kernel/ machine/ systemd/  step kinds and what they look at
-    docker/ transfer/ snapshot/
+    docker/ transfer/ snapshot/ health/
     change/                    journal, transaction, undo, the registry of step kinds
     files/                     atomic files, locks, the state folder
     core/ rules/               errors, processes, validation; rules that others apply too  (bottom)

@@ -1,4 +1,4 @@
-"""The catalog's table of what is known to fail, and the gates that ask it."""
+"""The catalog's tables of what is known to fail and of Xids, and the gates that ask them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from deploys.common.load_and_gate import once_a_run
 from gates.artifact import known_bad
 from gates.core.check import Gate
 from schema.core.errors import SpecError
+from schema.machine import xids
 from schema.recipe.compatibility import CompatibilityTable, load_table
 
 
@@ -17,6 +18,15 @@ def known() -> CompatibilityTable:
     """catalog/compatibility.yaml; DeployError says what is wrong in it."""
     try:
         return load_table(ROOT)
+    except SpecError as error:
+        raise DeployError(str(error)) from None
+
+
+@once_a_run
+def known_xids() -> xids.XidTable:
+    """catalog/xids.yaml; DeployError says what is wrong in it."""
+    try:
+        return xids.load(ROOT)
     except SpecError as error:
         raise DeployError(str(error)) from None
 

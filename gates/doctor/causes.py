@@ -4,36 +4,20 @@ it).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-# What the operator sees when the engine does not serve.
-SILENT = ("answer-slow", "cannot-answer", "no-answer")
-DOWN = ("crash-loop", "engine-down")
-UNSERVED = ("wedged-pair", *SILENT)
-GHOSTS = ("unit-ghost", "script-ghost", "drop-in-no-reset", "docker-unreadable")
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A code's likely cause in a line, and the codes that it explains."""
-
-    text: str
-    here: tuple[str, ...] = ()
-    anywhere: tuple[str, ...] = ()
-    until: tuple[str, ...] = ()
-
+from gates.doctor.cause import DOWN, GHOSTS, LOADS, SILENT, STOPS, UNSERVED, Cause
+from gates.doctor.causes_of_machine import OF_MACHINE
 
 _UNKNOWN = "the host could not be asked; unknown is not healthy"
-_STOPS = {"here": DOWN, "anywhere": UNSERVED}
-_LOADS = {"here": DOWN, "anywhere": UNSERVED, "until": GHOSTS}
 # Sections of a snapshot whose silence explains nothing but itself.
 _SECTIONS = (
     "memory", "shm", "engine-processes", "ports", "connections", "network", "disks", "journal",
     "image-files", "files", "weights", "sysctls", "kernel", "growth", "cron",
+    "health",
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {
     **{f"{section}-unreadable": Cause(_UNKNOWN) for section in _SECTIONS},
+    **OF_MACHINE,
     "nodes-reachable": Cause(
         "the node is off, hangs, or has lost its LAN link",
         anywhere=("fabric-down", "fabric-route", "fabric-ping", *DOWN, *UNSERVED),
@@ -57,7 +41,7 @@ CAUSES: dict[str, Cause] = {
         here=("pin-gone",),
     ),
     "kernel-known-bad": Cause(
-        "a routine upgrade brought a kernel on which the engine cannot start", **_STOPS
+        "a routine upgrade brought a kernel on which the engine cannot start", **STOPS
     ),
     "boot-room": Cause("old kernels that nobody removed"),
     "boot-sticky": Cause("GRUB writes on plain partitions only"),
@@ -71,14 +55,14 @@ CAUSES: dict[str, Cause] = {
         here=("memory-short", *DOWN),
         anywhere=("driver-mismatch", *UNSERVED),
     ),
-    "driver-known-bad": Cause("an upgrade brought a driver that fails with this engine", **_STOPS),
+    "driver-known-bad": Cause("an upgrade brought a driver that fails with this engine", **STOPS),
     "driver-mismatch": Cause("one node was updated, the other not", anywhere=(*DOWN, *UNSERVED)),
     "driver-stand-in": Cause("a rehearsal host"),
     "memory-short": Cause(
         "other processes hold it, or page cache that cannot be dropped; the evidence tells which",
-        **_LOADS,
+        **LOADS,
     ),
-    "page-cache": Cause("page cache of earlier loads: reclaimable, not in use (C11)", **_LOADS),
+    "page-cache": Cause("page cache of earlier loads: reclaimable, not in use (C11)", **LOADS),
     "shm-stale": Cause(
         "engines that were killed and left their segments behind (C12)", here=("memory-short",)
     ),
@@ -89,7 +73,7 @@ CAUSES: dict[str, Cause] = {
         until=GHOSTS,
     ),
     "port-taken": Cause(
-        "something else was started there, or an engine without --headless (C5)", **_LOADS
+        "something else was started there, or an engine without --headless (C5)", **LOADS
     ),
     "foreign-engine": Cause(
         "relaunched by hand, or a former setup that still starts by itself (C14)",
@@ -122,8 +106,8 @@ CAUSES: dict[str, Cause] = {
         anywhere=("rdma-port", *SILENT),
     ),
     "rdma-port": Cause("the recipe's list is not what this node has cabled"),
-    "rdma-gid": Cause("an address was set anew, and its GID took another row", **_STOPS),
-    "rdma-address": Cause("a twin or another cable that got no address of its own", **_STOPS),
+    "rdma-gid": Cause("an address was set anew, and its GID took another row", **STOPS),
+    "rdma-address": Cause("a twin or another cable that got no address of its own", **STOPS),
     "rdma-rate": Cause("another cable, or one that was plugged in while the node ran"),
     "bond-slave-down": Cause("one cable or port of the bond"),
     "transfer-port": Cause("another transfer, or another program on that port"),
@@ -174,9 +158,9 @@ CAUSES: dict[str, Cause] = {
         anywhere=("image-differs", *UNSERVED),
     ),
     "image-differs": Cause("a pull or a rebuild on one node only", anywhere=(*DOWN, *UNSERVED)),
-    "image-arch": Cause("the image of another machine", **_STOPS),
-    "patch-missing": Cause("the image was built or pulled without it", **_LOADS),
-    "patch-doubled": Cause("a patch that is baked in was applied again (C15)", **_LOADS),
+    "image-arch": Cause("the image of another machine", **STOPS),
+    "patch-missing": Cause("the image was built or pulled without it", **LOADS),
+    "patch-doubled": Cause("a patch that is baked in was applied again (C15)", **LOADS),
     "restart-policy": Cause(
         "docker update --restart, or a container of a former setup",
         here=("foreign-engine",),
@@ -198,20 +182,20 @@ CAUSES: dict[str, Cause] = {
         here=("script-ghost", *DOWN),
         anywhere=UNSERVED,
     ),
-    "venv-version": Cause("an upgrade or a downgrade by hand", **_STOPS),
-    "venv-user": Cause("the recipe names a user of another machine", **_STOPS),
+    "venv-version": Cause("an upgrade or a downgrade by hand", **STOPS),
+    "venv-user": Cause("the recipe names a user of another machine", **STOPS),
     "remove-ipc": Cause(
         "the default of systemd-logind, and an engine that is not root's",
-        **_STOPS,
+        **STOPS,
     ),
     "units-unreadable": Cause(_UNKNOWN, here=("engine-down",)),
     "unit-ghost": Cause(
-        "the file lived only in a container's layer, or was moved or deleted (C13)", **_STOPS
+        "the file lived only in a container's layer, or was moved or deleted (C13)", **STOPS
     ),
     "other-recipe": Cause("serve was told --data recipe=…, and this run was not"),
     "drop-in-no-reset": Cause(
         "a drop-in that replaces ExecStart= needs an empty ExecStart= first",
-        **_STOPS,
+        **STOPS,
     ),
     "unit-not-reloaded": Cause(
         "the unit or a drop-in was edited without systemctl daemon-reload",
@@ -231,7 +215,7 @@ CAUSES: dict[str, Cause] = {
     "script-ghost": Cause(
         "the script lives only in a container's writable layer, which a reboot or a new container "
         "took away (C13)",
-        **_STOPS,
+        **STOPS,
     ),
     "crash-loop": Cause(
         "the engine dies at each start; its log says why", here=("engine-down",), anywhere=UNSERVED
@@ -255,18 +239,25 @@ CAUSES: dict[str, Cause] = {
     "weights-magic": Cause("another format, a git-lfs pointer, or a download cut off", **_LOADS),
     "weights-shards-missing": Cause("a download that was cut off", **_LOADS),
     "weights-mount": Cause("the recipe mounts a snapshot without the blobs beside it", **_LOADS),
+    "weights-incomplete": Cause("a run of weights was cut off in its last second", **LOADS),
+    "weights-missing": Cause("never downloaded here, or the path has changed", **LOADS),
+    "weights-differ": Cause("a download on one node only, or one that was cut off", **LOADS),
+    "weights-cut": Cause("a download or a copy that broke off", **LOADS),
+    "weights-magic": Cause("another format, a git-lfs pointer, or a download cut off", **LOADS),
+    "weights-shards-missing": Cause("a download that was cut off", **LOADS),
+    "weights-mount": Cause("the recipe mounts a snapshot without the blobs beside it", **LOADS),
     "version-broken": Cause(
         "the version was never made to work on this hardware (B1)",
-        **_LOADS,
+        **LOADS,
     ),
     "version-unknown": Cause("nobody has reported this version on such a rig"),
     "torch-cpu": Cause(
         "torch was resolved from an index without CUDA wheels (C1)",
-        **_LOADS,
+        **LOADS,
     ),
     "torch-variant": Cause(
         "torch was resolved from another index than the last time",
-        **_LOADS,
+        **LOADS,
     ),
     "wheel-missing": Cause("the index or the wheel folder has no such wheel for this Python"),
     "pip-report-unreadable": Cause(_UNKNOWN),
@@ -274,12 +265,12 @@ CAUSES: dict[str, Cause] = {
     "backup-required": Cause("no backup of what serves now was made, or it was not verified"),
     "patch-drifted": Cause(
         "edited by hand, or another version of the engine",
-        **_LOADS,
+        **LOADS,
     ),
     "patch-unknown": Cause("the file moved with another version, or the path is wrong"),
     "module-missing": Cause(
         "the build left it out, or cloned without its submodules (C2)",
-        **_LOADS,
+        **LOADS,
     ),
     "cluster-unreadable": Cause("kubectl is not there, may not read, or the API is down"),
     "pod-stuck": Cause("the container's own last lines say why"),
@@ -306,7 +297,7 @@ CAUSES: dict[str, Cause] = {
         here=("libvgpu-old-mapped", "pod-stuck"),
     ),
     "libvgpu-old-mapped": Cause("started before the swap; a mapped library stays what it was"),
-    "forbidden-env": Cause("set by hand at a relaunch (C14)", **_LOADS),
+    "forbidden-env": Cause("set by hand at a relaunch (C14)", **LOADS),
     "secret-missing": Cause("the secret was never put there, or this shell does not have it"),
     "hca-two-ports": Cause("two ports are named instead of the twins of one"),
     "arguments-refused": Cause("a flag of another version of vLLM, or a value that it has not"),

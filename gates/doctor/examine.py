@@ -11,6 +11,7 @@ from gates.doctor.rank import Finding, explain
 from gates.drift import findings
 from gates.engine import foreign_engine, peers, silence
 from gates.gate_sets import SERVING, check
+from gates.health import gpu, host, links, part
 from gates.host import clock
 from gates.kernel import next_boot
 from gates.unit import crash_loop, launch_script, supervision
@@ -19,6 +20,10 @@ from schema.observed.endpoint_probe import Probe
 from schema.observed.kernel import KernelSnapshot
 
 DOCTOR: tuple[Gate, ...] = (
+    *part.GATES,
+    *gpu.GATES,
+    *links.GATES,
+    *host.GATES,
     *clock.GATES,
     *foreign_engine.GATES,
     *supervision.GATES,
@@ -42,7 +47,8 @@ def examine(
 
     `probe` None: the endpoint was not asked. `after`: the nodes after a probe that failed. `more`:
     what was found in files that no snapshot holds (patches, the table of versions). `hands`:
-    gates of the next boot: gates/firmware/checklist.py's, gates/kernel/known_bad.py's.
+    gates with tables of the catalog: gates/firmware/checklist.py's, gates/kernel/known_bad.py's,
+    gates/health/xid.py's.
     """
     found = [*check(plan, observed, (*SERVING, *DOCTOR)), *more]
     if any(isinstance(snapshot, KernelSnapshot) for snapshot in observed.values()):

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from gates.core.violation import Violation
-from gates.doctor.causes import CAUSES, DOWN, UNSERVED
+from gates.doctor.cause import DOWN, UNSERVED
+from gates.doctor.causes import CAUSES
 
 
 @dataclass(frozen=True)

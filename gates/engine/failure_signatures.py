@@ -5,55 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from gates.engine.signature_table import SIGNATURES, Signature
+from node.rules.root_cause import ROOT_CAUSE
 from schema.observed.units import Unit
-
-# Lowest layer first, as the doctor prints: the first that fits is the cause.
-WORDS: tuple[tuple[str, str], ...] = (
-    (r"Illegal device id", "the GPU library inside the container does not fit its driver (A1)"),
-    (
-        r"less than desired GPU memory utilization|CUDA out of memory|Device \d+ OOM",
-        "memory was short at its start: page cache of earlier loads, or somebody who holds it "
-        "(C11, B2)",
-    ),
-    (
-        r"EADDRINUSE|address already in use",
-        "another process holds a port that it needs: an orphan, or a worker without --headless "
-        "(C5, C10)",
-    ),
-    (r"gloo|NCCL|DistNetworkError|DistStoreError|Connection reset by peer", "it lost its peer"),
-    (
-        r"(Unable to find|No such) image",
-        "the image is not on this node",
-    ),
-    (
-        r"vllm: (command )?not found|vllm: No such file|\"vllm\": executable file not found",
-        "the image or the venv has no `vllm` program any more (B3)",
-    ),
-    (
-        r"No such file or directory|Is a directory|not found in \$PATH",
-        "a file that it starts is missing inside the container (C13)",
-    ),
-    (r"invalid magic characters|HeaderTooLarge", "the weights have another format (A2)"),
-    (r"w13.* referenced before assignment", "a baked patch was applied a second time (C15)"),
-    (
-        r"ShmRingBuffer",
-        "VLLM_WORKER_MULTIPROC_METHOD=fork: self-inflicted, no fault of vLLM's code (C14)",
-    ),
-    (
-        r"InvalidCxxCompiler",
-        "the image has no compiler and TORCHDYNAMO_DISABLE is not set: the first request kills it",
-    ),
-    (r"unrecognized arguments|invalid .* value", "a flag that this vLLM does not know"),
-)
 
 
 def from_log(lines: Iterable[str]) -> str | None:
     """The likely cause that the lines name, or None."""
-    text = "\n".join(lines)
-    for pattern, cause in WORDS:
-        if re.search(pattern, text, re.IGNORECASE):
-            return cause
-    return None
+    found = signature(lines)
+    return found.meaning if found else None
+
+
+def signature(lines: Iterable[str]) -> Signature | None:
+    """The signature that the lines have, or None: the root cause's, where a line names one."""
+    rows = list(lines)
+    texts = [*(row for row in rows if row.startswith(ROOT_CAUSE)), "\n".join(rows)]
+    return next(
+        (one for text in texts for one in SIGNATURES
+         if re.search(one.pattern, text, re.IGNORECASE)),
+        None,
+    )  # fmt: skip
+
+
+def action(unit: Unit) -> str:
+    """What is done about the signature in a unit's log, with a `; ` behind it; empty: none."""
+    found = signature(unit.errors)
+    return f"{found.action}; " if found and found.action else ""
 
 
 def from_exit(unit: Unit) -> str | None:

@@ -8,7 +8,7 @@ from gates.core.check import GIB, MIB, Observed, answering_nodes, gib
 from gates.core.codes import section_unreadable, violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.observed.growth import Growth, Kept
+from schema.observed.files import Growth, Kept
 from schema.observed.snapshot import Unreadable
 
 Growing = Mapping[str, Growth | Unreadable]

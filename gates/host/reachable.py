@@ -31,6 +31,7 @@ SECTIONS = (
     "sysctls",
     "journal",
     "watch",
+    "health",
 )
 CLOCK_SKEW_S = 5.0
 

@@ -8,9 +8,10 @@ from datetime import datetime, timezone
 from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.engine.failure_signatures import cause_of, last_exit
+from gates.engine.failure_signatures import action, cause_of, last_exit
 from gates.engine.state import engine_state, engine_unit, own_container
 from gates.unit.supervision import watched
+from node.rules.root_cause import ROOT_CAUSE
 from schema.desired.plan import UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -40,12 +41,19 @@ def crash_loop(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
                f"is in a crash loop: {count + 1} starts"),
             evidence=f"started {count + 1} times since {_when(since)}, now {unit.active_state}/"
             f"{unit.sub_state} ({unit.result}); last exit: {last_exit(unit)}; log: "
-            f"{'; '.join(unit.errors[-2:]) or unit.last_log_line or 'none'}",
-            remedy=f"on {node.name}: sudo systemctl stop {unit.name}; mend the findings above "
+            f"{said(unit)}",
+            remedy=f"on {node.name}: sudo systemctl stop {unit.name}; {action(unit)}mend the "
+            "findings above "
             + (f"it, then {deploy_command(plan, 'restart')}" if unit.name == UNIT else "it"),
             severity="block" if unit.name == UNIT else "warn",
             cause=cause_of(unit),
         )  # fmt: skip
+
+
+def said(unit: Unit) -> str:
+    """The root cause of a unit's log, else its last two errors, else its last line."""
+    named = [line for line in unit.errors[:1] if line.startswith(ROOT_CAUSE)]
+    return "; ".join(named or unit.errors[-2:]) or unit.last_log_line or "none"
 
 
 def looping(unit: Unit, now: float, plan: Plan) -> bool:

@@ -25,6 +25,22 @@ _HOLDS = re.compile(rf"(?:.*_)?(?:{_ENDS}|token)\Z", re.IGNORECASE)
 # In a JSON of the engine's, where `image_token` and its like are words of the model.
 _HOLDS_INSIDE = re.compile(rf"(?:.*_)?(?:{_ENDS}|(?:api|auth|access|hf)_token)\Z", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"://[^/?#]*@")
+_NAMED = re.compile(
+    r"((?:api[-_]?key|token|secret|password)s?['\"]?\s*[:=,]?\s*\[?)['\"]?[^\s'\",\]]+",
+    re.IGNORECASE,
+)
+# values that name themselves: the hub's, a bearer's, and a user's in a URL
+_BARE = re.compile(r"\b(hf_|sk-|Bearer )[A-Za-z0-9_.\-]{6,}|(?<=://)[^/?#\s@]*(?=@)")
+
+
+def masked_line(line: str) -> str:
+    """Gives a line of a log with what stands behind a secret's name masked."""
+    return _NAMED.sub(rf"\1{MASK}", line)
+
+
+def masked_text(text: str) -> str:
+    """Gives a text that leaves for other people: secrets by name, by form and in URLs masked."""
+    return _BARE.sub(lambda found: (found[1] or "") + MASK, masked_line(text))
 
 
 def holds_secret(name: str, inside: bool = False) -> bool:

@@ -12,6 +12,7 @@ from node.core import proc, validate
 from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.core.version import installed_version
 from node.docker import api, image_files
+from node.health import report as health
 from node.snapshot import (
     cron,
     files,
@@ -131,6 +132,7 @@ def _sections(request: Json) -> list[tuple[str, float, Section]]:
         ("image_files", 20.0, lambda: image_files.read(r["image_files"])),
         ("venvs", 20.0, lambda: venv.read(r["venvs"])),
         ("disks", 10.0, lambda: files.disks(r["disks"])),
+        ("health", 15.0, health.read),
     ]
 
 

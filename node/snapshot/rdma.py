@@ -54,12 +54,17 @@ def read(root: str = ROOT) -> list[Json]:
     found: list[Json] = []
     for device in _names(root):
         netdevs = _names(f"{root}/{device}/device/net")
+        card = {
+            "board": proc.read_text(f"{root}/{device}/board_id") or None,
+            "firmware": proc.read_text(f"{root}/{device}/fw_ver") or None,
+        }
         for number in _names(f"{root}/{device}/ports"):
             port = f"{root}/{device}/ports/{number}"
             gids = _gids(port)
             named = next((row["netdev"] for row in gids if row["netdev"]), None)
             found.append(
                 {
+                    **card,
                     "device": device,
                     "port": int(number),
                     "netdev": netdevs[0] if len(netdevs) == 1 else named,

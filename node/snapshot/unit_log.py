@@ -6,6 +6,8 @@ import json
 import re
 
 from node.core.run import TimedOut, run
+from node.rules import root_cause
+from node.rules.secret import masked_line
 
 TIMEOUT_S = 4.0
 # systemd's catalog: "Scheduled restart job"
@@ -20,10 +22,6 @@ _ERROR = re.compile(
 )
 # the launcher's and systemd's own words about a dead child name no cause
 _NOISE = re.compile(r"^\S*File \"|resource_tracker|Main process exited|Failed with result|^\s*\^")
-_SECRET = re.compile(
-    r"((?:api[-_]?key|token|secret|password)s?['\"]?\s*[:=,]?\s*\[?)['\"]?[^\s'\",\]]+",
-    re.IGNORECASE,
-)
 
 
 def _journal(*words: str) -> list[str]:
@@ -49,7 +47,7 @@ def last_line(unit: str) -> str | None:
     for match in (["_SYSTEMD_UNIT=" + unit], ["-u", unit]):
         lines = [line for line in _journal(*match, "-n", "1", "-o", "cat") if line.strip()]
         if lines:
-            return masked(lines[-1].strip())[:500]
+            return masked_line(lines[-1].strip())[:500]
     return None
 
 
@@ -68,16 +66,11 @@ def restarts(unit: str) -> list[float]:
     return sorted(found)
 
 
-def masked(line: str) -> str:
-    """Gives a log line with what stands behind a secret's name masked."""
-    return _SECRET.sub(r"\1***", line)
-
-
 def error_lines(lines: list[str]) -> list[str]:
     """Gives the last distinct lines that name an error, masked, each cut to 300 characters."""
     kept: list[str] = []
     for line in reversed(lines):
-        text = masked(line.strip())[:300]
+        text = masked_line(line.strip())[:300]
         if _ERROR.search(text) and not _NOISE.search(text) and text not in kept:
             kept.append(text)
         if len(kept) == MAX_ERRORS:
@@ -85,7 +78,19 @@ def error_lines(lines: list[str]) -> list[str]:
     return kept[::-1]
 
 
+def with_root_cause(lines: list[str]) -> list[str]:
+    """Gives the lines that name an error, the root cause of the last start that has one first."""
+    errors, cause = error_lines(lines), None
+    for at in range(len(lines) - 1, -1, -1):
+        # a start begins with the line of vLLM's version; systemd's own line where it has none
+        if at == 0 or "vLLM API server version" in lines[at] or lines[at].startswith("Starting "):
+            cause = root_cause.find(lines[at:])
+            if cause:
+                break
+    return [masked_line(cause.line())[:400], *errors] if cause else errors
+
+
 def trouble(unit: str) -> tuple[str | None, list[float], list[str]]:
     """Gives a unit's last log line, its restarts and its errors."""
     lines = _journal("-u", unit, "-n", _LOOKED_AT, "-o", "cat", "--since", "-1day")
-    return last_line(unit), restarts(unit), error_lines(lines)
+    return last_line(unit), restarts(unit), with_root_cause(lines)

@@ -16,13 +16,16 @@ from facts import unit_state as engine_facts
 from facts.endpoint.completion import Answer, Endpoint, ask
 from facts.rignode.context import fact_of, real
 from facts.unit_state import UnitState
+from node.rules import root_cause
 from operations.change.node_call import StepFailed
 from operations.engine.own_answer import ask_ours
 from schema.desired.plan import UNIT
 
 POLL_S = 2.0
 PROGRESS_S = 10.0
-LOG_LINES = 40
+LOG_LINES = 400
+# Where no line names a root cause.
+TAIL_LINES = 40
 # How long the unit's own question may lag behind ours.
 STARTED_S = 15.0
 
@@ -141,7 +144,14 @@ def _last(now: Mapping[str, UnitState | None], head: str) -> str:
 
 
 def log_tail(state: State, node: str, invocation: str = "") -> str:
-    """The last log lines of a node's engine (of that start of it), indented under a heading."""
+    """The root cause in a node's engine log (of that start of it) with the file and line of vLLM's
+    own trace, or, where none stands, its last lines; indented under a heading.
+    """
     host = state.inventory.get_host(node)
     lines = fact_of(state, host, engine_facts.Log, UNIT, LOG_LINES, invocation) or []
-    return "\n".join([f"the last {len(lines)} log lines of {node}:", *(f"    {x}" for x in lines)])
+    cause = root_cause.find(lines)
+    if cause is None:
+        lines = lines[-TAIL_LINES:]
+        rows = (f"    {line}" for line in lines)
+        return "\n".join([f"the last {len(lines)} log lines of {node}:", *rows])
+    return f"{node}: {cause.line()}\n    the whole log: journalctl -u {UNIT} -n {LOG_LINES}"

@@ -101,6 +101,9 @@ class DoctorKeys(Frozen):
     """doctor, on any rig."""
 
     as_json: bool = key(False, "print the findings for a machine", alias="json")
+    bundle: AbsolutePath | None = key(
+        None, "an archive to write here for a report: snapshots, findings, logs, versions"
+    )
 
 
 class DoctorData(DoctorKeys, HostData):

@@ -160,3 +160,21 @@ class HubModel(Frozen):
     commit: str
     files: tuple[HubFile, ...]
     took_s: float
+
+
+What = Literal["changes", "blobs", "programs", "displaced", "backups", "images", "evidence"]
+
+
+class Kept(Frozen):
+    """One kind: how many there are and their bytes; `unreadable` says why that is not known."""
+
+    what: What
+    count: int
+    bytes: int
+    unreadable: str | None
+
+
+class Growth(Frozen):
+    """All kinds, in the order in which they are told."""
+
+    rows: tuple[Kept, ...]

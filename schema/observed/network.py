@@ -46,7 +46,7 @@ class RdmaPort(Frozen):
     """A port of an RDMA device (HCA), as /sys/class/infiniband shows it.
 
     `state` is ACTIVE, DOWN …; `link` is the cable's: LinkUp, Polling, Disabled …; the rate is in
-    Gbit/s.
+    Gbit/s. `board` is the card's model as its maker numbers it.
     """
 
     device: str
@@ -57,6 +57,8 @@ class RdmaPort(Frozen):
     rate_gbit: float | None
     link_layer: str | None
     gids: tuple[Gid, ...]
+    board: str | None = None
+    firmware: str | None = None
 
     @property
     def addresses(self) -> tuple[IPv4Address, ...]:

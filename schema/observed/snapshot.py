@@ -12,6 +12,7 @@ from typing import Literal
 from schema.core.base import Frozen
 from schema.observed.docker import Container, Docker, ImageFile, ImageFileProbe
 from schema.observed.files import FileState, Journal, Venv, VenvProbe, Weights
+from schema.observed.health import Health
 from schema.observed.machine import Disk, EngineProcess, Gpus, Identity, Memory, ShmSegment
 from schema.observed.network import Connection, Network, Port, ReachAsk
 from schema.observed.units import CronLine, Unit, Watched
@@ -47,6 +48,7 @@ class NodeSnapshot(Frozen):
     sysctls: dict[str, str] | Unreadable
     journal: Journal | Unreadable
     watch: Watched | Unreadable | None = None
+    health: Health | Unreadable = Health()
     node_version: str | None
 
     @property

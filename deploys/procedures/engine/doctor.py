@@ -6,17 +6,19 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import gevent
 from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.boot_needs import driver_module, load_lists
-from deploys.common.known_bad import known
+from deploys.common.known_bad import known, known_xids
 from deploys.common.load_and_gate import remedy
 from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined
+from deploys.procedures.engine import bundle
 from deploys.procedures.engine.runtimes import runtime_of
 from facts.growth import Growths
 from facts.hardware import observe_machines
@@ -27,6 +29,7 @@ from gates.core.waiver import blocking
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
 from gates.firmware import checklist
+from gates.health.xid import xids
 from gates.host import growth
 from gates.kernel.known_bad import boots
 from gates.kernel.next_boot import as_warning
@@ -55,7 +58,11 @@ def diagnose(rig: Procedure) -> Diagnosis:
     seen = runtime_of(plan).examine(
         plan, lambda: observe_machines(here, plan, lambda: observe_kernels(here, plan, module))
     )
-    hands = (*checklist.doctor(lists, time.time()), as_warning(boots(known())))
+    hands = (
+        *checklist.doctor(lists, time.time()),
+        as_warning(boots(known())),
+        xids(known_xids()),
+    )
     kept = growing.get()
     more = (*seen.more, *growth.findings(plan, seen.observed, kept))
     found = examine(plan, seen.observed, seen.probe, seen.after, more, hands)
@@ -74,6 +81,8 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
                 logger.warning(f"    because of this, ignore: {', '.join(finding.explains)}")
         for line in growth.lines(diagnosis.kept):
             logger.info(f"    {line}")
+    if rig.data(DoctorData).bundle is not None:
+        _bundle(rig, diagnosis)
     stops = blocking(findings)
     if stops:
         raise DeployError(
@@ -82,6 +91,13 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
         )
     for line in runtime_of(rig.plan).healthy(rig.plan, diagnosis.seen):
         logger.info(f"    {line}")
+
+
+def _bundle(rig: Procedure, diagnosis: Diagnosis) -> None:
+    path = Path(str(rig.data(DoctorData).bundle))
+    rows = [as_row(finding) for finding in diagnosis.findings]
+    bundle.write(path, rig.plan, diagnosis.seen.observed, rows, bundle.logs(state, rig.plan))
+    logger.info(f"    wrote {path}, secrets masked; look through it before you show it to anybody")
 
 
 def as_row(finding: Finding) -> dict[str, object]:

@@ -19,7 +19,7 @@ from facts.hardware import observe_machines
 from facts.kernels import observe_kernels
 from gates.core.check import Gate
 from gates.firmware.checklist import rebootable
-from gates.gate_sets import CHANGING
+from gates.gate_sets import CHANGING, SOUND
 from gates.kernel.known_bad import boots
 from gates.kernel.pin import bootable_once, own_entries, pinnable
 from operations.change.apply import Steps, texts_of
@@ -104,9 +104,9 @@ def gates(want: Want) -> tuple[Gate, ...]:
     """The gates of this run; a candidate's boot needs nobody's hands, or it is not begun."""
     bad = boots(known(), want.kernel, want.nodes)
     if not want.candidate:
-        return (*CHANGING, *pinnable(want.kernel, want.nodes), bad)
+        return (*CHANGING, *SOUND, *pinnable(want.kernel, want.nodes), bad)
     hands = rebootable(load_lists(), time.time(), want.nodes)
-    return (*CHANGING, *bootable_once(want.kernel, want.nodes), bad, *hands)
+    return (*CHANGING, *SOUND, *bootable_once(want.kernel, want.nodes), bad, *hands)
 
 
 def kernels_of(snapshot: NodeSnapshot) -> tuple[KernelFacts, Grub, Apt]:

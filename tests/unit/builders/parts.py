@@ -10,11 +10,13 @@ import yaml
 
 from gates.core.check import GIB
 from schema.observed.files import WeightsFile
+from schema.observed.health import Unknown
 from schema.observed.kernel import GrubDefault
 from schema.observed.machine import ComputeProcess, EngineProcess, ShmSegment
 from schema.observed.snapshot import Unreadable
 from schema.observed.units import CronLine, GhostFile, Override, Watched
 from tests.unit.builders import engine_parts as e
+from tests.unit.builders import health_parts
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import kernel_parts as k
 from tests.unit.builders import tower_rig as t
@@ -30,6 +32,7 @@ def _segment(name: str, **changes: Any) -> ShmSegment:
 
 
 MADE: dict[str, Callable[..., Any]] = {
+    **health_parts.MADE,
     "change": h.change,
     "compute": lambda **values: ComputeProcess(**values),
     "connection": h.connection,
@@ -60,6 +63,7 @@ MADE: dict[str, Callable[..., Any]] = {
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "GiB": lambda text: int(float(text) * GIB),
     "now": lambda text: h.NOW + float(text or 0),
+    "unknown": lambda text: Unknown(unreadable=text),
     "unreadable": lambda text: Unreadable(unreadable=text),
 }
 

@@ -14,18 +14,21 @@ from gates.core.codes import CODES
 from gates.core.violation import Violation
 from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
-from gates.gate_sets import REBOOTING, RESTARTING, check
+from gates.gate_sets import REBOOTING, RESTARTING, UPGRADING, check
+from gates.health.xid import xids
 from gates.kernel.next_boot import BOOT
 from gates.kernel.pin import bootable_once, pinnable
 from gates.transfer.image import image_gates
 from gates.transfer.route import TransferRequest
 from gates.transfer.weights import weights_gates, weights_source
 from schema.desired.plan import Plan
+from schema.machine.xids import load as xid_table
 from schema.observed.endpoint_probe import Probe
 from tests.unit.builders import kernel_parts, parts, snapshots, tower_rig
 from tests.unit.builders.spark_rig import spark_plan
 
 CASES = Path(__file__).with_name("cases")
+XIDS = xid_table(Path(__file__).parents[3])
 PORT = 29680
 Found = list[Violation]
 FIELDS = ("summary", "evidence", "remedy", "cause", "explains", "explained_by")
@@ -61,7 +64,7 @@ RIGS = {
 
 def _doctor(plan: Plan, seen: Any, refused: bool = False) -> Found:
     nobody = Probe("http://192.168.1.11:8000", "nobody listens there", "refused")
-    return list(examine(plan, seen, nobody if refused else None))
+    return list(examine(plan, seen, nobody if refused else None, hands=(xids(XIDS),)))
 
 
 def _image(plan: Plan, seen: Any, chosen: str | None = None, **options: Any) -> Found:
@@ -88,6 +91,7 @@ GATES: dict[str, Callable[..., Found]] = {
     "weights": _weights,
     "restart": lambda plan, seen: check(plan, seen, RESTARTING),
     "reboot": lambda plan, seen: check(plan, seen, REBOOTING),
+    "upgrade": lambda plan, seen: check(plan, seen, UPGRADING),
     "boot": lambda plan, seen: check(plan, seen, BOOT),
     "pin": _pin,
     "once": _once,

@@ -55,6 +55,14 @@ def test_fabric_down_explains_ports_engines_and_the_endpoint() -> None:
     assert {*first.explains} == {found.key for found in rest}
 
 
+def test_a_throttled_gpu_explains_a_slow_answer_of_the_rig() -> None:
+    """D3: decode at half its speed, and nothing in any log."""
+    slow, gpu = made("answer-slow"), made("gpu-throttled", WORKER)
+    first, second = explain([slow, gpu])
+    assert (first.code, first.explains) == ("gpu-throttled", ("answer-slow@spark1",))
+    assert second.explained_by == ("gpu-throttled@spark2",)
+
+
 def test_an_orphan_explains_the_port_it_holds() -> None:
     first, second = explain([made("port-taken"), made("engine-orphan")])
     assert (first.code, first.explains) == ("engine-orphan", ("port-taken@spark1",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gates.host import growth
-from schema.observed.growth import Growth, Kept, What
+from schema.observed.files import Growth, Kept, What
 from schema.observed.snapshot import Unreadable
 from tests.unit.builders.snapshots import healthy
 from tests.unit.builders.spark_rig import spark_plan

@@ -31,7 +31,7 @@ from tests.unit.node.weights.test_model_header import gguf
 
 LISTS = {"gpus", "memory", "shm", "engine_processes", "network", "ports", "docker", "units",
          "files", "weights", "image_files", "venvs", "disks", "sysctls", "journal",
-         "connections", "cron"}  # fmt: skip
+         "connections", "cron", "health"}  # fmt: skip
 
 
 # A program's most memory in kB; a snapshot's time is measured by `make bench`.

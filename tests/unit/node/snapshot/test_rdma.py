@@ -43,5 +43,15 @@ def test_ports_are_read_as_they_are(tmp_path: Path, case: str) -> None:
     assert all(gid.gid.strip("0:") for port in found for gid in port.gids), "an empty row is told"
 
 
+def test_a_cards_model_and_firmware(tmp_path: Path) -> None:
+    """leptonai/gpud's recorded sysfs of an H100 node has both files."""
+    (port,) = rdma.read(written(tmp_path, {"mlx5_0": {"net": [], "port": {}, "gids": {}}}))
+    assert (port["board"], port["firmware"]) == (None, None)
+    (tmp_path / "mlx5_0" / "fw_ver").write_text("28.41.1000\n")
+    (tmp_path / "mlx5_0" / "board_id").write_text("MT_0000000838\n")
+    (port,) = rdma.read(str(tmp_path))
+    assert (port["board"], port["firmware"]) == ("MT_0000000838", "28.41.1000")
+
+
 def test_a_host_without_rdma_devices_has_no_port(tmp_path: Path) -> None:
     assert rdma.read(str(tmp_path / "absent")) == rdma.read(str(tmp_path)) == []

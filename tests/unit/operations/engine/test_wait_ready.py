@@ -26,6 +26,29 @@ def state_of(**changes: object) -> UnitState:
     return UnitState(**{**values, **changes})
 
 
+TRACE = [
+    "(EngineCore pid=7) Traceback (most recent call last):",
+    '(EngineCore pid=7)   File "/x/vllm/v1/core/kv_cache_utils.py", line 616, in check',
+    "(EngineCore pid=7) ValueError: No available memory for the cache blocks.",
+    *["(APIServer pid=1) INFO shutting down"] * 100,
+]
+
+
+def test_a_failed_start_tells_its_root_cause_in_place_of_its_last_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's root cause stands 70 to 115 lines above the end (field notes of a real GPU)."""
+    monkeypatch.setattr(wait_ready, "fact_of", lambda *_: TRACE)
+    said = wait_ready.log_tail(FakeState(), HEAD)
+    assert said.splitlines()[0] == (
+        f"{HEAD}: root cause: ValueError: No available memory for the cache blocks. "
+        "(vllm/v1/core/kv_cache_utils.py:616 in check)"
+    )
+    assert "shutting down" not in said and "journalctl -u rigbook-engine.service" in said
+    monkeypatch.setattr(wait_ready, "fact_of", lambda *_: TRACE[3:])
+    assert wait_ready.log_tail(FakeState(), HEAD).startswith(f"the last 40 log lines of {HEAD}:")
+
+
 class Engine:
     """Doubles of the endpoint and the units: what they say at each ask, the last for ever."""
 

@@ -1,0 +1,177 @@
+"""Disks, memory and the kernel itself: errors, wear, what was killed, what hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gates.core.check import Observed, per_node
+from gates.core.codes import violation
+from gates.core.violation import Violation
+from gates.health.gpu import reboot
+from gates.health.part import DAY_S, health_of, known, recent, remedy_for, this_boot, told
+from schema.desired.plan import Plan
+from schema.desired.rig import Node
+from schema.observed.health import KernelLine, Smart
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+PANIC_S = 7 * DAY_S
+WORN_PERCENT = 100
+ENGINE_WORDS = ("vllm", "VLLM", "python", "ray")
+
+
+def _on_fixed(snapshot: NodeSnapshot, line: KernelLine) -> bool:
+    """Whether a line is about a disk of this machine: an unplugged stick has I/O errors, too."""
+    device = line.device or ""
+    names = known(health_of(snapshot).fixed, ())
+    if line.kind == "nvme":  # the controller nvme0 of the disk nvme0n1
+        return any(name.startswith(f"{device}n") for name in names)
+    return any(device.startswith(name) for name in names)
+
+
+@per_node
+def disk_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """I/O errors of a fixed disk since the boot: a change on it may end half-way (D18)."""
+    lines = [x for x in this_boot(snapshot, "disk", "nvme") if _on_fixed(snapshot, x)]
+    for device in dict.fromkeys(line.device for line in lines):
+        same = [line for line in lines if line.device == device]
+        yield violation(
+            "disk-errors",
+            node.name,
+            f"the disk {device} of {node.name} has I/O errors",
+            evidence=told(same),
+            remedy=remedy_for(
+                snapshot, same[-1],
+                f"copy what matters from {node.name} first (docs/runbooks/backup.md); on it: sudo "
+                f"smartctl -a /dev/{device}"),
+        )  # fmt: skip
+
+
+@per_node
+def disk_read_only(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """A filesystem that its kernel made read-only after an error: nothing is written any more."""
+    for path in known(health_of(snapshot).read_only, ()):
+        lines = this_boot(snapshot, "filesystem")
+        yield violation(
+            "disk-read-only",
+            node.name,
+            f"{path} of {node.name} turned read-only by itself",
+            evidence="/proc/self/mountinfo: mounted rw, the filesystem is ro"
+            + (f"; {told(lines)}" if lines else ""),
+            remedy=f"on {node.name}: sudo dmesg | grep -i -e ext4 -e btrfs -e 'I/O error'; then "
+            "fsck from another system",
+        )
+
+
+@per_node
+def disk_wear(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """What an NVMe disk says of itself: warnings, media errors, spare blocks, wear."""
+    for disk in known(health_of(snapshot).disks, ()):
+        signs = [] if disk.smart is None else _signs(disk.smart)
+        if disk.state is not None and disk.state not in ("live", "connecting", "resetting", "new"):
+            signs.append(f"its controller is {disk.state}")
+        if signs:
+            yield violation(
+                "disk-wear",
+                node.name,
+                f"the disk {disk.name} of {node.name} says of itself: {', '.join(signs)}",
+                evidence=f"{disk.model or 'its model is unknown'}, by "
+                + (disk.smart.source if disk.smart else "sysfs"),
+                remedy="copy what matters elsewhere (docs/runbooks/backup.md), then replace it",
+            )
+
+
+def _signs(smart: Smart) -> list[str]:
+    spare = smart.spare is not None and smart.spare_least is not None
+    return [text for is_so, text in (
+        (smart.warning, f"critical warning 0x{smart.warning or 0:02x}"),
+        (smart.media_errors, f"{smart.media_errors} media errors"),
+        (spare and (smart.spare or 0) < (smart.spare_least or 0),
+         f"spare blocks {smart.spare} %, at least {smart.spare_least} %"),
+        ((smart.used_percent or 0) >= WORN_PERCENT, f"{smart.used_percent} % of its life used"),
+    ) if is_so]  # fmt: skip
+
+
+@per_node
+def kernel_crash(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """A kernel that crashed, locked up, or died in a former boot: nothing on it is sound (D6)."""
+    lines = this_boot(snapshot, "oops", "lockup")
+    kept = known(health_of(snapshot).kernel, ())
+    panics = recent(snapshot, [x for x in kept if x.kind == "panic"], PANIC_S)
+    for found, words in ((lines, "has crashed or locked up"), (panics, "has panicked")):
+        if found:
+            yield violation(
+                "kernel-crash",
+                node.name,
+                f"the kernel of {node.name} {words}",
+                evidence=told(found),
+                remedy=f"keep the lines (sudo journalctl -k -b -1, /var/lib/systemd/pstore), then "
+                f"{reboot(plan, node)}",
+            )
+
+
+@per_node
+def machine_check(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """A hardware error that the processor or the memory controller reported."""
+    lines = this_boot(snapshot, "mce", "edac")
+    if lines:
+        yield violation(
+            "machine-check",
+            node.name,
+            f"the processor or the memory of {node.name} reported a hardware error",
+            evidence=told(lines),
+            remedy=remedy_for(snapshot, lines[-1], f"on {node.name}: sudo ras-mc-ctl --summary (or "
+                              "journalctl -k | grep -i -e mce -e EDAC); test its memory"),
+        )  # fmt: skip
+
+
+@per_node
+def task_hung(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """A process that the kernel cannot wake: it holds its memory, and no signal ends it."""
+    lines = recent(snapshot, this_boot(snapshot, "hung"))
+    own = snapshot.engine_processes
+    pids = () if isinstance(own, Unreadable) else tuple(process.pid for process in own)
+    stuck = [x for x in health_of(snapshot).stuck if x.pid in pids or x.name.startswith("nvidia-")]
+    if lines or stuck:
+        said = "; ".join(f"{x.name} (pid {x.pid}) in uninterruptible sleep" for x in stuck)
+        yield violation(
+            "task-hung",
+            node.name,
+            f"a process of {node.name} hangs inside the kernel",
+            evidence="; ".join(filter(None, (said, told(lines) if lines else ""))),
+            remedy=reboot(plan, node),
+        )
+
+
+@per_node
+def killed_for_memory(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """The kernel ended a process of the last day for want of memory; other containers' own limits
+    are their business.
+    """
+    lines = [
+        line
+        for line in recent(snapshot, this_boot(snapshot, "oom"))
+        if "emory cgroup" not in line.text or any(word in line.text for word in ENGINE_WORDS)
+    ]
+    if lines:
+        yield violation(
+            "killed-for-memory",
+            node.name,
+            f"the kernel of {node.name} ended a process for want of memory",
+            evidence=told(lines),
+            remedy="lower gpu_memory_utilization or max_model_len in the recipe, or end what else "
+            "runs there",
+        )
+
+
+def no_failing_disk(plan: Plan, observed: Observed) -> list[Violation]:
+    """Before what writes a lot or may not come back: here a failing disk blocks."""
+    found = [*disk_errors(plan, observed), *disk_read_only(plan, observed)]
+    return [replace(v, severity="block") if v.code in ("disk-errors", "disk-read-only") else v
+            for v in found]  # fmt: skip
+
+
+GATES = (
+    disk_errors, disk_read_only, disk_wear, kernel_crash, machine_check, task_hung,
+    killed_for_memory,
+)  # fmt: skip

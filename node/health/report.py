@@ -1,0 +1,80 @@
+"""The section `health` of a snapshot, and the verb of the same name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from node.core import proc
+from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.health import addresses, counters, disks, driver, gpus, kernel_log, pci
+
+LIMIT_S = 12.0
+_PARTS: dict[str, Callable[[], Any]] = {
+    "gpus": gpus.read,
+    "driver": driver.read,
+    "kernel": kernel_log.read,
+    "pci": pci.read,
+    "counters": counters.read,
+    "disks": disks.read,
+    "read_only": disks.turned_read_only,
+    "fixed": disks.fixed,
+    "addresses": addresses.read,
+}
+
+
+def _guarded(part: Callable[[], Any]) -> Any:
+    """Gives the part, or why it cannot be read."""
+    try:
+        return part()
+    except (CannotRead, NodeError) as error:
+        return {"unreadable": str(error)}
+    except OSError as error:
+        return {"unreadable": io_reason(error)}
+    except Exception as error:
+        return {"unreadable": f"{type(error).__name__}: {error}"}
+
+
+def _asleep() -> dict[int, tuple[str, str]]:
+    """Gives the processes in uninterruptible sleep: comm, and how often each has given way."""
+    found = {}
+    for pid in proc.pids():
+        row = proc.stat(pid)
+        if row is not None and row.state == "D":
+            status = proc.read_text(f"/proc/{pid}/status")
+            gave = [line for line in status.splitlines() if "voluntary_ctxt_switches" in line]
+            found[pid] = (row.comm, f"{row.start_ticks} {gave}")
+    return found
+
+
+def read() -> Json:
+    """Gives all parts; each waits in a thread of its own, and one that is late says so.
+
+    `stuck` are processes that stayed in uninterruptible sleep all the while.
+    """
+    answers: Json = {}
+    threads = []
+    before = _asleep()
+    for name, part in _PARTS.items():
+
+        def work(name: str = name, part: Callable[[], Any] = part) -> None:
+            answers[name] = _guarded(part)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        threads.append(thread)
+    until = time.monotonic() + LIMIT_S
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    after = _asleep()
+    stuck = [{"pid": pid, "name": row[0]} for pid, row in before.items() if after.get(pid) == row]
+    late = {"unreadable": f"no answer in {LIMIT_S:g} s"}
+    return {**{name: answers.get(name, late) for name in _PARTS}, "stuck": stuck}
+
+
+def health(request: Json) -> Json:
+    """`health`: the section alone, with the seconds that it took."""
+    started = time.monotonic()
+    return {**read(), "took_s": round(time.monotonic() - started, 4)}

@@ -1,0 +1,88 @@
+"""Which lines of the kernel are told: recorded ones of hosts that were well, and of sick ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from node.core.run import Done
+from node.health import kernel_log
+from schema.machine import xids
+from schema.observed.health import KernelLine
+from tests.unit.node.support.host import Host
+
+TABLE = yaml.safe_load(Path(__file__).with_name("lines.yaml").read_text())
+HEALTHY = [line for lines in TABLE["healthy"].values() for line in lines]
+SICK = [row for rows in TABLE["sick"].values() for row in rows]
+BOOT = "5d1f5f0e-0000-4000-8000-000000000001"
+
+
+@pytest.mark.parametrize("line", HEALTHY)
+def test_a_line_of_a_healthy_host_is_not_told(line: str) -> None:
+    found = kernel_log.classified(line, BOOT, 0.0)
+    assert found is None or (found["kind"] == "aer" and "Fatal" not in line)
+
+
+@pytest.mark.parametrize("row", SICK, ids=lambda row: str(row[0])[:40])
+def test_a_fault_is_told_with_its_device(row: list[Any]) -> None:
+    text, kind, device, number = row
+    found = kernel_log.classified(text, BOOT, 0.0)
+    assert found is not None
+    line = KernelLine(**found)
+    assert (line.kind, line.device, line.number) == (kind, device, number)
+
+
+def test_every_documented_xid_is_read(tmp_path: Path) -> None:
+    table = xids.load(Path(__file__).parents[4])
+    assert [xid.code for xid in table.xids] == list(range(1, 173))
+    for xid in table.xids:
+        found = kernel_log.classified(f"NVRM: Xid (PCI:0000:01:00): {xid.code}, x", BOOT, 0.0)
+        assert found is not None and found["number"] == xid.code
+
+
+def test_records_of_dev_kmsg_have_their_time() -> None:
+    records = [
+        "6,3964,206764307,-;nvidia-nvswitch2: open (major=510)\n SUBSYSTEM=pci\n DEVICE=+pci:1",
+        "4,3965,1500000,-;NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.\n",
+        "no record",
+    ]
+    (row,) = kernel_log.parse_kmsg(records, BOOT, 1000.0)
+    assert (row["unix_s"], row["boot"], row["number"]) == (1001.5, BOOT, 79)
+
+
+def test_earlier_boots_come_from_the_journal(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = "00000000000040008000000000000009"
+    lines = [
+        {"_BOOT_ID": BOOT.replace("-", ""), "MESSAGE": HEALTHY[0]},
+        {"_BOOT_ID": BOOT.replace("-", ""), "MESSAGE": SICK[0][0]},
+        {"_BOOT_ID": old, "MESSAGE": SICK[0][0]},
+    ]
+    out = "\n".join(json.dumps({**line, "__REALTIME_TIMESTAMP": "2000000"}) for line in lines)
+    monkeypatch.setattr(kernel_log, "run", lambda *_: Done(0, out + "\nbroken", ""))
+    (row,) = kernel_log._earlier(BOOT)
+    assert row["boot"] == "00000000-0000-4000-8000-000000000009" and row["unix_s"] == 2.0
+    monkeypatch.setattr(kernel_log, "run", lambda *_: Done(1, "", "no pcre2"))
+    assert kernel_log._earlier(BOOT) == []
+
+
+def test_a_panic_that_pstore_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "7530").mkdir()
+    words = "<6>[  1.0] usb\n<0>[228678.72] Kernel panic - not syncing: hung_task: blocked tasks\n"
+    (tmp_path / "7530" / "dmesg.txt").write_text(words)
+    (tmp_path / "other.txt").write_text(words)
+    monkeypatch.setattr(kernel_log, "PSTORES", (str(tmp_path), "/absent"))
+    (row,) = kernel_log._last_words()
+    assert row["kind"] == "panic" and row["device"].endswith("7530/dmesg.txt")
+
+
+def test_a_container_has_no_kernel_log_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (tmp_path / "absent", tmp_path / "file"):
+        monkeypatch.setattr(kernel_log, "KMSG", str(path))
+        assert kernel_log.this_boot() == []
+        (tmp_path / "file").write_text("x")

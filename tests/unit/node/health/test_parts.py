@@ -1,0 +1,234 @@
+"""GPUs, PCIe, counters, disks, driver and addresses, from recorded output and trees of sysfs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gates.doctor.examine import examine
+from gates.health import gpu
+from node.core.errors import CannotRead
+from node.core.run import Done
+from node.health import addresses, counters, disks, driver, gpus, pci, report
+from node.watch import machine
+from schema.machine import xids
+from schema.observed.health import Health
+from schema.observed.snapshot import NodeSnapshot
+from tests.unit.builders import snapshots
+from tests.unit.builders.spark_rig import spark_plan
+from tests.unit.node.support.host import Host
+
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "nvidia-smi"
+RECORDED = [*sorted((FIXTURES / "public").glob("*.xml")), *sorted(FIXTURES.glob("*_query.xml"))]
+# cards without a display whose owners had left persistence mode off
+OFF = {"a100-sxm4-v12", "a10g", "tesla-t4", "rtx-3080-v13"}
+
+
+def found_with(health: Health) -> list[tuple[str, str | None]]:
+    """What the doctor says of the Spark pair when its head's health is this."""
+    plan = spark_plan()
+    seen: dict[str, Any] = dict(snapshots.serving(plan))
+    usual = {(v.code, v.node) for v in examine(plan, seen)}
+    seen["spark1"] = snapshots.put(seen["spark1"], "health", health)
+    assert isinstance(seen["spark1"], NodeSnapshot)
+    return [(v.code, v.node) for v in examine(plan, seen) if (v.code, v.node) not in usual]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_a_recorded_card_has_no_finding(path: Path) -> None:
+    rows = gpus.parse(path.read_text())
+    found = found_with(Health.model_validate({"gpus": rows}))
+    assert found == ([("persistence-off", "spark1")] if path.stem in OFF else [])
+    assert rows and all(row["bus_id"] and row["temp_c"] for row in rows)
+
+
+@pytest.mark.parametrize(("old", "new", "code"), [
+    ("<remapped_row_pending>No", "<remapped_row_pending>Yes", "gpu-memory-errors"),
+    ("<remapped_row_failure>No", "<remapped_row_failure>Yes", "gpu-memory-errors"),
+    ("<dram_uncorrectable>0", "<dram_uncorrectable>3", "gpu-memory-errors"),
+    ("<sram_threshold_exceeded>No", "<sram_threshold_exceeded>Yes", "gpu-memory-errors"),
+    ("hw_slowdown>Not Active", "hw_slowdown>Active", "gpu-throttled"),
+    ("<gpu_temp_tlimit>47 C", "<gpu_temp_tlimit>0 C", "gpu-hot"),
+    ("<persistence_mode>Enabled", "<persistence_mode>Disabled", "persistence-off"),
+    ("<gpu_recovery_action>None", "<gpu_recovery_action>Reboot", "gpu-lost"),
+])  # fmt: skip
+def test_one_changed_element_of_the_h200_is_found(old: str, new: str, code: str) -> None:
+    text = (FIXTURES / "idle_query.xml").read_text()
+    assert old in text
+    rows = gpus.parse(text.replace(old, new))
+    assert found_with(Health.model_validate({"gpus": rows})) == [(code, "spark1")]
+
+
+def test_nvidia_smi_that_fails_or_prints_nonsense_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpus, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(gpus, "run", lambda *_: Done(15, "GPU is lost.  Reboot", ""))
+    with pytest.raises(CannotRead, match="GPU is lost") as caught:
+        gpus.read()
+    assert gpu.GONE.search(str(caught.value))
+    monkeypatch.setattr(gpus, "run", lambda *_: Done(0, "not xml", ""))
+    with pytest.raises(CannotRead, match="no XML"):
+        gpus.read()
+    monkeypatch.setattr(gpus, "which", lambda _: None)
+    assert gpus.read() == []
+
+
+def tree(root: Path, files: dict[str, str]) -> str:
+    """A folder with these files."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return str(root)
+
+
+def test_links_of_cards_with_a_driver(tmp_path: Path) -> None:
+    """The form of each file is Documentation/ABI/testing/sysfs-bus-pci; 255 is an unknown width."""
+    devices = tmp_path / "devices"
+    devices.mkdir()
+    link = {"current_link_speed": "16.0 GT/s PCIe", "current_link_width": "2",
+            "max_link_speed": "32.0 GT/s PCIe", "max_link_width": "4"}  # fmt: skip
+    files = {f"port/0000:01:00.0/{name}": text for name, text in link.items()} | {
+        "port/0000:01:00.0/class": "0x010802",
+        "port/0000:01:00.0/aer_dev_fatal": "Undefined 0\nDLP 1\nTOTAL_ERR_FATAL 1",
+        "port/0000:01:00.0/driver/x": "", "port/max_link_speed": "16.0 GT/s PCIe",
+        "port/max_link_width": "255", "port/0000:02:00.0/class": "0x040300",
+        "port/0000:03:00.0/class": "0x030000",
+    }  # fmt: skip
+    tree(tmp_path, files)
+    for slot in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
+        (devices / slot).symlink_to(tmp_path / "port" / slot)
+    assert pci.read(str(tmp_path / "absent")) == []
+    (row,) = pci.read(str(devices))
+    assert (row["kind"], row["speed"], row["width"], row["card_width"]) == ("nvme", 16.0, 2, 4)
+    assert (row["port_speed"], row["port_width"], row["errors"]) == (16.0, None, {"fatal": 1})
+
+
+# counters of a healthy H100 node since its boot (leptonai/gpud, infiniband/class/testdata)
+H100 = {"counters/link_downed": "0", "counters/symbol_error": "0",
+        "hw_counters/rnr_nak_retry_err": "0", "hw_counters/roce_slow_restart": "0",
+        "hw_counters/packet_seq_err": "12"}  # fmt: skip
+
+
+def test_counters_are_differences_within_a_boot(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(counters, "RDMA", str(tmp_path / "rdma"))
+    monkeypatch.setattr(counters, "NET", str(tmp_path / "net"))
+    files = {f"mlx5_0/ports/1/{name}": value for name, value in H100.items()}
+    tree(tmp_path / "rdma", files)
+    tree(tmp_path / "net", {"eth0/carrier_changes": "3", "eth0/device/x": "",
+                            "lo/carrier_changes": "9"})  # fmt: skip
+    seen = counters.values(str(tmp_path / "rdma"), str(tmp_path / "net"))
+    assert seen["mlx5_0/1 packet_seq_err"] == 12 and "lo carrier_changes" not in seen
+    monkeypatch.setattr(counters, "values", lambda: dict(seen))
+    assert counters.read()["grew"] == {}
+    counters.keep()
+    kept = json.loads(Path(counters.path()).read_text())
+    Path(counters.path()).write_text(json.dumps({**kept, "unix_s": kept["unix_s"] - 60}))
+    seen["mlx5_0/1 link_downed"] += 1
+    found = counters.read()
+    assert found["grew"] == {"mlx5_0/1 link_downed": 1} and 59 < found["seconds"] < 120
+    # another boot's reading says nothing
+    Path(counters.path()).write_text(json.dumps({**kept, "boot": "other"}))
+    assert counters.read() == {"seconds": pytest.approx(0.15, abs=0.2), "grew": {}}
+
+
+# linux-nvme/nvme-cli 1037 (WD 2TB), v-zhuravlev/zbx-smartctl 129 (Intel), nasty-project/nasty
+# PR 367 (smartctl's form), the newest nvme-cli's form
+NVME = {"critical_warning": 0, "avail_spare": 100, "spare_thresh": 10, "percent_used": 3,
+        "media_errors": 0, "num_err_log_entries": 1}  # fmt: skip
+SMARTCTL = {"nvme_smart_health_information_log": {
+    "critical_warning": 0, "available_spare": 100, "available_spare_threshold": 10,
+    "percentage_used": 12, "media_errors": 0, "num_err_log_entries": 4804}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "used"), [
+    (NVME, 3), (SMARTCTL, 12), ({**NVME, "critical_warning": {"value": 0}}, 3),
+])  # fmt: skip
+def test_a_healthy_disk_by_each_tool(document: dict[str, Any], used: int) -> None:
+    smart = disks.parse_smart(json.dumps(document), "tool")
+    assert smart is not None and smart["used_percent"] == used
+    row = {"name": "nvme0", "model": "x", "state": "live", "smart": smart}
+    assert found_with(Health.model_validate({"disks": [row]})) == []
+    worn = {**row, "smart": {**smart, "media_errors": 1}}
+    assert found_with(Health.model_validate({"disks": [worn]})) == [("disk-wear", "spark1")]
+
+
+@pytest.mark.parametrize("text", ["", "nvme: command not found", "{}", '{"smart_status": {}}'])
+def test_what_is_no_smart_log_is_none(text: str) -> None:
+    assert disks.parse_smart(text, "tool") is None
+
+
+# man 5 proc_pid_mountinfo; what errors=remount-ro leaves has ro in the filesystem's options alone
+@pytest.mark.parametrize(("line", "sick"), [
+    ("28 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw,errors=remount-ro", False),
+    ("29 28 7:1 / /snap/core/1 ro,nodev shared:2 - squashfs /dev/loop1 ro,errors=continue", False),
+    ("30 28 8:1 / /mnt ro,relatime - ext4 /dev/sda1 ro", False),
+    ("31 28 8:1 / /boot/efi rw,relatime - vfat /dev/sda1 rw", False),
+    ("32 28 0:25 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755", False),
+    ("33 28 0:25 / /data ro,relatime - btrfs /dev/sdb rw,space_cache", False),
+    ("34 28 8:2 / /srv\\040x rw,relatime - ext4 /dev/sda2 ro,errors=remount-ro", True),
+])  # fmt: skip
+def test_a_filesystem_that_turned_read_only(tmp_path: Path, line: str, sick: bool) -> None:
+    (tmp_path / "mountinfo").write_text(line + "\n")
+    assert disks.turned_read_only(str(tmp_path / "mountinfo")) == (["/srv x"] if sick else [])
+
+
+def test_the_driver_and_what_lies_beside_it(tmp_path: Path) -> None:
+    words = ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
+             "GCC version: 13")  # fmt: skip
+    tree(tmp_path, {"version": words, "lib/libnvidia-ml.so.580.126.09": "", "cdi/nvidia.yaml":
+                    "hostPath: /usr/lib/libcuda.so.570.86.15", "cdi/other.yaml": "x"})  # fmt: skip
+    (tmp_path / "lib" / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.126.09")
+    found = driver.read(
+        str(tmp_path / "version"), (str(tmp_path / "lib"),), (str(tmp_path / "cdi" / "*"),)
+    )
+    spec = str(tmp_path / "cdi" / "nvidia.yaml")
+    assert found == {"module": "580.159.04", "libraries": ["580.126.09"],
+                     "cdi": {spec: ["570.86.15"]}}  # fmt: skip
+    health = Health.model_validate({"driver": found})
+    assert {code for code, _ in found_with(health)} == {"driver-library", "cdi-stale"}
+    assert driver.read("/absent", (), ())["module"] is None
+
+
+def test_an_address_is_found_in_what_sets_it(tmp_path: Path) -> None:
+    tree(tmp_path, {"netplan/50.yaml": "addresses: [10.0.0.1/24]", "lease": "ADDRESS=10.0.0.2",
+                    "big": "10.0.0.3 " + "x" * addresses.MAX_BYTES})  # fmt: skip
+    places = (str(tmp_path / "netplan"), str(tmp_path / "lease"), str(tmp_path / "big"), "/absent")
+    found = addresses.read(places)
+    assert found == {"10.0.0.1": [str(tmp_path / "netplan/50.yaml")],
+                     "10.0.0.2": [str(tmp_path / "lease")]}  # fmt: skip
+
+
+def test_a_part_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(report._PARTS, "disks", lambda: 1 / 0)
+    answer = report.health({})
+    assert answer["disks"] == {"unreadable": "ZeroDivisionError: division by zero"}
+    assert answer.pop("took_s") < 5
+    assert Health.model_validate(answer).gpus is not None
+
+
+def test_a_recipe_without_gpus_is_not_asked_for_persistence() -> None:
+    plan = spark_plan()
+    expect = plan.recipe.expect.model_copy(update={"needs_nvidia": False})
+    plan = replace(plan, recipe=plan.recipe.model_copy(update={"expect": expect}))
+    rows = gpus.parse((FIXTURES / "public" / "a10g.xml").read_text())
+    health = Health.model_validate({"gpus": rows})
+    seen = {n: snapshots.put(s, "health", health) for n, s in snapshots.serving(plan).items()}
+    assert gpu.persistence(plan, seen) == []
+
+
+def test_the_watch_tells_the_xids_that_nvidia_answers_with_a_reset() -> None:
+    table = xids.load(Path(__file__).parents[4])
+    serious = {xid.code for xid in table.xids if xid.action in ("reset_gpu", "reboot")}
+    assert serious == machine.XIDS
+    row = {"kind": "xid", "number": 79, "device": "a", "text": "b"}
+    assert machine.tells(row, []) and not machine.tells({**row, "number": 43}, [])
+    disk = {**row, "kind": "disk", "device": "sda1"}
+    assert machine.tells(disk, ["sda"]) and not machine.tells(disk, ["nvme0n1"])
