@@ -11,8 +11,7 @@ _UNKNOWN = "the host could not be asked; unknown is not healthy"
 # Sections of a snapshot whose silence explains nothing but itself.
 _SECTIONS = (
     "memory", "shm", "engine-processes", "ports", "connections", "network", "disks", "journal",
-    "image-files", "files", "weights", "sysctls", "kernel", "growth", "cron",
-    "health",
+    "image-files", "files", "weights", "sysctls", "kernel", "growth", "cron", "health",
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {
@@ -232,13 +231,6 @@ CAUSES: dict[str, Cause] = {
         anywhere=SILENT,
     ),
     "stood-down": Cause("the same wedge came back after each restart (D5)"),
-    "weights-incomplete": Cause("a run of weights was cut off in its last second", **_LOADS),
-    "weights-missing": Cause("never downloaded here, or the path has changed", **_LOADS),
-    "weights-differ": Cause("a download on one node only, or one that was cut off", **_LOADS),
-    "weights-cut": Cause("a download or a copy that broke off", **_LOADS),
-    "weights-magic": Cause("another format, a git-lfs pointer, or a download cut off", **_LOADS),
-    "weights-shards-missing": Cause("a download that was cut off", **_LOADS),
-    "weights-mount": Cause("the recipe mounts a snapshot without the blobs beside it", **_LOADS),
     "weights-incomplete": Cause("a run of weights was cut off in its last second", **LOADS),
     "weights-missing": Cause("never downloaded here, or the path has changed", **LOADS),
     "weights-differ": Cause("a download on one node only, or one that was cut off", **LOADS),

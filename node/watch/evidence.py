@@ -20,8 +20,8 @@ from node.core.run import TimedOut, run, which
 from node.engine import api_key
 from node.engine.config import Engine
 from node.files import evidence_folder, secret_env
-from node.rules.secret import MASK
-from node.snapshot import collect, processes, unit_log
+from node.rules.secret import MASK, masked_line
+from node.snapshot import collect, processes
 from node.watch import metrics
 
 FILE_BYTES = 256 * 1024
@@ -117,7 +117,7 @@ def masked(text: str, secrets: list[str], log: bool) -> str:
     """Gives the text without the values of secrets; of a log, without what follows their names."""
     for value in secrets:
         text = text.replace(value, MASK)
-    return "\n".join(map(unit_log.masked, text.split("\n"))) if log else text
+    return "\n".join(map(masked_line, text.split("\n"))) if log else text
 
 
 def _secrets() -> list[str]:
