@@ -23,6 +23,7 @@ READING: dict[str, str] = {
     "secrets look": "node.files.secret_env:look",
     "kernel": "node.kernel.report:collect",
     "hardware": "node.machine.report:collect",
+    "host": "node.host.report:collect",
     "rate look": "node.transfer.rate:look",
     "rate receive": "node.transfer.rate:receive",
     "rate send": "node.transfer.rate:send",

@@ -118,6 +118,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.image",
             "node.vgpu",
         },
+        "node.host": {"node.core", "node.machine", "node.snapshot"},
         "node.image": {"node.change", "node.core", "node.docker", "node.transfer"},
         "node.kernel": {"node.core", "node.files"},
         "node.kube": {
