@@ -17,7 +17,7 @@ from node.engine.completion import ask
 from node.engine.config import Endpoint
 from node.files import state_dir, state_file
 from node.rules.completion import Reply
-from node.watch import config, notices
+from node.watch import config, notices, pressure
 from node.watch.config import Watch
 
 # a full batch makes a short request wait
@@ -144,6 +144,8 @@ def inspect_endpoint(watch: Watch) -> Json:
     except NodeError as error:
         log.say(f"{error}; {error.remedy}", log.WARNING)
         raise
+
+    after["pending"] += pressure.look(watch)
 
     def told() -> None:
         after["told_unix_s"] = time.time()
