@@ -136,6 +136,8 @@ TABLE: Table = {
         f"write {GUARD_PATH}", f"enable and restart {GUARD}",
         "the engine is ended below 2048 MiB")),
     "guard again": (scenario(GUARD_SET, seen=UP, words=YES), quiet(never=("write /",))),
+    "guard other": (scenario(GUARD_SET, seen=rig("active", *lying(4096)), words=YES), done(
+        f"write {GUARD_PATH}", f"then restart {GUARD}")),
     "guard missing": (scenario(BARE, seen=rig(), words=YES), refused(
         "guard-missing", "has no earlyoom", "mask --runtime earlyoom.service && sudo apt-get")),
     "guard tight": (
@@ -179,6 +181,8 @@ def test_files_come_before_those_who_read_them(ran: Runs) -> None:
 def test_the_guard_is_checked_as_its_whole_unit(ran: Runs) -> None:
     (drop_in,) = [s for s in sent(ran, "guard") if s.get("path") == GUARD_PATH]
     assert drop_in["for_unit"] == GUARD
+    # limits in KiB; what swap is left counts for nothing
+    assert "-M 2097152,1048576 -s 100,100 " in drop_in["content"]
     assert '--prefer "^(VLLM::|vllm$$)"' in drop_in["content"]
 
 
