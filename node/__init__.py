@@ -5,8 +5,8 @@
     backup/ venv/ patch/       verbs that open a change, by capability
     image/ weights/ engine/
     reap/ kube/ vgpu/ watch/
-    kernel/ machine/ systemd/  step kinds and what they look at
-    docker/ transfer/ snapshot/ health/
+    kernel/ machine/ host/     step kinds and what they look at
+    systemd/ docker/ transfer/ snapshot/ health/
     change/                    journal, transaction, undo, the registry of step kinds
     files/                     atomic files, locks, the state folder
     core/ rules/               errors, processes, validation; rules that others apply too  (bottom)

@@ -11,7 +11,7 @@ _UNKNOWN = "the host could not be asked; unknown is not healthy"
 # Sections of a snapshot whose silence explains nothing but itself.
 _SECTIONS = (
     "memory", "shm", "engine-processes", "ports", "connections", "network", "disks", "journal",
-    "image-files", "files", "weights", "sysctls", "kernel", "growth", "cron", "health",
+    "image-files", "files", "weights", "sysctls", "kernel", "growth", "cron", "health", "host",
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {
@@ -28,6 +28,16 @@ CAUSES: dict[str, Cause] = {
         "power cut or reboot in mid-change; the operator's run did not survive it",
         here=("change-open", "change-inconsistent"),
     ),
+    "rebooted-unasked": Cause(
+        "a hang that the watchdog ended, a panic, or a power cut; the last words tell which (D6)",
+        here=("rebooted-midway",),
+    ),
+    "reboot-loop": Cause(
+        "hardware, firmware or a driver that fails again and again (D6)",
+        here=("rebooted-midway", *DOWN),
+        anywhere=UNSERVED,
+    ),
+    "host-differs": Cause("set by hand, or by an update, since host.py ran"),
     "sysctl-differs": Cause("set by hand on one node only"),
     "hardware-unreadable": Cause("the host did not say what its board and its cards are"),
     "hands-needed": Cause("nobody has said that this board comes back by itself"),
@@ -65,6 +75,9 @@ CAUSES: dict[str, Cause] = {
     "shm-stale": Cause(
         "engines that were killed and left their segments behind (C12)", here=("memory-short",)
     ),
+    "memory-kill": Cause("engine and host wanted more memory than there is (D7)", **LOADS),
+    "guard-missing": Cause("it comes with no installation"),
+    "guard-tight": Cause("gpu_memory_utilization leaves the host too little"),
     "engine-orphan": Cause(
         "its launcher died or was killed -9, and left it behind (C6, C10, B2)",
         here=("memory-short", "port-taken", *DOWN),

@@ -27,7 +27,7 @@ HOST_PACKAGES = [
     "systemd-sysv", "dbus", "udev", "openssh-server", "python3", "python3-venv", "sudo",
     "iproute2", "iputils-ping", "ethtool", "kmod", "zstd", "procps", "psmisc",
     "ca-certificates", "docker.io", "iptables", "curl", "jq", "binutils", "file", "strace",
-    "netcat-openbsd", "socat", "rsync",
+    "netcat-openbsd", "socat", "rsync", "earlyoom",
 ]  # fmt: skip
 # each line runs in the new root; the lab adds keys, names and addresses per host at first start
 HOST_SET_UP: tuple[str, ...] = (
@@ -40,6 +40,8 @@ HOST_SET_UP: tuple[str, ...] = (
     "mkdir -p /etc/docker && printf '{\"live-restore\": false}\\n' > /etc/docker/daemon.json",
     "rm -f /etc/ssh/ssh_host_*",
     "systemctl enable systemd-networkd.service ssh.service docker.service",
+    # a test arms it with limits of its own
+    "systemctl disable earlyoom.service",
     "systemctl mask systemd-networkd-wait-online.service getty.target console-getty.service"
     " apt-daily.timer apt-daily-upgrade.timer",
 )

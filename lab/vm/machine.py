@@ -42,7 +42,8 @@ def overlay(base: Path, target: Path) -> None:
 class Machine:
     """A VM with its folder: disks, console log, ssh port. Use it as a context manager.
 
-    `cards` are the models of further network cards, all on one hub; `accel` is QEMU's accelerator.
+    `cards` are the models of further network cards, all on one hub; `accel` is QEMU's accelerator;
+    `watchdog`: with a hardware watchdog (i6300esb), which resets the VM.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Machine:
         key: Path,
         cards: Sequence[str] = (),
         accel: str = TCG,
+        watchdog: bool = False,
     ) -> None:
         self.folder = folder
         self.disks = list(disks)
         self.key = key
         self.cards = list(cards)
         self.accel = accel
+        self.watchdog = watchdog
         self.port = free_port()
         # loopback address on which the guest's port 8000 is reached; one for each VM
         self.address = f"127.1.{self.port >> 8}.{self.port & 255}"
@@ -92,6 +95,8 @@ class Machine:
             words += ["-netdev", f"hubport,id=n{number},hubid=7",
                       "-device", f"{model},netdev=n{number},mac=52:54:00:88:01:0{number}",
                       ]  # fmt: skip
+        if self.watchdog:
+            words += ["-device", "i6300esb", "-action", "watchdog=reset"]
         for disk in self.disks:
             kind = "qcow2" if disk.suffix == ".qcow2" else "raw"
             words += ["-drive", f"file={disk},format={kind},if=virtio,cache=writeback"]

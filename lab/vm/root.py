@@ -21,6 +21,8 @@ from lab.hosts import debian_root
 
 META = "linux-image-cloud-amd64"
 MODULE = "gpustand"
+# ways to hang, and the driver of the watchdog that ends it
+HANGS = "hangstand"
 DRIVER = "580.126.09"
 REPOSITORY = "srv/debs"
 INITRDS = "srv/initrds"
@@ -33,6 +35,7 @@ SOURCES = Path(__file__).parents[1] / "files" / "module"
 PACKAGES = [
     "systemd-sysv", "dbus", "udev", "openssh-server", "python3", "sudo", "iproute2",
     "iputils-ping", "ethtool", "kmod", "procps", "initramfs-tools", "zstd", "grub-pc", "lvm2",
+    "earlyoom",
     META,
 ]  # fmt: skip
 TOOLS = {
@@ -132,6 +135,7 @@ def _set_up(wanted: Kernels) -> tuple[str, ...]:
         # For the second kernel it waits in /srv, as a driver's package that comes later.
         f"install -D -m 0644 -t /lib/modules/{wanted.first}/updates"
         f" /srv/modules/{wanted.first}/{MODULE}.ko",
+        f"install -m 0644 -t /lib/modules/{wanted.first}/updates /srv/module/{HANGS}.ko",
         f"depmod {wanted.first}",
         f"apt-get purge -y -q --auto-remove gcc make linux-headers-{wanted.first}"
         f" linux-headers-{wanted.second}",
@@ -154,6 +158,8 @@ def _set_up(wanted: Kernels) -> tuple[str, ...]:
         "rm -f /etc/ssh/ssh_host_*",
         "ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key",
         "systemctl enable systemd-networkd.service ssh.service serial-getty@ttyS0.service",
+        # a test arms it with limits of its own
+        "systemctl disable earlyoom.service",
         "systemctl mask systemd-networkd-wait-online.service apt-daily.timer"
         " apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer",
         f"update-initramfs -u -k {wanted.first}",
@@ -163,7 +169,7 @@ def _set_up(wanted: Kernels) -> tuple[str, ...]:
 def recipe(wanted: Kernels) -> list[object]:
     """What decides how the tree comes out; its hash names the cached image."""
     sources = {path.name: path.read_text() for path in sorted(SOURCES.iterdir())}
-    return ["vm-6", PACKAGES, FILES, vars(wanted), _set_up(wanted), sources]
+    return ["vm-7", PACKAGES, FILES, vars(wanted), _set_up(wanted), sources]
 
 
 def build(target: Path, wanted: Kernels, public_key: str, log: Path) -> None:

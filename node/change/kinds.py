@@ -26,6 +26,8 @@ KINDS: dict[str, str] = {
     "grub": "node.kernel.grub_step:GrubKind",
     "hold": "node.kernel.apt_hold_step:AptHoldKind",
     "wol": "node.machine.wol_step:WolKind",
+    "sysctl": "node.host.sysctl_step:SysctlKind",
+    "reread": "node.host.reread_step:RereadKind",
     "crontab": "node.adopt.crontab_step:CrontabKind",
     "restart_policy": "node.adopt.restart_policy_step:RestartPolicyKind",
     "container": "node.adopt.container_step:ContainerKind",

@@ -24,6 +24,7 @@ READING: dict[str, str] = {
     "kernel": "node.kernel.report:collect",
     "hardware": "node.machine.report:collect",
     "health": "node.health.report:health",
+    "host": "node.host.report:collect",
     "rate look": "node.transfer.rate:look",
     "rate receive": "node.transfer.rate:receive",
     "rate send": "node.transfer.rate:send",

@@ -90,6 +90,8 @@ _WORDS: Mapping[str, Callable[[Step], str]] = {
     "hold": lambda s: f"apt holds: {', '.join(s['packages'])}",
     "grub": _grub,
     "wol": lambda s: f"{s['nic']} wakes by a magic packet from now on (ethtool wol {s['letters']})",
+    "sysctl": lambda s: ", ".join(f"{name} = {value}" for name, value in s["values"].items()),
+    "reread": lambda s: f"{'PID 1' if s['what'] == 'manager' else 'journald'} reads its files",
     "restart_policy": lambda s: f"restart policy of container {s['container']}: {s['policy']}",
     "container": lambda s: f"stop container {s['container']}",
     "former_engine": _former_engine,

@@ -11,6 +11,7 @@ from schema.core.host_keys import HostKeys
 from schema.core.parse import known_keys
 from schema.desired.kubernetes import ClusterData
 from schema.inputs import cluster_runbook_data as cluster
+from schema.inputs import host_settings_data as settings
 from schema.inputs import runbook_data as data
 from schema.inputs.host_data import HostData
 
@@ -23,6 +24,7 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "fabric": [data.FabricData],
     "firmware": [data.FirmwareData],
     "gpu_limit": [cluster.GpuLimitData],
+    "host": [settings.HostSettingsData, settings.ClusterHostSettingsData],
     "image": [data.ImageData],
     "kernel": [data.KernelData, cluster.ClusterKernelData],
     "libvgpu": [cluster.LibvgpuData],

@@ -1,1 +1,1 @@
-"""Records about a board that outlive a run: attestations, checklists, wake-up data."""
+"""About a board or host itself: attestations, checklists, wake-up data, what keeps it alive."""

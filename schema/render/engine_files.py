@@ -38,6 +38,8 @@ UNIT_PATH = f"{UNITS_DIR}/{UNIT}"
 PAIR_SERVICE_PATH = f"{UNITS_DIR}/{PAIR_SERVICE}"
 PAIR_TIMER_PATH = f"{UNITS_DIR}/{PAIR_TIMER}"
 SCRIPT_IN_CONTAINER = "/rigbook/serve.sh"
+# Half of the machine's memory on top, for the kernel's choice (proc(5)).
+OOM_SCORE_ADJ = 500
 
 
 def documents(
@@ -87,7 +89,8 @@ def _unit(
     """The text of the engine's unit, of the template for the recipe's runtime."""
     common = {**names, "container": CONTAINER, "times": times(rig, node, recipe), "starts": STARTS}
     if recipe.container is None:
-        paths = {"script": SCRIPT_PATH, "environments": env_files(recipe), "user": spec.user}
+        paths = {"script": SCRIPT_PATH, "environments": env_files(recipe), "user": spec.user,
+                 "oom_score_adj": OOM_SCORE_ADJ}  # fmt: skip
         return render(f"{UNIT_PATH}.venv", **common, **paths)
     run = systemd_lines(docker_run(recipe, profile, spec))
     return render(UNIT_PATH, **common, docker_run=run)
@@ -122,6 +125,8 @@ def docker_run(recipe: Recipe, profile: str, spec: EngineSpec) -> list[list[str]
         groups.append(["--shm-size", box.shm_size])
     groups += [
         ["--pull", "never"],
+        # Before anything else of the host, where memory runs out (docs/adr/0026).
+        ["--oom-score-adj", str(OOM_SCORE_ADJ)],
         ["--log-driver", "local", "--log-opt", "max-size=20m"],
         ["--label", f"rigbook.recipe={recipe.name}"],
         ["--label", f"rigbook.profile={profile}"],

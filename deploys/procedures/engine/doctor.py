@@ -22,6 +22,7 @@ from deploys.procedures.engine import bundle
 from deploys.procedures.engine.runtimes import runtime_of
 from facts.growth import Growths
 from facts.hardware import observe_machines
+from facts.host import Hosts
 from facts.kernels import observe_kernels
 from facts.rignode.context import real
 from facts.rignode.fact import ask_each
@@ -30,7 +31,8 @@ from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
 from gates.firmware import checklist
 from gates.health.xid import xids
-from gates.host import growth
+from gates.host import boots as boot_ends
+from gates.host import growth, keeps_alive
 from gates.kernel.known_bad import boots
 from gates.kernel.next_boot import as_warning
 from schema.inputs.runbook_data import DoctorData
@@ -48,6 +50,7 @@ class Diagnosis:
     findings: Sequence[Finding]
     seen: Examined
     kept: growth.Growing
+    hosts: keeps_alive.Hosts
 
 
 def diagnose(rig: Procedure) -> Diagnosis:
@@ -55,6 +58,7 @@ def diagnose(rig: Procedure) -> Diagnosis:
     plan, here = rig.plan, real(state)
     module, lists = driver_module(plan, rig.data(DoctorData)), load_lists()
     growing = gevent.spawn(ask_each, here, plan, Growths())
+    hosting = gevent.spawn(ask_each, here, plan, Hosts())
     seen = runtime_of(plan).examine(
         plan, lambda: observe_machines(here, plan, lambda: observe_kernels(here, plan, module))
     )
@@ -63,10 +67,15 @@ def diagnose(rig: Procedure) -> Diagnosis:
         as_warning(boots(known())),
         xids(known_xids()),
     )
-    kept = growing.get()
-    more = (*seen.more, *growth.findings(plan, seen.observed, kept))
+    kept, hosts = growing.get(), hosting.get()
+    more = (
+        *seen.more,
+        *growth.findings(plan, seen.observed, kept),
+        *keeps_alive.findings(plan, seen.observed, hosts),
+        *boot_ends.findings(plan, seen.observed, hosts),
+    )
     found = examine(plan, seen.observed, seen.probe, seen.after, more, hands)
-    return Diagnosis(found, seen, kept)
+    return Diagnosis(found, seen, kept, hosts)
 
 
 def report(rig: Procedure, diagnosis: Diagnosis) -> None:
@@ -79,7 +88,7 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
             report_finding(finding, with_cause=True)
             if finding.explains:
                 logger.warning(f"    because of this, ignore: {', '.join(finding.explains)}")
-        for line in growth.lines(diagnosis.kept):
+        for line in (*growth.lines(diagnosis.kept), *boot_ends.lines(diagnosis.hosts)):
             logger.info(f"    {line}")
     if rig.data(DoctorData).bundle is not None:
         _bundle(rig, diagnosis)

@@ -69,13 +69,10 @@ ILL = {
 # Each runbook with a key of --data that it does not take, and who does.
 STRAYS = {
     "serve": ("kernel=current", "kernel: serve does not take it; allowed: with kernel;"),
-    "verify": ("waive=x", "waive: verify does not take it; allowed: with gpu_limit, kernel,"),
+    "verify": ("waive=x", "waive: verify does not take it; allowed: with gpu_limit, host,"),
     "doctor": ("change=x", "change: doctor does not take it; allowed: with rollback;"),
     "libvgpu": ("limit=24000m", "limit: libvgpu does not take it; allowed: with gpu_limit;"),
-    "gpu_limit": (
-        "remove=true",
-        "remove: gpu_limit does not take it; allowed: with libvgpu, watch;",
-    ),
+    "gpu_limit": ("remove=true", "remove: gpu_limit does not take it; allowed: with host,"),
     "rollback": ("library=x", "library: rollback does not take it; allowed: with libvgpu;"),
     "kernel": ("json=true", "json: kernel does not take it; allowed: with doctor;"),
     "reboot": ("candidate=x", "candidate: reboot does not take it; allowed: with kernel;"),

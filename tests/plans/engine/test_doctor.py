@@ -72,8 +72,8 @@ test_each_run_ends_as_its_row_says = each_row(TABLE)
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_one_look_a_host_in_four_commands_at_the_same_time(ran: Runs, name: str) -> None:
-    assert len(ran[name].commands) == 8
+def test_one_look_a_host_in_five_commands_at_the_same_time(ran: Runs, name: str) -> None:
+    assert len(ran[name].commands) == 10
 
 
 def test_a_rig_that_serves_has_a_line_a_node(ran: Runs) -> None:

@@ -16,7 +16,7 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 # answered by node's own functions, on folders that the test made (tests/plans/support/fakehost.py)
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
-    "dropin", "snapshot", "former", "kernel", "hardware", "growth", "wake", "journal",
+    "dropin", "snapshot", "former", "kernel", "hardware", "host", "growth", "wake", "journal",
     "unit-state", "log", "nccl-log", "tree list", "library look", "library check", "kube look",
     "kube answer", "models look", "venv look", "venv check", "secrets look", "preflight",
     "weights hub", "rate look", "rate receive", "rate send",

@@ -25,8 +25,20 @@ HARDWARE: Json = {
 GROWTH = [{"what": what, "count": 2, "bytes": 3 << 20, "unreadable": None} for what in
           ("changes", "blobs", "programs", "displaced", "backups", "images")]  # fmt: skip
 ACCEPTED: Json = {"outcome": "accepted", "said": "", "unsure": "", "took_s": 8.0}
+# two boots, the former one ended by a reboot that was asked for; host.py never ran there
+SETTINGS: Json = {
+    "virtual": "none", "watchdogs": [], "runtime_watchdog_s": 0.0, "sysctls": {},
+    "journal": {"persistent": True, "bytes": 8 << 20}, "pstore": None,
+    "guard": {"program": None, "argv": None}, "sshd_oom_score_adj": -1000, "wanted": None,
+}  # fmt: skip
+BOOTS: list[Json] = [
+    {"boot_id": who * 32, "first_unix_s": 1.0, "last_unix_s": 2.0, "asked_for": ended,
+     "tail": [], "pstore": []} for who, ended in (("a", True), ("b", None))
+]  # fmt: skip
+HOST: Json = {"format": 1, "settings": SETTINGS, "boots": BOOTS, "kills": [], "took_s": 0.1}
 # of a container, whose firmware is another machine's
 # `former`: nothing but what rigbook runs
 USUAL = {
-    "hardware": HARDWARE, "growth": {"rows": GROWTH}, "preflight": ACCEPTED, "former": {},
+    "hardware": HARDWARE, "growth": {"rows": GROWTH}, "host": HOST, "preflight": ACCEPTED,
+    "former": {},
 }  # fmt: skip

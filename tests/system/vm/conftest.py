@@ -171,16 +171,18 @@ def staged() -> Path:
 def boot(disk: tuple[Path, Path], tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     """Starts a VM of its own from the prepared disk or another `base`.
 
-    `more` are further disks, `cards` models of further network cards.
+    `more` are further disks, `cards` models of further network cards; `watchdog`: with one.
     """
     running: list[vm_machine.Machine] = []
 
-    def start(*more: Path, base: Path | None = None, cards: Sequence[str] = ()) -> Rig:
+    def start(
+        *more: Path, base: Path | None = None, cards: Sequence[str] = (), watchdog: bool = False
+    ) -> Rig:
         prepared, key = disk
         over = tmp_path / "disk.qcow2"
         vm_machine.overlay(base or prepared, over)
         accel = vm_machine.accelerator(prepared, key)
-        machine = vm_machine.Machine(tmp_path / "vm", [over, *more], key, cards, accel)
+        machine = vm_machine.Machine(tmp_path / "vm", [over, *more], key, cards, accel, watchdog)
         running.append(machine)
         machine.start()
         rig = Rig(machine)

@@ -1,7 +1,13 @@
 """Stand-in for the engine of a test VM: answers chats, so that a boot can be proven."""
 
 import json
+import os
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+# The name that the kernel has of vLLM's process, and memory that it holds.
+Path("/proc/self/comm").write_text("VLLM::EngineCor")
+BALLAST = bytearray(b"x") * (int(os.environ.get("BALLAST_MIB", "0")) << 20)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -86,6 +86,8 @@ ELSEWHERE = {
     "answer-slow", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
+    "host-differs", "rebooted-unasked", "reboot-loop", "memory-kill",  # host/test_keeps_alive.py
+    "guard-missing", "guard-tight",
     "enforce-eager",  # recipe/test_choices.py
     "rdma-gid",  # transfer/test_rdma.py
     "weights-mount",  # weights/test_mount.py

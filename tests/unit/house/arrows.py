@@ -122,6 +122,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.vgpu",
         },
         "node.health": {"node.core", "node.files"},
+        "node.host": {"node.core", "node.machine", "node.snapshot"},
         "node.image": {"node.change", "node.core", "node.docker", "node.transfer"},
         "node.kernel": {"node.core", "node.files"},
         "node.kube": {

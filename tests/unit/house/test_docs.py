@@ -203,8 +203,10 @@ def test_all_thirty_incidents_have_a_full_row() -> None:
     wanted = [f"{group}{n}" for group, last in (("A", 6), ("B", 8), ("C", 16))
               for n in range(1, last + 1)]  # fmt: skip
     rows = incidents()
-    others = [f"D{n}" for n in range(1, 21)]
-    assert list(rows) == wanted + [code for code in others if code in rows]
+    assert list(rows)[: len(wanted)] == wanted
+    later = list(rows)[len(wanted) :]
+    assert later == sorted(later, key=lambda code: int(code[1:]))
+    assert {code[0] for code in later} <= {"D"}
     assert {code for code, row in rows.items() if len(row) != 5 or not all(row)} == set()
 
 
@@ -238,8 +240,8 @@ def test_tests_that_incidents_name_exist() -> None:
     assert sum([named_tests(code, row[4]) for code, row in incidents().items()])
 
 
-# memory, a host that hangs, an old unit: not tested yet
-OTHERS = {64, 65, 66}
+# an old unit at the next boot: not tested yet
+OTHERS = {66}
 
 
 def test_every_fault_has_a_test_that_exists() -> None:

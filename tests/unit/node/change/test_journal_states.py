@@ -102,6 +102,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "grub": {"folder": "/x", "saved": None, "next": None, "pre": {}, "post": {}},
     "hold": {"packages": ["p"], "held": True},
     "wol": {"nic": "eth9", "letters": "g", "pre": "d"},
+    "sysctl": {"values": {"kernel.panic": "9"}, "pre": {"kernel.panic": "8"}},
+    "reread": {"what": "manager"},
     "kube": {"path": "/k", "kubectl": "kubectl", "kubeconfig": None, "namespace": "n",
              "deployment": "d", "container": "c", "uid": "u", "pre": {}, "post": {}},
     "tag": {"image": "a:b", "pre": None, "post": "c", "kept": None},

@@ -78,6 +78,7 @@ def test_unit_supervises_alone() -> None:
     assert " --restart no " in unit["ExecStart"]
     assert " --init " in unit["ExecStart"]
     assert " --pull never " in unit["ExecStart"]
+    assert " --oom-score-adj 500 " in unit["ExecStart"]
 
 
 def test_container_settings_are_the_recipes(tmp_path: Path) -> None:

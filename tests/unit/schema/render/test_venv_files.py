@@ -114,6 +114,7 @@ def test_bash_hands_the_program_exactly_the_spec(tmp_path: Path) -> None:
 def test_unit_supervises_alone() -> None:
     made = tower_plan()
     unit = dict(unit_lines(made.documents[TOWER][2]))
+    assert unit["OOMScoreAdjust"] == "500"
     assert unit["ExecStart"] == made.documents[TOWER][0].path
     assert unit["EnvironmentFile"] == made.documents[TOWER][1].path
     assert (unit["User"], unit["KillMode"]) == ("milo", "control-group")

@@ -1,0 +1,43 @@
+"""host: a machine that hangs comes back by itself, with its last words; memory that runs out ends
+the engine, not the host.
+
+Runbook: docs/runbooks/host.md. Data: watchdog=SECONDS, panic=SECONDS, panic_on=softlockup,…,
+journal_mib, memory_guard=true|false, memory_guard_mib, only=NODE, remove=true to take it away.
+"""
+
+from pyinfra import host
+
+from deploys.common.load_and_gate import ALL
+from deploys.common.procedure import loaded
+from deploys.procedures.host import host as settings
+from gates.gate_sets import CHANGING
+from operations.change.apply import apply
+from operations.engine import engine
+
+# Load: what we want, and on which nodes.
+rig = loaded("host", revert=settings.revert, runtimes=ALL)
+want = settings.parse_request(rig)
+
+# Gate: whether this rig may be changed now, and whether the memory guard can be armed.
+rig.gate(CHANGING, want.plan)
+work = settings.plan(rig, want)
+
+# Act: files, the values of the kernel that runs, and who reads them, as one journalled change.
+apply(
+    name="Set what brings the host back",
+    run=rig.run,
+    label="host",
+    steps=work.steps[host.name],
+    members=work.members,
+    idle="what can be set here is set",
+    before=work.before[host.name],
+)
+
+# Verify: kernel, PID 1, journal and guard say it themselves.
+if rig.at_head:
+    engine.prove(
+        name="The host is as it was set",
+        run=rig.run,
+        needed=bool(work.members),
+        check=lambda: settings.verify(rig, work),
+    )
