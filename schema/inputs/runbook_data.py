@@ -40,7 +40,7 @@ from schema.render.drop_in import (
 )
 
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][\w./-]*)?")
-GATED = frozenset({"waive", "reason", "deep", "former_rig"})
+GATED = frozenset({"waive", "reason", "deep", "former_rig", "lease"})
 
 
 def _as_text(value: object) -> object:
@@ -78,15 +78,21 @@ class AdoptData(HostData):
     port: int | None = key(None, "which engine, where a node runs several", ge=1, le=65535)
 
 
-class ServeData(HostData):
+class LeasedData(HostData):
+    """What changes a rig and may do so under a lease (docs/adr/0026)."""
+
+    unused = frozenset()
+
+
+class ServeData(LeasedData):
     """serve."""
 
 
-class StopData(HostData):
+class StopData(LeasedData):
     """stop."""
 
 
-class RestartData(HostData):
+class RestartData(LeasedData):
     """restart."""
 
 
@@ -155,7 +161,7 @@ class KernelKeys(Frozen):
     )
 
 
-class KernelData(KernelKeys, HostData):
+class KernelData(KernelKeys, LeasedData):
     """kernel."""
 
     only: HostName | None = key(None, "one node; none: all of them")
@@ -214,7 +220,7 @@ class WatchData(HostData):
         return super().conflict()
 
 
-class UnitData(HostData):
+class UnitData(LeasedData):
     """unit: a systemd unit, and the directives of a drop-in for it."""
 
     unit: UnitName | None = key(None, "the service, with .service")
@@ -252,7 +258,7 @@ class EngineFolderData(HostData):
     venv: AbsolutePath | None = key(None, "the engine's folder; none: the recipe's")
 
 
-class PatchData(EngineFolderData):
+class PatchData(LeasedData, EngineFolderData):
     """patch."""
 
 
@@ -278,7 +284,7 @@ class BackupData(HostData):
     displaced: bool = key(False, "remove what restores displaced as well")
 
 
-class UpgradeData(HostData):
+class UpgradeData(LeasedData):
     """upgrade."""
 
     version: Annotated[Version | None, BeforeValidator(_as_version)] = key(
@@ -298,7 +304,7 @@ class FabricData(HostData):
     port: int = key(29680, "the TCP port that a measurement uses", ge=1024, le=65535)
 
 
-class TransferData(HostData):
+class TransferData(LeasedData):
     """What moves an image or weights from node to node."""
 
     source: HostName | None = key(

@@ -11,6 +11,7 @@ import gevent
 from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.away import told
 from deploys.common.boot_needs import driver_module, load_lists
 from deploys.common.known_bad import known
 from deploys.common.load_and_gate import remedy
@@ -58,6 +59,7 @@ def diagnose(rig: Procedure) -> Diagnosis:
     hands = (*checklist.doctor(lists, time.time()), as_warning(boots(known())))
     kept = growing.get()
     more = (*seen.more, *growth.findings(plan, seen.observed, kept))
+    told(seen.observed)
     found = examine(plan, seen.observed, seen.probe, seen.after, more, hands)
     return Diagnosis(found, seen, kept)
 

@@ -128,6 +128,14 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.rules",
             "node.watch",
         },
+        "node.lease": {
+            "node.change",
+            "node.core",
+            "node.engine",
+            "node.files",
+            "node.kernel",
+            "node.rules",
+        },
         "node.machine": {"node.core", "node.files"},
         "node.patch": {"node.change", "node.core", "node.files", "node.venv"},
         "node.reap": {
