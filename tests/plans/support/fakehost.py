@@ -23,6 +23,7 @@ from node.cli import verb_table
 from node.core import validate
 from node.core.errors import NodeError
 from node.files import secret_env
+from node.lease import settings
 from node.patch import inspect
 from node.transfer import server
 from schema.desired.plan import UNIT
@@ -196,6 +197,11 @@ class FakeNode:
             return self.trees.answer(command.verb, command.request)
         if command.verb.startswith(("image ", "weights ")):
             return self._transfer(command.verb, command.request)
+        if command.verb == "lease":
+            header = journal.parse_change(command.request["change"])
+            settings.parse({**command.request["lease"], "change": header["id"]})
+            self.changes[header["id"]] = {"id": header["id"], "steps": []}
+            return {"change": header["id"], "status": "OPEN", "changed": True}
         id_ = validate.change_id(command.request["change"])
         if id_ not in self._known():
             raise NodeError(f"no change {id_}", "no_change")
