@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable
 
 from node.change import journal
 from node.core import log
-from node.core.errors import NodeError, io_reason
+from node.core.errors import Json, NodeError, io_reason
 from node.files import host_lock
 from node.lease import arm, message, settings
 from node.lease.agreement import (
@@ -39,6 +39,7 @@ from node.lease.way_back import Sign, WayBack
 from node.rules.heartbeat import BEAT_S
 
 POLL_S = 2.0
+LOOK_S = 30.0
 # a host whose peer no longer listens has told it all, or the peer boots
 REFUSED_S = 60.0
 # a peer that says nothing for so long learns of the end from the operator
@@ -75,6 +76,7 @@ class Keeper:
         self.view = View(RENEWED, None, lease.head)
         self._sign: Sign | None = None
         self._told = ""
+        self._looked: tuple[float, str] | None = None
         # when a peer last said something, and since when it has only refused (monotonic seconds)
         self._heard = dict.fromkeys(lease.peers, time.monotonic())
         self._refuses: dict[str, float] = {}
@@ -86,11 +88,21 @@ class Keeper:
         # a command of the run that still works is ended by its own limit
         if sign != self._sign or host_lock.held()[0]:
             self._sign = sign
+            self._looked = None
             self.silence.heard()
         phase = self.way.phase(change, self.silence.over())
-        hindrance = self.way.hindrance(change) if change and phase == EXPIRED else ""
+        hindrance = self._hindrance(change) if change and phase == EXPIRED else ""
         status = change["status"] if change else None
         self.view = View(phase, status, self.lease.head, hindrance)
+
+    def _hindrance(self, change: Json) -> str:
+        """Gives why this host could not go back, looked at every LOOK_S seconds: a look at trees or
+        weights reads a lot.
+        """
+        now = time.monotonic()
+        if self._looked is None or now - self._looked[0] >= LOOK_S:
+            self._looked = now, self.way.hindrance(change)
+        return self._looked[1]
 
     def ask_all(self) -> dict[str, View | None]:
         """Gives what each peer says now, by any of its addresses."""
@@ -174,20 +186,17 @@ class Keeper:
 
 
 def _answer_for_ever(keeper: Keeper) -> None:
-    """Answers the peers' questions, in a thread of its own: an undo may take its time."""
-    lease, waiting = keeper.lease, selectors.DefaultSelector()
+    """Answers the peers' questions, in threads of their own: an undo may take its time."""
+    lease = keeper.lease
+
+    def serve(sock: socket.socket) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                message.answer(sock, lease.key, lease.change, lease.node, keeper.view)
+
     for address in lease.addresses:
         sock = message.listening(address, lease.port)
-        waiting.register(sock, selectors.EVENT_READ)
-
-    def serve() -> None:
-        while True:
-            for ready, _ in waiting.select():
-                with contextlib.suppress(OSError):
-                    message.answer(ready.fileobj, lease.key, lease.change, lease.node,
-                                   keeper.view)  # type: ignore[arg-type]  # fmt: skip
-
-    threading.Thread(target=serve, daemon=True).start()
+        threading.Thread(target=serve, args=(sock,), daemon=True).start()
 
 
 def run() -> None:

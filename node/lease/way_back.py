@@ -68,10 +68,9 @@ class WayBack:
 
     def hindrance(self, change: Json) -> str:
         """Gives why this host could not go back now; "" when nothing is in the way. Reads only."""
-        trial = candidate.under_trial()
-        if trial is not None:
-            return f"kernel {trial} is tried; without a blessing it falls back to the pinned one"
         try:
+            if trial := candidate.under_trial():
+                return f"kernel {trial} is tried; unblessed, it falls back to the pinned one"
             kinds.require_known(change)
             rows = [row for row in reversed(change["steps"])
                     if row["state"] != UNDONE and not kinds.of(row).irreversible]  # fmt: skip
@@ -99,7 +98,7 @@ class WayBack:
             change = journal.get(self.lease.change)
             journal.require_owner(change, self.token)
             unit = self._engine_unit()
-            if any(row["op"] == "unit" and row.get("active") and row["unit"] == unit
+            if unit and any(row["op"] == "unit" and row.get("active") and row["unit"] == unit
                    for row in change["steps"]):  # fmt: skip
                 systemctl.systemctl("stop", unit)
             self._note(change, STOPPED)
