@@ -79,6 +79,12 @@ TABLE: Table = {
             {"error": "systemctl daemon-reload: failed", "code": "unit_failed"}]}),
         failed("lab2: lease: systemctl daemon-reload: failed",
                steps=[*KEEPERS, "lab1 undo", "lab2 undo"])),
+    # the run's own connection goes on, and takes it back
+    "locked out": (
+        run("unit", f"unit={DS4}", SLEEP, "lease=true", seen=BARE,
+            faults={f"{HEAD}:no root": True}),
+        failed("a new connection is not let be root: sudo: a password is required",
+               "ROLLED_BACK")),
     "away": (there(HERE), quiet(AWAY)),
     "away, elsewhere": (there(ELSEWHERE), quiet(never=("while you were away",))),
     "away, dry": (there(DRY, "--dry"), quiet(AWAY)),

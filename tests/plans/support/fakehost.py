@@ -152,6 +152,9 @@ class FakeNode:
             return True, self._unit_state(), ""
         if command.verb == "nccl-log":
             return True, str(self.faults.get("nccl", "")), ""
+        if command.verb == "boot-id":
+            locked = bool(self.faults.get("no root"))
+            return not locked, "b", "sudo: a password is required" if locked else ""
         if command.verb == "log":
             return True, "loading weights\nstand-in engine: ValueError: no such flag", ""
         if command.verb == "systemctl-stop":

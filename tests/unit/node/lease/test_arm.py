@@ -38,6 +38,8 @@ def test_the_keeper_is_there_before_the_first_step(host: Host) -> None:
     assert KEY not in (host.state / "journal" / "change-1.json").read_text()
     row = host.call("journal")
     assert row["changes"][0]["lease"] == {"seconds": 120}
+    text = host.run(host.argv("status")).stdout
+    assert "    lease: 120 s; journalctl -u rigbook-lease\n" in text
     # the run's steps go into the same change
     step = apply_request(file_step(host.file()), run="a1")
     assert host.call("apply", step)["change"] == "change-1"

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
-from tests.unit.node.support.host import NEW, OLD
-from tests.unit.node.support.keepers import HEAD, RUN, WORKER, Pair
+from tests.unit.node.support.host import NEW
+from tests.unit.node.support.keepers import BACK, HEAD, RUN, WORKER, Pair, is_back, until
 
-BACK = {HEAD: "ROLLED_BACK", WORKER: "ROLLED_BACK"}
 STAYS = {HEAD: "COMMITTED", WORKER: "COMMITTED"}
-ACTS = ("promise", "stop", "undo", "prove")
-
-
-def until(seen: Callable[[], object], timeout_s: float = 15) -> None:
-    """Waits until something is so."""
-    deadline = time.monotonic() + timeout_s
-    while not seen():
-        assert time.monotonic() < deadline, "it did not come to it"
-        time.sleep(0.05)
-
-
-def is_back(pair: Pair) -> bool:
-    """Whether both files are as the change found them, and nothing of the keepers is left."""
-    for name, host in pair.hosts.items():
-        assert pair.file(name) == OLD, name
-        assert not (host.state / "lease.json").exists(), name
-        units = host.state / "units"
-        assert not [*units.glob("*.service"), *units.glob("*/*.service")], name
-    return True
 
 
 @pytest.mark.parametrize("mischief", [False, True], ids=["a good line", "lost, twice and late"])
@@ -41,16 +20,16 @@ def test_nobody_renews_it_and_both_go_back(pair: Pair, mischief: bool) -> None:
     assert pair.ends(60) == BACK and is_back(pair)
     for name in BACK:
         change = pair.journal(name)
-        assert change["reason"].startswith("nobody renewed the lease of 1 s"), change["reason"]
+        assert change["reason"].startswith("nobody renewed the lease of 2 s"), change["reason"]
         assert change["taken"]["deploy"] == "lease"
         assert change["taken"]["operator"].startswith("keeper@")
 
 
 def test_a_run_that_lives_is_left_alone_and_then_closes(pair: Pair) -> None:
-    """Three times the lease, a sign of life in each; then COMMITTED: the keepers go."""
+    """More than twice the lease, a sign of life in each; then COMMITTED: the keepers go."""
     for name in pair.hosts:
         pair.keep(name)
-    until_s = time.monotonic() + 3
+    until_s = time.monotonic() + 5
     while time.monotonic() < until_s:
         for name in pair.hosts:
             assert pair.beat(name)["mine"]
@@ -66,7 +45,7 @@ def test_a_node_that_is_still_renewed_keeps_the_other_from_going_back(pair: Pair
     """The cable of one node is out, the run goes on with the other: nothing is undone."""
     for name in pair.hosts:
         pair.keep(name)
-    until_s = time.monotonic() + 3
+    until_s = time.monotonic() + 5
     while time.monotonic() < until_s:
         assert pair.beat(HEAD)["mine"]
         time.sleep(0.2)
@@ -81,7 +60,7 @@ def test_both_nodes_are_cut_from_each_other(pair: Pair) -> None:
     for name, line in pair.lines.items():
         line.cut = True
         pair.keep(name)
-    time.sleep(3)
+    time.sleep(4)
     assert [pair.file(name) for name in pair.hosts] == [NEW, NEW]
     assert {pair.journal(name)["status"] for name in pair.hosts} == {"OPEN"}
     for line in pair.lines.values():
@@ -100,18 +79,6 @@ def test_a_cut_between_the_two_phases_is_waited_for(pair: Pair) -> None:
     late = pair.beat(WORKER)
     assert not late["mine"] and late["deploy"] == "lease"
     pair.keep(HEAD)
-    assert pair.ends() == BACK and is_back(pair)
-
-
-@pytest.mark.parametrize("name", [HEAD, WORKER])
-@pytest.mark.parametrize("act", ACTS)
-def test_a_keeper_that_is_killed_in_each_phase(pair: Pair, name: str, act: str) -> None:
-    """A power cut, or a kill: the next keeper of that host goes on where it was."""
-    dying = pair.keep(name, act)
-    pair.keep(WORKER if name == HEAD else HEAD)
-    assert dying.wait(30) == -9
-    dying.communicate()
-    pair.keep(name)
     assert pair.ends() == BACK and is_back(pair)
 
 
@@ -153,7 +120,7 @@ def test_a_later_edit_keeps_both_as_they_are(pair: Pair) -> None:
     (pair.hosts[WORKER].root / "file.conf").write_text("by hand\n")
     worker = pair.keep(WORKER)
     pair.keep(HEAD)
-    time.sleep(3)
+    time.sleep(4)
     assert {pair.journal(name)["run"] for name in pair.hosts} == {RUN}
     worker.kill()
     assert worker.stdout and "waits: edited after the change: " in worker.stdout.read()

@@ -1,8 +1,8 @@
 """Keepers as real processes on loopback, each on a host made of folders, with a line between them
 that can be cut or disturbed.
 
-Times are cut short in them (LIVES): a lease of a second in place of minutes. What they do is real:
-the journal, the undo, the datagrams. systemctl is the stand-in of support/host.py.
+Times are cut short in them (LIVES): a lease of two seconds in place of minutes. What they do is
+real: the journal, the undo, the datagrams. systemctl is the stand-in of support/host.py.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.unit.node.support.host import Host, apply_request, change, file_step
+from tests.unit.node.support.host import OLD, Host, apply_request, change, file_step
 
 ROOT = Path(__file__).resolve().parents[4]
 HEAD, WORKER = "spark1", "spark2"
 # addresses of the two, and those of the line that each reaches the other by
 OWN = {HEAD: "127.0.0.11", WORKER: "127.0.0.12"}
 LINE = {HEAD: "127.0.0.21", WORKER: "127.0.0.22"}
+BACK = {HEAD: "ROLLED_BACK", WORKER: "ROLLED_BACK"}
 RUN = "a1"
-LEASE_S = 1.0
+LEASE_S = 2.0
 LIVES = """\
 import os, signal, sys
 from node.lease import keeper, message, settings, way_back
@@ -159,3 +161,21 @@ class Pair:
             process.wait()
         for line in self.lines.values():
             line.close()
+
+
+def until(seen: Callable[[], object], timeout_s: float = 15) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + timeout_s
+    while not seen():
+        assert time.monotonic() < deadline, "it did not come to it"
+        time.sleep(0.05)
+
+
+def is_back(pair: Pair) -> bool:
+    """Whether both files are as the change found them, and nothing of the keepers is left."""
+    for name, host in pair.hosts.items():
+        assert pair.file(name) == OLD, name
+        assert not (host.state / "lease.json").exists(), name
+        units = host.state / "units"
+        assert not [*units.glob("*.service"), *units.glob("*/*.service")], name
+    return True

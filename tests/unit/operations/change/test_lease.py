@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gevent
 import pytest
 
-from operations.change import lease
+from node.cli import door
+from operations.change import lease, ownership
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
@@ -122,12 +124,43 @@ def test_a_change_that_locks_its_operator_out_is_not_committed(
     assert (HEAD, "close") not in node.calls
 
 
-class Connecting:
-    """Stand-in for a pyinfra host whose next connection comes, or not."""
+def test_a_node_with_only_a_keeper_is_renewed_and_can_end_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each keeper hears the run; one that took the change ends it: it does no step any more."""
+    Node(monkeypatch)
+    rig = Rig()
+    assert rig.step(HEAD, lambda: rig.run.apply(HEAD, []))
+    asked = []
 
-    def __init__(self, comes: object) -> None:
-        self.comes = comes
+    def beat(_: object, host: Any, verb: str, *__: object) -> dict[str, Any]:
+        asked.append((host.name, verb))
+        mine = host.name == HEAD
+        return {"mine": mine, "run": rig.run.owner.token if mine else "keeper-5",
+                "operator": "keeper@lab2", "deploy": "lease", "status": "ROLLED_BACK"}  # fmt: skip
+
+    monkeypatch.setattr(ownership, "ask_node", beat)
+    rig.run.owner._beat_all()
+    assert sorted(asked) == [(HEAD, "beat"), (WORKER, "beat")]
+    done: list[bool] = []
+    assert not rig.step(WORKER, lambda: done.append(True)) and not done
+    said = rig.state.said()
+    assert f"change {rig.run.id} was taken up by keeper@lab2 (lease) and is ROLLED_BACK" in said
+    assert "nothing is undone: the change is another run's" in said
+
+
+class Connecting:
+    """Stand-in for a pyinfra host whose next connection comes, or not, and may be root, or not."""
+
+    def __init__(self, comes: object, root: bool) -> None:
+        self.comes, self.root = comes, root
         self.connected = True
+        self.data: dict[str, str] = {}
+
+    def run_shell_command(self, command: str, **more: object) -> tuple[bool, Any]:
+        """As pyinfra's Host.run_shell_command, of a line that a narrow sudo lets through."""
+        assert door.is_line(command) and more["_sudo"] is True
+        return self.root, SimpleNamespace(stderr="sudo: a password is required")
 
     def disconnect(self) -> None:
         """As pyinfra's Host.disconnect."""
@@ -140,14 +173,27 @@ class Connecting:
         self.connected = bool(self.comes)
 
 
-@pytest.mark.parametrize("comes", [True, False, OSError("refused"), EOFError()])
-def test_a_new_way_in(monkeypatch: pytest.MonkeyPatch, comes: object) -> None:
-    monkeypatch.setattr(lease, "in_host", lambda _state, _host, call, **more: call(**more))
+@pytest.mark.parametrize(
+    ("comes", "root", "says"),
+    [
+        (True, True, ""),
+        (True, False, "a new connection is not let be root: sudo: a password is required"),
+        (False, True, "no new connection comes about"),
+        (OSError("refused"), True, "no new connection comes about: refused"),
+        (EOFError(), True, "no new connection comes about"),
+    ],
+)
+def test_a_new_way_in(
+    monkeypatch: pytest.MonkeyPatch, comes: object, root: bool, says: str
+) -> None:
+    monkeypatch.setattr(
+        lease, "in_host", lambda _state, _host, call, *words, **more: call(*words, **more)
+    )
     state: Any = FakeState()
-    state.hosts[HEAD] = Connecting(comes)
+    state.hosts[HEAD] = Connecting(comes, root)
     state.inventory.get_host = state.hosts.__getitem__
-    if comes is True:
+    if not says:
         lease.new_way_in(state, HEAD)
         return
-    with pytest.raises(StepFailed, match=f"{HEAD}: no new connection comes about"):
+    with pytest.raises(StepFailed, match=f"{HEAD}: {says}"):
         lease.new_way_in(state, HEAD)
