@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
-	test-kills lint bench \
+	test-kills test-lease lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -48,6 +48,10 @@ test-nodes: setup tools ## four hosts on one switch with the real vLLM (16 GB of
 test-kills: setup tools ## 60 kills at random moments, each with one more run of the same command (hours; not in CI)
 	@lab/install-tools vm
 	@$(PY) -m tests.tiers kills
+
+test-lease: setup tools ## 72 changes under a lease, each with a loss in its middle (a day; not in CI)
+	@lab/install-tools vm
+	@$(PY) -m tests.tiers lease
 
 docs-picture: setup ## docs/architecture.svg, drawn from the imports
 	@lab/install-tools docs

@@ -134,6 +134,11 @@ TIERS = {
         lambda: _needs_lab() or _needs_vm(),
         "60 operators killed at random moments, then one more run of the same command",
     ),
+    "lease": Tier(
+        (_pytest("tests/system/lease"),),
+        lambda: _needs_lab() or _needs_vm(),
+        "72 changes under a lease, each with a loss in its middle",
+    ),
     "vm": Tier(
         (_pytest("tests/system/vm"),), _needs_vm, "real GRUB, kernels and reboots, emulated"
     ),

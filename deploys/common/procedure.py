@@ -18,6 +18,7 @@ from typing import TypeVar
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.away import told
 from deploys.common.load_and_gate import (
     INSTALLED,
     gate,
@@ -112,7 +113,7 @@ class Procedure:
 
         def seen() -> Observed:
             found, self._taken = take_up(
-                self.deploy, self.plan, look or (lambda: observe(state, self.plan))
+                self.deploy, self.plan, lambda: told(look() if look else observe(state, self.plan))
             )
             return found
 
@@ -146,7 +147,9 @@ class Procedure:
     def run(self) -> Run:
         """The one change of this run."""
         owner = self._taken.owner if self._taken else None
-        run = Run(state, self.deploy, self.plan, self.waivers, self._revert, owner)
+        data = operator_data()
+        lease_s = None if "lease" in data.unused else data.lease
+        run = Run(state, self.deploy, self.plan, self.waivers, self._revert, owner, lease_s)
         run.context.update(self._taken.context if self._taken else {})
         return run
 

@@ -182,6 +182,7 @@ def summary(change: Json) -> Json:
         "saved_unix_s": change.get("saved_unix_s"),
         "run": change.get("run"),
         "taken_by": change.get("taken"),
+        "lease": change.get("lease"),
         "beat_unix_s": _beat(change),
         "steps": [describe(step) for step in change["steps"]],
     }

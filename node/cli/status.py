@@ -90,6 +90,10 @@ def _change_lines(change: Json) -> list[str]:
     if change["reason"]:
         out.append(f"    reason: {change['reason']}")
     if change["status"] in ("OPEN", "INCONSISTENT"):
+        lease = change.get("lease")
+        if lease and change["status"] == "OPEN":
+            far = f", {lease['phase']}" if "phase" in lease else ""
+            out.append(f"    lease: {lease['seconds']:g} s{far}; journalctl -u rigbook-lease")
         out += [f"    {step}" for step in change["steps"]]
     return out
 

@@ -81,7 +81,7 @@ def answer(engine: Engine) -> str:
         reply = ask(engine.endpoint, seconds)
         if reply.ok or reply.wants_key:
             # somebody answers: whose engine it is, is looked at around another answer
-            reply = _ours(engine, engine.endpoint, seconds, key)
+            reply = ask_ours(engine, engine.endpoint, seconds, key)
         passed = time.monotonic() - alive.started
         if reply.ok or (reply.wants_key and key is None):
             return f"{reply.detail}, {passed:.0f} s after the start"
@@ -98,7 +98,7 @@ def answer(engine: Engine) -> str:
         time.sleep(POLL_S)
 
 
-def _ours(engine: Engine, endpoint: Endpoint, seconds: float, key: str | None) -> Reply:
+def ask_ours(engine: Engine, endpoint: Endpoint, seconds: float, key: str | None) -> Reply:
     """Gives the reply of our own engine, the same before and after it, or why there is none.
 
     Raises NodeError (`no_answer`) where somebody else holds the port: ours will not get it.

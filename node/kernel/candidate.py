@@ -44,6 +44,13 @@ def _read() -> Any:
     return found
 
 
+def under_trial() -> str | None:
+    """Gives the candidate that runs now and is not blessed yet, or None. Raises NodeError."""
+    facts = _read()
+    running = platform.release()
+    return running if facts is not None and facts["candidate"] == running else None
+
+
 def _uptime() -> float:
     """Gives the seconds since the kernel's start: the budget counts from there."""
     return float(proc.read_text("/proc/uptime").split()[0])

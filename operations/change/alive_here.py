@@ -32,6 +32,12 @@ def is_alive_here(change: str) -> bool | None:
         os.close(fd)
 
 
+def forget(change: str) -> None:
+    """What became of a dead run's change is told: it is none of this machine's any more."""
+    with contextlib.suppress(OSError):
+        _path(change).unlink()
+
+
 def deploy_here(change: str) -> str | None:
     """The deploy of the run of this machine that has the change now; None: there is none."""
     if not is_alive_here(change):

@@ -61,7 +61,8 @@ class Progress:
 
 class Ownership:
     """What a run has of a change. `nodes` are those on which the change is or may be open; `lost`
-    says that another run has it by now.
+    says that another run has it by now. `kept` are those with a keeper
+    (operations/change/lease.py).
     """
 
     def __init__(self, state: State, change: str, deploy: str) -> None:
@@ -70,6 +71,7 @@ class Ownership:
         self.deploy = deploy
         self.token = uuid.uuid4().hex
         self.nodes: set[str] = set()
+        self.kept: set[str] = set()
         self.lost: str | None = None
         self._here = AliveHere(change, deploy)
         self._heart: gevent.Greenlet[..., None] | None = None
@@ -98,7 +100,7 @@ class Ownership:
             self._beat_all()
 
     def _beat_all(self, **more: object) -> None:
-        jobs = [gevent.spawn(self._beat, node, more) for node in sorted(self.nodes)]
+        jobs = [gevent.spawn(self._beat, node, more) for node in sorted(self.nodes | self.kept)]
         # a node that hangs or boots is asked again; it must not keep the others from theirs
         gevent.joinall(jobs, timeout=BEAT_S)
 

@@ -19,6 +19,7 @@ from gevent.lock import RLock
 from pyinfra.api import FunctionCommand, Host, State
 
 from facts.rignode.context import real
+from operations.change import lease
 from operations.change.node_call import StepFailed, call
 from operations.change.ownership import LOST, Ownership, operator
 from schema.desired.plan import Plan
@@ -49,7 +50,8 @@ class _Barrier:
 class Run:
     """A change in progress on a rig. `revert` brings the rig back to what it was before.
 
-    `owner` is given where the run goes on in a change that another one left open.
+    `owner` is given where the run goes on in a change that another one left open. `lease_s`: the
+    nodes go back by themselves after so many seconds without a sign of life (None: they do not).
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Run:
         waivers: tuple[tuple[str, str], ...] = (),
         revert: Callable[[Run], str] | None = None,
         owner: Ownership | None = None,
+        lease_s: int | None = None,
     ) -> None:
         self.state = real(state)
         self.deploy = deploy
@@ -79,6 +82,8 @@ class Run:
         self.context: dict[str, object] = {}
         # set by a revert that leaves the change open, for the same command to go on in
         self.stays_open = False
+        self.lease_s = lease_s
+        self._armed: str | None = None
         self._revert = revert
         self._barriers: dict[str, _Barrier] = {}
         self._lock = RLock()
@@ -107,10 +112,51 @@ class Run:
             **({"blob": dict(self.context)} if self.context else {}),
         }
 
+    def touch(self, node: str) -> None:
+        """Notes a node before it is changed: a lost connection may leave an open change there.
+
+        Before the first one, each node of the rig gets its keeper, where a lease was asked for;
+        StepFailed when one does not.
+        """
+        with self._lock:
+            if self.lease_s is not None and self._armed is None:
+                self._arm(self.lease_s)
+            if self._armed:
+                raise StepFailed(self._armed)
+        self.touched.add(node)
+
+    def _arm(self, lease_s: int) -> None:
+        self._armed = ""
+        for name, wanted in lease.requests(self.plan, lease_s).items():
+            self.owner.kept.add(name)
+            request = {"change": self.change(), "lease": wanted}
+            try:
+                call(self.state, self.host(name), "lease", request)
+            except StepFailed as error:
+                self._armed = str(error)
+                raise
+
+    def _release(self) -> None:
+        """Ends the change where only a keeper was: nothing was changed there."""
+        for name in sorted(self.owner.kept - self.touched):
+            request = {"change": self.id, "run": self.owner.token, "reason": "nothing was changed"}
+            try:
+                call(self.state, self.host(name), "undo", request)
+            except StepFailed as error:
+                if error.code != "no_change":
+                    self.host(name).log(str(error))
+
+    def new_way_in(self) -> None:
+        """With a lease: sees that each node takes a new connection; StepFailed names one that does
+        not. What cuts the operator off is no good end of a change.
+        """
+        if self.lease_s is not None:
+            for name in sorted(self.touched):
+                lease.new_way_in(self.state, name)
+
     def apply(self, node: str, steps: list[dict[str, object]], timeout_s: int = 120) -> bool:
         """Journalled steps on one node; True when they changed something."""
-        # Before the call: a lost connection may have left an open change there.
-        self.touched.add(node)
+        self.touch(node)
         request = {"change": self.change(), "steps": steps}
         answer = call(self.state, self.host(node), "apply", request, timeout_s)
         self.did[node] = answer.get("steps", [])
@@ -126,11 +172,13 @@ class Run:
 
     def close(self, status: str, reason: str) -> None:
         """Ends this change on every node that it touched; StepFailed names those that refused."""
+        if status == "COMMITTED" and not self.proven:
+            self.new_way_in()
         failed = []
         # The journal takes 2000 characters (node/change/apply.py); a host's whole log may be
         # behind it.
         reason = reason if len(reason) <= 1900 else f"{reason[:1900]} …"
-        for node in sorted(self.touched):
+        for node in sorted(self.touched | self.owner.kept):
             try:
                 request = {"change": self.id, "status": status, "reason": reason}
                 request["run"] = self.owner.token
@@ -226,6 +274,8 @@ class Run:
                 return
             self._reverted = True
             if not self.touched or self.closed:
+                if not self.closed:
+                    self._release()
                 self.owner.end(settled=True)
                 return
             if self.owner.lost is not None:
@@ -252,5 +302,9 @@ class Run:
                 f"deploys/rollback.py --data change={self.id}",
                 fg="red",
             )
+            if self.lease_s is not None:
+                text = f"else the nodes go back by themselves in about {self.lease_s} s"
+                host.log_styled(text, fg="yellow")
             return False
+        self._release()
         return not self.stays_open

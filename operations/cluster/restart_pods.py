@@ -62,7 +62,7 @@ def restart_pods(run: Run, pods: Mapping[str, PodName]) -> tuple[str, ...]:
             continue
         where = {"kubectl": data.kubectl, "kubeconfig": data.kubeconfig,
                  "namespace": pod.namespace, "deployment": name}  # fmt: skip
-        run.touched.add(target.name)
+        run.touch(target.name)
         request = {"change": run.change(), **where, "pod": uid}
         done = call(run.state, target, "kube restart", request, RESTART_S)
         if done["restarted"]:

@@ -54,7 +54,7 @@ def _tell(host: Host, verb: str, process: Mapping[str, Any]) -> None:
 
 
 def _reap(run: Run, node: str, request: Mapping[str, Any]) -> None:
-    run.touched.add(node)
+    run.touch(node)
     wanted = {**request, "change": run.change(), "dry": False}
     answer = call(run.state, run.host(node), "reap", wanted, REAP_TIMEOUT_S)
     if answer["verdict"] not in ("clean", "nothing"):
@@ -110,5 +110,5 @@ def drop_caches(
 
 
 def _verb(run: Run, node: str, verb: str, request: Mapping[str, Any]) -> None:
-    run.touched.add(node)
+    run.touch(node)
     call(run.state, run.host(node), verb, {**request, "change": run.change()}, REAP_TIMEOUT_S)

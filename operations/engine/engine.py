@@ -133,7 +133,7 @@ def _set_active(
     run.show_once(host, active, lambda: host.log(words))
 
     def work() -> None:
-        run.touched.add(node)
+        run.touch(node)
         if active == "stop":
             run.announce()
         run.apply(node, steps, UNIT_TIMEOUT_S)
@@ -159,6 +159,7 @@ def prove(
 
     def work() -> None:
         proof = check()
+        run.new_way_in()
         run.proven = True
         run.close("COMMITTED", proof)
         reporter.log_styled(f"{proof}; change {run.id} COMMITTED", fg="green")

@@ -60,7 +60,7 @@ def restore(
 
     def work() -> None:
         target = run.host(node)
-        run.touched.add(node)
+        run.touch(node)
         request: dict[str, Any] = {"change": run.change(), "backup": backup, "allow": ["older"]}
         if force:
             request["force"] = True

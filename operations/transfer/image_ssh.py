@@ -144,7 +144,7 @@ def _is_step(line: str) -> bool:
 
 def tag(run: Run, node: str, reference: str, want: dict[str, Any]) -> None:
     """Sets the tag on an image that is whole on a node, as a step of the change."""
-    run.touched.add(node)
+    run.touch(node)
     request = {"change": run.change(), "image": reference, "want": want}
     call(run.state, run.host(node), "image tag", request)
 

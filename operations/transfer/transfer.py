@@ -70,7 +70,7 @@ class Transfer:
     def receive(self, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
         """One target's part, with its progress shown; node's answer. Raises StepFailed."""
         # Before the call: a lost connection may have left an open change there.
-        self.run.touched.add(name)
+        self.run.touch(name)
         request = {
             "change": self.run.change(),
             "from": self.route.listen(self.source, name),

@@ -134,7 +134,7 @@ def download(
     run.show_once(host, "download", lambda: host.log(words))
 
     def work() -> None:
-        run.touched.add(node)
+        run.touch(node)
         more = {"change": run.change(), "deadline_s": DEADLINE_S}
         answer = watched_call(run, node, "weights", "download", {**request, **more})
         size = f"{len(answer['files'])} files, {answer['bytes'] / 1e9:.2f} GB"

@@ -61,7 +61,7 @@ def use_tool(
 
 def run_tool(run: Run, node: str, tool: Mapping[str, Any], timeout_s: int) -> str:
     """Runs a patch tool on a node as a step of the change; what came of it, in a line."""
-    run.touched.add(node)
+    run.touch(node)
     request = {"change": run.change(), "tool": dict(tool)}
     answer = call(run.state, run.host(node), "patch tool", request, timeout_s + 60)
     said = answer["said"]

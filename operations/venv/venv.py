@@ -133,7 +133,7 @@ def install(
         more: dict[str, Any] = {"pip_args": list(pip_args), "room_bytes": room_bytes}
         verb = "venv install"
         if version.in_place:
-            run.touched.add(target.name)
+            run.touch(target.name)
             verb, more = "venv replace", {"pip_args": list(pip_args), "change": run.change()}
             more["backup"] = backups[target.name]
         answer = call_with_progress(

@@ -7,19 +7,26 @@ instead of being ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
+from node.rules.heartbeat import LEASE_S, LEAST_LEASE_S
 from schema.core.host_keys import HostKeys, key
 from schema.core.strings import mount_path
 from schema.core.types import Address, Arguments, Device, Devices, Hcas, Name
 from schema.desired.rig import Fabric, Node
 
 
+def _as_lease(value: object) -> object:
+    """A lease that is only switched on or off."""
+    return {True: LEASE_S, False: None}[value] if isinstance(value, bool) else value
+
+
 class HostData(HostKeys):
     """What every runbook takes on a rig whose engine rigbook installs."""
 
+    unused: ClassVar[frozenset[str]] = frozenset({"lease"})
     role: Literal["head", "worker"] = key(..., "the head answers clients")
     rank: int | None = key(
         None, "its place in the rig; none: 0 for the head, 1 for a worker", ge=0, le=63
@@ -36,6 +43,13 @@ class HostData(HostKeys):
     profile: Name | None = key(None, "a profile of the recipe; none: the recipe's own")
     recipes_dir: Arguments = key((), "more folders of recipes, from the project's root")
     former_rig: Name | None = key(None, "another rig, whose nodes this run may take")
+    lease: Annotated[int | None, BeforeValidator(_as_lease)] = key(
+        None,
+        f"the nodes go back by themselves after so long without a sign of life; true: {LEASE_S}",
+        "seconds",
+        ge=LEAST_LEASE_S,
+        le=86400,
+    )
     deep: bool = key(False, "hash the weights while looking; slow")
 
     def node(self, name: str) -> Node:
@@ -59,3 +73,9 @@ class HostData(HostKeys):
         if self.fabric_device is None:
             return None
         return Fabric(mtu=self.fabric_mtu)
+
+
+class LeasedData(HostData):
+    """What changes a rig and may do so under a lease (docs/adr/0027)."""
+
+    unused = frozenset()

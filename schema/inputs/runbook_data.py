@@ -26,7 +26,7 @@ from schema.core.types import (
     Url,
     listed,
 )
-from schema.inputs.host_data import HostData
+from schema.inputs.host_data import HostData, LeasedData
 from schema.observed.artifact import commit_or_pr
 from schema.recipe.venv import Version
 from schema.render.drop_in import (
@@ -40,7 +40,7 @@ from schema.render.drop_in import (
 )
 
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][\w./-]*)?")
-GATED = frozenset({"waive", "reason", "deep", "former_rig"})
+GATED = frozenset({"waive", "reason", "deep", "former_rig", "lease"})
 
 
 def _as_text(value: object) -> object:
@@ -78,15 +78,15 @@ class AdoptData(HostData):
     port: int | None = key(None, "which engine, where a node runs several", ge=1, le=65535)
 
 
-class ServeData(HostData):
+class ServeData(LeasedData):
     """serve."""
 
 
-class StopData(HostData):
+class StopData(LeasedData):
     """stop."""
 
 
-class RestartData(HostData):
+class RestartData(LeasedData):
     """restart."""
 
 
@@ -158,7 +158,7 @@ class KernelKeys(Frozen):
     )
 
 
-class KernelData(KernelKeys, HostData):
+class KernelData(KernelKeys, LeasedData):
     """kernel."""
 
     only: HostName | None = key(None, "one node; none: all of them")
@@ -236,7 +236,7 @@ class WatchData(WatchKeys, HostData):
         return self.unfit() or super().conflict()
 
 
-class UnitData(HostData):
+class UnitData(LeasedData):
     """unit: a systemd unit, and the directives of a drop-in for it."""
 
     unit: UnitName | None = key(None, "the service, with .service")
@@ -274,7 +274,7 @@ class EngineFolderData(HostData):
     venv: AbsolutePath | None = key(None, "the engine's folder; none: the recipe's")
 
 
-class PatchData(EngineFolderData):
+class PatchData(LeasedData, EngineFolderData):
     """patch."""
 
 
@@ -300,7 +300,7 @@ class BackupData(HostData):
     displaced: bool = key(False, "remove what restores displaced as well")
 
 
-class UpgradeData(HostData):
+class UpgradeData(LeasedData):
     """upgrade."""
 
     version: Annotated[Version | None, BeforeValidator(_as_version)] = key(
@@ -320,7 +320,7 @@ class FabricData(HostData):
     port: int = key(29680, "the TCP port that a measurement uses", ge=1024, le=65535)
 
 
-class TransferData(HostData):
+class TransferData(LeasedData):
     """What moves an image or weights from node to node."""
 
     source: HostName | None = key(

@@ -109,11 +109,21 @@ class TakenBy(Frozen):
     unix_s: float
 
 
+class LeaseNote(Frozen):
+    """A change's lease in seconds, and how far its keeper has come on this host (None: nothing was
+    done yet).
+    """
+
+    seconds: float | None = None
+    phase: str | None = None
+
+
 class ChangeSummary(Frozen):
     """One change of the host's journal. `saved_unix_s` is when its run last wrote there.
 
     `run` is the token of the run that has it (None: of an older version's), `taken_by` who took it
-    up, `beat_unix_s` when an open one's run last said that it lives.
+    up, `beat_unix_s` when an open one's run last said that it lives, `lease` whether the host goes
+    back by itself without one.
     """
 
     id: str
@@ -129,6 +139,7 @@ class ChangeSummary(Frozen):
     run: str | None = None
     taken_by: TakenBy | None = None
     beat_unix_s: float | None = None
+    lease: LeaseNote | None = None
 
     @property
     def owner(self) -> str:

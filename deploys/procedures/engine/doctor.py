@@ -12,6 +12,7 @@ import gevent
 from pyinfra import logger, state
 from pyinfra.api.exceptions import DeployError
 
+from deploys.common.away import told
 from deploys.common.boot_needs import driver_module, load_lists
 from deploys.common.known_bad import known, known_xids
 from deploys.common.load_and_gate import remedy
@@ -74,6 +75,7 @@ def diagnose(rig: Procedure) -> Diagnosis:
         *keeps_alive.findings(plan, seen.observed, hosts),
         *boot_ends.findings(plan, seen.observed, hosts),
     )
+    told(seen.observed)
     found = examine(plan, seen.observed, seen.probe, seen.after, more, hands)
     return Diagnosis(found, seen, kept, hosts)
 

@@ -17,9 +17,9 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
     "dropin", "snapshot", "former", "kernel", "hardware", "host", "growth", "wake", "journal",
-    "unit-state", "log", "nccl-log", "tree list", "library look", "library check", "kube look",
-    "kube answer", "models look", "venv look", "venv check", "secrets look", "preflight",
-    "weights hub", "rate look", "rate receive", "rate send",
+    "unit-state", "boot-id", "log", "nccl-log", "tree list", "library look", "library check",
+    "kube look", "kube answer", "models look", "venv look", "venv check", "secrets look",
+    "preflight", "weights hub", "rate look", "rate receive", "rate send",
 }  # fmt: skip
 
 
@@ -91,6 +91,7 @@ def sent(host: str, command: str, stdin: str | None = "") -> Sent:
         "systemctl show": "unit-state",
         "journalctl": "log",
         "systemctl stop": "systemctl-stop",
+        "random/boot_id": "boot-id",
     }
     verb = next((verb for text, verb in words_of.items() if text in command), "other")
     return Sent(host, verb, {}, False, command)

@@ -23,10 +23,11 @@ from node.cli import verb_table
 from node.core import validate
 from node.core.errors import NodeError
 from node.files import secret_env
+from node.lease import settings
 from node.patch import inspect
 from node.transfer import server
 from schema.desired.plan import UNIT
-from tests.plans.support import launched
+from tests.plans.support import boot_double, launched
 from tests.plans.support.commands import LOOKING, Sent, sent
 from tests.plans.support.tree_double import TreeDouble
 from tests.plans.support.usual import CONTAINER, MAGIC, USUAL
@@ -123,6 +124,9 @@ class FakeNode:
             return True, self._unit_state(), ""
         if command.verb == "nccl-log":
             return True, str(self.faults.get("nccl", "")), ""
+        if command.verb == "boot-id":
+            locked = bool(self.faults.get("no root"))
+            return not locked, "b", "sudo: a password is required" if locked else ""
         if command.verb == "log":
             return True, "loading weights\nstand-in engine: ValueError: no such flag", ""
         if command.verb == "systemctl-stop":
@@ -168,6 +172,11 @@ class FakeNode:
             return self.trees.answer(command.verb, command.request)
         if command.verb.startswith(("image ", "weights ")):
             return self._transfer(command.verb, command.request)
+        if command.verb == "lease":
+            header = journal.parse_change(command.request["change"])
+            settings.parse({**command.request["lease"], "change": header["id"]})
+            self.changes[header["id"]] = {"id": header["id"], "steps": []}
+            return {"change": header["id"], "status": "OPEN", "changed": True}
         id_ = validate.change_id(command.request["change"])
         if id_ not in self._known():
             raise NodeError(f"no change {id_}", "no_change")
@@ -244,7 +253,8 @@ class FakeNode:
             if step["op"] == "file":
                 self._write(step)
             elif step["op"] in ("grub", "hold"):
-                self._boots(step)
+                assert self.kernel is not None
+                boot_double.act(self.kernel, step)
             elif step.get("unit") == UNIT and step["active"]:
                 self._set_active(step["active"])
         return {"change": header["id"], "status": "OPEN", "changed": True, "steps": []}
@@ -302,21 +312,6 @@ class FakeNode:
         }
         others = [f for f in self.now["files"] if f["path"] != step["path"]]
         self.now["files"] = [*others, state]
-
-    def _boots(self, step: Json) -> None:
-        """What a real host's `node kernel` says after a grub or hold step."""
-        assert self.kernel is not None
-        if step["op"] == "hold":
-            self.kernel["apt"]["holds"] = sorted({*self.kernel["apt"]["holds"], *step["packages"]})
-            return
-        grub = self.kernel["grub"]
-        path = next(e["path"] for e in grub["entries"] if e["kernel"] == step["saved"]
-                    and "-advanced-" in e["path"].rpartition(">")[2])  # fmt: skip
-        target = {"kernel": step["saved"], "entry": path, "title": "x", "how": "saved",
-                  "why": "saved_entry names it", "missing": []}  # fmt: skip
-        grub.update(saves=True, saved_entry=path, next_entry=None, default=target, next=target,
-                    ours=True, grubenv="ok")  # fmt: skip
-        grub["configured"] = {"value": "saved", "file": "zz-rigbook.cfg", "mode": "saved"}
 
     def _set_active(self, active: str) -> None:
         unit = self.now["units"][0]

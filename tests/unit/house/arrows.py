@@ -122,7 +122,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.vgpu",
         },
         "node.health": {"node.core", "node.files"},
-        "node.host": {"node.core", "node.machine", "node.snapshot"},
+        "node.host": {"node.core", "node.machine", "node.rules", "node.snapshot"},
         "node.image": {"node.change", "node.core", "node.docker", "node.transfer"},
         "node.kernel": {"node.core", "node.files"},
         "node.kube": {
@@ -132,6 +132,14 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.files",
             "node.rules",
             "node.watch",
+        },
+        "node.lease": {
+            "node.change",
+            "node.core",
+            "node.engine",
+            "node.files",
+            "node.kernel",
+            "node.rules",
         },
         "node.machine": {"node.core", "node.files"},
         "node.patch": {"node.change", "node.core", "node.files", "node.venv"},

@@ -1,0 +1,162 @@
+"""One cell: a change under a lease, a loss in its middle, and what the rig is at the end.
+
+RIGBOOK_LEASE=serve:cable,kernel selects cells by deploy and by the beginning of a loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+
+from tests.system.engine.steps import wait_until
+from tests.system.lease.losses import LASTS_S, LEASE_S, LOSSES, Loss
+from tests.system.lease.rigs import Rig
+
+DEPLOYS = ("serve", "restart", "upgrade", "kernel", "unit", "weights")
+CHOSEN = os.environ.get("RIGBOOK_LEASE", "")
+# an engine's start on a machine that others use, and a host's boot
+START_S = 600
+BEGIN_S = 900
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell's end: the change's status, seconds from the loss to an answer, what was wrong."""
+
+    deploy: str
+    loss: str
+    status: str
+    seconds: float
+    fault: str
+
+
+ROWS: list[Row] = []
+
+
+def cells(deploy: str) -> list[str]:
+    """The losses that are chosen for a deploy."""
+    if not CHOSEN:
+        return list(LOSSES)
+    found = []
+    for part in CHOSEN.split(","):
+        name, _, loss = part.partition(":")
+        found += [row for row in LOSSES if name == deploy and row.startswith(loss)]
+    return list(dict.fromkeys(found))
+
+
+def _newest(rig: Rig, name: str) -> str:
+    rows = rig.changes(name)
+    return str(rows[0]["id"]) if rows else ""
+
+
+def _begun(rig: Rig, known: dict[str, str]) -> bool:
+    """Whether each host has an open change, and a step of it is done on one of them."""
+    rows = [rig.changes(name)[:1] for name in rig.names]
+    fresh = [row[0] for name, row in zip(rig.names, rows, strict=True)
+             if row and row[0]["id"] != known[name] and row[0]["status"] == "OPEN"]  # fmt: skip
+    return len(fresh) == len(rig.names) and any(row["steps"] for row in fresh)
+
+
+def _lose(rig: Rig, loss: Loss, process: subprocess.Popen[str]) -> None:
+    names = rig.names if loss.where == "all" else rig.names[-1:]
+    if loss.operator == "killed":
+        os.killpg(process.pid, signal.SIGKILL)
+    if loss.operator == "asleep":
+        os.killpg(process.pid, signal.SIGSTOP)
+    for name in names if loss.script else ():
+        login = rig.root(name, "logname 2>/dev/null || echo $SUDO_USER").strip()
+        script = loss.script.replace("{jump}", rig.jump).format(
+            s=LASTS_S, operator=rig.operator(name), peers=" ".join(rig.peers(name)), login=login
+        )
+        quoted = "'" + script.replace("'", "'\\''") + "'"
+        # a moment later: this connection is to end in order
+        rig.root(name, f"systemd-run --collect --on-active=2 bash -c {quoted}")
+    if loss.power:
+        rig.power(names[-1], loss.power)
+
+
+def _settled(rig: Rig, change: str) -> str | None:
+    """The status that all hosts have the change in, once no keeper is left; None: not yet."""
+    seen = set()
+    for name in rig.names:
+        try:
+            rows = rig.changes(name)
+            if "rigbook-lease.service" in rig.root(name, "ls /etc/systemd/system"):
+                return None
+        except (AssertionError, ValueError, OSError, subprocess.SubprocessError, RuntimeError):
+            return None  # the host cannot be reached yet
+        seen |= {str(row["status"]) for row in rows if row["id"] == change}
+    return seen.pop() if len(seen) == 1 and "OPEN" not in seen else None
+
+
+def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
+    """One cell; its row is kept for the table. Fails where the end is not old or new, whole and
+    true.
+    """
+    loss = LOSSES[loss_name]
+    for name in rig.names if loss.before else ():
+        rig.root(name, loss.before)
+    known = {name: _newest(rig, name) for name in rig.names}
+    process = rig.start(deploy, *data, f"lease={LEASE_S}")
+    try:
+        wait_until(f"{deploy} is in its middle", BEGIN_S, lambda: _begun(rig, known))
+        change = _newest(rig, rig.names[0])
+        began = time.monotonic()
+        _lose(rig, loss, process)
+        wait_until("the change is settled", LASTS_S + LEASE_S + START_S,
+                   lambda: _settled(rig, change) is not None, 5)  # fmt: skip
+        status = str(_settled(rig, change))
+        wait_until("an answer", START_S, rig.answers, 2)
+        took = time.monotonic() - began
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGCONT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=LASTS_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for name in rig.names if loss.after else ():
+            rig.root(name, loss.after)
+    row = Row(deploy, loss_name, status, took, _fault(rig, change, status))
+    ROWS.append(row)
+    print(f"LEASE {row}")
+    assert not row.fault, row
+    return row
+
+
+def _fault(rig: Rig, change: str, status: str) -> str:
+    """What is not as the status says; "" when it is true on every host."""
+    if status not in ("COMMITTED", "ROLLED_BACK"):
+        return f"the change is {status}"
+    for name in rig.names:
+        text = rig.root(name, f"rignode status --json --verify {change}")
+        if lines := json.loads(text)["lines"]:
+            return f"{name}: {'; '.join(lines)}"
+    return ""
+
+
+def table() -> list[str]:
+    """The table, a row a loss and a column a deploy."""
+    found = {(row.loss, row.deploy): row for row in ROWS}
+    good = sum(not row.fault for row in ROWS)
+    lines = [
+        f"{len(ROWS)} cells of {len(LOSSES) * len(DEPLOYS)}, lease {LEASE_S} s: {good} ended old "
+        "and answering, or new and proven",
+        f"| loss | {' | '.join(DEPLOYS)} |",
+        "|---|" + "---|" * len(DEPLOYS),
+    ]
+    for loss in LOSSES:
+        words = []
+        for deploy in DEPLOYS:
+            row = found.get((loss, deploy))
+            end = {"COMMITTED": "new", "ROLLED_BACK": "old"}.get(row.status, "?") if row else "-"
+            words.append(
+                f"{end} {row.seconds:.0f} s{' FAULT' if row.fault else ''}" if row else "-"
+            )
+        lines.append(f"| {loss} | {' | '.join(words)} |")
+    return lines

@@ -1,0 +1,157 @@
+"""What one keeper does to its host: clocks, the engine's answer, and what it does not say."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.lease import keeper, way_back
+from node.lease.settings import Lease
+from node.lease.way_back import WayBack
+from node.rules.completion import Reply
+from tests.unit.node.support.host import Host, apply_request, file_step
+
+LEASE = Lease("change-1", 120.0, b"k", "spark1", True, 29530, ("10.0.0.1",), {})
+
+
+class Clocks:
+    """Both clocks of a host, set by hand."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.boot = self.awake = 1000.0
+        patch.setattr(time, "monotonic", lambda: self.awake)
+        patch.setattr(time, "clock_gettime", lambda _: self.boot)
+
+    def runs(self, awake: float, asleep: float = 0.0) -> None:
+        """Seconds that the host is awake, and that it sleeps."""
+        self.awake += awake
+        self.boot += awake + asleep
+
+
+@pytest.mark.parametrize(
+    ("spells", "over"),
+    [
+        ([(119, 0)], False),
+        ([(120, 0)], True),
+        # the host itself slept: the run has two beats to be heard before it counts
+        ([(1, 3600)], False),
+        ([(1, 3600), (30, 0)], True),
+        ([(60, 59), (1, 0)], True),
+    ],
+)
+def test_silence(
+    monkeypatch: pytest.MonkeyPatch, spells: list[tuple[int, int]], over: bool
+) -> None:
+    clocks = Clocks(monkeypatch)
+    silence = keeper.Silence(120)
+    for spell in spells:
+        clocks.runs(*spell)
+    assert silence.over() is over
+    silence.heard()
+    assert not silence.over()
+
+
+def test_a_clock_that_is_set_says_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NTP sets it a day on, or back to 1970: no look at the wall clock is in it."""
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    clocks = Clocks(monkeypatch)
+    kept = keeper.Keeper(LEASE, keeper.Silence(120))
+    kept.look()
+    for unix_s in (time.time() + 86400, 0.0):
+        monkeypatch.setattr(time, "time", lambda now=unix_s: now)
+        clocks.runs(60)
+        kept.look()
+        assert kept.view.phase == "renewed"
+        host.call("beat", {"change": "change-1", "run": "a1"})
+        kept.look()
+    clocks.runs(121)
+    kept.look()
+    assert kept.view.phase == "expired"
+
+
+def test_a_command_that_still_works_is_waited_for(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease counts from the end of the step, which has its own limit on the host."""
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    clocks = Clocks(monkeypatch)
+    kept = keeper.Keeper(LEASE, keeper.Silence(120))
+    monkeypatch.setattr(keeper.host_lock, "held", lambda: (True, "pid 1 (tree restore)"))
+    kept.look()
+    clocks.runs(1800)
+    kept.look()
+    assert kept.view.phase == "renewed"
+    monkeypatch.setattr(keeper.host_lock, "held", lambda: (False, None))
+    clocks.runs(119)
+    kept.look()
+    assert kept.view.phase == "renewed"
+    clocks.runs(2)
+    kept.look()
+    assert kept.view.phase == "expired"
+
+
+def test_a_sign_of_life_before_the_promise_keeps_the_change(host: Host) -> None:
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    way = WayBack(LEASE)
+    sign = way.sign(way.change())
+    assert host.call("beat", {"change": "change-1", "run": "a1"})["mine"]
+    way.promise(sign)
+    assert way.phase(way.change(), True) == "expired"
+    way.promise(way.sign(way.change()))
+    assert way.phase(way.change(), True) == "promised"
+    assert not host.call("beat", {"change": "change-1", "run": "a1"})["mine"]
+
+
+def test_a_kernel_that_is_tried_falls_back_first(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own watch reboots into the pinned one; there the change goes back."""
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    way = WayBack(LEASE)
+    change = way.change()
+    assert change and way.hindrance(change) == ""
+    monkeypatch.setattr(way_back.candidate, "under_trial", lambda: "6.17.0-22-generic")
+    assert "kernel 6.17.0-22-generic is tried" in way.hindrance(change)
+
+
+ENGINE = SimpleNamespace(unit="rigbook-engine.service", endpoint="head", start_budget_s=0.2)
+NO_ANSWER = "the former engine does not answer (rigbook-engine.service is "
+
+
+@pytest.mark.parametrize(
+    ("active", "reply", "status", "says"),
+    [
+        ("active", Reply(True, "tiny answered in 0.3 s"), "ROLLED_BACK",
+         "the former engine answers: tiny answered in 0.3 s"),
+        ("active", Reply(False, "HTTP 500"), "INCONSISTENT", NO_ANSWER + "active): HTTP 500"),
+        ("activating", Reply(True, "x"), "INCONSISTENT",
+         NO_ANSWER + "activating): it has not started"),
+        ("inactive", Reply(True, "x"), "ROLLED_BACK", "is down, as the change found it"),
+    ],
+)  # fmt: skip
+def test_rolled_back_is_said_after_an_answer(
+    host: Host, monkeypatch: pytest.MonkeyPatch, active: str, reply: Any, status: str, says: str
+) -> None:
+    """What does not answer is no state to go back to: INCONSISTENT, with the reason."""
+    monkeypatch.setattr(way_back, "MARGIN_S", 0.0)
+    monkeypatch.setattr(way_back, "POLL_S", 0.01)
+    monkeypatch.setattr(way_back.config, "load", lambda: ENGINE)
+    monkeypatch.setattr(way_back, "key_of", lambda _: None)
+    monkeypatch.setattr(way_back.systemctl, "inspect_unit", lambda _: {"active": active})
+    monkeypatch.setattr(way_back.await_answer, "ask_ours", lambda *_: reply)
+    monkeypatch.setattr(way_back.systemctl, "systemctl", lambda *_: "")
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    way = WayBack(LEASE)
+    way.promise(way.sign(way.change()))
+    way.stop()
+    way.undo()
+    assert way.phase(way.change(), True) == "back"
+    way.prove()
+    change = json.loads((host.state / "journal" / "change-1.json").read_text())
+    assert (change["status"], change["lease"]["phase"]) == (status, "settled")
+    assert says in change["reason"], change["reason"]
+    assert change["reason"].startswith("nobody renewed the lease of 120 s")
