@@ -1,4 +1,4 @@
-"""Lines of the kernel about hardware and about processes that it ended, of this boot and earlier.
+"""Lines of the kernel about hardware and about itself, of this boot and earlier.
 
 This boot's come from /dev/kmsg, earlier ones from the journal and from pstore. A container has no
 kernel log of its own: none there.
@@ -26,7 +26,6 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("xid", r"NVRM: Xid \(PCI:(?P<at>[0-9a-fA-F:.]+)\): (?P<number>\d+)"),
     ("gpu-lost", r"NVRM: .*(?P<at>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*"
                  r".* has fallen off"),
-    ("oom", r"(?P<at>)(?:Out of memory|out of memory): Killed process"),
     ("panic", r"(?P<at>)Kernel panic - not syncing"),
     ("oops", r"(?P<at>)(?:BUG: unable to handle|BUG: kernel NULL pointer|Oops: |general protection "
              r"fault, probably|kernel BUG at )"),
@@ -51,7 +50,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
 _PATTERNS = [(kind, re.compile(words)) for kind, words in _KINDS]
 # what the journal is asked for: journalctl takes no named groups in every version
 _ASKED = "|".join(
-    (r"NVRM: (Xid|.*fallen off)", "Killed process", "LOCKUP|lockup|stall", "BUG: |Oops: ",
+    (r"NVRM: (Xid|.*fallen off)", "LOCKUP|lockup|stall", "BUG: |Oops: ",
      "blocked for more than", "Hardware Error", "EDAC MC", "PCIe Bus Error", "I/O ", "error, dev",
      "read-only|shut down|readonly", "mlx5_core .*([hH]ealth|Cable|fatal|syndrome)",
      "nvme nvme")
