@@ -102,7 +102,7 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
     for name in rig.names if loss.before else ():
         rig.root(name, loss.before)
     known = {name: _newest(rig, name) for name in rig.names}
-    process = rig.start(deploy, *data, f"lease={LEASE_S}")
+    process, began = rig.start(deploy, *data, f"lease={LEASE_S}"), time.monotonic()
     try:
         wait_until(f"{deploy} is in its middle", BEGIN_S, lambda: _begun(rig, known))
         change = _newest(rig, rig.names[0])
@@ -113,6 +113,10 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
         status = str(_settled(rig, change))
         wait_until("an answer", START_S, rig.answers, 2)
         took = time.monotonic() - began
+    except (AssertionError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        took, said = time.monotonic() - began, f"{error}".partition("\n")[0]
+        ROWS.append(Row(deploy, loss_name, "", took, said or type(error).__name__))
+        raise
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGCONT)
@@ -159,4 +163,4 @@ def table() -> list[str]:
                 f"{end} {row.seconds:.0f} s{' FAULT' if row.fault else ''}" if row else "-"
             )
         lines.append(f"| {loss} | {' | '.join(words)} |")
-    return lines
+    return lines + [f"FAULT {row.deploy}: {row.loss}: {row.fault}" for row in ROWS if row.fault]
