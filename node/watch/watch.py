@@ -16,7 +16,7 @@ from node.engine import config as engine_config
 from node.engine.completion import ask
 from node.files import state_dir, state_file
 from node.rules.completion import Reply
-from node.watch import config, heal, machine, notices, pressure, textfile
+from node.watch import away, config, heal, machine, notices, pressure, textfile
 from node.watch.config import Watch
 from node.watch.heal import Target
 from node.watch.own_unit import OwnUnit
@@ -195,9 +195,11 @@ def inspect_endpoint(watch: Watch, engine: Target | None = None) -> Json:
     `engine` None: this host's own, where that is what is asked, else whatever answers there.
     """
     reply, before = _look(watch, engine or _own_engine(watch), load_state(time.time()))
-    told_of_host = [*machine.notices(watch), *pressure.look(watch)]
+    now = time.time()
+    told_of_host = [*away.look(watch, before["looked_unix_s"]), *machine.notices(watch),
+                    *pressure.look(watch)]  # fmt: skip
     before["pending"] = [*before["pending"], *told_of_host][-MAX_PENDING:]
-    after = judge(before, reply, watch, time.time())
+    after = judge(before, reply, watch, now)
     save_state(after)
     if after["pending"][-1:] != before["pending"][-1:]:
         log.say(after["pending"][-1]["text"], log.WARNING)
