@@ -32,10 +32,10 @@ KEEPERS = ["lab1 lease", "lab2 lease"]
 WHY = "nobody renewed the lease of 120 s"
 AWAY = f"while you were away (serve, change {ID}): {HEAD} is ROLLED_BACK: {WHY}"
 # This machine's file of the run that fell silent.
-HERE, ELSEWHERE, DRY, EARLY = (
-    tempfile.TemporaryDirectory(prefix="rigbook-runs-") for _ in range(4)
+HERE, ELSEWHERE, DRY, EARLY, ASKED = (
+    tempfile.TemporaryDirectory(prefix="rigbook-runs-") for _ in range(5)
 )
-for folder in (HERE, DRY, EARLY):
+for folder in (HERE, DRY, EARLY, ASKED):
     mine = Path(folder.name, "rigbook/runs", ID)
     mine.parent.mkdir(parents=True)
     mine.touch()
@@ -97,6 +97,8 @@ TABLE: Table = {
         there(EARLY, seen=went_back(status="OPEN")),
         refused(f"keeper@{WORKER} may still be at work on {WORKER}",
                 says=(f"{AWAY}; {WORKER} is going back by itself, and has not ended",))),
+    "away, verify": (
+        run("verify", seen=went_back(), env={"XDG_STATE_HOME": ASKED.name}), quiet(AWAY)),
     "away, dry": (there(DRY, "--dry"), quiet(AWAY)),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
