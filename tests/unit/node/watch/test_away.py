@@ -13,7 +13,7 @@ import pytest
 from node.core import proc
 from node.core.errors import CannotRead
 from node.health import counters
-from node.watch import away
+from node.watch import away, watch
 from node.watch.config import Watch
 from tests.unit.node.support.host import Host, apply_request, file_step
 from tests.unit.node.support.servers import completion, serving
@@ -114,3 +114,13 @@ def test_a_journal_that_cannot_be_read_does_not_end_the_watch(
     monkeypatch.setattr(away.boots, "read", fails)
     assert away.look(WATCH, 0.0) == []
     assert "is not known: journalctl: not found" in capsys.readouterr().out
+
+
+def test_a_host_that_never_stops_is_told_of_ten_times_an_hour() -> None:
+    sent, row = 0, {"status": "hardware"}
+    noticed: list[float] = []
+    for minute in range(60):
+        told, noticed = watch.limited([row], noticed, 60.0 * minute)
+        sent += len(told)
+    assert sent == watch.MOST_AN_HOUR
+    assert watch.limited([row, row], noticed, 3601.0)[0] == [row]
