@@ -98,9 +98,12 @@ def test_links_of_cards_with_a_driver(tmp_path: Path) -> None:
         "port/0000:01:00.0/driver/x": "", "port/max_link_speed": "16.0 GT/s PCIe",
         "port/max_link_width": "255", "port/0000:02:00.0/class": "0x040300",
         "port/0000:03:00.0/class": "0x030000",
+        # a virtual function of a vGPU host: bound to nvidia, and nvidia-smi lists none
+        "port/0000:04:00.4/class": "0x030200", "port/0000:04:00.4/driver/x": "",
+        "port/0000:04:00.4/physfn/x": "",
     }  # fmt: skip
     tree(tmp_path, files)
-    for slot in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
+    for slot in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.4"):
         (devices / slot).symlink_to(tmp_path / "port" / slot)
     assert pci.read(str(tmp_path / "absent")) == []
     (row,) = pci.read(str(devices))
@@ -165,7 +168,8 @@ def test_what_is_no_smart_log_is_none(text: str) -> None:
     assert disks.parse_smart(text, "tool") is None
 
 
-# man 5 proc_pid_mountinfo; what errors=remount-ro leaves has ro in the filesystem's options alone
+# man 5 proc_pid_mountinfo; what errors=remount-ro leaves has ro in the filesystem's options alone,
+# on Linux 6.15 and later emergency_ro (prometheus/node_exporter 3717)
 @pytest.mark.parametrize(("line", "sick"), [
     ("28 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw,errors=remount-ro", False),
     ("29 28 7:1 / /snap/core/1 ro,nodev shared:2 - squashfs /dev/loop1 ro,errors=continue", False),
@@ -173,6 +177,8 @@ def test_what_is_no_smart_log_is_none(text: str) -> None:
     ("31 28 8:1 / /boot/efi rw,relatime - vfat /dev/sda1 rw", False),
     ("32 28 0:25 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755", False),
     ("33 28 0:25 / /data ro,relatime - btrfs /dev/sdb rw,space_cache", False),
+    ("35 28 8:2 / /srv\\040x rw,relatime - ext4 /dev/sda2 rw,errors=remount-ro,emergency_ro", True),
+    ("36 28 8:2 / /srv\\040x rw,relatime - ext4 /dev/sda2 rw,shutdown", True),
     ("34 28 8:2 / /srv\\040x rw,relatime - ext4 /dev/sda2 ro,errors=remount-ro", True),
 ])  # fmt: skip
 def test_a_filesystem_that_turned_read_only(tmp_path: Path, line: str, sick: bool) -> None:
