@@ -20,6 +20,8 @@ from schema.observed.snapshot import NodeSnapshot
 BUSY_PERCENT = 50
 # Corrected errors an hour; two 5090s with a bad link had thousands (vllm#14628).
 CORRECTED_PER_HOUR = 1000.0
+# Replays an hour: DCGM takes more than 8 a minute for a fault (dcgm_gpu_hardware_limits.h).
+REPLAYS_PER_HOUR = 480.0
 # NVSentinel's link-counter-detection: any, or more than so many a second.
 PER_SECOND = {"link_downed": 0.0, "rnr_nak_retry_err": 0.0, "symbol_error": 10.0,
               "roce_slow_restart": 10.0}  # fmt: skip
@@ -77,7 +79,7 @@ def _narrow(node: Node, what: str, short: str, evidence: str) -> Violation:
 
 @per_node
 def pcie_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """A fatal error of AER, or a link that corrects all the time.
+    """A fatal error of AER, or a link that corrects or sends again all the time.
 
     A head ran degraded for nine hours after a fatal AER on its CX-7 (D2). Nonfatal errors are not
     told: devices that are well log unsupported requests at each boot.
@@ -98,6 +100,15 @@ def pcie_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
             yield _errors(
                 node, f"{row.kind} {row.slot}", f"{corrected / hours:.0f} corrected errors an hour",
                 f"sysfs: aer_dev_correctable {corrected} in {hours:.0f} h",
+                "another slot, riser or cable; a BIOS update; the slot at one generation less",
+            )  # fmt: skip
+
+
+    for gpu in gpus_of(snapshot):
+        if (gpu.replays or 0) / hours > REPLAYS_PER_HOUR:
+            yield _errors(
+                node, f"gpu {gpu.bus_id}", f"{(gpu.replays or 0) / hours:.0f} replays an hour",
+                f"nvidia-smi -q: {gpu.replays} replays in {hours:.0f} h",
                 "another slot, riser or cable; a BIOS update; the slot at one generation less",
             )  # fmt: skip
 

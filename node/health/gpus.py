@@ -14,6 +14,9 @@ from node.core.run import TimedOut, run, which
 
 TIMEOUT_S = 10.0
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+# what stands in a field of a GPU that does not answer; "Unknown Error" stands in those of good ones
+_FAULTS = ("GPU requires reset", "GPU is lost")
+_END = "</nvidia_smi_log>"
 
 
 def _text(gpu: Any, *paths: str) -> str | None:
@@ -47,6 +50,11 @@ def _total(gpu: Any, *paths: str) -> int | None:
     return sum(values) if values else None
 
 
+def _fault(gpu: Any) -> str | None:
+    texts = ((row.text or "").strip().strip("[]") for row in gpu.iter())
+    return next((text for text in texts if text in _FAULTS), None)
+
+
 def _reasons(gpu: Any) -> list[str]:
     """Gives the reasons that hold the clock down now, such as hw_slowdown."""
     found: list[str] = []
@@ -58,11 +66,15 @@ def _reasons(gpu: Any) -> list[str]:
 
 
 def parse(text: str) -> list[Json]:
-    """Gives a row for each GPU. Raises CannotRead for what is no XML of nvidia-smi."""
+    """Gives a row for each GPU. Raises CannotRead for what is no XML of nvidia-smi.
+
+    Warnings such as `infoROM is corrupted at gpu …` stand before it or behind it.
+    """
     from xml.etree import ElementTree  # 8 ms, on hosts with a driver alone
 
+    start, end = max(text.find("<"), 0), text.find(_END)
     try:
-        root = ElementTree.fromstring(text)
+        root = ElementTree.fromstring(text[start:] if end < 0 else text[start : end + len(_END)])
     except ElementTree.ParseError as error:
         raise CannotRead(f"nvidia-smi -q -x printed no XML: {error}") from None
     return [_row(gpu) for gpu in root.iter("gpu")]
@@ -79,7 +91,7 @@ def _row(gpu: Any) -> Json:
         "name": _text(gpu, "product_name"),
         "persistence": _yes(gpu, "persistence_mode"),
         "display": _yes(gpu, "display_active"),
-        "recovery": _text(gpu, "gpu_recovery_action"),
+        "recovery": _fault(gpu) or _text(gpu, "gpu_recovery_action"),
         "ecc_now": _total(gpu, *(volatile + name for name in uncorrected)),
         "ecc_ever": _total(gpu, *(aggregate + name for name in uncorrected)),
         "sram_over": _yes(gpu, aggregate + "sram_threshold_exceeded"),
@@ -101,6 +113,7 @@ def _row(gpu: Any) -> Json:
                    for key in ("instant_power_draw", "average_power_draw", "power_draw"))),
         "power_limit_w": _number(
             gpu, *(at + key for at in power for key in ("current_power_limit", "power_limit"))),
+        "usual_limit_w": _number(gpu, *(at + "default_power_limit" for at in power)),
         "clock_mhz": _count(gpu, "clocks/sm_clock"),
         "max_clock_mhz": _count(gpu, "max_clocks/sm_clock"),
         "busy_percent": _count(gpu, "utilization/gpu_util"),
@@ -121,7 +134,7 @@ def read() -> list[Json]:
         done = run(["nvidia-smi", "-q", "-x"], TIMEOUT_S)
     except TimedOut:
         raise CannotRead(f"nvidia-smi -q did not answer in {TIMEOUT_S:g} s") from None
-    if done.rc != 0:
+    if done.rc != 0 and _END not in done.out:  # 14: all of it, and a warning
         said = " ".join((done.out + " " + done.err).split())[:300]
         raise CannotRead(f"nvidia-smi -q failed ({done.rc}): {said or 'no message'}")
     return parse(done.out)

@@ -55,6 +55,9 @@ def test_a_recorded_card_has_no_finding(path: Path) -> None:
     ("<gpu_temp_tlimit>47 C", "<gpu_temp_tlimit>0 C", "gpu-hot"),
     ("<persistence_mode>Enabled", "<persistence_mode>Disabled", "persistence-off"),
     ("<gpu_recovery_action>None", "<gpu_recovery_action>Reboot", "gpu-lost"),
+    ("<gpu_temp>40 C", "<gpu_temp>[GPU requires reset]", "gpu-lost"),
+    ("<gpu_temp>40 C", "<gpu_temp>GPU is lost", "gpu-lost"),
+    ("<replay_counter>0", "<replay_counter>9000000", "pcie-errors"),
 ])  # fmt: skip
 def test_one_changed_element_of_the_h200_is_found(old: str, new: str, code: str) -> None:
     text = (FIXTURES / "idle_query.xml").read_text()
@@ -71,6 +74,11 @@ def test_nvidia_smi_that_fails_or_prints_nonsense_is_unknown(
     with pytest.raises(CannotRead, match="GPU is lost") as caught:
         gpus.read()
     assert gpu.GONE.search(str(caught.value))
+    # 14, and a warning behind the whole of it (nvidia-smi's manual, RETURN VALUE)
+    text = (FIXTURES / "h100_query.xml").read_text()
+    warned = f"{text}WARNING: infoROM is corrupted at gpu 0000:00:06.0\n"
+    monkeypatch.setattr(gpus, "run", lambda *_: Done(14, warned, ""))
+    assert gpus.read() == gpus.parse(text)
     monkeypatch.setattr(gpus, "run", lambda *_: Done(0, "not xml", ""))
     with pytest.raises(CannotRead, match="no XML"):
         gpus.read()
