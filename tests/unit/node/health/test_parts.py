@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from gates.doctor.examine import examine
 from gates.health import gpu
+from node.core import proc
 from node.core.errors import CannotRead
 from node.core.run import Done
 from node.health import addresses, counters, disks, driver, gpus, pci, report
@@ -226,6 +228,32 @@ def test_a_part_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> N
     assert answer["disks"] == {"unreadable": "ZeroDivisionError: division by zero"}
     assert answer.pop("took_s") < 5
     assert Health.model_validate(answer).gpus is not None
+
+
+@pytest.mark.parametrize(("looks", "found"), [
+    ([{7: ("vllm", "a")}] * 99, [{"pid": 7, "name": "vllm"}]),
+    ([{7: ("vllm", "a")}, {7: ("vllm", "b")}], []),  # it gave way meanwhile
+    ([{7: ("vllm", "a")}, {}], []),
+    ([{}], []),
+])  # fmt: skip
+def test_what_sleeps_without_giving_way_is_stuck(
+    looks: list[dict[int, tuple[str, str]]], found: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = iter(looks)
+    monkeypatch.setattr(report, "_asleep", lambda: next(rest))
+    monkeypatch.setattr(report, "_PARTS", {})
+    monkeypatch.setattr(report, "STUCK_S", 0.3)
+    started = time.monotonic()
+    assert report.read() == {"stuck": found}
+    assert (time.monotonic() - started >= 0.3) is bool(found)
+
+
+def test_threads_of_the_kernel_are_never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {pid: proc.Stat(pid, "x", state, ppid, 1, 1, 0)
+            for pid, state, ppid in ((2, "D", 0), (3, "D", 2), (4, "S", 1), (5, "D", 1))}
+    monkeypatch.setattr(report.proc, "pids", lambda: list(rows))
+    monkeypatch.setattr(report.proc, "stat", rows.get)
+    assert list(report._asleep()) == [5]
 
 
 def test_a_recipe_without_gpus_is_not_asked_for_persistence() -> None:
