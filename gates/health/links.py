@@ -107,7 +107,6 @@ def pcie_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
                 "another slot, riser or cable; a BIOS update; the slot at one generation less",
             )  # fmt: skip
 
-
     for gpu in gpus_of(snapshot):
         if (gpu.replays or 0) / hours > REPLAYS_PER_HOUR:
             yield _errors(

@@ -40,8 +40,9 @@ def _count(gpu: Any, *paths: str) -> int | None:
 
 
 def _yes(gpu: Any, *paths: str) -> bool | None:
-    text = _text(gpu, *paths)
-    return None if text is None else text.lower() in ("yes", "enabled", "active")
+    """Gives True when one of the elements says so, None when none is reported."""
+    texts = [text.lower() for path in paths if (text := _text(gpu, path)) is not None]
+    return any(text in ("yes", "enabled", "active") for text in texts) if texts else None
 
 
 def _total(gpu: Any, *paths: str) -> int | None:
@@ -51,6 +52,9 @@ def _total(gpu: Any, *paths: str) -> int | None:
 
 
 def _fault(gpu: Any) -> str | None:
+    """Gives why the driver will not use it; before driver 560 there is no gpu_recovery_action."""
+    if _yes(gpu, "gpu_reset_status/reset_required"):
+        return "reset required"
     texts = ((row.text or "").strip().strip("[]") for row in gpu.iter())
     return next((text for text in texts if text in _FAULTS), None)
 
@@ -99,6 +103,7 @@ def _row(gpu: Any) -> Json:
         "remap_pending": _yes(
             gpu, "remapped_rows/remapped_row_pending", "retired_pages/pending_retirement",
             "retired_pages/pending_blacklist", "ecc_errors/channel_repair_pending",
+            "ecc_errors/tpc_repair_pending",
         ),
         "remap_failed": _yes(
             gpu, "remapped_rows/remapped_row_failure", "ecc_errors/unrepairable_memory"

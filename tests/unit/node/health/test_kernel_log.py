@@ -57,7 +57,10 @@ def test_records_of_dev_kmsg_have_their_time() -> None:
 
 
 def test_a_disk_that_fails_all_day_hides_no_gpu() -> None:
-    words = ["NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.", *["I/O error, dev sda, x"] * 999]
+    words = [
+        "NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.",
+        *["I/O error, dev sda, x"] * 999,
+    ]
     rows = kernel_log.parse_kmsg([f"3,1,{n},-;{text}" for n, text in enumerate(words)], BOOT, 0.0)
     assert [row["kind"] for row in rows] == ["gpu-lost", *["disk"] * kernel_log.MAX_LINES]
     assert rows[-1]["unix_s"] == 999 / 1e6

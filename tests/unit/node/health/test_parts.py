@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gates.doctor.examine import examine
 from gates.health import gpu
 from node.core import proc
 from node.core.errors import CannotRead
@@ -19,37 +18,19 @@ from node.health import addresses, counters, disks, driver, gpus, pci, report
 from node.watch import machine
 from schema.machine import xids
 from schema.observed.health import Health
-from schema.observed.snapshot import NodeSnapshot
 from tests.unit.builders import snapshots
 from tests.unit.builders.spark_rig import spark_plan
+from tests.unit.node.support.doctor import found_with
 from tests.unit.node.support.host import Host
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "nvidia-smi"
-RECORDED = [*sorted((FIXTURES / "public").glob("*.xml")), *sorted(FIXTURES.glob("*_query.xml"))]
-# cards without a display whose owners had left persistence mode off
-OFF = {"a100-sxm4-v12", "a10g", "tesla-t4", "rtx-3080-v13"}
-
-
-def found_with(health: Health) -> list[tuple[str, str | None]]:
-    """What the doctor says of the Spark pair when its head's health is this."""
-    plan = spark_plan()
-    seen: dict[str, Any] = dict(snapshots.serving(plan))
-    usual = {(v.code, v.node) for v in examine(plan, seen)}
-    seen["spark1"] = snapshots.put(seen["spark1"], "health", health)
-    assert isinstance(seen["spark1"], NodeSnapshot)
-    return [(v.code, v.node) for v in examine(plan, seen) if (v.code, v.node) not in usual]
-
-
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_a_recorded_card_has_no_finding(path: Path) -> None:
-    rows = gpus.parse(path.read_text())
-    found = found_with(Health.model_validate({"gpus": rows}))
-    assert found == ([("persistence-off", "spark1")] if path.stem in OFF else [])
-    assert rows and all(row["bus_id"] and row["temp_c"] for row in rows)
 
 
 @pytest.mark.parametrize(("old", "new", "code"), [
     ("<remapped_row_pending>No", "<remapped_row_pending>Yes", "gpu-memory-errors"),
+    ("<channel_repair_pending>No", "<channel_repair_pending>Yes", "gpu-memory-errors"),
+    ("<tpc_repair_pending>No", "<tpc_repair_pending>Yes", "gpu-memory-errors"),
+    ("<unrepairable_memory>No", "<unrepairable_memory>Yes", "gpu-memory-errors"),
     ("<remapped_row_failure>No", "<remapped_row_failure>Yes", "gpu-memory-errors"),
     ("<dram_uncorrectable>0", "<dram_uncorrectable>3", "gpu-memory-errors"),
     ("<sram_threshold_exceeded>No", "<sram_threshold_exceeded>Yes", "gpu-memory-errors"),
@@ -66,6 +47,16 @@ def test_one_changed_element_of_the_h200_is_found(old: str, new: str, code: str)
     assert old in text
     rows = gpus.parse(text.replace(old, new))
     assert found_with(Health.model_validate({"gpus": rows})) == [(code, "spark1")]
+
+
+def test_a_lost_gpu_beside_one_that_answers() -> None:
+    """Its neighbour has errors of its memory (NVIDIA/k8s-test-infra, qx-gb200-lost.xml)."""
+    rows = gpus.parse((FIXTURES / "gb200_lost.xml").read_text())
+    found = found_with(Health.model_validate({"gpus": rows}))
+    assert found == [("gpu-lost", "spark1"), ("gpu-memory-errors", "spark1")]
+    old = "<gpu_reset_status><reset_required>Yes</reset_required></gpu_reset_status>"
+    (row,) = gpus.parse(f"<nvidia_smi_log><gpu id='x'>{old}</gpu></nvidia_smi_log>")
+    assert row["recovery"] == "reset required"
 
 
 def test_nvidia_smi_that_fails_or_prints_nonsense_is_unknown(
@@ -249,8 +240,10 @@ def test_what_sleeps_without_giving_way_is_stuck(
 
 
 def test_threads_of_the_kernel_are_never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {pid: proc.Stat(pid, "x", state, ppid, 1, 1, 0)
-            for pid, state, ppid in ((2, "D", 0), (3, "D", 2), (4, "S", 1), (5, "D", 1))}
+    rows = {
+        pid: proc.Stat(pid, "x", state, ppid, 1, 1, 0)
+        for pid, state, ppid in ((2, "D", 0), (3, "D", 2), (4, "S", 1), (5, "D", 1))
+    }
     monkeypatch.setattr(report.proc, "pids", lambda: list(rows))
     monkeypatch.setattr(report.proc, "stat", rows.get)
     assert list(report._asleep()) == [5]
