@@ -65,7 +65,8 @@ LEAKS = (
     f"Authorization: Bearer {WORD}", f"Authorization: Basic {WORD}=", f"x-api-key: {WORD}",
     f"https://hooks.slack.com/services/T0/B0/{WORD}", f"https://ntfy.sh/{WORD}",
     f"https://discord.com/api/webhooks/1/{WORD}", f"http://me:{WORD}@host:8000/v1",
-    f"https://host/x?token={WORD}&a=b", f"ghp_{WORD}", f"nvapi-{WORD}", f"AWS_SECRET_ACCESS_KEY={WORD}",
+    f"https://host/x?token={WORD}&a=b", f"ghp_{WORD}", f"nvapi-{WORD}",
+    f"AWS_SECRET_ACCESS_KEY={WORD}",
     f'{{"webhook": "https://host/{WORD}"}}', f"sk-{WORD}", f"hf_{WORD}",
 )  # fmt: skip
 
@@ -98,7 +99,7 @@ def test_no_text_of_any_file_tells_it(leak: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [
-    "Avg prompt throughput: 5.2 tokens/s, Avg generation throughput: 18.0 tokens/s, Running: 1 reqs",
+    "Avg prompt throughput: 5.2 tokens/s, Avg generation throughput: 18.0 tokens/s, Running: 1",
     "max_tokens=512, eos_token_id=2, tokenizer='/models/x', total token count: 512",
     "GPU KV cache size: 922,496 tokens", "Basic attention of https://host/v1/models",
 ])  # fmt: skip
