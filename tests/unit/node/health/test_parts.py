@@ -266,4 +266,9 @@ def test_the_watch_tells_the_xids_that_nvidia_answers_with_a_reset() -> None:
     row = {"kind": "xid", "number": 79, "device": "a", "text": "b"}
     assert machine.tells(row, []) and not machine.tells({**row, "number": 43}, [])
     disk = {**row, "kind": "disk", "device": "sda1"}
-    assert machine.tells(disk, ["sda"]) and not machine.tells(disk, ["nvme0n1"])
+    for kind in ("disk", "filesystem"):
+        row = {**disk, "kind": kind}
+        assert machine.tells(row, ["sda"]) and not machine.tells(row, ["nvme0n1"])
+    aer = {**row, "kind": "aer", "text": "PCIe Bus Error: severity=Uncorrectable (Fatal), type=x"}
+    assert machine.tells(aer, [])
+    assert not machine.tells({**aer, "text": aer["text"].replace("(Fatal", "(Non-Fatal")}, [])
