@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from gates.health import gpu
+from gates.health import gpu, links
 from node.core import proc
 from node.core.errors import CannotRead
 from node.core.run import Done
 from node.health import addresses, counters, disks, driver, gpus, pci, report
 from node.watch import machine
+from schema.inputs.load import plan
 from schema.machine import xids
 from schema.observed.health import Health
 from tests.unit.builders import snapshots
-from tests.unit.builders.spark_rig import spark_plan
+from tests.unit.builders.spark_rig import ROOT, host, spark_plan
 from tests.unit.node.support.doctor import found_with
 from tests.unit.node.support.host import Host
 
@@ -211,6 +212,16 @@ def test_an_address_is_found_in_what_sets_it(tmp_path: Path) -> None:
     found = addresses.read(places)
     assert found == {"10.0.0.1": [str(tmp_path / "netplan/50.yaml")],
                      "10.0.0.2": [str(tmp_path / "lease")]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "found"), [("169.254.28.", []), ("10.9.0.", ["spark1"])])
+def test_a_link_local_address_is_made_anew_at_each_boot(start: str, found: list[str]) -> None:
+    """The automatic setup of NVIDIA's playbook for two Sparks has no address in any file."""
+    made = plan({f"spark{n}": host(n, fabric_address=f"{start}{n}") for n in (1, 2)}, None, ROOT)
+    seen = dict(snapshots.healthy(made))
+    files = {"127.0.0.53": ("/etc/systemd/resolved.conf",)}
+    seen["spark1"] = snapshots.put(seen["spark1"], "health.addresses", files)
+    assert [v.node for v in links.address_survives(made, seen)] == found
 
 
 def test_a_part_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
