@@ -139,9 +139,27 @@ def test_counters_are_differences_within_a_boot(
     seen["mlx5_0/1 link_downed"] += 1
     found = counters.read()
     assert found["grew"] == {"mlx5_0/1 link_downed": 1} and 59 < found["seconds"] < 120
-    # another boot's reading says nothing
-    Path(counters.path()).write_text(json.dumps({**kept, "boot": "other"}))
-    assert counters.read() == {"seconds": pytest.approx(0.15, abs=0.2), "grew": {}}
+    # a reading of another boot, or an old one, says nothing; nor does a counter that began anew
+    fewer = dict.fromkeys(seen, 0)
+    for changes in (
+        {"boot": "other", "values": fewer},
+        {"unix_s": kept["unix_s"] - counters.MAX_AGE_S - 1, "values": fewer},
+        {"values": dict.fromkeys(seen, 99)},
+    ):
+        row = {**kept, "unix_s": kept["unix_s"] - 60, **changes}
+        Path(counters.path()).write_text(json.dumps(row))
+        assert counters.read()["grew"] == {}
+    assert counters.MAX_AGE_S <= 3600
+
+
+def test_the_older_name_of_what_holds_a_clock() -> None:
+    """Before driver 535: clocks_throttle_reasons."""
+    text = (FIXTURES / "public" / "a10g.xml").read_text()
+    old = "<clocks_throttle_reason_hw_slowdown>Not Active"
+    assert old in text
+    rows = gpus.parse(text.replace(old, old.replace("Not Active", "Active")))
+    found = found_with(Health.model_validate({"gpus": rows}))
+    assert ("gpu-throttled", "spark1") in found
 
 
 # linux-nvme/nvme-cli 1037 (WD 2TB), v-zhuravlev/zbx-smartctl 129 (Intel), nasty-project/nasty
@@ -192,7 +210,7 @@ def test_the_driver_and_what_lies_beside_it(tmp_path: Path) -> None:
     words = ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
              "GCC version: 13")  # fmt: skip
     tree(tmp_path, {"version": words, "lib/libnvidia-ml.so.580.126.09": "", "cdi/nvidia.yaml":
-                    "hostPath: /usr/lib/libcuda.so.570.86.15", "cdi/other.yaml": "x"})  # fmt: skip
+                    "hostPath: /usr/lib/libcuda.so.570.86.15", "cdi/other.yaml": "libamd.so.570.86.15"})  # fmt: skip
     (tmp_path / "lib" / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.126.09")
     found = driver.read(
         str(tmp_path / "version"), (str(tmp_path / "lib"),), (str(tmp_path / "cdi" / "*"),)
