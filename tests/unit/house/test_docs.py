@@ -232,7 +232,11 @@ def named_tests(where: str, text: str) -> int:
     """How many tests the text names (`FILE::NAME`, or a case of a table); each must be there."""
     named = re.findall(r"`(tests/[\w/]+\.(?:py|yaml))::([^`]+)`", text)
     for path, name in named:
-        line = rf"^(def {name}\(|{name} = )" if path.endswith(".py") else rf"case: {re.escape(name)}(,|$)"
+        line = (
+            rf"^(def {name}\(|{name} = )"
+            if path.endswith(".py")
+            else rf"case: {re.escape(name)}(,|$)"
+        )
         assert re.search(line, (ROOT / path).read_text(), re.M), f"{where}: {path}: {name}"
     return len(named)
 

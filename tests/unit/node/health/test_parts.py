@@ -210,7 +210,8 @@ def test_the_driver_and_what_lies_beside_it(tmp_path: Path) -> None:
     words = ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
              "GCC version: 13")  # fmt: skip
     tree(tmp_path, {"version": words, "lib/libnvidia-ml.so.580.126.09": "", "cdi/nvidia.yaml":
-                    "hostPath: /usr/lib/libcuda.so.570.86.15", "cdi/other.yaml": "libamd.so.570.86.15"})  # fmt: skip
+                    "hostPath: /usr/lib/libcuda.so.570.86.15",
+                    "cdi/other.yaml": "libamd.so.570.86.15"})  # fmt: skip
     (tmp_path / "lib" / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.126.09")
     found = driver.read(
         str(tmp_path / "version"), (str(tmp_path / "lib"),), (str(tmp_path / "cdi" / "*"),)
