@@ -124,8 +124,12 @@ def kernel_crash(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
                 node.name,
                 f"the kernel of {node.name} {words}",
                 evidence=told(found),
-                remedy=f"keep the lines (sudo journalctl -k -b -1, /var/lib/systemd/pstore), then "
-                f"{reboot(plan, node)}",
+                remedy=remedy_for(
+                    snapshot,
+                    found[-1],
+                    "keep the lines (sudo journalctl -k -b -1, /var/lib/systemd/pstore), then "
+                    f"{reboot(plan, node)}",
+                ),
             )
 
 
@@ -158,7 +162,9 @@ def task_hung(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
             node.name,
             f"a process of {node.name} hangs inside the kernel",
             evidence="; ".join(filter(None, (said, told(lines) if lines else ""))),
-            remedy=reboot(plan, node),
+            remedy=remedy_for(snapshot, lines[-1], reboot(plan, node))
+            if lines
+            else reboot(plan, node),
         )
 
 

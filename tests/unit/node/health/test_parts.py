@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from gates.health import gpu, links
+from gates.health import gpu, links, part
 from node.core import proc
 from node.core.errors import CannotRead
 from node.core.run import Done
 from node.health import addresses, counters, disks, driver, gpus, pci, report
 from node.watch import machine
+from schema.desired.plan import Plan
 from schema.inputs.load import plan
 from schema.machine import xids
 from schema.observed.health import Health
@@ -279,10 +280,23 @@ def test_threads_of_the_kernel_are_never_stuck(monkeypatch: pytest.MonkeyPatch) 
     assert list(report._asleep()) == [5]
 
 
-def test_a_recipe_without_gpus_is_not_asked_for_persistence() -> None:
+def without_gpus() -> Plan:
+    """A plan whose recipe runs on processors."""
     plan = spark_plan()
     expect = plan.recipe.expect.model_copy(update={"needs_nvidia": False})
-    plan = replace(plan, recipe=plan.recipe.model_copy(update={"expect": expect}))
+    return replace(plan, recipe=plan.recipe.model_copy(update={"expect": expect}))
+
+
+def test_a_driver_without_a_gpu_is_told_where_one_is_needed() -> None:
+    said = "nvidia-smi -q failed (6): No devices were found"
+    health = Health.model_validate({"gpus": {"unreadable": said}})
+    for made, found in ((spark_plan(), 2), (without_gpus(), 0)):
+        seen = {n: snapshots.put(s, "health", health) for n, s in snapshots.serving(made).items()}
+        assert len(part.parts_known(made, seen)) == found
+
+
+def test_a_recipe_without_gpus_is_not_asked_for_persistence() -> None:
+    plan = without_gpus()
     rows = gpus.parse((FIXTURES / "public" / "a10g.xml").read_text())
     health = Health.model_validate({"gpus": rows})
     seen = {n: snapshots.put(s, "health", health) for n, s in snapshots.serving(plan).items()}
