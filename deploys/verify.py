@@ -6,6 +6,7 @@ the reason when it does not serve, or is slower than the recipe's baselines.
 
 from pyinfra import logger
 
+from deploys.common.away import tell
 from deploys.common.load_and_gate import ALL
 from deploys.common.procedure import loaded
 from deploys.procedures.engine.measured import measured
@@ -13,6 +14,8 @@ from deploys.procedures.engine.runtimes import runtime_of
 
 # Load: what should answer, and where.
 rig = loaded("verify", runtimes=ALL)
+
+tell(rig.plan)
 
 # Verify: nothing is changed; the answer is the evidence.
 if rig.at_head:

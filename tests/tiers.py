@@ -111,6 +111,11 @@ TIERS = {
     "engine": Tier(
         (_pytest("tests/system/engine"),), _needs_lab, "two booted hosts with the real vLLM"
     ),
+    "alive": Tier(
+        (_pytest("tests/system/alive"),),
+        _needs_lab,
+        "two booted hosts with the real vLLM that falls silent, or whose memory runs out",
+    ),
     "tower": Tier(
         (_pytest("tests/system/venv"),), _needs_lab, "one booted host with the real vLLM in a venv"
     ),

@@ -73,7 +73,6 @@ CODES: dict[str, Code] = {
     "memory-short": Code(Layer.MEMORY),
     "page-cache": Code(Layer.MEMORY, "warn"),
     "shm-stale": Code(Layer.MEMORY, "warn"),
-    "killed-for-memory": Code(Layer.MEMORY, "warn"),
     "memory-kill": Code(Layer.MEMORY, "warn"),
     "guard-missing": Code(Layer.MEMORY, waivable=False),
     "guard-tight": Code(Layer.MEMORY),

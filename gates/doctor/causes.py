@@ -75,12 +75,7 @@ CAUSES: dict[str, Cause] = {
     "shm-stale": Cause(
         "engines that were killed and left their segments behind (C12)", here=("memory-short",)
     ),
-    "memory-kill": Cause(
-        "engine and host wanted more memory than there is (D7)",
-        here=("killed-for-memory", *DOWN),
-        anywhere=UNSERVED,
-        until=GHOSTS,
-    ),
+    "memory-kill": Cause("engine and host wanted more memory than there is (D7)", **LOADS),
     "guard-missing": Cause("it comes with no installation"),
     "guard-tight": Cause("gpu_memory_utilization leaves the host too little"),
     "engine-orphan": Cause(

@@ -36,9 +36,6 @@ OF_MACHINE: dict[str, Cause] = {
     "gpu-throttled": Cause("heat, or power that the card does not get", anywhere=("answer-slow",)),
     "gpu-hot": Cause("fans, dust, or a warm room", here=("gpu-throttled",)),
     "persistence-off": Cause("nvidia-persistenced is not installed or not enabled"),
-    "killed-for-memory": Cause(
-        "more was asked of the memory than the machine has, often by the engine itself", **STOPS
-    ),
     "nic-errors": Cause(
         "a cable, a transceiver or a port that goes bad; or a peer that has just rebooted",
         here=("bond-slave-down",),

@@ -1,4 +1,4 @@
-"""Disks, memory and the kernel itself: errors, wear, what was killed, what hangs."""
+"""Disks, memory and the kernel itself: errors, wear, what hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 PANIC_S = 7 * DAY_S
 WORN_PERCENT = 100
-ENGINE_WORDS = ("vllm", "VLLM", "python", "ray")
 
 
 # a filesystem that its kernel will not write to any more
@@ -168,27 +167,6 @@ def task_hung(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
         )
 
 
-@per_node
-def killed_for_memory(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """The kernel ended a process of the last day for want of memory; other containers' own limits
-    are their business.
-    """
-    lines = [
-        line
-        for line in recent(snapshot, this_boot(snapshot, "oom"))
-        if "emory cgroup" not in line.text or any(word in line.text for word in ENGINE_WORDS)
-    ]
-    if lines:
-        yield violation(
-            "killed-for-memory",
-            node.name,
-            f"the kernel of {node.name} ended a process for want of memory",
-            evidence=told(lines),
-            remedy="lower gpu_memory_utilization or max_model_len in the recipe, or end what else "
-            "runs there",
-        )
-
-
 def no_failing_disk(plan: Plan, observed: Observed) -> list[Violation]:
     """Before what writes a lot or may not come back: here a failing disk blocks."""
     found = [*disk_errors(plan, observed), *disk_read_only(plan, observed)]
@@ -196,7 +174,4 @@ def no_failing_disk(plan: Plan, observed: Observed) -> list[Violation]:
             for v in found]  # fmt: skip
 
 
-GATES = (
-    disk_errors, disk_read_only, disk_wear, kernel_crash, machine_check, task_hung,
-    killed_for_memory,
-)  # fmt: skip
+GATES = (disk_errors, disk_read_only, disk_wear, kernel_crash, machine_check, task_hung)

@@ -79,7 +79,7 @@ def _again(rows: list[Json]) -> bool:
     return bool(found)
 
 
-def _refuse_lasting(change: Json) -> None:
+def refuse_lasting(change: Json) -> None:
     """Raise NodeError for a change of which nothing can be undone: its status stays."""
     rows = change["steps"]
     stays = look.lines(rows, PRE) if all(kinds.of(row).irreversible for row in rows) else []
@@ -99,6 +99,15 @@ def _keep(change: Json) -> str:
     typed = [f"rignode close '{json.dumps({**body, 'status': status})}'"
              for status in ("INCONSISTENT", "COMMITTED")[not cut :]]  # fmt: skip
     return f"once it is as you want it: {' && '.join(typed)}"
+
+
+def left(change: Json) -> list[str]:
+    """Gives what of an undone change is not as it was, and is nobody's to put back."""
+    rows = change["steps"]
+    found = [f"{kinds.of(row).about(row)}: {row['left']}" for row in rows if "left" in row]
+    stays = [kinds.of(row).describe(row) for row in rows
+             if kinds.of(row).irreversible and not kinds.of(row).taken_back]  # fmt: skip
+    return [*found, *([f"not undone: {', '.join(dict.fromkeys(stays))}"] if stays else [])]
 
 
 class _Undo:
@@ -131,9 +140,8 @@ class _Undo:
     def _units(self) -> dict[str, list[Json]]:
         """Gives the steps of each unit, newest first, the last touched unit first."""
         found: dict[str, list[Json]] = {}
-        for row in self.pending:
-            if kinds.of(row).phase == UNIT:
-                found.setdefault(subject(row), []).append(row)
+        for row in (row for row in self.pending if kinds.of(row).phase == UNIT):
+            found.setdefault(subject(row), []).append(row)
         return found
 
     def _pass_over(self) -> None:
@@ -160,14 +168,6 @@ class _Undo:
                     row.update(state=UNKNOWN, why="; ".join(lines))
                 else:
                     self.stays = True
-
-    def left(self) -> list[str]:
-        """Gives what is not as it was, and is nobody's to put back."""
-        rows = self.change["steps"]
-        found = [f"{kinds.of(row).about(row)}: {row['left']}" for row in rows if "left" in row]
-        stays = [kinds.of(row).describe(row) for row in rows
-                 if kinds.of(row).irreversible and not kinds.of(row).taken_back]  # fmt: skip
-        return [*found, *([f"not undone: {', '.join(dict.fromkeys(stays))}"] if stays else [])]
 
     def _put_back(self, overwrite: list[str]) -> bool:
         """Revert the steps that are no unit's; gives whether systemd has to reload."""
@@ -294,7 +294,7 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
     if kinds.recover(change["steps"]) or _again(change["steps"]):
         journal.save(change)
     job.pending = _pending(change)
-    _refuse_lasting(change)
+    refuse_lasting(change)
     _refuse_edited(job, overwrite)
     job.run(overwrite)
     job.look()
@@ -305,7 +305,7 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
         if job.stays:
             again += f"; {_keep(change)}"
         raise NodeError(reason, "undo_incomplete", again)
-    journal.close(change, "ROLLED_BACK", "; ".join([told, *job.left()]))
+    journal.close(change, "ROLLED_BACK", "; ".join([told, *left(change)]))
     return {
         "change": change["id"],
         "status": "ROLLED_BACK",
@@ -313,7 +313,7 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
         "detail": "undone",
         "steps": job.answers,
         "to_start": job.to_start,
-        "left": job.left(),
+        "left": left(change),
     }
 
 

@@ -1,4 +1,4 @@
-"""Lines of the kernel about hardware and about processes that it ended, of this boot and earlier.
+"""Lines of the kernel about hardware and about itself, of this boot and earlier.
 
 This boot's come from /dev/kmsg, those that its ring has lost and earlier boots' from the journal, a
 crash's last words from pstore. A container has no kernel log of its own: none there.
@@ -30,7 +30,6 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("xid", r"NVRM: Xid \((?:PCI:)?(?P<at>[0-9a-fA-F:.]+)[^)]*\): (?P<number>\d+)"),
     ("gpu-lost", r"NVRM: .*(?P<at>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*"
                  r".* (?:has fallen off|RmInitAdapter failed)"),
-    ("oom", r"(?P<at>)(?:Out of memory|out of memory): Killed process"),
     ("panic", r"(?P<at>)Kernel panic - not syncing"),
     ("oops", r"(?P<at>)(?:BUG: unable to handle|BUG: kernel NULL pointer|Oops: |general protection "
              r"fault, probably|kernel BUG at )"),
@@ -57,7 +56,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
             r"|Cable error|health poll failed|firmware.*fatal|reported error syndrome)"),
 )  # fmt: skip
 # One of them stands in each such line: a full ring is read in a third of the time.
-_WORDS = ("NVRM", "Killed process", "panic", "BUG", "Oops", "general protection", "ockup",
+_WORDS = ("NVRM", "panic", "BUG", "Oops", "general protection", "ockup",
           "LOCKUP", "stall", "blocked ", "Hardware Error", "EDAC MC", "ncorrect", "=Fatal",
           "nvme nvme", "I/O error", "error, dev", "EXT4", "XFS", "BTRFS", "mlx5_core")  # fmt: skip
 _PATTERNS = [(kind, re.compile(words)) for kind, words in _KINDS]

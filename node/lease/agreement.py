@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# in this order; `back` is undone here, `settled` is looked at as well, or ended by somebody else
+# in this order; `back` is undone here and still open, `settled` is looked at as well, or ended by
+# somebody else
 PHASES = ("renewed", "expired", "promised", "stopped", "back", "settled")
 RENEWED, EXPIRED, PROMISED, STOPPED, BACK, SETTLED = PHASES
 # what to do next
@@ -47,15 +48,29 @@ def _short_of(peers: Peers, phase: str) -> str:
     return ", ".join(found)
 
 
+def _proof(me: View, peers: Peers) -> tuple[str, str]:
+    """Gives the step of a host that is back: the head asks its engine, the others wait for it."""
+    if me.head:
+        return PROVE, ""
+    head = {name: view for name, view in peers.items() if view and view.head}
+    missing = _short_of(head, SETTLED) if head else "no answer from the head"
+    if missing:
+        return WAIT, missing
+    return PROVE, next(view.status or "" for view in head.values() if view)
+
+
 def next_step(me: View, peers: Peers) -> tuple[str, str]:
-    """Gives what to do next, and why it waits. `peers`: what each said just now, None: nothing."""
+    """Gives what to do next, and why it waits: for `prove` the head's status, on another host.
+
+    `peers`: what each said just now, None: nothing.
+    """
     if me.phase == SETTLED:
         missing = _short_of(peers, SETTLED)
         return (WAIT, missing) if missing else (LEAVE, "")
     if me.phase == RENEWED:
         return WAIT, ""
     if me.phase == BACK:
-        return PROVE, ""
+        return _proof(me, peers)
     if me.phase == STOPPED:
         # the head's engine ends before its workers', and starts after theirs
         others = {name: view for name, view in peers.items() if me.head or not view or view.head}

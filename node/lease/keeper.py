@@ -8,13 +8,11 @@ begins anew, unless this host had promised.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 
-from node.change import journal
 from node.core import log
 from node.core.errors import Json, NodeError, io_reason
 from node.files import host_lock
@@ -147,12 +145,12 @@ class Keeper:
             arm.remove(self.lease)
             return False
         if self.view.phase in (STOPPED, BACK):
-            self._beat()
+            self.way.beat()
         acts: dict[str, Callable[[], None]] = {
             PROMISE: lambda: self.way.promise(self._sign or ()),
             STOP: self.way.stop,
             UNDO: self.way.undo,
-            PROVE: self.way.prove,
+            PROVE: lambda: self.way.prove(why),
             COMMIT: lambda: self.way.commit(why),
         }
         if action in acts:
@@ -172,11 +170,6 @@ class Keeper:
         except OSError as error:
             self._say(f"change {self.lease.change}: {io_reason(error)}", log.ERROR)
         return True
-
-    def _beat(self) -> None:
-        """Says that this keeper works, as a run says it."""
-        with contextlib.suppress(OSError):
-            os.utime(journal.path_of(self.lease.change))
 
     def _say(self, line: str, level: int = log.NOTICE) -> None:
         """A line once, not at every look."""

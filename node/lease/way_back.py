@@ -5,6 +5,7 @@ It has the change by a token of its own, as a run has: what the former run write
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -32,6 +33,12 @@ Sign = tuple[object, ...]
 WHY = "nobody renewed the lease of {seconds:.0f} s"
 
 
+def _keeper() -> Json:
+    """Gives who has a change that its keeper takes."""
+    host = socket.gethostname()
+    return {"operator": f"keeper@{host}", "deploy": KEEPER, "unix_s": time.time()}
+
+
 class WayBack:
     """One change on this host, as its keeper sees and ends it."""
 
@@ -52,10 +59,11 @@ class WayBack:
         noted = (change.get("lease") or {}).get("phase")
         mine = change.get("run") == self.token
         if change["status"] == "OPEN":
-            if mine and noted in (PROMISED, STOPPED):
+            if mine and noted in (PROMISED, STOPPED, BACK):
                 return str(noted)
             return EXPIRED if over else RENEWED
-        return BACK if mine and noted in (STOPPED, BACK) else SETTLED
+        # what could not be put back is INCONSISTENT at once
+        return BACK if mine and noted == STOPPED else SETTLED
 
     def sign(self, change: Json | None) -> Sign:
         """Gives what differs after a sign of life: who has the change, and its file's time."""
@@ -72,6 +80,7 @@ class WayBack:
             if trial := candidate.under_trial():
                 return f"kernel {trial} is tried; unblessed, it falls back to the pinned one"
             kinds.require_known(change)
+            undo.refuse_lasting(change)
             rows = [row for row in reversed(change["steps"])
                     if row["state"] != UNDONE and not kinds.of(row).irreversible]  # fmt: skip
             edited = undo.conflicts(rows, [])
@@ -88,8 +97,7 @@ class WayBack:
             if change["status"] != "OPEN" or self.sign(change) != sign:
                 return
             change["run"] = self.token
-            change["taken"] = {"operator": f"keeper@{socket.gethostname()}", "deploy": KEEPER,
-                               "unix_s": time.time()}  # fmt: skip
+            change["taken"] = _keeper()
             self._note(change, PROMISED)
 
     def stop(self) -> None:
@@ -104,29 +112,51 @@ class WayBack:
             self._note(change, STOPPED)
 
     def undo(self) -> None:
-        """Put back what the change found, and start what ran. Raises NodeError."""
-        request = {"change": self.lease.change, "run": self.token, "reason": self._why()}
-        undo.undo(request, EngineHold())
+        """Put back what the change found, and start what ran; it stays OPEN. Raises NodeError, and
+        the change is INCONSISTENT then, where a part could not be put back.
+        """
+        with Lock("lease"), ballast.Room():
+            change = journal.get(self.lease.change)
+            journal.require_owner(change, self.token)
+            try:
+                undo.take_back(change, [], [], EngineHold())
+            except NodeError as error:
+                if error.code == "undo_incomplete":
+                    journal.close(change, "INCONSISTENT", f"{self._why()}; {error}"[:2000])
+                raise
+            self._note(change, BACK)
 
-    def prove(self) -> None:
-        """See that the engine answers again, where this host is asked, and say so; else the change
-        becomes INCONSISTENT. Raises NodeError.
+    def beat(self) -> None:
+        """Says that this keeper works, as a run says it."""
+        with contextlib.suppress(OSError):
+            os.utime(journal.path_of(self.lease.change))
+
+    def prove(self, head: str = "") -> None:
+        """Close the change: ROLLED_BACK once the former engine was seen to answer, by this host or
+        by the head, whose status that is; else INCONSISTENT. Raises NodeError.
         """
         change = journal.get(self.lease.change)
-        try:
-            line = self._answer() if change["status"] == "ROLLED_BACK" else ""
-        except NodeError as error:
-            reason = f"{change['reason']}; {error}"[:2000]
-            request = {"change": self.lease.change, "status": "INCONSISTENT", "reason": reason}
-            close.close({**request, "run": self.token})
-            line = ""
+        if change["status"] == "OPEN":
+            self._close(change, head)
         with Lock("lease", LOCK_S), ballast.Room(1):
             change = journal.get(self.lease.change)
-            if line:
-                change["reason"] = f"{change['reason']}; {line}"
             self._note(change, SETTLED)
         level = log.NOTICE if change["status"] == "ROLLED_BACK" else log.ERROR
         log.say(f"change {change['id']} is {change['status']}: {change['reason']}", level)
+
+    def _close(self, change: Json, head: str) -> None:
+        reason = "; ".join([self._why(), *undo.left(change)])
+        body = {"change": self.lease.change, "run": self.token}
+        try:
+            if head in ("INCONSISTENT", "COMMITTED"):
+                raise NodeError(f"the head has it {head}", "no_answer")
+            told = f"{reason}; {self._answer(head)}"[:2000]
+            close.close({**body, "status": "ROLLED_BACK", "reason": told})
+        except NodeError as error:
+            if error.code not in ("no_answer", "unfinished"):
+                raise
+            told = f"{reason}; {error}"[:2000]
+            close.close({**body, "status": "INCONSISTENT", "reason": told})
 
     def commit(self, peer: str) -> None:
         """Close the change COMMITTED, which `peer` says it is. Raises NodeError where steps lack.
@@ -134,6 +164,10 @@ class WayBack:
         A run closes a change so only after the proof of the whole rig.
         """
         reason = f"{self._why()}; it was proven: {peer} has it COMMITTED"
+        with Lock("lease", LOCK_S), ballast.Room(1):
+            change = journal.get(self.lease.change)
+            # so that the next command tells who closed it
+            journal.save({**change, "taken": _keeper()})
         request = {"change": self.lease.change, "status": "COMMITTED", "reason": reason}
         close.close(request)
         log.say(f"change {self.lease.change} is COMMITTED: {reason}", log.NOTICE)
@@ -151,7 +185,7 @@ class WayBack:
         except NodeError:
             return None  # no engine of ours was ever here
 
-    def _answer(self) -> str:
+    def _answer(self, head: str) -> str:
         """Gives a line about the former engine. Raises NodeError when it does not answer."""
         try:
             engine = config.load()
@@ -160,7 +194,8 @@ class WayBack:
         if systemctl.inspect_unit(engine.unit)["active"] in systemctl.DOWN:
             return f"{engine.unit} is down, as the change found it"
         if engine.endpoint is None:
-            return f"{engine.unit} was started; the head asks it"
+            seen = "the head saw it answer" if head else "nothing was changed on the head"
+            return f"{engine.unit} was started; {seen}"
         deadline = time.monotonic() + engine.start_budget_s + MARGIN_S
         while True:
             state, said = systemctl.inspect_unit(engine.unit)["active"], "it has not started"
@@ -169,6 +204,7 @@ class WayBack:
                 if reply.ok:
                     return f"the former engine answers: {reply.detail}"
                 said = reply.detail
+            self.beat()
             if state in systemctl.DOWN or time.monotonic() > deadline:
                 raise NodeError(f"the former engine does not answer ({engine.unit} is {state}): "
                                 f"{said}", "no_answer")  # fmt: skip

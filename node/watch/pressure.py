@@ -76,6 +76,11 @@ def file_path() -> str:
     return os.path.join(state_dir.root(), "watch", "memory.json")
 
 
+def is_low() -> bool:
+    """Gives whether the last look found that memory runs out."""
+    return bool(state_file.load(file_path(), fresh())["low"])
+
+
 def look(watch: Watch) -> list[Json]:
     """One look; gives the notice for the webhook where there is one, and tells the journal."""
     # another folder for the tests

@@ -16,7 +16,7 @@ from node.engine import config as engine_config
 from node.engine.completion import ask
 from node.files import state_dir, state_file
 from node.rules.completion import Reply
-from node.watch import config, heal, machine, notices, pressure, textfile
+from node.watch import away, config, heal, machine, notices, pressure, textfile
 from node.watch.config import Watch
 from node.watch.heal import Target
 from node.watch.own_unit import OwnUnit
@@ -34,7 +34,8 @@ def new_state(now: float) -> Json:
     """Gives the state before the first look."""
     return {"format": 1, "status": "up", "since": now, "misses": 0, "missing_since": None,
             "detail": "", "told_unix_s": None, "looked_unix_s": now, "pending": [],
-            "noticed": [], "unsaid": 0, "silence": heal.fresh()}  # fmt: skip
+            "noticed": [], "unsaid": 0, "host_noticed": [],
+            "silence": heal.fresh()}  # fmt: skip
 
 
 def status_of(before: Json, reply: Reply, watch: Watch) -> str:
@@ -117,7 +118,7 @@ def file_path() -> str:
 def load_state(now: float) -> Json:
     """Gives the state of the last look; a new one when there is none or it is damaged."""
     fresh = new_state(now)
-    found = state_file.load(file_path(), fresh, ("noticed", "unsaid", "silence"))
+    found = state_file.load(file_path(), fresh, ("noticed", "unsaid", "host_noticed", "silence"))
     stale = now - found["looked_unix_s"] > STALE_S
     return {**fresh, "pending": found["pending"]} if stale else found
 
@@ -189,15 +190,28 @@ def _export(state: Json, watch: Watch) -> None:
         log.say(f"no metrics: {error}", log.WARNING)
 
 
+def limited(rows: list[Json], noticed: list[float], now: float) -> tuple[list[Json], list[float]]:
+    """Gives the notices about the host that are sent, MOST_AN_HOUR of them, and the times to keep.
+
+    A disk that dies logs all the time; the journal has been told of each line. Pure.
+    """
+    recent = [then for then in noticed if 0 <= now - then < 3600]
+    sent = rows[: max(0, MOST_AN_HOUR - len(recent))]
+    return sent, [*recent, *[now] * len(sent)]
+
+
 def inspect_endpoint(watch: Watch, engine: Target | None = None) -> Json:
     """One look: asks, keeps the state, tells the journal and the webhook; gives the state.
 
     `engine` None: this host's own, where that is what is asked, else whatever answers there.
     """
     reply, before = _look(watch, engine or _own_engine(watch), load_state(time.time()))
-    told_of_host = [*machine.notices(watch), *pressure.look(watch)]
-    before["pending"] = [*before["pending"], *told_of_host][-MAX_PENDING:]
-    after = judge(before, reply, watch, time.time())
+    now = time.time()
+    told_of_host = [*away.look(watch, before["looked_unix_s"]), *machine.notices(watch),
+                    *pressure.look(watch)]  # fmt: skip
+    sent, before["host_noticed"] = limited(told_of_host, before["host_noticed"], now)
+    before["pending"] = [*before["pending"], *sent][-MAX_PENDING:]
+    after = judge(before, reply, watch, now)
     save_state(after)
     if after["pending"][-1:] != before["pending"][-1:]:
         log.say(after["pending"][-1]["text"], log.WARNING)

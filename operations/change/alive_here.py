@@ -32,6 +32,15 @@ def is_alive_here(change: str) -> bool | None:
         os.close(fd)
 
 
+def died_here() -> bool:
+    """Whether a run of this machine is dead, and nobody was told what became of its change."""
+    try:
+        changes = [path.name for path in _path("").iterdir()]
+    except OSError:
+        return False
+    return any(is_alive_here(change) is False for change in changes)
+
+
 def forget(change: str) -> None:
     """What became of a dead run's change is told: it is none of this machine's any more."""
     with contextlib.suppress(OSError):

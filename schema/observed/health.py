@@ -65,7 +65,7 @@ class KernelLine(Frozen):
     """A line of the kernel. `number` is an Xid's, `boot` its boot's boot_id (None: unknown)."""
 
     kind: Literal[
-        "xid", "gpu-lost", "oom", "panic", "oops", "lockup", "hung", "mce", "edac", "aer", "nvme",
+        "xid", "gpu-lost", "panic", "oops", "lockup", "hung", "mce", "edac", "aer", "nvme",
         "disk", "filesystem", "nic",
     ]  # fmt: skip
     text: str

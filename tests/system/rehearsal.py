@@ -115,6 +115,8 @@ class Lab:
                 snapshot.pop(key)
             for key in ("uptime_s", "clock_unix_s"):
                 snapshot["identity"].pop(key)
+            for key in ("counters", "stuck"):
+                snapshot["health"].pop(key)
             for process in snapshot["engine_processes"]:
                 process.pop("rss")
             for unit in snapshot["units"]:

@@ -32,22 +32,25 @@ KEEPERS = ["lab1 lease", "lab2 lease"]
 WHY = "nobody renewed the lease of 120 s"
 AWAY = f"while you were away (serve, change {ID}): {HEAD} is ROLLED_BACK: {WHY}"
 # This machine's file of the run that fell silent.
-HERE, ELSEWHERE, DRY = (tempfile.TemporaryDirectory(prefix="rigbook-runs-") for _ in range(3))
-for folder in (HERE, DRY):
+HERE, ELSEWHERE, DRY, EARLY, ASKED = (
+    tempfile.TemporaryDirectory(prefix="rigbook-runs-") for _ in range(5)
+)
+for folder in (HERE, DRY, EARLY, ASKED):
     mine = Path(folder.name, "rigbook/runs", ID)
     mine.parent.mkdir(parents=True)
     mine.touch()
 
 
-def went_back(base: Seen = serving) -> Seen:
-    """A rig whose keepers ended a change of serve."""
+def went_back(base: Seen = serving, status: str = "ROLLED_BACK") -> Seen:
+    """A rig whose keepers took a change of serve; on the worker it is ROLLED_BACK or `status`."""
 
     def make(plan: Plan) -> Snapshots:
         seen = dict(base(plan))
         for name, snapshot in seen.items():
             taken = TakenBy(operator=f"keeper@{name}", deploy=KEEPER, unix_s=1.0)
-            row = change("ROLLED_BACK", id=ID, deploy="serve", operator=operator(), run="k",
-                         taken_by=taken, reason=WHY)  # fmt: skip
+            row = change(status if name == WORKER else "ROLLED_BACK", id=ID, deploy="serve",
+                         operator=operator(), run="k", taken_by=taken, reason=WHY,
+                         beat_unix_s=snapshot.identity.clock_unix_s - 2)  # fmt: skip
             seen[name] = put(snapshot, "journal.changes", (row,))
         return seen
 
@@ -62,9 +65,12 @@ def run(
     return Scenario(words, seen, answers=Reply, **more)  # type: ignore[arg-type]
 
 
-def there(folder: tempfile.TemporaryDirectory[str], how: str = "-y") -> Scenario:
+def there(
+    folder: tempfile.TemporaryDirectory[str], how: str = "-y", seen: Seen | None = None
+) -> Scenario:
     """serve on a rig that went back by itself."""
-    return run("serve", seen=went_back(), how=how, env={"XDG_STATE_HOME": folder.name})
+    env = {"XDG_STATE_HOME": folder.name}
+    return run("serve", seen=seen or went_back(), how=how, env=env)
 
 
 TABLE: Table = {
@@ -87,6 +93,12 @@ TABLE: Table = {
                "ROLLED_BACK")),
     "away": (there(HERE), quiet(AWAY)),
     "away, elsewhere": (there(ELSEWHERE), quiet(never=("while you were away",))),
+    "away, not ended": (
+        there(EARLY, seen=went_back(status="OPEN")),
+        refused(f"keeper@{WORKER} may still be at work on {WORKER}",
+                says=(f"{AWAY}; {WORKER} is going back by itself, and has not ended",))),
+    "away, verify": (
+        run("verify", seen=went_back(), env={"XDG_STATE_HOME": ASKED.name}), quiet(AWAY)),
     "away, dry": (there(DRY, "--dry"), quiet(AWAY)),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
@@ -113,3 +125,5 @@ def test_it_is_told_once(ran: Runs) -> None:
     assert ran["away, dry"].output.count("while you were away") == 1
     assert not Path(HERE.name, "rigbook/runs", ID).exists()
     assert Path(DRY.name, "rigbook/runs", ID).exists()
+    # and a change that has not ended is told again
+    assert Path(EARLY.name, "rigbook/runs", ID).exists()

@@ -11,7 +11,7 @@ from tests.system.rehearsal import Lab
 # The snapshot's limit, and what the doctor may take with it.
 SNAPSHOT_S, DOCTOR_S = 0.5, 3.0
 CODES = ("gpu-", "pcie-", "disk-errors", "disk-read", "disk-wear", "nic-errors", "fabric-volatile",
-         "kernel-crash", "machine-check", "task-hung", "killed-for-memory", "driver-library",
+         "kernel-crash", "machine-check", "task-hung", "memory-kill", "driver-library",
          "health-unreadable", "persistence-off", "cdi-stale")  # fmt: skip
 
 

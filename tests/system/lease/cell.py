@@ -22,6 +22,10 @@ CHOSEN = os.environ.get("RIGBOOK_LEASE", "")
 # an engine's start on a machine that others use, and a host's boot
 START_S = 600
 BEGIN_S = 900
+# from the call to a loss that is made
+MADE_S = 4
+# a timer is late by up to a minute without it
+EXACT = "--timer-property=AccuracySec=100ms"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ def cells(deploy: str) -> list[str]:
     found = []
     for part in CHOSEN.split(","):
         name, _, loss = part.partition(":")
+        if name not in DEPLOYS or not any(row.startswith(loss) for row in LOSSES):
+            raise ValueError(f"RIGBOOK_LEASE: {part}: there are {DEPLOYS} and {tuple(LOSSES)}")
         found += [row for row in LOSSES if name == deploy and row.startswith(loss)]
     return list(dict.fromkeys(found))
 
@@ -66,8 +72,6 @@ def _lose(rig: Rig, loss: Loss, process: subprocess.Popen[str]) -> None:
     names = rig.names if loss.where == "all" else rig.names[-1:]
     if loss.operator == "killed":
         os.killpg(process.pid, signal.SIGKILL)
-    if loss.operator == "asleep":
-        os.killpg(process.pid, signal.SIGSTOP)
     for name in names if loss.script else ():
         login = rig.root(name, "logname 2>/dev/null || echo $SUDO_USER").strip()
         script = loss.script.replace("{jump}", rig.jump).format(
@@ -75,9 +79,12 @@ def _lose(rig: Rig, loss: Loss, process: subprocess.Popen[str]) -> None:
         )
         quoted = "'" + script.replace("'", "'\\''") + "'"
         # a moment later: this connection is to end in order
-        rig.root(name, f"systemd-run --collect --on-active=2 bash -c {quoted}")
+        rig.root(name, f"systemd-run --collect --on-active=2 {EXACT} bash -c {quoted}")
     if loss.power:
         rig.power(names[-1], loss.power)
+    if loss.operator == "lives":
+        time.sleep(MADE_S)
+        os.killpg(process.pid, signal.SIGCONT)
 
 
 def _settled(rig: Rig, change: str) -> str | None:
@@ -102,9 +109,11 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
     for name in rig.names if loss.before else ():
         rig.root(name, loss.before)
     known = {name: _newest(rig, name) for name in rig.names}
-    process = rig.start(deploy, *data, f"lease={LEASE_S}")
+    process, began = rig.start(deploy, *data, f"lease={LEASE_S}"), time.monotonic()
     try:
-        wait_until(f"{deploy} is in its middle", BEGIN_S, lambda: _begun(rig, known))
+        wait_until(f"{deploy} is in its middle", BEGIN_S, lambda: _begun(rig, known), 0.2)
+        # it stays there until the loss is made
+        os.killpg(process.pid, signal.SIGSTOP)
         change = _newest(rig, rig.names[0])
         began = time.monotonic()
         _lose(rig, loss, process)
@@ -113,6 +122,10 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
         status = str(_settled(rig, change))
         wait_until("an answer", START_S, rig.answers, 2)
         took = time.monotonic() - began
+    except (AssertionError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        took, said = time.monotonic() - began, f"{error}".partition("\n")[0]
+        ROWS.append(Row(deploy, loss_name, "", took, said or type(error).__name__))
+        raise
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGCONT)
@@ -159,4 +172,4 @@ def table() -> list[str]:
                 f"{end} {row.seconds:.0f} s{' FAULT' if row.fault else ''}" if row else "-"
             )
         lines.append(f"| {loss} | {' | '.join(words)} |")
-    return lines
+    return lines + [f"FAULT {row.deploy}: {row.loss}: {row.fault}" for row in ROWS if row.fault]

@@ -181,10 +181,12 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.watch",
         },
         "node.watch": {
+            "node.change",
             "node.core",
             "node.engine",
             "node.files",
             "node.health",
+            "node.host",
             "node.rules",
             "node.snapshot",
         },

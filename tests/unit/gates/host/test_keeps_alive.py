@@ -188,6 +188,12 @@ def test_what_memory_killed_is_told_with_the_reason_for_a_day(plan: Plan) -> Non
     assert found(plan, facts(plan, kills=[killed(plan, 25)])) == []
 
 
+@pytest.mark.parametrize(("process", "told"), [("postgres", 0), ("VLLM::EngineCor", 1)])
+def test_the_limit_of_another_container_is_its_own(plan: Plan, process: str, told: int) -> None:
+    row = {**killed(plan, 2, "kernel"), "process": process, "why": "Memory cgroup out of memory; x"}
+    assert len(found(plan, facts(plan, kills=[row]))) == told
+
+
 UNKNOWN = Unreadable(unreadable="journalctl did not answer in 10 s")
 
 

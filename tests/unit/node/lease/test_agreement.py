@@ -39,16 +39,21 @@ EXPIRED, PROMISED = view("expired"), view("promised")
         (PROMISED, EXPIRED, "wait", "peer: expired"),
         (PROMISED, PROMISED, "stop", ""),
         (PROMISED, view("settled", "COMMITTED"), "commit", "peer"),
-        (PROMISED, view("back", "ROLLED_BACK"), "stop", ""),
+        (PROMISED, view("back"), "stop", ""),
         # the head's engine ends first and starts last
         (view("stopped"), view("promised", head=True), "wait", "peer: promised"),
         (view("stopped"), view("stopped", head=True), "undo", ""),
         (view("stopped"), None, "wait", "no answer from peer"),
         (view("stopped"), view("settled", "ROLLED_BACK", head=True), "undo", ""),
         (view("stopped", head=True), view("stopped"), "wait", "peer: stopped"),
-        (view("stopped", head=True), view("back", "ROLLED_BACK"), "undo", ""),
+        (view("stopped", head=True), view("back"), "undo", ""),
         (view("stopped", head=True), view("back", "INCONSISTENT"), "undo", ""),
-        (view("back", "ROLLED_BACK", head=True), None, "prove", ""),
+        (view("back", head=True), None, "prove", ""),
+        # the head sees the answer: the others say what it says
+        (view("back"), view("back", head=True), "wait", "peer: back"),
+        (view("back"), None, "wait", "no answer from the head"),
+        (view("back"), view("settled", "ROLLED_BACK", head=True), "prove", "ROLLED_BACK"),
+        (view("back"), view("settled", "INCONSISTENT", head=True), "prove", "INCONSISTENT"),
         (view("settled", "COMMITTED"), view("settled", "COMMITTED"), "leave", ""),
         (view("settled", "COMMITTED"), EXPIRED, "wait", "peer: expired"),
         (view("settled", "COMMITTED"), None, "wait", "no answer from peer"),
@@ -109,9 +114,11 @@ class Model:
                 assert all(self.view(n).is_at_least("back") for n in self.names[1:])
             else:
                 assert self.view(self.names[0]).is_at_least("stopped")
-            self.phase[name], self.status[name] = "back", "ROLLED_BACK"
+            self.phase[name] = "back"
         elif action == "prove":
-            self.phase[name] = "settled"
+            if name != self.names[0]:
+                assert self.status[self.names[0]] == "ROLLED_BACK"
+            self.phase[name], self.status[name] = "settled", "ROLLED_BACK"
         elif action == "commit":
             assert "COMMITTED" in self.status.values()
             self.phase[name], self.status[name] = "settled", "COMMITTED"

@@ -103,6 +103,7 @@ def test_what_one_node_has_committed_the_other_closes_too(pair: Pair) -> None:
         pair.keep(name)
     assert pair.ends() == STAYS
     assert [pair.file(name) for name in pair.hosts] == [NEW, NEW]
+    assert pair.journal(WORKER)["taken"]["deploy"] == "lease", "the next command tells it"
     reason = pair.journal(WORKER)["reason"]
     assert reason.endswith("it was proven: spark1 has it COMMITTED"), reason
 

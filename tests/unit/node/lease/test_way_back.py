@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from node.core.errors import NodeError
 from node.lease import keeper, way_back
 from node.lease.settings import Lease
 from node.lease.way_back import WayBack
@@ -149,9 +150,58 @@ def test_rolled_back_is_said_after_an_answer(
     way.promise(way.sign(way.change()))
     way.stop()
     way.undo()
-    assert way.phase(way.change(), True) == "back"
+    back = way.change()
+    assert back and (back["status"], way.phase(back, True)) == ("OPEN", "back")
     way.prove()
     change = json.loads((host.state / "journal" / "change-1.json").read_text())
     assert (change["status"], change["lease"]["phase"]) == (status, "settled")
     assert says in change["reason"], change["reason"]
     assert change["reason"].startswith("nobody renewed the lease of 120 s")
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "says"),
+    [
+        ("ROLLED_BACK", "ROLLED_BACK", "was started; the head saw it answer"),
+        ("INCONSISTENT", "INCONSISTENT", "the head has it INCONSISTENT"),
+        ("", "ROLLED_BACK", "was started; nothing was changed on the head"),
+    ],
+)
+def test_a_worker_says_what_the_head_saw(
+    host: Host, monkeypatch: pytest.MonkeyPatch, head: str, status: str, says: str
+) -> None:
+    worker = SimpleNamespace(unit="rigbook-engine.service", endpoint=None)
+    monkeypatch.setattr(way_back.config, "load", lambda: worker)
+    monkeypatch.setattr(way_back.systemctl, "inspect_unit", lambda _: {"active": "activating"})
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    way = WayBack(LEASE._replace(head=False))
+    way.promise(way.sign(way.change()))
+    way.stop()
+    way.undo()
+    way.prove(head)
+    change = way.change()
+    assert change and (change["status"], way.phase(change, True)) == (status, "settled")
+    assert says in change["reason"], change["reason"]
+
+
+def test_what_cannot_be_put_back_is_said_at_once(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No success that was not seen (deploy-rs#214), and no half of one (#68)."""
+
+    def fails(*_: object) -> None:
+        raise NodeError("take back: file.conf: No space left on device", "undo_incomplete")
+
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    way = WayBack(LEASE)
+    way.promise(way.sign(way.change()))
+    way.stop()
+    monkeypatch.setattr(way_back.undo, "take_back", fails)
+    with pytest.raises(NodeError, match="No space left"):
+        way.undo()
+    change = way.change()
+    assert change and (change["status"], way.phase(change, True)) == ("INCONSISTENT", "back")
+    way.prove()
+    change = way.change()
+    assert change and (change["status"], way.phase(change, True)) == ("INCONSISTENT", "settled")
+    assert "No space left" in change["reason"]

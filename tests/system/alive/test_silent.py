@@ -148,7 +148,7 @@ def test_a_fourth_wedge_stands_down_until_an_answer(watched: Lab) -> None:
 def test_a_black_hole_in_the_fabric_is_waited_for(watched: Lab) -> None:
     """The sockets stay up and nothing passes: a restart would only hang at the rendezvous."""
     watched.ssh("test1", f'sudo sed -i \'s/"restarts": \\[[^]]*\\]/"restarts": []/\' {STATE}')
-    before = watched.starts()
+    before, known = watched.starts(), set(bundles(watched))
     watched.ssh("test2", f"sudo sh -c '{BLACK_HOLE.format('-I', '-I')}'")
     began = time.monotonic()
     try:
@@ -157,6 +157,7 @@ def test_a_black_hole_in_the_fabric_is_waited_for(watched: Lab) -> None:
         said = watched.ssh("test1", "sudo journalctl -u rigbook-watch.service -n 50 -o cat")
         assert "is silent" in said and "on the fabric" in said
         assert watched.starts() == before and restarts(watched) == 0
+        assert set(bundles(watched)) - known, "its evidence is kept"
     finally:
         watched.ssh("test2", f"sudo sh -c '{BLACK_HOLE.format('-D', '-D')}'")
     wait_for_completion(watched, BUDGET_S)

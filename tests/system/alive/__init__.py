@@ -1,0 +1,1 @@
+"""What acts by itself on a rig that serves with the real vLLM: the watch, the memory guard."""
