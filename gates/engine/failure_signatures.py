@@ -9,6 +9,9 @@ from gates.engine.signature_table import SIGNATURES, Signature
 from node.rules.root_cause import ROOT_CAUSE
 from schema.observed.units import Unit
 
+# Lines of starts that end well have the same words: what vLLM and NCCL only tell names no cause.
+_TOLD = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d |NCCL INFO |\[Gloo\] Rank \d+ is connected")
+
 
 def from_log(lines: Iterable[str]) -> str | None:
     """The likely cause that the lines name, or None."""
@@ -18,7 +21,7 @@ def from_log(lines: Iterable[str]) -> str | None:
 
 def signature(lines: Iterable[str]) -> Signature | None:
     """The signature that the lines have, or None: the root cause's, where a line names one."""
-    rows = list(lines)
+    rows = [row for row in lines if not _TOLD.search(row)]
     texts = [*(row for row in rows if row.startswith(ROOT_CAUSE)), "\n".join(rows)]
     return next(
         (one for text in texts for one in SIGNATURES

@@ -161,7 +161,9 @@ SIGNATURES: tuple[Signature, ...] = (
         "NCCL_DEBUG: WARN in the recipe's env",
     ),
     Signature(
-        r"gloo|NCCL|DistNetworkError|DistStoreError|Connection reset by peer",
+        r"(?:closed|reset) by (?:remote )?peer|(?:send|recv)Bytes failed|gloo\S* .*timed out|"
+        r"NCCL (?:error|communicator was aborted)|nccl(?:Remote|System|Internal)Error|"
+        r"Watchdog caught collective|DistNetworkError|DistStoreError|DistBackendError",
         "it lost its peer",
     ),
     # the program

@@ -21,6 +21,8 @@ BUSY_PERCENT = 90
 # GB10s with a faulty power delivery ran at 695 to 890 of 3003 MHz under full load; a capped card
 # that is well keeps above half.
 SLOW_SHARE = 0.4
+# The load is over since the utilization was counted; clocks that somebody set.
+ON_PURPOSE = {"gpu_idle", "applications_clocks_setting"}
 # Degrees to the temperature at which the card slows down.
 HOT_C = 3.0
 GONE = re.compile("GPU is lost|off the bus")
@@ -82,7 +84,7 @@ def gpu_lost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violati
                 "gpu-lost",
                 node.name,
                 f"the driver of {node.name} asks for a recovery of its GPU {gpu.bus_id}: {wanted}",
-                evidence=f"nvidia-smi -q: GPU Recovery Action {gpu.recovery}",
+                evidence=f"nvidia-smi -q says of it: {gpu.recovery}",
                 remedy=by_reset if "reset" in wanted else reboot(plan, node),
             )
 
@@ -134,6 +136,7 @@ def gpu_throttled(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
         busy = (gpu.busy_percent or 0) >= BUSY_PERCENT
         clock, most = gpu.clock_mhz, gpu.max_clock_mhz
         slow = busy and clock is not None and most is not None and clock < SLOW_SHARE * most
+        slow = slow and not ON_PURPOSE.intersection(gpu.reasons) and not _capped(gpu)
         if not held and not slow:
             continue
         yield violation(
@@ -147,6 +150,13 @@ def gpu_throttled(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
             remedy="heat: fans, dust, the room; power: its cables and its supply, then off for "
             "60 s at the wall (a GB10's USB-C supply keeps a fault until then)",
         )
+
+
+def _capped(gpu: GpuHealth) -> bool:
+    """Whether its owner has set a lower limit of power than the card's own, and it is reached."""
+    limit, usual = gpu.power_limit_w, gpu.usual_limit_w
+    lower = limit is not None and usual is not None and limit < usual
+    return lower and "sw_power_cap" in gpu.reasons
 
 
 @per_node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,25 +20,35 @@ PANIC_S = 7 * DAY_S
 WORN_PERCENT = 100
 
 
+# a filesystem that its kernel will not write to any more
+STOPPED = re.compile("read-only|readonly|shut down")
+
+
 def _on_fixed(snapshot: NodeSnapshot, line: KernelLine) -> bool:
     """Whether a line is about a disk of this machine: an unplugged stick has I/O errors, too."""
     device = line.device or ""
     names = known(health_of(snapshot).fixed, ())
     if line.kind == "nvme":  # the controller nvme0 of the disk nvme0n1
         return any(name.startswith(f"{device}n") for name in names)
-    return any(device.startswith(name) for name in names)
+    if line.kind == "filesystem" and device.startswith(("dm-", "md")):
+        return True
+    return any(re.fullmatch(rf"{name}({'p' * name[-1].isdigit()}\d+)?", device) for name in names)
 
 
 @per_node
 def disk_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """I/O errors of a fixed disk since the boot: a change on it may end half-way (D18)."""
-    lines = [x for x in this_boot(snapshot, "disk", "nvme") if _on_fixed(snapshot, x)]
+    """I/O errors of a fixed disk, or of a filesystem on one, since the boot: a change on it may end
+    half-way (D18). ext4 goes on after an error, unless it is told otherwise.
+    """
+    lines = [x for x in this_boot(snapshot, "disk", "nvme", "filesystem")
+             if _on_fixed(snapshot, x)
+             and not (x.kind == "filesystem" and STOPPED.search(x.text))]  # fmt: skip
     for device in dict.fromkeys(line.device for line in lines):
         same = [line for line in lines if line.device == device]
         yield violation(
             "disk-errors",
             node.name,
-            f"the disk {device} of {node.name} has I/O errors",
+            f"{device} of {node.name} has errors",
             evidence=told(same),
             remedy=remedy_for(
                 snapshot, same[-1],
@@ -48,17 +59,25 @@ def disk_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
 
 @per_node
 def disk_read_only(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """A filesystem that its kernel made read-only after an error: nothing is written any more."""
-    for path in known(health_of(snapshot).read_only, ()):
-        lines = this_boot(snapshot, "filesystem")
+    """A filesystem that its kernel made read-only after an error: nothing is written any more.
+
+    XFS says so in the kernel's log alone, and so does ext4 from Linux 6.12 until 6.15.
+    """
+    lines = [x for x in this_boot(snapshot, "filesystem") if STOPPED.search(x.text)]
+    seen = "/proc/self/mountinfo: mounted rw, the filesystem is ro"
+    paths = known(health_of(snapshot).read_only, ())
+    stopped = [(path, "; ".join((seen, told(lines))) if lines else seen) for path in paths]
+    if not paths:
+        ours = [x for x in lines if _on_fixed(snapshot, x)]
+        stopped = [(f"the filesystem on {x.device}", told([x])) for x in ours[-1:]]
+    for what, evidence in stopped:
         yield violation(
             "disk-read-only",
             node.name,
-            f"{path} of {node.name} turned read-only by itself",
-            evidence="/proc/self/mountinfo: mounted rw, the filesystem is ro"
-            + (f"; {told(lines)}" if lines else ""),
-            remedy=f"on {node.name}: sudo dmesg | grep -i -e ext4 -e btrfs -e 'I/O error'; then "
-            "fsck from another system",
+            f"{what} of {node.name} turned read-only by itself",
+            evidence=evidence,
+            remedy=f"on {node.name}: sudo dmesg | grep -i -e ext4 -e xfs -e btrfs -e 'I/O error'; "
+            "then fsck from another system",
         )
 
 
@@ -104,8 +123,12 @@ def kernel_crash(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
                 node.name,
                 f"the kernel of {node.name} {words}",
                 evidence=told(found),
-                remedy=f"keep the lines (sudo journalctl -k -b -1, /var/lib/systemd/pstore), then "
-                f"{reboot(plan, node)}",
+                remedy=remedy_for(
+                    snapshot,
+                    found[-1],
+                    "keep the lines (sudo journalctl -k -b -1, /var/lib/systemd/pstore), then "
+                    f"{reboot(plan, node)}",
+                ),
             )
 
 
@@ -138,7 +161,9 @@ def task_hung(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
             node.name,
             f"a process of {node.name} hangs inside the kernel",
             evidence="; ".join(filter(None, (said, told(lines) if lines else ""))),
-            remedy=reboot(plan, node),
+            remedy=remedy_for(snapshot, lines[-1], reboot(plan, node))
+            if lines
+            else reboot(plan, node),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -20,10 +21,15 @@ from schema.observed.snapshot import NodeSnapshot
 BUSY_PERCENT = 50
 # Corrected errors an hour; two 5090s with a bad link had thousands (vllm#14628).
 CORRECTED_PER_HOUR = 1000.0
+# Replays an hour: DCGM takes more than 8 a minute for a fault (dcgm_gpu_hardware_limits.h).
+REPLAYS_PER_HOUR = 480.0
 # NVSentinel's link-counter-detection: any, or more than so many a second.
 PER_SECOND = {"link_downed": 0.0, "rnr_nak_retry_err": 0.0, "symbol_error": 10.0,
               "roce_slow_restart": 10.0}  # fmt: skip
 CARRIER_CHANGES = 2
+# What a link counts when the other end reboots: no error of the cable's.
+BOOT_S = 120.0
+PEER = ("link_downed", "carrier_changes")
 
 
 def _least(one: float | None, other: float | None) -> float | None:
@@ -77,7 +83,7 @@ def _narrow(node: Node, what: str, short: str, evidence: str) -> Violation:
 
 @per_node
 def pcie_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """A fatal error of AER, or a link that corrects all the time.
+    """A fatal error of AER, or a link that corrects or sends again all the time.
 
     A head ran degraded for nine hours after a fatal AER on its CX-7 (D2). Nonfatal errors are not
     told: devices that are well log unsupported requests at each boot.
@@ -98,6 +104,14 @@ def pcie_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
             yield _errors(
                 node, f"{row.kind} {row.slot}", f"{corrected / hours:.0f} corrected errors an hour",
                 f"sysfs: aer_dev_correctable {corrected} in {hours:.0f} h",
+                "another slot, riser or cable; a BIOS update; the slot at one generation less",
+            )  # fmt: skip
+
+    for gpu in gpus_of(snapshot):
+        if (gpu.replays or 0) / hours > REPLAYS_PER_HOUR:
+            yield _errors(
+                node, f"gpu {gpu.bus_id}", f"{(gpu.replays or 0) / hours:.0f} replays an hour",
+                f"nvidia-smi -q: {gpu.replays} replays in {hours:.0f} h",
                 "another slot, riser or cable; a BIOS update; the slot at one generation less",
             )  # fmt: skip
 
@@ -122,18 +136,34 @@ def _links(plan: Plan, node: Node, snapshot: NodeSnapshot) -> set[str]:
     return {name for name in (device, *slaves, *ports) if name}
 
 
-@per_node
-def nic_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+def nic_errors(plan: Plan, observed: Observed) -> list[Violation]:
     """Counters of the fabric that grow now, and what mlx5 says of its card.
 
     A counter's value counts from the boot or the driver's load: only what was added counts. The
     line `insufficient power … 27W` stands on Sparks that are well (dgx-spark-playbooks PR 108).
     """
+    up_s = {node.name: 0.0 for node in plan.rig.nodes}
+    up_s |= {n.name: seen.identity.uptime_s for n, seen in answering_nodes(plan, observed)}
+
+    @per_node
+    def of_node(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+        others = [seconds for name, seconds in up_s.items() if name != node.name]
+        yield from _nic_errors(plan, node, snapshot, min(others, default=math.inf))
+
+    return of_node(plan, observed)
+
+
+def _nic_errors(
+    plan: Plan, node: Node, snapshot: NodeSnapshot, peer_up_s: float
+) -> Iterator[Violation]:
+    """Of one node; `peer_up_s` says since when all others are up (0: one does not answer)."""
     counters = known(health_of(snapshot).counters, Counters())
     links = _links(plan, node, snapshot)
     grown = []
     for key, count in counters.grew.items():
         place, _, name = key.rpartition(" ")
+        if name in PEER and peer_up_s < counters.seconds + BOOT_S:
+            continue
         if name == "carrier_changes":
             grown += [key] if count > CARRIER_CHANGES and place in links else []
         elif name in PER_SECOND and count / max(counters.seconds, 0.001) > PER_SECOND[name]:
@@ -193,10 +223,16 @@ def nic_firmware(plan: Plan, observed: Observed) -> list[Violation]:
 
 @per_node
 def address_survives(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
-    """A fabric address that was set by hand with `ip addr add` is gone after the next boot."""
+    """A fabric address that was set by hand with `ip addr add` is gone after the next boot.
+
+    A link-local one is in no file: the host makes it anew at each boot (NVIDIA's playbook for two
+    Sparks has netplan do so), and `rdma-address` tells what NCCL makes of it.
+    """
     files = known(health_of(snapshot).addresses, {})
     address = str(node.fabric_address)
     if not files or not isinstance(snapshot.network, Network) or node.fabric_address is None:
+        return
+    if node.fabric_address.is_link_local:
         return
     holds = [link.name for link in snapshot.network.links
              if any(row.partition("/")[0] == address for row in link.addresses)]  # fmt: skip
@@ -206,7 +242,7 @@ def address_survives(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator
             node.name,
             f"the fabric address {address} of {node.name} would not survive a reboot",
             evidence=f"{holds[0]} has it, and no file of netplan, NetworkManager, networkd or "
-            "ifupdown names it, no lease and no script of this host",
+            "ifupdown names it, no lease, no unit and no script of /usr/local",
             remedy=f"on {node.name}: write it into /etc/netplan or with nmcli connection modify, "
             f"for {holds[0]}",
         )

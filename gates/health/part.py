@@ -19,8 +19,8 @@ DAY_S = 86400.0
 # The same trouble in this boot and in two before it is no accident: a reboot has not mended it.
 BOOTS = 3
 INSPECT = (
-    "the same in {boots} boots, so another reboot mends nothing: inspect the hardware (reseat the "
-    "card and its power cable, another slot; then its vendor)"
+    "the same in {boots} boots, so another reboot mends nothing: inspect the hardware (seat the "
+    "card and its power cable anew, another slot, a test of the memory; then its vendor)"
 )
 
 
@@ -78,12 +78,14 @@ def told(lines: Sequence[KernelLine]) -> str:
 @per_node
 def parts_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """A part that could not be read is told, and stops nothing: whether the GPUs answer at all is
-    asked of the section `gpus`.
+    asked of the section `gpus`. A rig that needs none may have a driver without a GPU, as in a
+    container.
     """
     health = health_of(snapshot)
     for name in type(health).model_fields:
         part = getattr(health, name)
-        if isinstance(part, Unknown):
+        needed = name != "gpus" or plan.recipe.expect.needs_nvidia
+        if isinstance(part, Unknown) and needed:
             yield violation(
                 "health-unreadable",
                 node.name,

@@ -15,7 +15,7 @@ from node.files import state_dir, state_file
 
 RDMA, NET = "/sys/class/infiniband", "/sys/class/net"
 WAIT_S = 0.15
-MAX_AGE_S = 86400.0
+MAX_AGE_S = 3600.0
 # Documentation/ABI/stable/sysfs-class-infiniband; hw_counters are mlx5's
 _PORT = ("counters/link_downed", "counters/symbol_error", "counters/link_error_recovery",
          "hw_counters/rnr_nak_retry_err", "hw_counters/roce_slow_restart",

@@ -17,6 +17,7 @@ MOUNTINFO = "/proc/self/mountinfo"
 TIMEOUT_S = 3.0
 # a filesystem on a disk that turns itself read-only after an error
 _ON_DISK = ("ext3", "ext4", "btrfs", "f2fs", "jfs")
+_STOPPED = frozenset(("ro", "emergency_ro", "shutdown"))
 # NVMe base specification, SMART log page: the names of nvme-cli, and those of smartctl
 _NAMES = {
     "warning": ("critical_warning", "critical_warning"),
@@ -81,7 +82,8 @@ def turned_read_only(path: str = MOUNTINFO) -> list[str]:
     """Gives the mount points of filesystems that their kernel made read-only.
 
     Mounted rw, and the filesystem itself is ro: so says mountinfo after errors=remount-ro. One
-    that was mounted read-only on purpose has ro in both places.
+    that was mounted read-only on purpose has ro in both places. ext4 says emergency_ro or shutdown
+    since Linux 6.15, and nothing from 6.12 on (longhorn 13452): there the kernel's line tells.
     """
     found = []
     for line in proc.read_text(path).splitlines():
@@ -89,7 +91,7 @@ def turned_read_only(path: str = MOUNTINFO) -> list[str]:
         fields, what = left.split(), right.split()
         if len(fields) < 6 or len(what) < 3 or what[0] not in _ON_DISK:
             continue
-        if "rw" in fields[5].split(",") and "ro" in what[2].split(","):
+        if "rw" in fields[5].split(",") and not _STOPPED.isdisjoint(what[2].split(",")):
             found.append(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4]))
     return sorted(set(found))
 

@@ -14,6 +14,9 @@ from node.core.run import TimedOut, run, which
 
 TIMEOUT_S = 10.0
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+# what stands in a field of a GPU that does not answer; "Unknown Error" stands in those of good ones
+_FAULTS = ("GPU requires reset", "GPU is lost")
+_END = "</nvidia_smi_log>"
 
 
 def _text(gpu: Any, *paths: str) -> str | None:
@@ -37,14 +40,23 @@ def _count(gpu: Any, *paths: str) -> int | None:
 
 
 def _yes(gpu: Any, *paths: str) -> bool | None:
-    text = _text(gpu, *paths)
-    return None if text is None else text.lower() in ("yes", "enabled", "active")
+    """Gives True when one of the elements says so, None when none is reported."""
+    texts = [text.lower() for path in paths if (text := _text(gpu, path)) is not None]
+    return any(text in ("yes", "enabled", "active") for text in texts) if texts else None
 
 
 def _total(gpu: Any, *paths: str) -> int | None:
     """Gives the sum of the counters that are there; None when none is reported."""
     values = [value for value in (_count(gpu, path) for path in paths) if value is not None]
     return sum(values) if values else None
+
+
+def _fault(gpu: Any) -> str | None:
+    """Gives why the driver will not use it; before driver 560 there is no gpu_recovery_action."""
+    if _yes(gpu, "gpu_reset_status/reset_required"):
+        return "reset required"
+    texts = ((row.text or "").strip().strip("[]") for row in gpu.iter())
+    return next((text for text in texts if text in _FAULTS), None)
 
 
 def _reasons(gpu: Any) -> list[str]:
@@ -58,11 +70,15 @@ def _reasons(gpu: Any) -> list[str]:
 
 
 def parse(text: str) -> list[Json]:
-    """Gives a row for each GPU. Raises CannotRead for what is no XML of nvidia-smi."""
+    """Gives a row for each GPU. Raises CannotRead for what is no XML of nvidia-smi.
+
+    Warnings such as `infoROM is corrupted at gpu …` stand before it or behind it.
+    """
     from xml.etree import ElementTree  # 8 ms, on hosts with a driver alone
 
+    start, end = max(text.find("<"), 0), text.find(_END)
     try:
-        root = ElementTree.fromstring(text)
+        root = ElementTree.fromstring(text[start:] if end < 0 else text[start : end + len(_END)])
     except ElementTree.ParseError as error:
         raise CannotRead(f"nvidia-smi -q -x printed no XML: {error}") from None
     return [_row(gpu) for gpu in root.iter("gpu")]
@@ -79,7 +95,7 @@ def _row(gpu: Any) -> Json:
         "name": _text(gpu, "product_name"),
         "persistence": _yes(gpu, "persistence_mode"),
         "display": _yes(gpu, "display_active"),
-        "recovery": _text(gpu, "gpu_recovery_action"),
+        "recovery": _fault(gpu) or _text(gpu, "gpu_recovery_action"),
         "ecc_now": _total(gpu, *(volatile + name for name in uncorrected)),
         "ecc_ever": _total(gpu, *(aggregate + name for name in uncorrected)),
         "sram_over": _yes(gpu, aggregate + "sram_threshold_exceeded"),
@@ -87,6 +103,7 @@ def _row(gpu: Any) -> Json:
         "remap_pending": _yes(
             gpu, "remapped_rows/remapped_row_pending", "retired_pages/pending_retirement",
             "retired_pages/pending_blacklist", "ecc_errors/channel_repair_pending",
+            "ecc_errors/tpc_repair_pending",
         ),
         "remap_failed": _yes(
             gpu, "remapped_rows/remapped_row_failure", "ecc_errors/unrepairable_memory"
@@ -101,6 +118,7 @@ def _row(gpu: Any) -> Json:
                    for key in ("instant_power_draw", "average_power_draw", "power_draw"))),
         "power_limit_w": _number(
             gpu, *(at + key for at in power for key in ("current_power_limit", "power_limit"))),
+        "usual_limit_w": _number(gpu, *(at + "default_power_limit" for at in power)),
         "clock_mhz": _count(gpu, "clocks/sm_clock"),
         "max_clock_mhz": _count(gpu, "max_clocks/sm_clock"),
         "busy_percent": _count(gpu, "utilization/gpu_util"),
@@ -121,7 +139,7 @@ def read() -> list[Json]:
         done = run(["nvidia-smi", "-q", "-x"], TIMEOUT_S)
     except TimedOut:
         raise CannotRead(f"nvidia-smi -q did not answer in {TIMEOUT_S:g} s") from None
-    if done.rc != 0:
+    if done.rc != 0 and _END not in done.out:  # 14: all of it, and a warning
         said = " ".join((done.out + " " + done.err).split())[:300]
         raise CannotRead(f"nvidia-smi -q failed ({done.rc}): {said or 'no message'}")
     return parse(done.out)

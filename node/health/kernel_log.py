@@ -1,7 +1,7 @@
 """Lines of the kernel about hardware and about itself, of this boot and earlier.
 
-This boot's come from /dev/kmsg, earlier ones from the journal and from pstore. A container has no
-kernel log of its own: none there.
+This boot's come from /dev/kmsg, those that its ring has lost and earlier boots' from the journal, a
+crash's last words from pstore. A container has no kernel log of its own: none there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import time
+from typing import Any
 
 from node.core import proc
 from node.core.errors import CannotRead, Json
@@ -19,46 +20,54 @@ from node.core.run import TimedOut, run
 KMSG = "/dev/kmsg"
 PSTORES = ("/sys/fs/pstore", "/var/lib/systemd/pstore")
 TIMEOUT_S = 3.0
-MAX_LINES = 200
+# of one kind, device and number: a disk that fails all day must not hide the one line of a GPU
+MAX_LINES = 40
+MAX_KEPT = 2000
 SINCE = "-30days"
 # a kind, and the words of its lines; the first that fits. `at` is the device, `number` an Xid's.
 _KINDS: tuple[tuple[str, str], ...] = (
-    ("xid", r"NVRM: Xid \(PCI:(?P<at>[0-9a-fA-F:.]+)\): (?P<number>\d+)"),
+    # older drivers leave out PCI:, and a slice of MIG stands behind the address
+    ("xid", r"NVRM: Xid \((?:PCI:)?(?P<at>[0-9a-fA-F:.]+)[^)]*\): (?P<number>\d+)"),
     ("gpu-lost", r"NVRM: .*(?P<at>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*"
-                 r".* has fallen off"),
+                 r".* (?:has fallen off|RmInitAdapter failed)"),
     ("panic", r"(?P<at>)Kernel panic - not syncing"),
     ("oops", r"(?P<at>)(?:BUG: unable to handle|BUG: kernel NULL pointer|Oops: |general protection "
              r"fault, probably|kernel BUG at )"),
     ("lockup", r"(?P<at>)(?:soft lockup - CPU|[Hh]ard LOCKUP|self-detected stall on CPU"
-               r"|detected stalls on CPUs)"),
-    ("hung", r"INFO: task (?P<at>\S+?):\d+ (?:<.*> )?blocked for more than"),
-    ("mce", r"(?P<at>)mce: \[Hardware Error\]: (?:CPU \d+: Machine Check|Machine check events)"),
+               r"|detected (?:expedited )?stalls on CPUs)"),
+    ("hung", r"INFO: task (?P<at>.+?):\d+ (?:<.*> )?blocked (?:in I/O wait )?for more than"),
+    # the second is ACPI's, on a machine whose firmware sees errors first: corrected ones are none
+    ("mce", r"(?P<at>)(?:mce: \[Hardware Error\]: (?:CPU \d+: Machine Check|Machine check events)"
+            r"|\[Hardware Error\]: event severity: (?:fatal|recoverable))"),
     ("edac", r"EDAC (?P<at>MC\d+): \d+ UE "),
     ("aer", r"(?P<at>[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d): (?:AER: )?"
             r"(?:PCIe Bus Error: severity=(?:Uncorrect|Fatal)"
             r"|(?:Multiple )?Uncorrect(?:ed|able) \((?:Non-)?Fatal\))"),
     ("nvme", r"nvme (?P<at>nvme\d+): (?:I/O (?:tag )?\d+.* timeout|controller is down|Device not "
              r"ready|Removing after probe failure|Disabling device after reset failure)"),
+    # a disk that refuses to discard blocks, or to zero them, is well
     ("disk", r"(?:I/O error, dev |critical \w+ error, dev |Buffer I/O error on dev(?:ice)? )"
-             r"(?P<at>[a-z]+\d*(?:n\d+)?)"),
+             r"(?P<at>[a-z]+\d*(?:n\d+)?)"
+             r"(?!.* op 0x[0-9a-f]+:\((?:DISCARD|WRITE_ZEROES|SECURE_ERASE)\))"),
     ("filesystem", r"(?:EXT4-fs error \(device |(?:EXT4-fs|XFS|BTRFS \w+) \((?:device )?)"
                    r"(?P<at>[\w-]+)(?=.*(?:EXT4-fs error|Remounting filesystem read-only"
                    r"|has been shut down|forced readonly)|.*\): .*:\d+: )"),
     ("nic", r"mlx5_core (?P<at>[0-9a-fA-F:]+\.\d).*(?:health compromised|Health issue observed"
             r"|Cable error|health poll failed|firmware.*fatal|reported error syndrome)"),
 )  # fmt: skip
+# One of them stands in each such line: a full ring is read in a third of the time.
+_WORDS = ("NVRM", "panic", "BUG", "Oops", "general protection", "ockup",
+          "LOCKUP", "stall", "blocked ", "Hardware Error", "EDAC MC", "ncorrect", "=Fatal",
+          "nvme nvme", "I/O error", "error, dev", "EXT4", "XFS", "BTRFS", "mlx5_core")  # fmt: skip
 _PATTERNS = [(kind, re.compile(words)) for kind, words in _KINDS]
-# what the journal is asked for: journalctl takes no named groups in every version
-_ASKED = "|".join(
-    (r"NVRM: (Xid|.*fallen off)", "LOCKUP|lockup|stall", "BUG: |Oops: ",
-     "blocked for more than", "Hardware Error", "EDAC MC", "PCIe Bus Error", "I/O ", "error, dev",
-     "read-only|shut down|readonly", "mlx5_core .*([hH]ealth|Cable|fatal|syndrome)",
-     "nvme nvme")
-)  # fmt: skip
+# The journal is asked for the same lines, without the names of the groups, which stand twice.
+_ASKED = re.sub(r"\?P<\w+>", "", "|".join(words for _, words in _KINDS))
 
 
 def classified(text: str, boot: str | None, at_unix_s: float | None) -> Json | None:
     """Gives a line's row, None for a line about nothing that is watched."""
+    if not any(word in text for word in _WORDS):
+        return None
     for kind, pattern in _PATTERNS:
         found = pattern.search(text)
         if found:
@@ -97,7 +106,18 @@ def parse_kmsg(records: list[str], boot: str, started: float) -> list[Json]:
         if len(fields) > 2 and fields[2].isdigit():
             row = classified(text.split("\n")[0], boot, started + int(fields[2]) / 1e6)
             rows += [row] if row else []
-    return rows[-MAX_LINES:]
+    return newest(rows)
+
+
+def newest(rows: list[Json]) -> list[Json]:
+    """Gives the last MAX_LINES rows of each kind, device and number, in their order."""
+    seen: dict[tuple[Any, ...], int] = {}
+    found = []
+    for row in reversed(rows):
+        what = (row["kind"], row["device"], row["number"], row["boot"])
+        seen[what] = seen.get(what, 0) + 1
+        found += [row] if seen[what] <= MAX_LINES else []
+    return found[::-1]
 
 
 def this_boot() -> list[Json]:
@@ -112,10 +132,10 @@ def this_boot() -> list[Json]:
     return parse_kmsg(records, proc.boot_id(), time.time() - up)
 
 
-def _earlier(boot: str) -> list[Json]:
-    """Gives the rows of earlier boots that the journal has kept; none where it cannot be asked."""
+def _kept() -> list[Json]:
+    """Gives the rows of all boots that the journal has kept; none where it cannot be asked."""
     words = ["journalctl", "-q", "-r", "--no-pager", "_TRANSPORT=kernel", "--since", SINCE, "-g",
-             _ASKED, "-n", str(MAX_LINES), "-o", "json",
+             _ASKED, "-n", str(MAX_KEPT), "-o", "json",
              "--output-fields=MESSAGE,_BOOT_ID"]  # fmt: skip
     try:
         done = run(words, TIMEOUT_S)
@@ -128,10 +148,10 @@ def _earlier(boot: str) -> list[Json]:
             raw, at = entry["_BOOT_ID"], int(entry["__REALTIME_TIMESTAMP"]) / 1e6
         except (ValueError, KeyError, TypeError):
             continue
-        old = f"{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
-        row = classified(str(entry.get("MESSAGE")), old, at) if old != boot else None
+        boot = f"{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
+        row = classified(str(entry.get("MESSAGE")), boot, at)
         rows += [row] if row else []
-    return rows
+    return newest(rows)
 
 
 def _last_words() -> list[Json]:
@@ -151,9 +171,14 @@ def _last_words() -> list[Json]:
 
 
 def read() -> list[Json]:
-    """Gives the rows, earlier boots first. Raises CannotRead when this boot's log is not shown."""
+    """Gives the rows, earlier boots first. Raises CannotRead when this boot's log is not shown.
+
+    The ring of a host that talks much (a bridge for each container) loses its first hours.
+    """
     try:
         now = this_boot()
     except OSError as error:
         raise CannotRead(f"{KMSG}: {error.strerror}") from None
-    return [*_last_words(), *_earlier(proc.boot_id()), *now]
+    own, shown = proc.boot_id(), {row["text"] for row in now}
+    kept = [row for row in _kept() if row["boot"] != own or row["text"] not in shown]
+    return [*_last_words(), *kept, *now]

@@ -47,6 +47,8 @@ def read(root: str = ROOT) -> list[Json]:
         kind = _CLASSES.get(proc.read_text(f"{device}/class")[:6])
         if kind is None or not os.path.exists(f"{device}/driver"):
             continue
+        if os.path.exists(f"{device}/physfn"):
+            continue  # a virtual function (SR-IOV, vGPU): no link of its own, no GPU of nvidia-smi
         port = os.path.dirname(device)
         found.append(
             {

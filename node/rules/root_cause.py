@@ -17,8 +17,9 @@ _PREFIX = re.compile(
     r"(?:\[[\w./-]+:\d+\]|[\w.]+:\d+\]) ?)?(?:\[rank\d+\]: ?)?"
 )
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
-_RAISED = re.compile(r"^(?P<kind>(?:[\w]+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)\w*)"
-                     r"(?::? ?)(?P<text>.*)")  # fmt: skip
+_RAISED = re.compile(
+    r"^(?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception|Exit|Interrupt|Warning)\w*(?::|$)"
+)
 # what only says that another process, or the same one earlier, has failed
 _FOLLOWS = re.compile(
     r"Engine core initialization failed|EngineDeadError|Worker(?:Proc)? (?:failed|initialization "

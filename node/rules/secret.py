@@ -25,22 +25,33 @@ _HOLDS = re.compile(rf"(?:.*_)?(?:{_ENDS}|token)\Z", re.IGNORECASE)
 # In a JSON of the engine's, where `image_token` and its like are words of the model.
 _HOLDS_INSIDE = re.compile(rf"(?:.*_)?(?:{_ENDS}|(?:api|auth|access|hf)_token)\Z", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"://[^/?#]*@")
+# `tokens` are what a model makes; a name alone is followed by its value where it is a flag's
+_KEY = r"(?:(?:api|access|secret|private)[-_]?key|secret|password|passwd|webhook|token(?=[^a-z]))s?"
 _NAMED = re.compile(
-    r"((?:api[-_]?key|token|secret|password)s?['\"]?\s*[:=,]?\s*\[?)['\"]?[^\s'\",\]]+",
+    rf"(--[\w-]*{_KEY}\s+|{_KEY}['\"]?\s*[:=]\s*)"
+    r"(?:\[[^\]]*\]?|\([^)]*\)?|'[^']*'?|\"[^\"]*\"?|[^\s,;'\"\])}]+)",
     re.IGNORECASE,
 )
-# values that name themselves: the hub's, a bearer's, and a user's in a URL
-_BARE = re.compile(r"\b(hf_|sk-|Bearer )[A-Za-z0-9_.\-]{6,}|(?<=://)[^/?#\s@]*(?=@)")
+# "NAME=a value of several words", as systemd writes it
+_QUOTED = re.compile(rf"(?P<q>['\"])(?P<name>\w*{_KEY}\w*=)[^'\"]*(?=(?P=q))", re.IGNORECASE)
+# values that name themselves (the hub's, GitHub's, NVIDIA's, AWS's, Slack's, a header's), a user's
+# in a URL, and a webhook's URL, which is its own password
+_BARE = re.compile(
+    r"\b(hf_|sk-|ghp_|gho_|github_pat_|glpat-|nvapi-|AKIA|xox[abps]-|Bearer |Authorization: Basic )"
+    r"[A-Za-z0-9_.\-+/=]{6,}|(?<=://)[^/?#\s@]*(?=@)"
+    r"|(https?://(?:[^\s/'\"]*hooks?\.|ntfy\.|(?=[^\s'\"]*/(?:web)?hooks?/))[^\s/'\"]+/)"
+    r"[^\s'\"]+"
+)
 
 
 def masked_line(line: str) -> str:
     """Gives a line of a log with what stands behind a secret's name masked."""
-    return _NAMED.sub(rf"\1{MASK}", line)
+    return _NAMED.sub(rf"\1{MASK}", _QUOTED.sub(rf"\g<q>\g<name>{MASK}", line))
 
 
 def masked_text(text: str) -> str:
     """Gives a text that leaves for other people: secrets by name, by form and in URLs masked."""
-    return _BARE.sub(lambda found: (found[1] or "") + MASK, masked_line(text))
+    return _BARE.sub(lambda found: (found[1] or found[2] or "") + MASK, masked_line(text))
 
 
 def holds_secret(name: str, inside: bool = False) -> bool:

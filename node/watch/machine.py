@@ -13,15 +13,15 @@ from node.watch.config import Watch
 
 # Xids that NVIDIA answers with a reset or a reboot (catalog/xids.yaml; a test compares the two)
 XIDS = frozenset((46, 48, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158))
-_KINDS = ("gpu-lost", "disk", "nvme", "filesystem", "mce", "edac", "lockup", "oops")
+_KINDS = ("gpu-lost", "nvme", "mce", "edac", "lockup", "oops")
 
 
 def tells(row: Json, fixed: list[str]) -> bool:
     """Gives True for a line that somebody has to know of. Pure."""
     if row["kind"] == "xid":
         return row["number"] in XIDS
-    if row["kind"] == "disk":  # a stick that was pulled out has I/O errors, too
-        return any(str(row["device"]).startswith(name) for name in fixed)
+    if row["kind"] in ("disk", "filesystem"):  # a stick that was pulled out has I/O errors, too
+        return str(row["device"]).startswith(("dm-", "md", *fixed))
     if row["kind"] == "aer":
         return "(Fatal)" in row["text"]
     return row["kind"] in _KINDS

@@ -23,7 +23,7 @@ class GpuHealth(Frozen):
 
     `ecc_now` and `ecc_ever` are uncorrected errors since the driver's load and of its whole life;
     `margin_c` is what is left to the limit, `slow_margin_c` where it slows down; `reasons` hold the
-    clock down now.
+    clock down now; `usual_limit_w` is the card's own limit, `power_limit_w` the one that is set.
     """
 
     bus_id: str
@@ -44,6 +44,7 @@ class GpuHealth(Frozen):
     slow_margin_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    usual_limit_w: float | None = None
     clock_mhz: int | None = None
     max_clock_mhz: int | None = None
     busy_percent: int | None = None

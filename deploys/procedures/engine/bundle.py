@@ -20,7 +20,7 @@ from facts import unit_state
 from facts.local.secret_values import SecretMissing, value_of
 from facts.rignode.context import fact_of, real
 from gates.core.check import Observed
-from node.rules.secret import MASK, SECRET_NAME, masked_text
+from node.rules.secret import MASK, SECRET_FLAG, SECRET_NAME, holds_secret, masked_text
 from schema.desired.plan import UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot
 
@@ -132,9 +132,13 @@ def _masked(value: object, known: Sequence[str], name: str = "") -> object:
     if isinstance(value, Mapping):
         return {str(key): _masked(one, known, str(key)) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_masked(one, known, name) for one in value]
+        before = [None, *value]
+        return [
+            MASK if isinstance(flag, str) and SECRET_FLAG.match(flag) else _masked(one, known, name)
+            for flag, one in zip(before, value, strict=False)
+        ]
     if isinstance(value, str):
         # a variable's name is written in capitals; `max_tokens` and its like are no secrets
         whole = name.isupper() and SECRET_NAME.search(name) and len(value) > 5
-        return MASK if whole else _hidden(value, known)
+        return MASK if whole or holds_secret(name, inside=True) else _hidden(value, known)
     return value

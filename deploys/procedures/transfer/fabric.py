@@ -96,7 +96,8 @@ def _rates(rig: Procedure, seen: Mapping[str, Network], running: list[str]) -> N
                 logger.warning(
                     f"    [{where}] that is far below the port's {way.rate_gbit:g} Gbit/s: a cable "
                     "that was plugged in while the node ran stays throttled until a reboot with "
-                    "the cable in place"
+                    "the cable in place; where that does not help: both nodes off for 60 s at the "
+                    "wall"
                 )
     if lost:
         raise DeployError(f"the rate of {len(lost)} way(s) could not be had; first {lost[0]}")

@@ -59,6 +59,7 @@ TABLE = {
               f"{PAIR}roceP2p1s0f0] 92.9 Gbit/s (ib_write_bw, 5 s)",
               f"{PAIR}rocep1s0f0] 13.4 Gbit/s (ib_write_bw, 5 s)",
               f"{PAIR}rocep1s0f0] that is far below the port's 200 Gbit/s",
+              "off for 60 s at the wall",
               "a reboot with the cable in place",
               never=(f"{PAIR}roceP2p1s0f0] that is far",))),
     # installed on one node only: streams

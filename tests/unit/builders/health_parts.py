@@ -25,7 +25,8 @@ def gpu(**changes: Any) -> GpuHealth:
     values = {
         "bus_id": "00000000:01:00.0", "name": "NVIDIA GeForce RTX 5060 Ti", "persistence": True,
         "display": False, "reasons": ("sw_power_cap",), "temp_c": 66, "slow_c": 95,
-        "power_w": 178, "power_limit_w": 180, "clock_mhz": 2550, "max_clock_mhz": 3090,
+        "power_w": 178, "power_limit_w": 180, "usual_limit_w": 180, "clock_mhz": 2550,
+        "max_clock_mhz": 3090,
         "busy_percent": 97, "link_gen": 5, "max_link_gen": 5, "replays": 0, **changes,
     }  # fmt: skip
     return GpuHealth(**values)

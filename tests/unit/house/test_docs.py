@@ -24,6 +24,7 @@ PAGES = [
 RUNBOOKS = ROOT / "docs" / "runbooks"
 KEYS = {"help", *(key for rigs in (HostData, ClusterData) for key in known_keys(kind_of((), rigs)))}
 INCIDENTS = ROOT / "docs" / "incidents.md"
+HEALTH = ROOT / "docs" / "reference" / "health.md"
 FAULTS = ROOT / "docs" / "reference" / "faults.md"
 # Names of files that a reader makes, or that a page says are not there yet.
 NOT_FILES = {
@@ -231,7 +232,11 @@ def named_tests(where: str, text: str) -> int:
     """How many tests the text names (`FILE::NAME`, or a case of a table); each must be there."""
     named = re.findall(r"`(tests/[\w/]+\.(?:py|yaml))::([^`]+)`", text)
     for path, name in named:
-        line = rf"^def {name}\(" if path.endswith(".py") else rf"case: {re.escape(name)}(,|$)"
+        line = (
+            rf"^(def {name}\(|{name} = )"
+            if path.endswith(".py")
+            else rf"case: {re.escape(name)}(,|$)"
+        )
         assert re.search(line, (ROOT / path).read_text(), re.M), f"{where}: {path}: {name}"
     return len(named)
 
@@ -260,6 +265,14 @@ def test_every_fault_of_a_transfer_has_a_test_that_exists() -> None:
     assert len(rows) >= 12
     for what, image, weights in rows:
         assert named_tests(what, image + weights), what
+
+
+def test_every_check_of_the_machine_has_a_test_that_exists() -> None:
+    row = r"^\| ([^|]+) \|(?: [^|]+ \|){5} ([^|]+) \| ([^|]+) \|$"
+    rows = re.findall(row, HEALTH.read_text(), re.M)
+    assert len(rows) == 1 + 25 and rows[0][1] == "rigbook"
+    for what, ours, tests in rows[1:]:
+        assert ours == "y" and named_tests(what, tests), what
 
 
 def test_adrs_are_numbered_and_whole() -> None:

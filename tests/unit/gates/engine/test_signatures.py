@@ -10,8 +10,12 @@ import yaml
 
 from gates.engine.failure_signatures import action, cause_of, from_log, signature
 from gates.engine.signature_table import SIGNATURES
+from node.snapshot import unit_log
 from tests.unit.builders.host_parts import unit
 
+GOOD: dict[str, list[str]] = yaml.safe_load(
+    Path(__file__).with_name("good_starts.yaml").read_text()
+)
 TABLE = yaml.safe_load(Path(__file__).with_name("signatures.yaml").read_text())
 
 
@@ -34,9 +38,11 @@ def test_the_root_cause_decides_before_what_followed() -> None:
     assert "lost its peer" in cause_of(unit(errors=(lost,))) and action(unit(errors=(lost,))) == ""
 
 
-@pytest.mark.parametrize("line", [
-    "INFO 03-02 19:48:25 [api_server.py:1044] non-default args: {'trust_remote_code': True}",
-    "WARNING 03-02 19:48:25 [topk.py:1] error 8021",
-])  # fmt: skip
-def test_a_line_of_a_good_start_has_none(line: str) -> None:
-    assert signature([line]) is None
+@pytest.mark.parametrize("source", GOOD)
+def test_a_good_start_has_none(source: str) -> None:
+    """Neither any line of it, nor all of them, nor what a snapshot takes for an error."""
+    lines = GOOD[source]
+    wrong = [line for line in lines if signature([line])]
+    assert wrong == [] and signature(lines) is None
+    assert signature(unit_log.with_root_cause(lines)) is None
+    assert signature(["WARNING 03-02 19:48:25 [topk.py:1] error 8021"]) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ BOOT = "5d1f5f0e-0000-4000-8000-000000000001"
 @pytest.mark.parametrize("line", HEALTHY)
 def test_a_line_of_a_healthy_host_is_not_told(line: str) -> None:
     found = kernel_log.classified(line, BOOT, 0.0)
-    assert found is None or (found["kind"] == "aer" and "Fatal" not in line)
+    assert found is None
 
 
 @pytest.mark.parametrize("row", SICK, ids=lambda row: str(row[0])[:40])
@@ -54,19 +56,45 @@ def test_records_of_dev_kmsg_have_their_time() -> None:
     assert (row["unix_s"], row["boot"], row["number"]) == (1001.5, BOOT, 79)
 
 
-def test_earlier_boots_come_from_the_journal(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = "00000000000040008000000000000009"
-    lines = [
-        {"_BOOT_ID": BOOT.replace("-", ""), "MESSAGE": HEALTHY[0]},
-        {"_BOOT_ID": BOOT.replace("-", ""), "MESSAGE": SICK[0][0]},
-        {"_BOOT_ID": old, "MESSAGE": SICK[0][0]},
+def test_a_disk_that_fails_all_day_hides_no_gpu() -> None:
+    words = [
+        "NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.",
+        *["I/O error, dev sda, x"] * 999,
     ]
-    out = "\n".join(json.dumps({**line, "__REALTIME_TIMESTAMP": "2000000"}) for line in lines)
+    rows = kernel_log.parse_kmsg([f"3,1,{n},-;{text}" for n, text in enumerate(words)], BOOT, 0.0)
+    assert [row["kind"] for row in rows] == ["gpu-lost", *["disk"] * kernel_log.MAX_LINES]
+    assert rows[-1]["unix_s"] == 999 / 1e6
+
+
+def test_the_journal_has_earlier_boots_and_what_the_ring_has_lost(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bridge for each container fills the ring: the Xid of the first hour is in the journal."""
+    own, old = BOOT.replace("-", ""), "00000000000040008000000000000009"
+    shown, lost = SICK[0][0], SICK[3][0]
+    said = [(old, shown), (own, HEALTHY[0]), (own, lost), (own, shown)]
+    lines = [{"_BOOT_ID": boot, "MESSAGE": text} for boot, text in said]
+    out = "\n".join(json.dumps({**line, "__REALTIME_TIMESTAMP": "2000000"}) for line in lines[::-1])
     monkeypatch.setattr(kernel_log, "run", lambda *_: Done(0, out + "\nbroken", ""))
-    (row,) = kernel_log._earlier(BOOT)
-    assert row["boot"] == "00000000-0000-4000-8000-000000000009" and row["unix_s"] == 2.0
+    monkeypatch.setattr(kernel_log.proc, "boot_id", lambda: BOOT)
+    ring = kernel_log.parse_kmsg([f"4,3965,1500000,-;{shown}\n"], BOOT, 1000.0)
+    monkeypatch.setattr(kernel_log, "this_boot", lambda: ring)
+    monkeypatch.setattr(kernel_log, "PSTORES", ())
+    rows = [(row["boot"], row["text"], row["unix_s"]) for row in kernel_log.read()]
+    earlier = "00000000-0000-4000-8000-000000000009"
+    assert rows == [(earlier, shown, 2.0), (BOOT, lost, 2.0), (BOOT, shown, 1001.5)]
     monkeypatch.setattr(kernel_log, "run", lambda *_: Done(1, "", "no pcre2"))
-    assert kernel_log._earlier(BOOT) == []
+    assert kernel_log.read() == ring
+
+
+def test_the_journal_is_asked_for_what_is_told_and_nothing_else() -> None:
+    """A line that is asked for and not told takes the place of one of an earlier boot."""
+    asked = re.compile(kernel_log._ASKED)
+    assert all(asked.search(text) for text, *_ in SICK)
+    assert not [line for line in HEALTHY if asked.search(line)]
+    pattern = kernel_log._ASKED
+    done = subprocess.run(["journalctl", "-q", "-g", pattern, "-n", "1"], capture_output=True)
+    assert b"pattern" not in done.stderr, done.stderr
 
 
 def test_a_panic_that_pstore_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
