@@ -160,6 +160,11 @@ def test_how_a_container_was_made(look_at: Look) -> None:
     (pod,) = look_at("pod").containers
     assert pod.digests == ("docker.io/vllm/vllm-openai@sha256:5555",)
     assert [m.source for m in pod.mounts] == ["/srv/models"]
+    assert (pod.gpus, pod.shm_bytes) == (True, 2 << 30)
+    assert pod.other_options == (
+        "persistentVolumeClaim cache at /root/.cache",
+        "limit nvidia.com/gpu=1", "limit nvidia.com/gpumem=8000",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("main", "is_waiting"), [
