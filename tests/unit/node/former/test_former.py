@@ -120,6 +120,8 @@ def put_layers(boxes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("tower", (1200, "host", None, 0, True, 8000), {"unit genesis.service": True}),
     ("pod", (1500, "pod", "lucebox-7d9-x/engine", 0, True, 8000),
      {"pod default/lucebox": True}),
+    ("dockerd", (1500, "pod", "lucebox-7d9-x/engine", 0, True, 8000),
+     {"pod default/lucebox": True}),
     ("hand", (1700, "host", None, 0, True, 8000),
      {"unit vllm-old.service": False, "shell 1700": False}),
     ("users", (1800, "host", None, 0, True, 8000), {"unit llm.service": False}),
