@@ -220,7 +220,7 @@ CAUSES: dict[str, Cause] = {
         anywhere=("wedged-pair",),
     ),
     "second-supervisor": Cause(
-        "a crontab of a former setup",
+        "a crontab or a Deployment of a former setup",
         here=("foreign-engine", "engine-orphan", "port-taken"),
         anywhere=("wedged-pair",),
     ),

@@ -9,7 +9,7 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import head_port, is_own
 from node.rules.ownership import end, same_container
-from node.rules.patterns import LOGIN_UNIT
+from node.rules.patterns import LOGIN_UNIT, POD_CGROUP
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -24,10 +24,12 @@ def no_supervisor(
     units: dict[str, Unit],
     containers: tuple[Container, ...] | None,
 ) -> str | None:
-    """Why nobody supervises the process, or None for one with a live unit or container.
+    """Why nobody supervises the process, or None for one with a live unit, container or pod.
 
     `containers` None: docker could not be read, so a container's process is not judged.
     """
+    if POD_CGROUP.search(process.cgroup):
+        return None  # docker knows no container of containerd's; the kubelet supervises it
     if process.container_id is not None:
         if containers is None:
             return None

@@ -1,4 +1,4 @@
-"""Who else starts an engine on a node: a unit, docker's restart policy, a line of a crontab.
+"""Who else starts an engine on a node: a unit, docker's policy, a line of a crontab, Kubernetes.
 
 One that may start a second load beside ours blocks; one that is off and stays off is a warning. Two
 loads of 100 GiB in the 120 GiB of a Spark end in a power cycle (open-gpu-kernel-modules#1358).
@@ -14,6 +14,7 @@ from gates.core.violation import Violation
 from gates.engine.vllm_flags import flags_of, serves
 from gates.unit.supervision import OWN_UNITS, concerns_engine, dormant, name_engine, runs_vllm
 from node.rules.ownership import same_container
+from node.rules.patterns import POD_CGROUP
 from schema.desired.plan import CONTAINER, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -122,4 +123,26 @@ def second_supervisor(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterato
         )
 
 
-GATES = (restart_policy, second_unit, second_supervisor)
+@per_node
+def second_pod(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """A pod's engine is started again by the kubelet whenever it ends, and at each boot. Nothing in
+    systemd or docker shows it, and in the pod's own network it takes no port of ours.
+    """
+    found = require(snapshot.engine_processes, "engine_processes")
+    pods = [p for p in found if POD_CGROUP.search(p.cgroup)]
+    servers = [p for p in pods if serves(p.argv)]
+    for process in servers or pods[:1]:
+        yield violation(
+            "second-supervisor",
+            node.name,
+            f"Kubernetes runs a vLLM on {node.name}, too: pid {process.pid}",
+            evidence=f"cgroup {process.cgroup}; {' '.join(process.argv)[:160]}",
+            remedy=_adopt(
+                plan, node, "sudo kubectl get deployments -A names it; then sudo kubectl scale "
+                "--replicas=0 -n NAMESPACE deployment/NAME",
+            ),
+            severity="warn" if _elsewhere(plan, [process]) else "block",
+        )  # fmt: skip
+
+
+GATES = (restart_policy, second_unit, second_supervisor, second_pod)

@@ -30,15 +30,17 @@ def look(request: Any) -> Json:
         cgroup, identifier = str(engine.pop("cgroup")), engine["container"]
         box = by_id.get(str(identifier))
         rows += supervisors.of_users(cgroup, unread)
-        if box is not None:
-            engine["container"] = box["name"]
-            below = box["pid"] in (engine["pid"], *engines.ancestors(engine["pid"]))
-            engine["inside_of"] = "main" if below and not containers.waits(box["main"]) else "exec"
-        elif pods.uid_of(cgroup):
+        if pods.uid_of(cgroup):
+            # with cri-dockerd it is docker's, too, which does not know who starts it again
+            boxes = [row for row in boxes if row is not box]
             box, row = pods.look(cgroup, unread)
             engine.update(inside_of="pod", container=box["name"] if box else None)
             boxes += [box] if box else []
             rows.append(row)
+        elif box is not None:
+            engine["container"] = box["name"]
+            below = box["pid"] in (engine["pid"], *engines.ancestors(engine["pid"]))
+            engine["inside_of"] = "main" if below and not containers.waits(box["main"]) else "exec"
         elif identifier is not None:
             engine["inside_of"] = "exec"
             unread.append(f"pid {engine['pid']} is in container {identifier[:12]}, which docker "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from node.core import masking, proc
@@ -14,6 +15,11 @@ from node.rules.secret import MASK
 _POD = re.compile(r"kubepods.*pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
 # what a pod is given to end by itself where its spec does not say
 GRACE_S = 30
+_SHM = "/dev/shm"
+# a quantity as charts write sizes (kubernetes.io, "Resource Management": units of memory)
+_SIZE = re.compile(r"(\d+)([KMG]?)(i?)")
+# the cluster's own token, which no chart asks for
+_TOKEN = "/var/run/secrets/kubernetes.io/"
 
 
 def uid_of(cgroup: str) -> str | None:
@@ -58,6 +64,31 @@ def _volumes(pod: Json, box: Json) -> list[Json]:
     ]
 
 
+def _shm_bytes(pod: Json, box: Json) -> int:
+    """Gives the limit of what is mounted in memory at /dev/shm; 0 where none is told."""
+    names = [row["name"] for row in box.get("volumeMounts") or [] if row["mountPath"] == _SHM]
+    for row in pod["spec"].get("volumes") or []:
+        size = _SIZE.fullmatch(str((row.get("emptyDir") or {}).get("sizeLimit", "")))
+        if row["name"] in names and size:
+            step = 1024 if size.group(3) else 1000
+            return int(size.group(1)) * int(step ** ("KMG".find(size.group(2) or "-") + 1))
+    return 0
+
+
+def _others(pod: Json, box: Json) -> Iterator[str]:
+    """Gives what a recipe has no key for: volumes of the cluster's, and limits as HAMi's."""
+    kinds = {row["name"]: next((key for key in row if key != "name"), "volume")
+             for row in pod["spec"].get("volumes") or []}  # fmt: skip
+    shm = _shm_bytes(pod, box)
+    for row in box.get("volumeMounts") or []:
+        kind, path = kinds.get(row["name"], "volume"), row["mountPath"]
+        told = kind == "hostPath" or path.startswith(_TOKEN) or (path == _SHM and shm)
+        if not told:
+            yield f"{kind} {row['name']} at {path}"
+    for name, value in sorted(((box.get("resources") or {}).get("limits") or {}).items()):
+        yield f"limit {name}={value}"
+
+
 def _container(pod: Json, identifier: str) -> Json:
     """Gives a FormerContainer of a pod's container."""
     spec = pod["spec"]
@@ -85,12 +116,12 @@ def _container(pod: Json, identifier: str) -> Json:
         "auto_remove": False,
         "network_mode": "host" if spec.get("hostNetwork") else "pod",
         "ipc_mode": "host" if spec.get("hostIPC") else "private",
-        "shm_bytes": 0,
+        "shm_bytes": _shm_bytes(pod, box),
         "privileged": bool((box.get("securityContext") or {}).get("privileged")),
         "runtime": str(spec.get("runtimeClassName") or ""),
         "gpus": any("gpu" in name for name in limits),
         "labels": {},
-        "other_options": [],
+        "other_options": list(_others(pod, box)),
         "changed": [],
     }  # fmt: skip
 
@@ -114,15 +145,18 @@ def look(cgroup: str, unread: list[str]) -> tuple[Json | None, Json]:
         return None, row
     space, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     row.update(namespace=space, name=f"{space}/{name}", evidence=f"pod {space}/{name} of nobody's")
+    found = _container(pod, identifier)
     if deployment is not None:
         meta, template = deployment["metadata"], deployment["spec"]["template"]["spec"]
+        names = [box["name"] for box in template["containers"]]
+        own = found["name"].rpartition("/")[2]
         row.update(
             deployment=meta["name"],
             name=f"{space}/{meta['name']}",
             evidence=f"pod {space}/{name} of Deployment {space}/{meta['name']}",
             uid=meta["uid"],
             resource_version=meta["resourceVersion"],
-            template_container=template["containers"][0]["name"],
+            template_container=own if own in names else names[0],
             grace_s=pod["spec"].get("terminationGracePeriodSeconds", GRACE_S),
         )
-    return _container(pod, identifier), row
+    return found, row

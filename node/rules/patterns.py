@@ -10,6 +10,9 @@ HCA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")
 DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+# a pod's processes: kubepods.slice/… of systemd's driver, kubepods/… of cgroupfs
+# (kubernetes, pkg/kubelet/cm/cgroup_manager_linux.go)
+POD_CGROUP = re.compile(r"(?:^|/)kubepods[./-]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 # Units that hold a login's processes, or what a line of a crontab started: they supervise nothing,
 # whatever they outlive is an orphan.

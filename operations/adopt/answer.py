@@ -8,23 +8,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import gevent
+from pydantic import ValidationError
 from pyinfra.api import State
 
-from facts.endpoint.completion import Endpoint, ask
+from facts.endpoint.completion import Answer, Endpoint, ask
 from facts.local.secret_values import api_key
+from facts.rignode.call import AskFailed, ask_node
 from operations.change.node_call import StepFailed
 from schema.desired.plan import Plan
+from schema.observed.kube import HostAnswer
 
 # The key in a change's `blob` under which its run keeps the former engine's endpoint.
 CONTEXT = "former"
 POLL_S = 2.0
 PROGRESS_S = 10.0
+# node takes no longer limit for one question
+LONGEST_S = 600
 
 
 @dataclass(frozen=True)
 class Served:
     """Where a former engine answers, and who runs it in words; `answered`: it gave an answer before
-    the take-over.
+    the take-over. `pod`: namespace, deployment and container of one in a pod's own network, which
+    is asked inside the pod.
     """
 
     node: str
@@ -32,6 +38,7 @@ class Served:
     model: str
     by: str
     answered: bool = False
+    pod: Mapping[str, str] | None = None
 
 
 def endpoint_of(plan: Plan, served: Served) -> Endpoint:
@@ -46,6 +53,23 @@ def endpoint_of(plan: Plan, served: Served) -> Endpoint:
     )
 
 
+def ask_former(state: State, plan: Plan, served: Served, timeout_s: float) -> Answer:
+    """One real answer of the former engine, asked by its node where it is in a pod's network."""
+    where = endpoint_of(plan, served)
+    if served.pod is None:
+        return ask(where, timeout_s)
+    host, seconds = state.inventory.get_host(served.node), min(int(timeout_s), LONGEST_S)
+    request = {"kubectl": "auto", **served.pod, "port": served.port, "model": served.model,
+               "reasoning": where.reasoning, "timeout_s": seconds}  # fmt: skip
+    try:
+        said = HostAnswer.model_validate(
+            ask_node(state, host, "kube answer", request, seconds + 40)
+        )
+    except (AskFailed, ValidationError) as error:
+        return Answer(False, " ".join(str(error).split())[:200])
+    return Answer(said.answered, said.detail, said.final, model=said.model)
+
+
 def former_in(changes: Mapping[str, Mapping[str, Any] | None]) -> Served | None:
     """What a change keeps of who served before it; None for one that took nothing over."""
     blobs = ((change or {}).get("blob") or {} for change in changes.values())
@@ -58,14 +82,15 @@ def answers_again(state: State, plan: Plan, served: Served) -> str:
     """
     if not served.answered:
         return f"{served.by} is as before; it gave no answer before the take-over either"
-    where, budget_s = endpoint_of(plan, served), plan.recipe.expect.start_budget_s
+    budget_s = plan.recipe.expect.start_budget_s
     reporter = state.inventory.get_host(plan.rig.head.name)
     started = told = time.monotonic()
     while True:
-        answer = ask(where, timeout_s=max(5.0, budget_s - (time.monotonic() - started)))
+        left = max(5.0, budget_s - (time.monotonic() - started))
+        answer = ask_former(state, plan, served, left)
         took = time.monotonic() - started
         if answer.ok or answer.alive:
-            return f"{where.model} of {served.by} serves again: {answer.detail}"
+            return f"{served.model} of {served.by} serves again: {answer.detail}"
         if took > budget_s:
             raise StepFailed(
                 f"{served.by} is as before, but does not answer after {took:.0f} s: {answer.detail}"

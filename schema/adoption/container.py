@@ -25,7 +25,12 @@ def container(nodes: Sequence[LiveNode]) -> tuple[dict[str, Any], list[str]]:
     if head.gpus:
         found["gpus"] = "all"
     found["network"] = "host"
-    if head.network_mode != "host":
+    if head.network_mode == "pod":
+        notes.append(
+            "it was in its pod's network; rigbook's is on the host's: a Service or an Ingress that "
+            "led to it leads nowhere, and clients need the host's address"
+        )
+    elif head.network_mode != "host":
         notes.append(
             f"it was on the network {head.network_mode}; rigbook's is on the host's: no port is "
             "mapped, and other containers reach it by the host's address"
@@ -58,6 +63,13 @@ def _image(boxes: Sequence[tuple[LiveNode, FormerContainer]]) -> tuple[str, list
     repository = head.image.partition("@")[0].rpartition(":")[0] or head.image
     digests = sorted(head.digests, key=lambda name: not name.startswith(f"{repository}@"))
     shared = [d for d in digests if all(d in box.digests for _, box in boxes)]
+    if boxes[0][0].engine.inside_of == "pod":
+        reference = shared[0] if shared else head.image
+        return reference, [
+            f"{head.image} is in the cluster's store, and docker starts ours: docker pull "
+            f"{reference}; or sudo ctr -n k8s.io images export - {head.image} | sudo docker load, "
+            "and that name here (k3s: k3s ctr)"
+        ]
     if shared:
         return shared[0], []
     notes = []

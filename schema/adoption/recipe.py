@@ -24,6 +24,8 @@ DEFAULT_MASTER_PORT = 29501
 START_BUDGET_S = 1800
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 _FLAG = TypeAdapter[Any](Flags)
+# what HAMi's device plugin gives a pod's process (HAMi, Allocate in its server.go), or a chart
+_HELD = re.compile(r"CUDA_DEVICE_(?:MEMORY_LIMIT(?:_\d+)?|SM_LIMIT)\Z")
 _NAME, _VALUE = TypeAdapter[Any](EnvName), TypeAdapter[Any](EnvValue)
 
 
@@ -68,6 +70,14 @@ def recipe(nodes: Sequence[LiveNode], day: str) -> tuple[dict[str, Any], Notes]:
         f"start_budget_s: {START_BUDGET_S} is a guess; put in how long a cold start takes. "
         "reasoning and tools: true where its answers have them",
     )
+    held = [f"{name}={value}" for name, value in head.engine.env.items() if _HELD.match(name)]
+    if held:
+        _note(
+            notes,
+            "vllm_serve",
+            f"HAMi held the engine to {', '.join(held)}; nothing holds ours: "
+            "gpu_memory_utilization is of the whole card",
+        )
     for node, one in zip(nodes, lines, strict=True):
         for name in dict.fromkeys(one.twice):
             _note(

@@ -26,22 +26,21 @@ from deploys.common.procedure import Procedure, gated
 from deploys.common.runtime import Work
 from deploys.procedures.adopt import prove
 from deploys.procedures.adopt.former_steps import end_steps, grace_s, refusals, release_steps, who
-from deploys.procedures.adopt.look import Seen
+from deploys.procedures.adopt.look import Seen, container_of
 from deploys.procedures.engine import serve
-from facts.endpoint.completion import ask
 from facts.former import FormerFact
 from facts.observe import observe
 from facts.rignode.context import real
 from facts.rignode.fact import ask_each
 from gates.core.waiver import apply_waivers, blocking
 from gates.gate_sets import ROOM, TAKING, check
-from operations.adopt.answer import CONTEXT, Served, endpoint_of
+from operations.adopt.answer import CONTEXT, Served, ask_former
 from operations.adopt.room import require_room
 from operations.change.apply import Steps, apply
 from operations.change.node_call import StepFailed
 from operations.engine import engine
 from schema.desired.plan import Plan
-from schema.observed.former import Former
+from schema.observed.former import Former, FormerEngine
 from schema.observed.snapshot import Unreadable
 
 # For an answer of the former engine, while it still serves.
@@ -145,7 +144,7 @@ def plan(rig: Procedure) -> Taking:
         seen = Seen(former, {})
         prove.tell(rig.plan, seen, prove.differences(rig.plan, seen))
         served = _served(rig.plan, former, by)
-        answer = ask(endpoint_of(rig.plan, served), ASK_S)
+        answer = ask_former(real(state), rig.plan, served, ASK_S)
         logger.info(f"    serves now: {by}: {answer.detail}")
         # one that was begun by a run that died keeps what that one saw
         answered = answer.ok or answer.alive
@@ -184,8 +183,21 @@ def _served(plan: Plan, former: Mapping[str, Former], by: str) -> Served:
         for one in found.engines:
             if one.is_head:
                 model = _option(one.argv, "--served-model-name") or recipe.served_model_name
-                return Served(name, one.port, model, by)
+                return Served(name, one.port, model, by, pod=_pod(found, one))
     return Served(plan.rig.head.name, recipe.port, recipe.served_model_name, by)
+
+
+def _pod(found: Former, engine: FormerEngine) -> dict[str, str] | None:
+    """Whose pod has a network of its own, in which the engine is to be asked; None: the host's."""
+    box = container_of(found, engine)
+    row = next((row for row in found.supervisors if row.kind == "pod" and row.deployment), None)
+    if engine.inside_of != "pod" or row is None or box is None or box.network_mode == "host":
+        return None
+    return {
+        "namespace": str(row.namespace),
+        "deployment": str(row.deployment),
+        "container": str(row.template_container),
+    }
 
 
 def _option(argv: tuple[str, ...], name: str) -> str | None:

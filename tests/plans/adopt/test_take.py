@@ -108,6 +108,12 @@ TABLE: Table = {
         failed("ROLLED_BACK; tiny of", "serves again", steps=[
             {"lab1 apply file+unit", "lab2 apply file+unit"}, "lab1 apply kube", *STARTED,
             "lab1 systemctl-stop", "lab2 systemctl-stop", *BACK])),
+    # its address is not the host's: the node asks in the pod, before and after
+    "a pod's own network": (
+        take(parts.pod(network="pod"), NONE, faults={**DIES, f"{HEAD}:says kube answer": {
+            "answered": True, "detail": "9 letters", "final": False, "model": "tiny"}}),
+        failed("serves now: @fake/lab1: Deployment default/lucebox",
+               "tiny of @fake/lab1: Deployment default/lucebox", "serves again: 9 letters")),
     "a pod of nobody's": (take(parts.pod(None), NONE), refused("what made it has to end it")),
     "dry": (
         take(SEED, SEED_WORKER, how=("deploys/adopt.py", "--dry", *data("take=true"))),

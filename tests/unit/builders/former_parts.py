@@ -72,10 +72,11 @@ def by_pod(deployment: str | None = "lucebox") -> Supervisor:
     )  # fmt: skip
 
 
-def pod(deployment: str | None = "lucebox") -> Former:
+def pod(deployment: str | None = "lucebox", network: str = "host") -> Former:
     """An engine in a pod."""
     one = engine(container="lucebox-x/engine", inside_of="pod")
-    return Former(engines=(one,), supervisors=(by_pod(deployment),))
+    box = container(name=one.container, network_mode=network, restart_policy="no")
+    return Former(engines=(one,), containers=(box,), supervisors=(by_pod(deployment),))
 
 
 def by_compose() -> Supervisor:

@@ -120,6 +120,8 @@ def put_layers(boxes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("tower", (1200, "host", None, 0, True, 8000), {"unit genesis.service": True}),
     ("pod", (1500, "pod", "lucebox-7d9-x/engine", 0, True, 8000),
      {"pod default/lucebox": True}),
+    ("dockerd", (1500, "pod", "lucebox-7d9-x/engine", 0, True, 8000),
+     {"pod default/lucebox": True}),
     ("hand", (1700, "host", None, 0, True, 8000),
      {"unit vllm-old.service": False, "shell 1700": False}),
     ("users", (1800, "host", None, 0, True, 8000), {"unit llm.service": False}),
@@ -160,6 +162,11 @@ def test_how_a_container_was_made(look_at: Look) -> None:
     (pod,) = look_at("pod").containers
     assert pod.digests == ("docker.io/vllm/vllm-openai@sha256:5555",)
     assert [m.source for m in pod.mounts] == ["/srv/models"]
+    assert (pod.gpus, pod.shm_bytes) == (True, 2 << 30)
+    assert pod.other_options == (
+        "persistentVolumeClaim cache at /root/.cache",
+        "limit nvidia.com/gpu=1", "limit nvidia.com/gpumem=8000",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("main", "is_waiting"), [

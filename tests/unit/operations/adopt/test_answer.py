@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from facts.endpoint.completion import Answer, Endpoint
+from facts.rignode.call import AskFailed
 from operations.adopt import answer
 from operations.change.node_call import StepFailed
 from tests.plans.support.scenario import HEAD, tiny_plan
@@ -58,6 +59,40 @@ def test_one_that_gave_no_answer_before_is_not_waited_for(monkeypatch: pytest.Mo
     served = answer.Served(HEAD, 8123, "theirs", "pid 7")
     line, _, asked = run(monkeypatch, served, NO)
     assert "gave no answer before the take-over either" in line and not asked
+
+
+IN_POD = {"namespace": "default", "deployment": "lucebox", "container": "engine"}
+
+
+@pytest.mark.parametrize(("said", "answer_is"), [
+    ({"answered": True, "detail": "5 letters", "final": False, "model": "theirs"},
+     Answer(True, "5 letters", model="theirs")),
+    ({"answered": False, "detail": "no pod of it runs", "final": False, "model": ""},
+     Answer(False, "no pod of it runs")),
+    (AskFailed("lab1: kube answer: there is no kubectl on this host"),
+     Answer(False, "lab1: kube answer: there is no kubectl on this host")),
+    ({"answered": 7}, None),
+])  # fmt: skip
+def test_one_in_a_pods_network_is_asked_by_its_node(
+    monkeypatch: pytest.MonkeyPatch, said: Any, answer_is: Answer | None
+) -> None:
+    sent: list[Any] = []
+
+    def ask_node(state: Any, host: Any, verb: str, request: Any, limit_s: int) -> Any:
+        sent.append((host, verb, request, limit_s))
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    monkeypatch.setattr(answer, "ask_node", ask_node)
+    state: Any = SimpleNamespace(inventory=SimpleNamespace(get_host=lambda name: name))
+    found = answer.ask_former(state, PLAN, replace(SERVED, pod=IN_POD), 900.0)
+    assert found == answer_is if answer_is else not found.ok and "answered" in found.detail
+    host, verb, request, limit_s = sent[0]
+    # node takes 600 s for one question
+    assert (host, verb, request["timeout_s"], limit_s) == (HEAD, "kube answer", 600, 640)
+    assert request["kubectl"] == "auto" and request["port"] == 8123
+    assert request["deployment"] == "lucebox" and request["model"] == "theirs"
 
 
 def test_it_is_read_from_any_nodes_change() -> None:
