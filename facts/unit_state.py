@@ -32,6 +32,9 @@ class UnitState:
         if self.active == "failed":
             return f"unit failed: {self.result}, exit status {self.exit_status}"
         if self.restarts > earlier.restarts or self.sub == "auto-restart":
+            if self.result == "exit-code" and self.exit_status == 0:
+                # systemd counts what runs before and beside the engine as part of its start
+                return "the start failed, not the engine's own program, and systemd starts it again"
             return f"the engine ended (exit status {self.exit_status}) and systemd restarts it"
         if self.active in ("inactive", "deactivating"):
             return f"the unit is {self.active}"

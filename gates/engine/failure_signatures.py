@@ -44,7 +44,7 @@ def from_exit(unit: Unit) -> str | None:
     if not unit.exit_kind and unit.exit_status == 0:
         return None
     meanings = {
-        0: "its engine ended with status 0, as vLLM does when it loses its peer",
+        0: "its engine ended with status 0, as vLLM does when one of its ranks has died",
         126: "what it starts cannot be run: a folder in the place of a file, or no x bit",
         127: "a file that it starts does not exist, on the host or inside the container (C13)",
         137: "it was killed with signal 9: out of memory, or somebody's kill -9",

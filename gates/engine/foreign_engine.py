@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gates.core.check import MIB, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
+from gates.engine.processes import hand_port
 from gates.engine.state import is_own
 from gates.engine.vllm_flags import NOT_SET, compare, serves
 from node.rules.ownership import end, same_container
@@ -64,6 +65,8 @@ def foreign_engine(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
         if process.ppid in engines or is_own(snapshot, process):
             continue
         by = launched_by(snapshot, process)
+        if by is None and (port := hand_port(plan, snapshot, process)) is not None:
+            by = f"started by hand, its shell is gone; it serves on port {port}"
         if by is None:
             continue
         yield violation(

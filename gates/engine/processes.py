@@ -8,6 +8,7 @@ from gates.core.check import deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.engine.state import head_port, is_own
+from gates.engine.vllm_flags import serves
 from node.rules.ownership import end, same_container
 from node.rules.patterns import LOGIN_UNIT, POD_CGROUP
 from schema.desired.plan import Plan
@@ -51,23 +52,58 @@ def no_supervisor(
 @per_node
 def engine_orphan(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """No engine process outlives its supervisor: it holds memory, shm and 29501 (C6, C10, B2)."""
+    for process, why in orphans(plan, snapshot):
+        title = " ".join(process.argv)[:60] or process.comm
+        yield violation(
+            "engine-orphan",
+            node.name,
+            f"pid {process.pid} on {node.name} is an engine process that nobody supervises",
+            evidence=f"{why}; {title!r}, parent {process.ppid}, uid {process.uid}, "
+            f"{process.rss // 1024**2} MiB resident",
+            remedy=f"{deploy_command(plan, 'restart')} --dry names what it would end and spare,"
+            " and why; then without --dry",
+        )
+
+
+def orphans(plan: Plan, snapshot: NodeSnapshot) -> list[tuple[EngineProcess, str]]:
+    """The engine processes that nobody supervises, each with why; UnknownSection when it cannot be
+    told. Not a server that a person left running: it listens, as `hand_port` says.
+    """
     processes = require(snapshot.engine_processes, "engine_processes")
     units = {u.name: u for u in require(snapshot.units, "units")}
     docker = snapshot.docker
     containers = None if isinstance(docker, Unreadable) else docker.containers
-    for process in processes:
-        why = no_supervisor(process, units, containers)
-        if why is not None:
-            title = " ".join(process.argv)[:60] or process.comm
-            yield violation(
-                "engine-orphan",
-                node.name,
-                f"pid {process.pid} on {node.name} is an engine process that nobody supervises",
-                evidence=f"{why}; {title!r}, parent {process.ppid}, uid {process.uid}, "
-                f"{process.rss // 1024**2} MiB resident",
-                remedy=f"{deploy_command(plan, 'restart')} --dry names what it would end and spare,"
-                " and why; then without --dry",
-            )
+    found = [(p, no_supervisor(p, units, containers)) for p in processes]
+    return [
+        (process, why)
+        for process, why in found
+        if why is not None and hand_port(plan, snapshot, process) is None
+    ]
+
+
+def hand_port(plan: Plan, snapshot: NodeSnapshot, process: EngineProcess) -> int | None:
+    """The port, none of ours, on which a process in no container, or the server that it belongs to,
+    listens; None: on none. Such an engine is whoever's who started it (node/reap/ownership.py).
+    """
+    if process.container_id is not None:
+        return None
+    engines = {one.pid: one for one in require(snapshot.engine_processes, "engine_processes")}
+    top = process
+    while top.ppid in engines and top.ppid != top.pid:
+        top = engines.pop(top.ppid)
+    below = {top.pid}
+    for _ in engines:
+        below |= {one.pid for one in engines.values() if one.ppid in below}
+    ports = [p.port for p in require(snapshot.ports, "ports") if p.pid in below]
+    if not serves(top.argv) or set(ports) & our_ports(plan):
+        return None
+    return min(ports, default=None)
+
+
+def our_ports(plan: Plan) -> set[int]:
+    """The ports that an engine of this plan listens on, on any of its nodes."""
+    several = plan.recipe.multi_node
+    return {head_port(plan), *([several.master_port] if several is not None else [])}
 
 
 @per_node

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import ceil
 
-from gates.core.check import GIB, MIB, deploy_command, gib, per_node, require
+from gates.core.check import GIB, MIB, Gate, deploy_command, gib, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
-from gates.engine.state import is_up
+from gates.engine.processes import orphans
+from gates.engine.state import is_own, is_up, own_container
 from gates.gpu.driver import gpus_needed
-from node.rules.memory_need import LEAK, USUALLY_TAKEN, is_assigned, is_leaked, share_of
+from node.rules.memory_need import (
+    CONTEXT_MIB,
+    LEAK,
+    USUALLY_TAKEN,
+    card_need,
+    is_assigned,
+    is_leaked,
+    share_of,
+)
+from node.rules.ownership import same_container
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
-from schema.observed.machine import Gpu, Memory
+from schema.observed.machine import ComputeProcess, Gpu, Memory
 from schema.observed.snapshot import NodeSnapshot
 from schema.render.start_budget import devices
 
@@ -62,6 +72,11 @@ def memory_enough(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
     if need is not None:
         yield from _system(plan, node, snapshot, need)
         return
+    yield from _cards(plan, node, snapshot)
+
+
+def _cards(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+    """What the cards that the engine gets lack."""
     chosen = devices(plan.recipe, plan.specs[node.name])
     gpus = [
         gpu
@@ -160,24 +175,113 @@ def _discrete(plan: Plan, node: Node, gpu: Gpu, snapshot: NodeSnapshot) -> Itera
             unknown=True,
         )
         return
-    need = share_of(gpu.memory_total_mib, share)
-    if gpu.memory_free_mib >= need:
+    free = gpu.memory_free_mib
+    need = card_need(gpu.memory_total_mib, gpu.memory_used_mib, free, share)
+    if free >= need + CONTEXT_MIB:
         return
-    holders = require(snapshot.gpus, "gpus").processes
-    listed = ", ".join(
-        f"pid {p.pid} {p.process_name} {p.used_mib} MiB" for p in holders if p.gpu_uuid == gpu.uuid
+    holders = [p for p in require(snapshot.gpus, "gpus").processes if p.gpu_uuid == gpu.uuid]
+    listed = ", ".join(f"pid {p.pid} {p.process_name} {p.used_mib} MiB" for p in holders)
+    numbers = (
+        f"{gpu.name}: total {gpu.memory_total_mib} MiB, used {gpu.memory_used_mib} MiB, free "
+        f"{free} MiB, needed {need} MiB; held by: "
     )
+    if free >= need:
+        yield violation(
+            "memory-short",
+            node.name,
+            f"GPU {gpu.index} of {node.name} has {gib(free * MIB)} free; its CUDA context, up to "
+            f"{CONTEXT_MIB} MiB, may leave less than the engine needs, {gib(need * MIB)}",
+            evidence=numbers + (listed or "nobody"),
+            remedy=f"in catalog/recipes/{plan.recipe.name}.yaml: gpu_memory_utilization: "
+            f"{_card_share(gpu, free)}",
+            severity="warn",
+        )
+        return
     yield violation(
         "memory-short",
         node.name,
-        f"GPU {gpu.index} of {node.name} has {gib(gpu.memory_free_mib * MIB)} free, the engine "
-        f"needs {gib(need * MIB)}",
-        evidence=f"{gpu.name}: total {gpu.memory_total_mib} MiB, used {gpu.memory_used_mib} MiB, "
-        f"free {gpu.memory_free_mib} MiB, needed {need} MiB; held by: "
-        f"{listed or 'no listed process (another namespace, a D-state process or a driver fault)'}",
-        remedy=f"{deploy_command(plan, 'stop')}; memory that stays used without a process: "
-        f"reboot {node.name}",
+        f"GPU {gpu.index} of {node.name} has {gib(free * MIB)} free, the engine needs "
+        f"{gib(need * MIB)}",
+        evidence=numbers
+        + (listed or "no listed process (another namespace, a D-state process or a driver fault)"),
+        remedy=_free_card(plan, node, snapshot, holders),
     )
+
+
+def cards_after(ended: Mapping[str, Collection[int]]) -> Gate:
+    """The gate of what cards will lack once our engine and, by node, these pids have ended.
+
+    A start that cannot get its memory is refused before the engine that serves is stopped.
+    """
+
+    @per_node
+    def cards_after_the_end(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+        yield from _later(plan, node, snapshot, ended.get(node.name, ()))
+
+    return cards_after_the_end
+
+
+def _later(
+    plan: Plan, node: Node, snapshot: NodeSnapshot, ended: Collection[int]
+) -> Iterator[Violation]:
+    """What cards lack without those processes and ours; nothing where memory is the system's."""
+    if not plan.recipe.expect.needs_nvidia:
+        return
+    seen = require(snapshot.gpus, "gpus")
+    if any(gpu.unified_memory for gpu in seen.gpus):
+        return
+    own = own_container(snapshot)
+    gone = {p.pid for p in require(snapshot.engine_processes, "engine_processes")
+            if is_own(snapshot, p)} | set(ended)  # fmt: skip
+    leaving = [
+        p for p in seen.processes
+        if p.pid in gone
+        or (own is not None and p.container_id and same_container(p.container_id, own.id))
+    ]  # fmt: skip
+    cards = {gpu.uuid: gpu for gpu in seen.gpus}
+    for process in leaving:
+        gpu = cards.get(process.gpu_uuid)
+        if gpu is None or gpu.memory_free_mib is None or process.used_mib is None:
+            return
+        used = gpu.memory_used_mib
+        cards[gpu.uuid] = gpu.model_copy(
+            update={
+                "memory_free_mib": gpu.memory_free_mib + process.used_mib,
+                "memory_used_mib": None if used is None else max(0, used - process.used_mib),
+            }
+        )
+    later = seen.model_copy(
+        update={
+            "gpus": tuple(cards[gpu.uuid] for gpu in seen.gpus),
+            "processes": tuple(p for p in seen.processes if p not in leaving),
+        }
+    )
+    yield from _cards(plan, node, snapshot.model_copy(update={"gpus": later}))
+
+
+def _card_share(gpu: Gpu, free: int) -> str:
+    """The largest utilization, to two digits, that surely starts with so many MiB free."""
+    whole = (gpu.memory_used_mib or 0) + free
+    return f"{max(0, (free - CONTEXT_MIB) * 100 // whole) / 100:.2f}"
+
+
+def _free_card(
+    plan: Plan, node: Node, snapshot: NodeSnapshot, holders: Sequence[ComputeProcess]
+) -> str:
+    """What ends those who hold a card: `restart` orphans, a person all others."""
+    if not holders:
+        return f"reboot {node.name}: no process that could be ended holds it"
+    left = {process.pid for process, _ in orphans(plan, snapshot)}
+    pids = [str(one.pid) for one in holders if one.pid not in left]
+    ways = []
+    if len(pids) < len(holders):
+        ways.append(f"{deploy_command(plan, 'restart')} --dry shows whether it ends the orphans")
+    if pids:
+        ways.append(
+            f"on {node.name}: ps -o pid,user,lstart,args -p {','.join(pids)}; and where nobody "
+            f"needs it: sudo kill {' '.join(pids)}"
+        )
+    return "; ".join(ways)
 
 
 GATES = (memory_enough,)

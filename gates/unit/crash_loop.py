@@ -29,6 +29,7 @@ def crash_loop(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
     for unit in require(snapshot.units, "units"):
         if not watched(snapshot, unit) or not looping(unit, now, plan):
             continue
+        budget = plan.recipe.expect.start_budget_s
         since = unit.restart_times[0] if unit.restart_times else unit.since_unix_s
         count = max(unit.restarts, len(unit.restart_times))
         given_up = unit.result == "start-limit-hit" or unit.active_state == "failed"
@@ -38,16 +39,25 @@ def crash_loop(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             node.name,
             f"{unit.name} on {node.name} "
             + (f"crashed {count + 1} times; systemd gave up" if given_up else
-               f"is in a crash loop: {count + 1} starts"),
+               f"was started {count + 1} times, and systemd starts it again"),
             evidence=f"started {count + 1} times since {_when(since)}, now {unit.active_state}/"
             f"{unit.sub_state} ({unit.result}); last exit: {last_exit(unit)}; log: "
             f"{said(unit)}",
-            remedy=f"on {node.name}: sudo systemctl stop {unit.name}; {action(unit)}mend the "
-            "findings above "
+            remedy=_coming_back(plan, now + budget) if unit.name == UNIT and not given_up else
+            f"on {node.name}: sudo systemctl stop {unit.name}; {action(unit)}mend the findings "
+            "above "
             + (f"it, then {deploy_command(plan, 'restart')}" if unit.name == UNIT else "it"),
             severity="block" if unit.name == UNIT else "warn",
             cause=cause_of(unit),
         )  # fmt: skip
+
+
+def _coming_back(plan: Plan, until: float) -> str:
+    """What is done about our unit within its limits: its start limit ends a loop by itself."""
+    return (
+        f"wait until {_when(until)}: {deploy_command(plan, 'verify')} tells when it answers; "
+        "it comes back by itself, or systemd gives up, and the doctor says what then"
+    )
 
 
 def said(unit: Unit) -> str:
@@ -97,7 +107,7 @@ def engine_down(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
         remedy=f"wait for it: {deploy_command(plan, 'verify')}"
         if loading
         else deploy_command(plan, "serve"),
-        cause=_why_down(plan, now, unit, loading),
+        cause=_why_down(plan, node, now, unit, loading),
     )
 
 
@@ -112,8 +122,11 @@ def _standing(plan: Plan, unit: Unit | None, container: Container | None) -> str
     )
 
 
-def _why_down(plan: Plan, now: str, unit: Unit | None, loading: bool) -> str:
+def _why_down(plan: Plan, node: Node, now: str, unit: Unit | None, loading: bool) -> str:
     several = len(plan.rig.nodes) > 1
+    # the head's unit is active once a real answer came
+    if loading and node.role == "head" and unit is not None and unit.active_state == "active":
+        return "it loads, or one of its processes has died: then systemd starts it again"
     if loading:
         return "it loads" + ("; the head waits for its workers at the rendezvous" * several)
     if now == "starting" and not several:

@@ -151,6 +151,16 @@ def _not_begun(verb: str, name: str, why: str) -> NodeError:
     )
 
 
+def end(name: str) -> None:
+    """Stop a unit; what its stop leaves as `failed` is none: it was asked for.
+
+    A stop while ExecStartPost waits for an answer ends that with a signal, and the unit failed.
+    """
+    systemctl("stop", name)
+    if _show(name, _STATES).get("ActiveState") == "failed":
+        forget_failures(name)
+
+
 def forget_failures(name: str) -> None:
     """Clear the unit's start counter: a start that a person asked for is not part of a loop.
 

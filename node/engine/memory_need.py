@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from node.core.errors import Json
 from node.engine.config import Engine
-from node.rules.memory_need import GIB, is_assigned, is_leaked, is_unified, share_of
+from node.rules.memory_need import GIB, card_need, is_assigned, is_leaked, is_unified, share_of
 from node.snapshot import gpus, memory
 
 
@@ -95,7 +95,7 @@ def _card(row: Json, share: float, processes: list[Json]) -> str | None:
     total, free = row["memory_total_mib"], row["memory_free_mib"]
     if total is None or free is None:
         return f"{name} does not report its memory"
-    need = share_of(int(total), share)
+    need = card_need(int(total), row["memory_used_mib"], int(free), share)
     if free >= need:
         return None
     holders = [

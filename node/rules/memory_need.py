@@ -12,6 +12,8 @@ MIB = 1 << 20
 USUALLY_TAKEN = 9 * GIB
 # More than that is no start's own: something else took memory at the same time.
 MOST_TAKEN = 16 * GIB
+# vLLM's own CUDA context, made before it measures: 580 to 620 MiB on an H200, less on small cards.
+CONTEXT_MIB = 620
 # What a driver keeps for itself is less. 35 failed starts held 85 GiB (eugr/spark-vllm-docker#257).
 LEAK = 8 * GIB
 
@@ -27,6 +29,15 @@ def is_unified(gpu_name: str) -> bool:
 def share_of(total: int, utilization: float) -> int:
     """Gives what vLLM wants free of a total, in the total's unit: it refuses to start below."""
     return ceil(total * utilization)
+
+
+def card_need(total: int, used: int | None, free: int, utilization: float) -> int:
+    """Gives the MiB that vLLM wants free of a card, as nvidia-smi tells its memory in MiB.
+
+    CUDA's total, of which vLLM takes its share, is without what the driver keeps for itself:
+    143,155 of an H200's 143,771 MiB.
+    """
+    return share_of(total if used is None else min(total, used + free), utilization)
 
 
 def is_leaked(unaccounted: int, short: int, users: int) -> bool:

@@ -20,8 +20,13 @@ _ERROR = re.compile(
     r"|out of memory|oom|less than desired|address already in use|killed|cannot|failed",
     re.IGNORECASE,
 )
-# the launcher's and systemd's own words about a dead child name no cause
-_NOISE = re.compile(r"^\S*File \"|resource_tracker|Main process exited|Failed with result|^\s*\^")
+# the launcher's and systemd's own words about a dead child name no cause; the last three stand in
+# the log of each start that works (pytorch#159007, vllm's get_ip and set_ulimit)
+_NOISE = re.compile(
+    r"^\S*File \"|resource_tracker|Main process exited|Failed with result|^\s*\^"
+    r"|hostname of the client socket cannot be retrieved|Failed to get the IP address"
+    r"|Found ulimit of \d+ and failed to automatically increase"
+)
 
 
 def _journal(*words: str) -> list[str]:

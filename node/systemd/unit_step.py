@@ -89,6 +89,8 @@ class UnitKind(Kind):
             for words in todo:
                 if words[0] in ("start", "restart"):
                     systemctl.begin(words[0], name)
+                elif words[0] == "stop":
+                    systemctl.end(name)
                 else:
                     systemctl.systemctl(*words)
         except NodeError as error:
@@ -114,7 +116,7 @@ class UnitKind(Kind):
         now = systemctl.inspect_unit(name)
         if now["active"] not in systemctl.DOWN and (replaced or not systemctl.is_running(pre)):
             ran.append(f"stop {name}")
-            systemctl.systemctl("stop", name)
+            systemctl.end(name)
         persistent = now["enabled"] == "enabled" and pre["enabled"] == "enabled-runtime"
         if persistent or (now["enabled"] in _ENABLED and pre["enabled"] not in _ON):
             ran.append(f"disable {name}")

@@ -16,7 +16,8 @@ from deploys.common.procedure import Procedure
 from facts.orphans import Orphans
 from facts.rignode.context import real
 from facts.rignode.fact import ask_each
-from gates.gpu.memory import system_need
+from gates.gate_sets import check
+from gates.gpu.memory import cards_after, system_need
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
@@ -43,6 +44,8 @@ def plan(rig: Procedure) -> ColdWork:
     plan, snapshots, up = rig.plan, rig.snapshots, rig.up.all
     request = reap_request(plan)
     found = {name: _others(seen) for name, seen in _orphans(real(state), plan, request).items()}
+    ended = {name: {row["pid"] for row in seen["ended"]} for name, seen in found.items()}
+    rig.gate_more(check(plan, snapshots, (cards_after(ended),)))
     segments = {name: _segments(snapshot) for name, snapshot in snapshots.items()}
     return ColdWork(
         reap_request=request,

@@ -59,6 +59,8 @@ def test_an_answer_that_is_none_is_refused(output: list[str]) -> None:
         # An engine's death exits 0, so `Result` alone would call it a success.
         (state(restarts=1), "the engine ended (exit status 0) and systemd restarts it"),
         (state(active="activating", sub="auto-restart"), "the engine ended (exit status 0)"),
+        # prelaunch refused: the engine's program never ran
+        (state(restarts=1, result="exit-code"), "the start failed, not the engine's own program"),
         (state(active="inactive", sub="dead"), "the unit is inactive"),
         (state(active="deactivating", sub="stop-sigterm"), "the unit is deactivating"),
         (state(invocation="two"), "somebody started the unit anew"),

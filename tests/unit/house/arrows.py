@@ -72,6 +72,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     "lab": {
         "lab": {"lab.core", "lab.engine", "lab.hosts"},
         "lab.engine": {"lab.core", "lab.hosts"},
+        "lab.gpu": {"lab.core", "lab.engine"},
         "lab.hosts": {"lab.core"},
         "lab.kubernetes": {"lab.core", "lab.hosts"},
         "lab.vm": {"lab.core", "lab.hosts"},

@@ -28,10 +28,13 @@ def system(
     monkeypatch.setattr(memory, "read", lambda: seen)
 
 
-def cards(monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, int | None, int | None]) -> None:
-    """GPUs: name, total and free MiB."""
+def cards(
+    monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, int | None, int | None], reserved: int = 0
+) -> None:
+    """GPUs: name, total and free MiB; the driver keeps `reserved` of each."""
     found = [
         {"index": n, "uuid": f"GPU-{n}", "name": name, "memory_total_mib": total,
+         "memory_used_mib": None if total is None or free is None else total - reserved - free,
          "memory_free_mib": free}
         for n, (name, total, free) in enumerate(rows)
     ]  # fmt: skip
@@ -86,6 +89,8 @@ def test_memory_of_a_card_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     short = memory_need.shortage(gpu_engine(2))
     assert short and "GPU 1 (RTX): 14399 of 16000 MiB free, 14400 MiB needed" in short.evidence
     assert "no listed process" in short.evidence
+    cards(monkeypatch, ("NVIDIA H200", 143771, 128840), reserved=616)
+    assert memory_need.shortage(gpu_engine(1)) is None, "0.9 of 143771 would be 129394"
     cards(monkeypatch, ("RTX", 16000, 100))
     short = memory_need.shortage(gpu_engine(1))
     assert short and "held by: pid 7 python3 15000 MiB" in short.evidence

@@ -176,3 +176,16 @@ def test_connections_with_the_peers_only(monkeypatch: pytest.MonkeyPatch) -> Non
     ends = [(c["local_address"], c["local_port"], c["peer_address"], c["peer_port"]) for c in found]
     assert ends == [("10.99.0.1", 29501, "10.99.0.2", port) for port in (40000, 40003)]
     assert all(c["pid"] is None and "unit" not in c for c in found)
+
+
+def test_lines_of_each_start_that_works_name_no_error() -> None:
+    """As pytorch#159007 has the first, and an H200 without network the others (2026-11-22)."""
+    lines = [
+        "[W724 18:22:38.909218572 socket.cpp:200] [c10d] The hostname of the client socket cannot "
+        "be retrieved. err=-3",
+        "WARNING 11-22 10:00:00 [network_utils.py:38] Failed to get the IP address, using 0.0.0.0 "
+        "by default.",
+        "WARNING 11-22 10:00:01 [system_utils.py:279] Found ulimit of 1024 and failed to "
+        "automatically increase with error current limit exceeds maximum limit.",
+    ]
+    assert unit_log.error_lines([*lines, "RuntimeError: failed"]) == ["RuntimeError: failed"]

@@ -205,3 +205,17 @@ def test_of_several_steps_the_first_tells_what_was_and_the_last_what_was_asked_f
     assert kind.folded(rows, "pre")["pre"] == {"active": "active"}
     left = kind.folded(rows, "post")
     assert (left["enabled"], left["active"]) == (True, "start")
+
+
+@pytest.mark.parametrize(
+    ("left", "forgotten"), [("failed//", True), ("inactive//", False), ("active/new/", False)]
+)
+def test_an_ordered_stop_leaves_nothing_failed(
+    monkeypatch: pytest.MonkeyPatch, left: str, forgotten: bool
+) -> None:
+    """Stopped while ExecStartPost waits, a unit is `failed`; the doctor called it a crash loop."""
+    systemd = Systemd(left)
+    monkeypatch.setattr(systemctl, "systemctl", systemd)
+    systemctl.end(NAME)
+    assert systemd.calls[0] == f"stop {NAME}"
+    assert (f"reset-failed {NAME}" in systemd.calls) == forgotten

@@ -1,6 +1,6 @@
 """reap on a real NVIDIA driver: run it as root on a machine with a GPU and PyTorch.
 
-`python3 tests/system/gpu/reap_on_gpu.py [GiB]` prints a transcript and exits 1 when something does
+`python3 tests/system/gpu/driver_reap.py [GiB]` prints a transcript and exits 1 when something does
 not hold. It starts engine-like processes of its own, ends one's parent, and calls `python3 -m
 node`."""
 

@@ -1,7 +1,7 @@
 """Swaps a preload library that caps GPU memory under running CUDA processes; needs a real driver.
 
 Run by hand on a machine with an NVIDIA GPU and cc, in the project's root:
-`python3 tests/system/gpu/library_on_gpu.py`. Prints one line a step; exit status 1 when one is
+`python3 tests/system/gpu/driver_library.py`. Prints one line a step; exit status 1 when one is
 wrong."""
 
 import base64
