@@ -51,7 +51,7 @@ def chart(host_network: bool) -> dict[str, Any]:
     box = {
         "name": "engine", "image": ENGINE_IMAGE, "command": ["/opt/vllm/bin/vllm"], "args": ARGS,
         "env": [{"name": name, "value": value} for name, value in ENV.items()],
-        "resources": {"limits": {"nvidia.com/gpumem": "8000"}},
+        "resources": {"limits": {"nvidia.com/gpumem": "8192"}},
         "volumeMounts": [{"name": "models", "mountPath": "/models/tiny", "readOnly": True},
                          {"name": "cache", "mountPath": "/root/.cache"},
                          {"name": "shm", "mountPath": "/dev/shm"}],
@@ -155,12 +155,12 @@ def test_a_deployment_is_taken_over_and_given_back(rig: Rig) -> None:
     done = rig.lab.pyinfra("adopt", "--data", f"write={NAME}", inventory=OLARES)
     assert done.rc == 0, done.text
     for line in (
-        "vLLM: pid", f"in container {APP}-", "rank 0, port 8000",
+        "vLLM: pid", f"in pod {APP}-", "rank 0, port 8000",
         f"started by {BY}: pod default/{APP}-", f"at the next boot: default/{APP}",
         "mount /srv/models/tiny at /models/tiny (read-only)",
         "it was in its pod's network", "emptyDir cache at /root/.cache has no key here",
-        "limit nvidia.com/gpumem=8000 has no key here", "is in the cluster's store",
-        "HAMi held the engine to CUDA_DEVICE_MEMORY_LIMIT_0=8000m",
+        "limit nvidia.com/gpumem=8192 has no key here", "is in the cluster's store",
+        "HAMi held the engine to CUDA_DEVICE_MEMORY_LIMIT_0=8192m",
         "option network differs: it runs with pod, the recipe renders host",
     ):  # fmt: skip
         assert line in done.text, line

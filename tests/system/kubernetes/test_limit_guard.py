@@ -13,7 +13,9 @@ SERVICE, TIMER = "rigbook-limit.service", "rigbook-limit.timer"
 LOST = f"has lost what gpu_limit set: {NAME} is '23000m', it was set to '24000m'"
 
 
-JOURNAL = f"sudo journalctl --sync; sudo journalctl -o cat -u {SERVICE} --cursor-file=/run/guard.at"
+JOURNAL = (
+    f"sudo journalctl --sync; sudo journalctl -o cat -u {SERVICE} --cursor-file=/run/guard.at; true"
+)
 
 
 def look(olares: Olares) -> str:
