@@ -111,7 +111,7 @@ def edge(rig: Rig) -> str:
         above = _with_free(rig, need + CONTEXT_MIB + 20)
         assert above.rc == 0 and "COMMITTED" in above.text, tail(above)
     finally:
-        rig.stopped()
+        rig.deploy("stop")
         release(rig)
         RECIPE.write_text(text)
     taken = need + BESIDE_MIB - float(said[1]) * 1024
