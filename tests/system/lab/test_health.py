@@ -1,4 +1,4 @@
-"""The health of booted hosts: nothing is found on those that are well. Its seconds: `make bench`."""
+"""The health of booted hosts: nothing is found on those that are well (seconds: `make bench`)."""
 
 from __future__ import annotations
 
