@@ -14,6 +14,7 @@ from node.lease import keeper, way_back
 from node.lease.settings import Lease
 from node.lease.way_back import WayBack
 from node.rules.completion import Reply
+from schema.observed.files import LeaseNote
 from tests.unit.node.support.host import Host, apply_request, file_step
 
 LEASE = Lease("change-1", 120.0, b"k", "spark1", True, 29530, ("10.0.0.1",), {})
@@ -222,7 +223,9 @@ def test_an_engine_that_the_change_did_not_reach_restarts_with_its_peer(
         assert way.phase(way.change(), True) == "promised"
     way.stop(peer)
     way.undo()
-    assert called == calls and way.phase(way.change(), True) == "back"
+    change = way.change()
+    assert called == calls and change and way.phase(change, True) == "back"
+    assert LeaseNote.model_validate(change["lease"]).again is (calls != [])
 
 
 def test_what_cannot_be_put_back_is_said_at_once(
