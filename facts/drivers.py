@@ -14,7 +14,7 @@ from facts.observe import Looks
 from facts.rignode.context import real
 from facts.rignode.fact import NodeFact, ask_each
 from schema.desired.plan import Plan
-from schema.observed.driver import DriverFacts, DriverSnapshot
+from schema.observed.hardware import DriverFacts, DriverSnapshot
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 

@@ -16,7 +16,7 @@ from node.rules.ownership import same_container
 from schema.desired.plan import CONTAINER, UNIT, Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Docker
-from schema.observed.driver import AptPlan, DriverFacts, DriverSnapshot, GpuUser
+from schema.observed.hardware import AptPlan, DriverFacts, DriverSnapshot, GpuUser
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 # What the packages unpack to beside the files, module sources and what a build leaves included.

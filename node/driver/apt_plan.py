@@ -120,11 +120,17 @@ def in_branch(name: str, branch: str | None) -> str:
 
 
 def _of(version: str, known: Sequence[str]) -> str | None:
-    """Gives the newest package version of this driver: 580.126 means 580.126.09, too."""
-    for row in known:
-        here = upstream(row)
-        if here == version or here.startswith(f"{version}."):
-            return row
+    """Gives the newest package version of this driver: 580.126 means 580.126.09, too, and 580.15
+    is 580.150 where there is no other (as a number on a command line loses its zeros).
+    """
+    for fits in (
+        lambda here: here == version,
+        lambda here: here.startswith(f"{version}."),
+        lambda here: "." in version and here.rstrip("0") == version and here.count(".") == 1,
+    ):
+        for row in known:
+            if fits(upstream(row)):
+                return row
     return None
 
 

@@ -1,6 +1,6 @@
 """driver: what this host's driver is, and what apt would do for another version; read-only.
 
-Type: schema/observed/driver.py. A reading verb of its own: only deploys/driver.py asks for it.
+Type: schema/observed/hardware.py. A reading verb of its own: only deploys/driver.py asks for it.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _apt(body: Json, versions: list[str]) -> Json:
 
 
 def look(request: Json) -> Json:
-    """Gives the document of schema/observed/driver.py."""
+    """Gives the document of schema/observed/hardware.py."""
     began = time.monotonic()
     body = validate.keys(request, "request", _KEYS, ("module",))
     module = validate.name(body["module"], "module")

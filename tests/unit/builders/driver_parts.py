@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schema.observed.driver import DriverFacts, DriverSnapshot, GpuUser, PackageRow
+from schema.observed.hardware import DriverFacts, DriverSnapshot, GpuUser, PackageRow
 from schema.observed.snapshot import NodeSnapshot
 from tests.unit.builders import kernel_parts, machine_parts
 from tests.unit.builders.recorded import recorded

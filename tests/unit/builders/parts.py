@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from gates.core.check import GIB
-from schema.observed.driver import GpuUser, SigningKey
 from schema.observed.files import WeightsFile
+from schema.observed.hardware import GpuUser, SigningKey
 from schema.observed.health import Unknown
 from schema.observed.kernel import GrubDefault
 from schema.observed.machine import ComputeProcess, EngineProcess, ShmSegment

@@ -39,6 +39,13 @@ def test_the_family_in_one_version_and_in_another_branch() -> None:
     assert apt_plan.wanted(FAMILY, {FAMILY[0]: ["580.126.09-1"]}, "580.126", None) == [
         f"{FAMILY[0]}=580.126.09-1"
     ]
+    # pyinfra reads 580.150 as a number
+    assert apt_plan.wanted(["a"], {"a": ["580.159.03-1", "580.150-1"]}, "580.15", None) == [
+        "a=580.150-1"
+    ]
+    assert apt_plan.wanted(["a"], {"a": ["580.150-1", "580.15-1"]}, "580.15", None) == [
+        "a=580.15-1"
+    ]
     assert apt_plan.branch_of(FAMILY) == "580"
     assert apt_plan.in_branch("nvidia-dkms-580-open", "590") == "nvidia-dkms-590-open"
     assert apt_plan.in_branch("nvidia-persistenced", "590") == "nvidia-persistenced"
