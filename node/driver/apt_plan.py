@@ -123,15 +123,15 @@ def _of(version: str, known: Sequence[str]) -> str | None:
     """Gives the newest package version of this driver: 580.126 means 580.126.09, too, and 580.15
     is 580.150 where there is no other (as a number on a command line loses its zeros).
     """
-    for fits in (
-        lambda here: here == version,
-        lambda here: here.startswith(f"{version}."),
-        lambda here: "." in version and here.rstrip("0") == version and here.count(".") == 1,
-    ):
-        for row in known:
-            if fits(upstream(row)):
-                return row
-    return None
+    found = [(row, upstream(row)) for row in known]
+    exact = [row for row, here in found if here == version]
+    longer = [row for row, here in found if here.startswith(f"{version}.")]
+    zeros = [
+        row
+        for row, here in found
+        if "." in version and here.count(".") == 1 and here.rstrip("0") == version
+    ]
+    return next(iter([*exact, *longer, *zeros]), None)
 
 
 def wanted(

@@ -37,7 +37,7 @@ def states(names: list[str]) -> dict[str, tuple[str, str]]:
         done = run(["dpkg-query", "-W", fields, *names], TOLD_S)
     except (FileNotFoundError, TimedOut) as error:
         raise NodeError(f"dpkg-query: {error}", "packages_unread") from None
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for line in done.out.splitlines():
         cells = line.split(" ")
         if len(cells) == 4 and cells[3] not in ("not-installed", "config-files"):

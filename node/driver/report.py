@@ -36,10 +36,10 @@ def dpkg_problem() -> str | None:
 
 def lock_holder() -> str | None:
     """Gives who has apt's or dpkg's lock now (/proc/locks), None where nobody does."""
-    inodes = {}
-    for path in _LOCKS:
+    inodes: dict[int, str] = {}
+    for each in _LOCKS:
         try:
-            inodes[os.stat(path).st_ino] = path
+            inodes[os.stat(each).st_ino] = each
         except OSError:
             continue
     with open("/proc/locks", encoding="ascii") as stream:

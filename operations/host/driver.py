@@ -6,6 +6,7 @@ The exchange itself is steps of node (`packages`, `module`), made by operations/
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pyinfra import host
@@ -33,7 +34,7 @@ def fetch(
     """
     mine = rows.get(host.name, ())
     for line in words:
-        run.show_once(host, line, lambda line=line: host.log(line))
+        run.show_once(host, line, partial(host.log, line))
     if not mine:
         host.noop("no package is exchanged here")
         return
@@ -64,7 +65,7 @@ def cdi(run: Run, specs: Mapping[str, Mapping[str, str]]) -> Generator[FunctionC
         return
     node = host.name
     for path in mine:
-        run.show_once(host, path, lambda path=path: host.log(f"nvidia-ctk makes {path} anew"))
+        run.show_once(host, path, partial(host.log, f"nvidia-ctk makes {path} anew"))
 
     def work() -> None:
         text = call(run.state, run.host(node), "driver cdi", {}, CDI_S)["text"]

@@ -1,4 +1,6 @@
-"""What Linux can read of a machine's board and cards, as `node hardware` reports it."""
+"""What Linux can read of a machine: board and cards, as `node hardware` reports it, and the GPU's
+driver with what apt would do for another, as `node driver` does. Sizes are bytes.
+"""
 
 from __future__ import annotations
 

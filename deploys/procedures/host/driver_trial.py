@@ -74,7 +74,9 @@ def verify(rig: Procedure, want: Want, work: DriverWork) -> str:
 
 def _speed(rig: Procedure) -> str:
     value = rig.run.context.get("baseline")
-    baseline = float(str(value)) if value is not None else None
+    if value is None:
+        return "nothing to compare its speed with"
+    baseline = float(str(value))
     tell = rig.run.host(rig.plan.rig.head.name).log
     return fast_enough(endpoint(rig.plan), baseline, rig.plan.recipe.expect.tolerance, tell)
 

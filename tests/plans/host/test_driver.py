@@ -47,9 +47,9 @@ def run(
         own |= {f"{name}:answers": said, f"{name}:says driver": rows}
     words = ("deploys/driver.py", *how, *data(*pairs))
     host = {"driver_module": "nvidia"}
-    facts = kernel or k.facts()
+    boots = kernel or k.facts()
     return Scenario(words, data=host, faults={**own, **(faults or {})}, answers=reply,
-                    kernels={HEAD: facts, WORKER: facts})  # fmt: skip
+                    kernels={HEAD: boots, WORKER: boots})  # fmt: skip
 
 
 def other(**changes: Any) -> Scenario:

@@ -37,11 +37,15 @@ class Kernel:
         monkeypatch.setattr(loaded, "_try", self.command)
         monkeypatch.setattr(loaded, "running_daemons", lambda: ["nvidia-persistenced.service"])
         monkeypatch.setattr("node.core.systemctl.end", lambda unit: self.ran.append(f"end {unit}"))
-        monkeypatch.setattr(loaded, "_restarted", lambda u: self.ran.append(f"start {u}") or True)
+        monkeypatch.setattr(loaded, "_restarted", self.restarted)
         monkeypatch.setattr(loaded, "users", lambda _: [])
         monkeypatch.setattr("platform.release", lambda: self.release)
         for name in ("nvidia", "nvidia_modeset", "nvidia_drm", "nvidia_uvm"):
             self.add(name, OLD)
+
+    def restarted(self, unit: str) -> bool:
+        self.ran.append(f"start {unit}")
+        return True
 
     def add(self, name: str, version: str) -> None:
         folder = self.sys / name
@@ -109,7 +113,7 @@ def test_out_in_and_back(kernel: Kernel) -> None:
     assert not kernel.block.exists() and kernel.ran[-1] == "start nvidia-persistenced.service"
     assert not run(step(True, NEW))["changed"]
     kernel.on_disk = OLD
-    assert undo.undo({"change": change()["id"]})["status"] == "ROLLED_BACK"
+    assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
     assert set(kernel.names().values()) == {OLD} and len(kernel.names()) == 4
     assert not kernel.block.exists()
 
@@ -129,7 +133,7 @@ def test_one_that_does_not_load_is_blocked_again(
         run(step(True, NEW))
     assert kernel.block.exists() and kernel.names() == {}
     kernel.on_disk, kernel.refuses = OLD, ""
-    undo.undo({"change": change()["id"]})
+    undo.undo({"change": str(change()["id"])})
     assert set(kernel.names().values()) == {OLD}
 
 
@@ -152,12 +156,12 @@ def test_the_console_holds_it_and_one_boot_unloads_it(
     # the console has the new one, too: the way back blocks it, and waits for one boot
     kernel.held, kernel.on_disk = "nvidia_drm", OLD
     with pytest.raises(NodeError, match="held by the kernel itself"):
-        undo.undo({"change": change()["id"]})
-    found = journal.get(change()["id"])
+        undo.undo({"change": str(change()["id"])})
+    found = journal.get(str(change()["id"]))
     assert found["status"] == "INCONSISTENT" and kernel.block.exists()
     assert any(row.get("boot") == proc.boot_id() for row in found["steps"])
     kernel.reboots(monkeypatch)
-    assert undo.undo({"change": change()["id"]})["status"] == "ROLLED_BACK"
+    assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
     assert kernel.names()["nvidia"] == OLD and not kernel.block.exists()
 
 
@@ -167,14 +171,14 @@ def test_a_boot_in_the_middle_loads_nothing_and_is_undone(
     run(step(False))
     kernel.reboots(monkeypatch)
     assert kernel.names() == {}
-    assert undo.undo({"change": change()["id"]})["status"] == "ROLLED_BACK"
+    assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
     assert kernel.names()["nvidia"] == OLD
 
 
 def test_on_another_kernel_nothing_is_loaded_and_it_is_told(kernel: Kernel) -> None:
     run(step(False))
     kernel.release = "6.17.0-23-generic"
-    told = undo.undo({"change": change()["id"]})
+    told = undo.undo({"change": str(change()["id"])})
     assert told["status"] == "ROLLED_BACK" and kernel.names() == {}
     assert "loads with 6.17.0-22-generic" in json.dumps(told["left"])
     assert not kernel.block.exists()
@@ -182,8 +186,8 @@ def test_on_another_kernel_nothing_is_loaded_and_it_is_told(kernel: Kernel) -> N
 
 def test_a_kill_is_found_out_by_what_is_there(kernel: Kernel) -> None:
     run(step(False))
-    found = journal.get(change()["id"])
+    found = journal.get(str(change()["id"]))
     found["steps"][0]["state"] = "intent"
     journal.save(found)
     run(step(False))
-    assert journal.get(change()["id"])["steps"][0]["state"] == "done"
+    assert journal.get(str(change()["id"]))["steps"][0]["state"] == "done"

@@ -90,7 +90,7 @@ def test_there_and_back_without_a_repository(apt: AptWorld) -> None:
     assert f"{MODULE}-firmware-580-{NEW}" in auto and f"{MODULE}-dkms-580" not in auto
     again = change_apply.apply({"change": change(), "steps": steps(rows)})
     assert not again["changed"]
-    assert undo.undo({"change": change()["id"]})["status"] == "ROLLED_BACK"
+    assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
     assert apt.state() == before
 
 
@@ -110,7 +110,7 @@ def test_what_fails_is_taken_back_at_once(apt: AptWorld, fault: str, says: str) 
         change_apply.apply({"change": change(), "steps": steps(rows)})
     assert says in str(caught.value)
     assert apt.state() == before
-    assert journal.find(change()["id"]) is None
+    assert journal.find(str(change()["id"])) is None
 
 
 def test_a_kill_in_the_middle_is_undone_from_any_state(
@@ -129,7 +129,7 @@ def test_a_kill_in_the_middle_is_undone_from_any_state(
         change_apply.apply({"change": change(), "steps": steps(rows)})
     assert apt.packages()[f"{MODULE}-dkms-580"] == f"{NEW}-0ubuntu1 unpacked"
     assert report.dpkg_problem() is not None
-    assert undo.undo({"change": change()["id"]})["status"] == "ROLLED_BACK"
+    assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
     assert apt.state() == before and report.dpkg_problem() is None
 
 
@@ -138,7 +138,7 @@ def test_an_edited_conffile_is_kept_and_asks_nothing(apt: AptWorld) -> None:
     before = apt.state()
     change_apply.apply({"change": change(), "steps": steps(fetched(version=NEW))})
     assert (apt.root / CONF).read_text() == "edited\n"
-    undo.undo({"change": change()["id"]})
+    undo.undo({"change": str(change()["id"])})
     after = apt.state()
     assert {key: after[key] for key in before} == before
 
@@ -201,4 +201,4 @@ def test_a_package_that_was_upgraded_since_is_no_way_back(apt: AptWorld) -> None
     apt.run("dpkg", "--force-depends", "-i",
             str(apt.repository / f"lib{MODULE}-compute-580_580.200-1_amd64.deb"))  # fmt: skip
     with pytest.raises(NodeError, match="packages were changed since"):
-        undo.undo({"change": change()["id"]})
+        undo.undo({"change": str(change()["id"])})
