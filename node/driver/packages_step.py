@@ -14,7 +14,7 @@ from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import Done, TimedOut, run
 from node.core.step_kind import POST, PRE, Kind, Seen, Steps
 from node.core.step_state import DONE, UNDONE, UNKNOWN
-from node.driver import apt_plan, build, store
+from node.driver import apt_plan, build, kept_state, store
 
 INSTALL_S = 1500.0
 DPKG_S = 1200.0
@@ -143,15 +143,16 @@ class PackagesKind(Kind):
         _require_rehearsed(rows, wanted)
         before = {release: build.version(release, step["module"]) for release in step["kernels"]}
         automatic = _automatic(names)
+        kept = kept_state.keep(step["module"], before)
         entry = self.record(steps, rows=rows, module=step["module"], version=step["version"],
-                            kernels=before, automatic=automatic)  # fmt: skip
+                            kernels=before, automatic=automatic, kept=kept)  # fmt: skip
         _install(wanted)
         new = [row["name"] for row in rows if row["old"] is None]
         _mark([*automatic, *new], names)
         if lines := _lines(rows, "new"):
             raise NodeError("; ".join(lines)[:400], "apt_failed")
         told = build.ensure(step["kernels"], step["module"], step["version"])
-        steps.finish(entry)
+        steps.finish(entry, told=kept_state.conf())
         return True, "; ".join([f"{len(rows)} packages", *told])
 
     def recover(self, entry: Json, rows: list[Json]) -> str:
@@ -178,8 +179,9 @@ class PackagesKind(Kind):
 
     def revert(self, entry: Json, overwrite: bool) -> str:
         """Put the old packages and their module back, whatever state dpkg is in."""
-        rows = entry["rows"]
+        rows, kept = entry["rows"], entry["kept"]
         said = []
+        kept_state.forget_mark()
         if _lines(rows, "old"):
             now = states([row["name"] for row in rows])
             gone = [row["name"] for row in rows if row["old"] is None and row["name"] in now]
@@ -188,6 +190,10 @@ class PackagesKind(Kind):
             tried = [_dpkg("--purge", *gone)] if gone else []
             tried += [_dpkg("--install", *back)] if back else []
             tried += [_dpkg("--configure", "--pending")]
+            if _lines(rows, "old") and os.path.isdir(kept_state.DKMS):
+                with kept_state.nothing_built():
+                    kept_state.put_back_modules(kept, entry["kernels"])
+                    tried += [_dpkg("--configure", "--pending")]
             if lines := _lines(rows, "old"):
                 why = "; ".join(apt_plan.reason(done.out + "\n" + done.err)
                                 for done in tried if done.rc != 0)  # fmt: skip
@@ -197,12 +203,28 @@ class PackagesKind(Kind):
             said.append(f"{len(back)} old packages are back, {len(gone)} new ones are gone")
         for release, version in entry["kernels"].items():
             if version is not None and build.version(release, entry["module"]) != version:
-                said += build.ensure([release], entry["module"], version)
+                said += _module_back(entry, release, version)
+        again = kept_state.put_back_conf(kept, entry.get("told"))
+        said += [f"{path} is as before" for path in again]
         return "; ".join(said) or "was as before"
 
     def verify(self, entry: Json, side: str) -> list[str]:
-        """Gives in what packages and modules are not as recorded."""
-        return _lines(entry["rows"], "old" if side == PRE else "new") + _modules(entry, side)
+        """Gives in what packages and modules, and (PRE) modprobe.d, are not as recorded."""
+        lines = _lines(entry["rows"], "old" if side == PRE else "new") + _modules(entry, side)
+        changed = kept_state.moved(entry["kept"], entry.get("told")) if side == PRE else []
+        return [*lines, *(f"{path} is not as before" for path in changed)]
+
+
+def _module_back(entry: Json, release: str, version: str) -> list[str]:
+    """Has DKMS build the former module of a kernel, or puts back the one that was kept."""
+    name = entry["module"]
+    try:
+        return build.ensure([release], name, version)
+    except NodeError:
+        kept_state.put_back_modules(entry["kept"], [release])
+        if build.problem(release, name, version) is not None:
+            raise
+    return [f"the kept {name} {version} for {release} is back"]
 
 
 def _require_files(rows: list[Json], old_only: bool = False) -> None:

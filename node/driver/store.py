@@ -166,7 +166,7 @@ def _sweep(keep: set[str]) -> None:
         for entry in change["steps"]:
             if entry.get("op") == "packages":
                 keep |= {path for row in entry["rows"] for path in (new_of(row), old_of(row))
-                         if path}  # fmt: skip
+                         if path} | {entry["kept"]["path"]}  # fmt: skip
     for name in os.listdir(folder()):
         path = os.path.join(folder(), name)
         if path not in keep and os.path.isfile(path):

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from lab.core import settings
+from lab.core import console, settings
 from lab.vm import driver_disk
+from lab.vm import machine as vm_machine
 from lab.vm.root import MODULE
 from tests.system.vm import driver_packages as packages
 from tests.system.vm.conftest import PIN, Rig
@@ -106,33 +107,46 @@ def cells() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def dkms(disk: tuple[Path, Path]) -> Path:
-    """The disk with DKMS and a staged kernel."""
-    return driver_disk.with_dkms(settings.load())
+def tower_disk(disk: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The disk of a machine with the old driver built by DKMS, its kernel pinned, and an engine.
 
-
-@pytest.fixture(scope="session")
-def repositories(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The stand-in driver's packages, good and broken."""
-    return packages.repositories(tmp_path_factory.mktemp("debs"))
+    A VM makes it once: emulated, two builds and a pin take minutes.
+    """
+    folder, over = tmp_path_factory.mktemp("tower"), "disk.qcow2"
+    prepared, key = disk
+    vm_machine.overlay(driver_disk.with_dkms(settings.load()), folder / over)
+    accel = vm_machine.accelerator(prepared, key)
+    with vm_machine.Machine(folder / "vm", [folder / over], key, accel=accel) as machine:
+        machine.start()
+        rig = Rig(machine)
+        machine.wait()
+        rig.send_node()
+        rig.send(packages.repositories(folder / "debs"), "/root/debs.tar")
+        machine.must(
+            f"mkdir -p {packages.FOLDER}; tar xf /root/debs.tar -C {packages.FOLDER}; "
+            f"{packages.from_repository('good')}; export DEBIAN_FRONTEND=noninteractive; "
+            f"apt-get install -y -q {' '.join(f'{name}={OLD}-1' for name in NAMES)}; "
+            f"modprobe {MODULE}",
+            3600,
+        )
+        rig.with_engine()
+        status, output = rig.deploy(*PIN)
+        assert status == 0, output
+        machine.sudo("nohup sh -c 'sleep 1; systemctl poweroff' >/dev/null 2>&1 &")
+        while machine.running():
+            time.sleep(1)
+    made = folder / "disk.raw"
+    console.run(["qemu-img", "convert", "-O", "raw", folder / over, made])
+    return made
 
 
 @pytest.fixture
-def tower(boot: Callable[..., Rig], dkms: Path, repositories: bytes) -> Iterator[Rig]:
-    """A VM with the old driver built by DKMS and loaded, its kernel pinned, and an engine."""
-    rig = boot(base=dkms)
-    rig.send(repositories, "/root/debs.tar")
-    rig.machine.must(
-        f"mkdir -p {packages.FOLDER}; tar xf /root/debs.tar -C {packages.FOLDER}; "
-        f"{packages.from_repository('good')}; export DEBIAN_FRONTEND=noninteractive; "
-        f"apt-get install -y -q {' '.join(f'{name}={OLD}-1' for name in NAMES)}; modprobe {MODULE}",
-        3600,
-    )
-    rig.with_engine()
-    status, output = rig.deploy(*PIN)
-    assert status == 0, output
+def tower(boot: Callable[..., Rig], tower_disk: Path) -> Rig:
+    """That machine, up: its module is loaded and its engine answers."""
+    rig = boot(base=tower_disk)
     assert rig.machine.must("nvidia-smi").strip() == OLD
-    yield rig
+    answers(rig)
+    return rig
 
 
 def settled(rig: Rig) -> str:
