@@ -35,7 +35,7 @@ if not is_prune:
     venv.measure(
         name="Measure what it does now",
         run=rig.run,
-        version=work.version,
+        needed=work.version is not None,
         endpoint=work.endpoint,
         is_up=work.is_up,
         recorded=work.recorded,

@@ -11,7 +11,8 @@ _UNKNOWN = "the host could not be asked; unknown is not healthy"
 # Sections of a snapshot whose silence explains nothing but itself.
 _SECTIONS = (
     "memory", "shm", "engine-processes", "ports", "connections", "network", "disks", "journal",
-    "image-files", "files", "weights", "sysctls", "kernel", "growth", "cron", "health", "host",
+    "image-files", "files", "weights", "sysctls", "kernel", "driver", "growth", "cron", "health",
+    "host",
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {

@@ -6,7 +6,7 @@ says nothing of what boots (MiaAI-Lab DSpark#259).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gates.artifact.compatibility import facts_of
@@ -49,6 +49,27 @@ def boots(
         yield from below(plan, there, table, does, "then run this again", works=False)
 
     return boot_known_bad
+
+
+def moves_to(
+    table: CompatibilityTable, drivers: Mapping[str, str | None], kernel: str | None
+) -> Gate:
+    """The gate about a driver that is to come, by node, with the kernel that will run below it
+    (None: the one that runs now).
+    """
+
+    @per_node
+    def pair_known_bad(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
+        """A driver and a kernel on which the engine is known to fail, before either is there."""
+        there = facts_of(plan, node, snapshot)
+        facts = kernel_facts(snapshot)
+        if kernel is not None and facts.loader == "grub":
+            options = _entry(facts, require(facts.grub, "kernel"), wanted_release(kernel))[1]
+            there = replace(there, kernel=kernel, cmdline=options)
+        there = replace(there, driver=drivers.get(node.name) or there.driver)
+        yield from below(plan, there, table, "would run", "then run this again", works=False)
+
+    return pair_known_bad
 
 
 def _entry(facts: KernelFacts, grub: Grub, wanted: Wanted | None) -> tuple[str | None, str | None]:

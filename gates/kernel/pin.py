@@ -36,8 +36,8 @@ def own_entries(grub: Grub, release: str) -> list[str]:
     return [e.path for e, last in mine if not last.startswith(others)]
 
 
-def pinnable(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
-    """The gates for pinning the kernel `name` on `nodes`."""
+def bootable(name: str, nodes: frozenset[str]) -> Gate:
+    """The gate that a kernel's own part is there: installed, with its entry in GRUB's menu."""
     wanted = wanted_release(name)
 
     @per_node
@@ -45,6 +45,13 @@ def pinnable(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
         """The kernel is installed, GRUB has one entry for it, and its files are there (34)."""
         if node.name in nodes:
             yield from _entry(plan, node, kernel_facts(snapshot), wanted)
+
+    return pin_entry
+
+
+def pinnable(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
+    """The gates for pinning the kernel `name` on `nodes`."""
+    wanted = wanted_release(name)
 
     @per_node
     def pin_driver(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
@@ -63,11 +70,16 @@ def pinnable(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
                 remedy=next_boot.pin(plan, facts),
             )
 
-    return (pin_entry, pin_driver, next_boot.boot_room)
+    return (bootable(name, nodes), pin_driver, next_boot.boot_room)
 
 
 def bootable_once(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
     """The gates for booting the kernel `name` once on `nodes`."""
+    return (*pinnable(name, nodes), *falls_back(name, nodes))
+
+
+def falls_back(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
+    """The gates that the boot after the one of `name` is that of a pinned kernel."""
 
     @per_node
     def is_pinned(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
@@ -110,7 +122,7 @@ def bootable_once(name: str, nodes: frozenset[str]) -> tuple[Gate, ...]:
                 + " -y, with somebody at the console; or move /boot to a plain partition",
             )
 
-    return (*pinnable(name, nodes), is_pinned, not_sticky)
+    return (is_pinned, not_sticky)
 
 
 def _entry(plan: Plan, node: Node, facts: KernelFacts, wanted: Wanted) -> Iterator[Violation]:

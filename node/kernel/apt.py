@@ -17,11 +17,15 @@ _ITEM = re.compile(r'^([A-Za-z0-9:._-]+) "(.*)";$')
 PACKAGE = re.compile(r"^[a-z0-9][a-z0-9+.-]{1,120}$")
 
 
-def packages() -> dict[str, Json]:
-    """Gives the installed kernel and driver packages: name → {version, hold, depends}."""
+def packages(module: str | None = None) -> dict[str, Json]:
+    """Gives the installed kernel and driver packages: name → {version, hold, depends}.
+
+    `module`: the driver's, where its packages are named after another one than NVIDIA's.
+    """
+    own = () if module in (None, "nvidia") else (f"{module}-*", f"lib{module}-*")
     fields = "${Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\t${Depends}\\n"
     try:
-        done = run(["dpkg-query", "-W", f"-f={fields}", *_PATTERNS], TIMEOUT_S)
+        done = run(["dpkg-query", "-W", f"-f={fields}", *_PATTERNS, *own], TIMEOUT_S)
     except FileNotFoundError:
         raise CannotRead("no dpkg on this host; kernels are pinned on Debian and Ubuntu") from None
     except TimedOut as error:

@@ -75,9 +75,9 @@ def grub() -> Json:
     }
 
 
-def _apt(drivers: list[str]) -> Json:
+def _apt(module: str | None, drivers: list[str]) -> Json:
     """Gives packages, holds and what would remove or replace a kernel, or its driver."""
-    found = apt.packages()
+    found = apt.packages(module)
     family = apt.driver_family(found, drivers)
     return {
         "holds": sorted(name for name, row in found.items() if row["hold"]),
@@ -112,7 +112,7 @@ def collect(request: Json) -> Json:
         "loaded": kernel_installed.loaded(module) if module else None,
         "grub": _section(grub) if kind == "grub" else none,
         "boot": _section(lambda: bootloader.place(folder)) if folder else none,
-        "apt": _section(lambda: _apt(drivers)),
+        "apt": _section(lambda: _apt(module, drivers)),
         "secure_boot": secure_boot(),
         "took_s": round(time.monotonic() - began, 3),
     }

@@ -12,7 +12,7 @@ import socket
 import time
 
 from node.change import close, journal, kinds, undo
-from node.core import log, systemctl
+from node.core import log, proc, systemctl
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.step_state import UNDONE
 from node.engine import await_answer, config
@@ -37,6 +37,18 @@ def _keeper() -> Json:
     """Gives who has a change that its keeper takes."""
     host = socket.gethostname()
     return {"operator": f"keeper@{host}", "deploy": KEEPER, "unix_s": time.time()}
+
+
+def _boots(change: Json) -> bool:
+    """Boots where a part of the way back waits for that, once; gives whether it does. The change is
+    OPEN and stopped: after the boot this undo goes on.
+    """
+    now = proc.boot_id()
+    if not any(row.get("boot") == now for row in change["steps"]):
+        return False
+    log.say(f"change {change['id']}: boots once, to undo the rest", log.WARNING)
+    systemctl.systemctl("--no-block", "reboot")
+    return True
 
 
 class WayBack:
@@ -136,6 +148,8 @@ class WayBack:
             try:
                 undo.take_back(change, [], [], EngineHold())
             except NodeError as error:
+                if error.code == "undo_incomplete" and _boots(change):
+                    return
                 if error.code == "undo_incomplete":
                     journal.close(change, "INCONSISTENT", f"{self._why()}; {error}"[:2000])
                 raise

@@ -26,7 +26,16 @@ USUAL_S = 120
 # unit: a stop (TERM, KILL, the container's end) and the begin of a start. kube: two reads, a dry
 # run and the patch, each with its own limit.
 # container, former_engine: TERM (30 s), KILL.
-_LIMITS_S = {"grub": 420, "unit": 300, "kube": 180, "container": 180, "former_engine": 180}
+_LIMITS_S = {
+    "grub": 420,
+    "unit": 300,
+    "kube": 180,
+    "container": 180,
+    "former_engine": 180,
+    # packages: apt, and DKMS for each kernel. module: services that stop, modules that go.
+    "packages": 2700,
+    "module": 600,
+}
 # A library of some MB, over a slow line.
 BINARY_S = 300
 
@@ -68,6 +77,18 @@ def _directory(step: Step) -> str:
     return f"make the folder {step['path']}{owner}"
 
 
+def _packages(step: Step) -> str:
+    kernels = ", ".join(step["kernels"])
+    driver = f"{step['module']} {step['version']}"
+    return f"exchange {len(step['rows'])} packages; {driver} must be there for {kernels}"
+
+
+def _module(step: Step) -> str:
+    if step["loaded"]:
+        return f"load {step['module']} {step['version']}"
+    return f"unload {step['module']}, and let no boot load it"
+
+
 def _former_engine(step: Step) -> str:
     where = f"runs in container {step['container']}" if "container" in step else ""
     return f"end the engine that {where or 'is pid ' + str(step['pid'])}"
@@ -88,6 +109,8 @@ _WORDS: Mapping[str, Callable[[Step], str]] = {
     "link": _link,
     "unit": _unit,
     "hold": lambda s: f"apt holds: {', '.join(s['packages'])}",
+    "packages": _packages,
+    "module": _module,
     "grub": _grub,
     "wol": lambda s: f"{s['nic']} wakes by a magic packet from now on (ethtool wol {s['letters']})",
     "sysctl": lambda s: ", ".join(f"{name} = {value}" for name, value in s["values"].items()),

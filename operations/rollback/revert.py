@@ -165,7 +165,7 @@ def _undo(
 ) -> str | None:
     """Undoes the change on one node; a line when it did not come back whole."""
     host, restores = state.inventory.get_host(node), _installs(change)
-    limit = RESTORE_TIMEOUT_S if restores else timeout_s
+    limit = RESTORE_TIMEOUT_S if restores or _has_packages(change) else timeout_s
     for backup in restores:
         host.log(f"backup {backup} is unpacked beside, proven, and trades places")
     try:
@@ -201,6 +201,11 @@ def _installs(change: Mapping[str, Any] | None) -> list[str]:
     """The backups that the undo of a change restores."""
     steps = (change or {}).get("steps", ())
     return [s["backup"] for s in steps if s.get("op") == "install" and s["state"] != "undone"]
+
+
+def _has_packages(change: Mapping[str, Any] | None) -> bool:
+    """Whether the undo puts packages back, and builds a module for each kernel."""
+    return any(step.get("op") == "packages" for step in (change or {}).get("steps", ()))
 
 
 def _one_line(reason: str) -> str:

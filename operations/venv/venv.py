@@ -72,18 +72,18 @@ def _command(
 
 @operation()
 def measure(
-    run: Run, version: Version | None, endpoint: Endpoint, is_up: bool, recorded: float | None
+    run: Run, needed: bool, endpoint: Endpoint, is_up: bool, recorded: float | None
 ) -> Generator[FunctionCommand, None, None]:
     """
     Measure what the engine does now; the change keeps it for whoever undoes it.
 
     + run: the change
-    + version: the version that comes
+    + needed: whether something is changed that is compared with it
     + endpoint: where the engine answers
     + is_up: whether the engine's unit runs
     + recorded: the recipe's baseline in tokens a second, where there is no measurement
     """
-    if version is None:
+    if not needed:
         host.noop("no other version comes: nothing to compare with")
         return
 

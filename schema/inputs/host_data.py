@@ -18,7 +18,7 @@ from schema.core.types import Address, Arguments, Device, Devices, Hcas, Name
 from schema.desired.rig import Fabric, Node
 
 
-def _as_lease(value: object) -> object:
+def as_lease(value: object) -> object:
     """A lease that is only switched on or off."""
     return {True: LEASE_S, False: None}[value] if isinstance(value, bool) else value
 
@@ -43,7 +43,7 @@ class HostData(HostKeys):
     profile: Name | None = key(None, "a profile of the recipe; none: the recipe's own")
     recipes_dir: Arguments = key((), "more folders of recipes, from the project's root")
     former_rig: Name | None = key(None, "another rig, whose nodes this run may take")
-    lease: Annotated[int | None, BeforeValidator(_as_lease)] = key(
+    lease: Annotated[int | None, BeforeValidator(as_lease)] = key(
         None,
         f"the nodes go back by themselves after so long without a sign of life; true: {LEASE_S}",
         "seconds",

@@ -43,12 +43,12 @@ _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Z
 GATED = frozenset({"waive", "reason", "deep", "former_rig", "lease"})
 
 
-def _as_text(value: object) -> object:
+def as_text(value: object) -> object:
     """A number as the text that it was; pyinfra reads digits as a number."""
     return str(value) if type(value) is int else value
 
 
-def _as_version(value: object) -> object:
+def as_version(value: object) -> object:
     """A version that pyinfra read as a number: 0.5 is not what was typed for 0.50."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError("was read as a number; allowed: all of it, such as 0.32.0")
@@ -63,7 +63,7 @@ def _as_repo(value: str) -> str:
 
 
 HubRepo = Annotated[str, AfterValidator(_as_repo)]
-Commit = Annotated[str, BeforeValidator(_as_text), AfterValidator(commit_or_pr)]
+Commit = Annotated[str, BeforeValidator(as_text), AfterValidator(commit_or_pr)]
 GroupName = Annotated[str, AfterValidator(group_name)]
 CommandLine = Annotated[Argv | None, BeforeValidator(listed_argv)]
 
@@ -303,7 +303,7 @@ class BackupData(HostData):
 class UpgradeData(LeasedData):
     """upgrade."""
 
-    version: Annotated[Version | None, BeforeValidator(_as_version)] = key(
+    version: Annotated[Version | None, BeforeValidator(as_version)] = key(
         None, "the version to bring; none: the recipe's"
     )
     inplace: bool = key(False, "into the venv that serves, in place of one beside it")

@@ -13,6 +13,7 @@ from schema.desired.kubernetes import ClusterData
 from schema.inputs import cluster_runbook_data as cluster
 from schema.inputs import host_settings_data as settings
 from schema.inputs import runbook_data as data
+from schema.inputs.driver_data import DriverData
 from schema.inputs.host_data import HostData
 
 K = TypeVar("K", bound=HostKeys)
@@ -21,6 +22,7 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "adopt": [data.AdoptData],
     "backup": [data.BackupData],
     "doctor": [data.DoctorData, cluster.ClusterDoctorData],
+    "driver": [DriverData],
     "fabric": [data.FabricData],
     "firmware": [data.FirmwareData],
     "gpu_limit": [cluster.GpuLimitData],

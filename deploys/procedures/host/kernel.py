@@ -135,7 +135,8 @@ def plan(rig: Procedure, want: Want) -> KernelWork:
         release = facts.running if want.kernel == "current" else want.kernel
         if want.candidate:
             waived = "boot-sticky" in {code for code, _ in rig.waivers}
-            steps[name] = candidate_steps(want, rig.run.id, facts, files[name], waived)
+            trial = Trial(release, want.budget_s, rig.run.id, waived)
+            steps[name] = candidate_steps(trial, facts, files[name])
             words[name] = (f"next boot: {release} once; after it: {facts.running}, the pinned one",)
         else:
             steps[name] = pin_steps(release, grub, apt, files[name])
@@ -196,17 +197,36 @@ def pin_words(release: str, grub: Grub, apt: Apt) -> tuple[str, ...]:
     return tuple(words)
 
 
-def candidate_steps(
-    want: Want, change: str, facts: KernelFacts, files: Mapping[str, FileState], sticky_ok: bool
-) -> Steps:
-    """The steps before a candidate's one boot: the unit that falls back, then next_entry.
+@dataclass(frozen=True)
+class Trial:
+    """A kernel that is booted once for a change, and the seconds until it must be blessed.
 
     `sticky_ok`: also where GRUB cannot take next_entry back; the unit does it in its place.
     """
-    documents = candidate_documents(want.kernel, facts.running, want.budget_s, change)
+
+    kernel: str
+    budget_s: int
+    change: str
+    sticky_ok: bool
+
+
+def candidate_steps(
+    trial: Trial, facts: KernelFacts, files: Mapping[str, FileState], regenerate: bool = False
+) -> Steps:
+    """The steps before a candidate's one boot: the unit that falls back, then next_entry.
+
+    `regenerate`: the menu is made anew first, for a kernel that has just come.
+    """
+    documents = candidate_documents(trial.kernel, facts.running, trial.budget_s, trial.change)
     return [
         *folder_steps(["/etc/rigbook"], files),
         *file_steps(documents, files),
         unit_step(CANDIDATE_SERVICE, enabled=True),
-        {"op": "grub", "saved": facts.running, "next": want.kernel, "sticky_ok": sticky_ok},
+        {
+            "op": "grub",
+            "saved": facts.running,
+            "next": trial.kernel,
+            "regenerate": regenerate,
+            "sticky_ok": trial.sticky_ok,
+        },
     ]

@@ -37,17 +37,17 @@ def verify(rig: Procedure, want: Want, work: KernelWork) -> str:
     """A line about what boots next; StepFailed says what is not as it was asked for."""
     seen = _inspect(want)
     if not want.candidate:
-        return "; ".join(_pinned(name, seen[name]) for name in sorted(work.members or want.nodes))
+        return "; ".join(pinned(name, seen[name]) for name in sorted(work.members or want.nodes))
     for name in sorted(work.members):
         _runs(want, name, seen[name])
     said = serve.verify(rig) if rig.up.all else "no engine ran before"
     for name in sorted(work.members):
-        _promote(rig.run, want, name, seen[name])
+        promote(rig.run, want.kernel, name, seen[name])
     done = _inspect(want)
-    return f"{said}; " + "; ".join(_pinned(name, done[name]) for name in sorted(work.members))
+    return f"{said}; " + "; ".join(pinned(name, done[name]) for name in sorted(work.members))
 
 
-def _facts(name: str, seen: NodeSnapshot | Unreadable) -> KernelFacts:
+def facts_of(name: str, seen: NodeSnapshot | Unreadable) -> KernelFacts:
     if not isinstance(seen, KernelSnapshot):
         reason = seen.unreadable if isinstance(seen, Unreadable) else "no facts"
         raise StepFailed(f"{name}: its kernels cannot be read: {reason}")
@@ -56,9 +56,9 @@ def _facts(name: str, seen: NodeSnapshot | Unreadable) -> KernelFacts:
     return seen.kernel
 
 
-def _pinned(name: str, seen: NodeSnapshot | Unreadable) -> str:
+def pinned(name: str, seen: NodeSnapshot | Unreadable) -> str:
     """A line about a proven pin, read anew from grub.cfg, grubenv and apt."""
-    facts = _facts(name, seen)
+    facts = facts_of(name, seen)
     assert isinstance(seen, KernelSnapshot)
     _, grub, apt = kernels_of(seen)
     release = grub.default.kernel or ""
@@ -77,7 +77,7 @@ def _pinned(name: str, seen: NodeSnapshot | Unreadable) -> str:
 
 def _runs(want: Want, name: str, seen: NodeSnapshot | Unreadable) -> None:
     """StepFailed unless the candidate runs here with its driver."""
-    facts = _facts(name, seen)
+    facts = facts_of(name, seen)
     if facts.running != want.kernel:
         raise StepFailed(
             f"{name}: {want.kernel} did not stay up: {facts.running} runs again "
@@ -92,7 +92,7 @@ def _runs(want: Want, name: str, seen: NodeSnapshot | Unreadable) -> None:
         raise StepFailed(f"{name}: {want.kernel} runs, but: {problem or bad[0]}")
 
 
-def _promote(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -> None:
+def promote(run: Run, kernel: str, name: str, seen: NodeSnapshot | Unreadable) -> None:
     """The candidate becomes the pinned kernel, and nobody waits for it any more."""
     assert isinstance(seen, KernelSnapshot)
     _, grub, apt = kernels_of(seen)
@@ -102,7 +102,7 @@ def _promote(run: Run, want: Want, name: str, seen: NodeSnapshot | Unreadable) -
         {"op": "absent", "path": CANDIDATE_SERVICE_PATH},
         unit_step(CANDIDATE_SERVICE),
     ]
-    steps = [*pin_steps(want.kernel, grub, apt, files_in(seen)), *end]
+    steps = [*pin_steps(kernel, grub, apt, files_in(seen)), *end]
     run.apply(name, steps, limit_s(steps))
 
 
@@ -134,10 +134,10 @@ def _back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
             problems += [str(error)] if error.code == "undo_incomplete" else []
     seen = observe_kernels(run.state, run.plan, None, fresh=True)
     for name in nodes:
-        facts = _facts(name, seen[name])
+        facts = facts_of(name, seen[name])
         if name in pinned and facts.running != pinned[name]:
             reboot_now(run.state, run.host(name), facts.boot_id, BACK_S)
-            again = _facts(name, observe_kernels(run.state, run.plan, None, fresh=True)[name])
+            again = facts_of(name, observe_kernels(run.state, run.plan, None, fresh=True)[name])
             if again.running != pinned[name]:
                 raise StepFailed(f"{name} runs {again.running}, not the pinned {pinned[name]}")
     _start_again(run, nodes)

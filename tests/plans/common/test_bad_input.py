@@ -51,11 +51,11 @@ REFUSED = {
     "key": (serve(*data("profil=fast")), ("unknown key 'profil'", "did you mean profile?")),
     "another's key": (
         rollback(*data("version=0.19.2")),
-        ("--data: version: rollback does not take it; allowed: with upgrade; --data help=true",),
+        ("--data: version: rollback does not take it; allowed: with driver, upgrade; --data help",),
     ),
     "nobody's waiver": (
         Scenario(("deploys/verify.py", "-y", *data("waive=fabric-mtu", "reason=x")), healthy),
-        ("--data: waive: verify does not take it; allowed: with adopt, backup, firmware, host,",
+        ("--data: waive: verify does not take it; allowed: with adopt, backup, driver, firmware",
          "--data: reason: verify does not take it"),
     ),
     "two runbooks": (

@@ -145,7 +145,7 @@ def test_a_node_that_is_not_as_it_was_keeps_no_other_on_the_candidate(
     facts = lambda name, _: SimpleNamespace(running=running[name], boot_id="b")  # noqa: E731
     monkeypatch.setattr(kernel_trial, "call", call)
     monkeypatch.setattr(kernel_trial, "observe_kernels", lambda *_, **__: running)
-    monkeypatch.setattr(kernel_trial, "_facts", facts)
+    monkeypatch.setattr(kernel_trial, "facts_of", facts)
     monkeypatch.setattr(
         kernel_trial, "reboot_now", lambda _, host, *__: running.update({host: OLD})
     )

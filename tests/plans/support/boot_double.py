@@ -13,6 +13,8 @@ def act(kernel: Json, step: Json) -> None:
         kernel["apt"]["holds"] = sorted({*kernel["apt"]["holds"], *step["packages"]})
         return
     grub = kernel["grub"]
+    if step.get("next") is not None:
+        return
     path = next(e["path"] for e in grub["entries"] if e["kernel"] == step["saved"]
                 and "-advanced-" in e["path"].rpartition(">")[2])  # fmt: skip
     target = {"kernel": step["saved"], "entry": path, "title": "x", "how": "saved",

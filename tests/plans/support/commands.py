@@ -16,8 +16,9 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 # answered by node's own functions, on folders that the test made (tests/plans/support/fakehost.py)
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
-    "dropin", "snapshot", "former", "kernel", "hardware", "host", "growth", "wake", "journal",
-    "unit-state", "boot-id", "log", "nccl-log", "tree list", "library look", "library check",
+    "dropin", "snapshot", "former", "kernel", "driver", "hardware", "host", "growth", "wake",
+    "journal", "unit-state", "boot-id", "log", "nccl-log", "tree list", "library look",
+    "library check",
     "kube look", "kube answer", "models look", "venv look", "venv check", "secrets look",
     "preflight", "weights hub", "rate look", "rate receive", "rate send",
 }  # fmt: skip

@@ -25,7 +25,7 @@ UNIT = """[Unit]
 Description=stand-in engine of the test VM
 After=network.target
 [Service]
-ExecStart=/usr/bin/python3 /opt/engine.py
+ExecStart=@/usr/bin/python3 VLLM::EngineCore /opt/engine.py
 Restart=always
 [Install]
 WantedBy=multi-user.target

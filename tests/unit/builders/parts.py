@@ -10,13 +10,14 @@ import yaml
 
 from gates.core.check import GIB
 from schema.observed.files import WeightsFile
+from schema.observed.hardware import GpuUser, SigningKey
 from schema.observed.health import Unknown
 from schema.observed.kernel import GrubDefault
 from schema.observed.machine import ComputeProcess, EngineProcess, ShmSegment
 from schema.observed.snapshot import Unreadable
 from schema.observed.units import CronLine, GhostFile, Override, Watched
+from tests.unit.builders import driver_parts, health_parts
 from tests.unit.builders import engine_parts as e
-from tests.unit.builders import health_parts
 from tests.unit.builders import host_parts as h
 from tests.unit.builders import kernel_parts as k
 from tests.unit.builders import tower_rig as t
@@ -40,6 +41,9 @@ MADE: dict[str, Callable[..., Any]] = {
     "container": e.foreign_container,
     "disk": h.disk,
     "ghost": lambda **values: GhostFile(**values),
+    "gpu_user": lambda **values: GpuUser(**{"unit": None, "container": None, **values}),
+    "package": driver_parts.row,
+    "signing_key": lambda **values: SigningKey(**values),
     "gpu": h.discrete_gpu,
     "grub": k.grub,
     "grub_default": lambda **values: GrubDefault(**values),

@@ -16,6 +16,7 @@ from gates.doctor.examine import examine
 from gates.doctor.rank import Finding
 from gates.gate_sets import REBOOTING, RESTARTING, UPGRADING, check
 from gates.health.xid import xids
+from gates.kernel.driver_change import changeable
 from gates.kernel.next_boot import BOOT
 from gates.kernel.pin import bootable_once, pinnable
 from gates.transfer.image import image_gates
@@ -24,7 +25,7 @@ from gates.transfer.weights import weights_gates, weights_source
 from schema.desired.plan import Plan
 from schema.machine.xids import load as xid_table
 from schema.observed.endpoint_probe import Probe
-from tests.unit.builders import kernel_parts, parts, snapshots, tower_rig
+from tests.unit.builders import driver_parts, kernel_parts, parts, snapshots, tower_rig
 from tests.unit.builders.spark_rig import spark_plan
 
 CASES = Path(__file__).with_name("cases")
@@ -47,6 +48,11 @@ def _with_kernels(plan: Plan) -> dict[str, Any]:
     return {name: kernel_parts.with_kernel(s, kernel_parts.facts()) for name, s in seen.items()}
 
 
+def _with_drivers(plan: Plan) -> dict[str, Any]:
+    seen = snapshots.healthy(plan)
+    return {name: driver_parts.with_driver(snapshot) for name, snapshot in seen.items()}
+
+
 RIGS = {
     "spark": Rig(
         spark_plan,
@@ -54,6 +60,7 @@ RIGS = {
             "healthy": snapshots.healthy,
             "serving": snapshots.serving,
             "kernels": _with_kernels,
+            "drivers": _with_drivers,
         },
     ),
     "tower": Rig(
@@ -84,6 +91,10 @@ def _once(plan: Plan, seen: Any, release: str) -> Found:
     return check(plan, seen, bootable_once(release, frozenset({"spark1"})))
 
 
+def _driver(plan: Plan, seen: Any, kernel: str | None = None) -> Found:
+    return check(plan, seen, changeable("580.142", kernel))
+
+
 GATES: dict[str, Callable[..., Found]] = {
     "serving": check,
     "doctor": _doctor,
@@ -93,6 +104,7 @@ GATES: dict[str, Callable[..., Found]] = {
     "reboot": lambda plan, seen: check(plan, seen, REBOOTING),
     "upgrade": lambda plan, seen: check(plan, seen, UPGRADING),
     "boot": lambda plan, seen: check(plan, seen, BOOT),
+    "driver": _driver,
     "pin": _pin,
     "once": _once,
 }

@@ -100,6 +100,13 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         },
         "node.core": {"node.rules"},
         "node.docker": {"node.core", "node.rules", "node.transfer"},
+        "node.driver": {
+            "node.change",
+            "node.core",
+            "node.files",
+            "node.health",
+            "node.kernel",
+        },
         "node.engine": {
             "node.change",
             "node.core",

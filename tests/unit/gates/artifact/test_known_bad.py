@@ -10,7 +10,7 @@ from gates.artifact.known_bad import below_gate, engine_gate
 from gates.core.violation import Violation
 from gates.core.waiver import apply_waivers
 from gates.gate_sets import check
-from gates.kernel.known_bad import boots
+from gates.kernel.known_bad import boots, moves_to
 from schema.core.parse import build
 from schema.desired.plan import Plan
 from schema.observed.kernel import KernelFacts
@@ -215,6 +215,21 @@ def test_a_kernel_is_asked_about_before_a_reboot_and_a_pin() -> None:
     (pin,) = booting(facts(), BAD, only)
     assert f"spark2 would pin kernel {BAD}" in pin.summary
     assert booting(facts(), GOOD, only) == booting(facts(), "current", only) == []
+
+
+def test_a_driver_and_a_kernel_that_are_to_come() -> None:
+    """Neither runs yet: the driver of the lists, and the kernel that it is to be booted with."""
+    plan = spark_plan()
+    seen = running(plan, f.healthy, kernel=GOOD, cmdline="ro quiet")
+    shots = {name: k.with_kernel(shot, facts()) for name, shot in seen.items()}
+    drivers = {"spark1": "595.10", "spark2": "580.142"}
+    worse = table(row(engine="nvidia", versions=">=595"))
+    one, two = check(plan, shots, [moves_to(TABLE, drivers, BAD)])
+    assert f"spark1 would run kernel {BAD}" in one.summary and two.node == "spark2"
+    assert "DSpark#259" in one.evidence and one.severity == "block"
+    (only,) = check(plan, shots, [moves_to(worse, drivers, None)])
+    assert "spark1 would run driver 595.10, which is known to fail" in only.summary
+    assert check(plan, shots, [moves_to(TABLE, drivers, None)]) == []
 
 
 @pytest.mark.parametrize("changes", [

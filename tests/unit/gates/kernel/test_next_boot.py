@@ -6,13 +6,12 @@ import hashlib
 
 import pytest
 
-from deploys.procedures.host.kernel import Want, candidate_steps, pin_steps, pin_words
+from deploys.procedures.host.kernel import Trial, candidate_steps, pin_steps, pin_words
 from schema.observed.files import FileState
 from schema.observed.kernel import GrubDefault
 from schema.render.kernel_files import pin_documents
 from tests.unit.builders import kernel_parts as k
 from tests.unit.builders.kernel_parts import NEW, OLD
-from tests.unit.builders.spark_rig import spark_plan
 
 GONE = k.target(NEW, "first", "saved_entry names x, and x is not in the menu: first entry")
 
@@ -21,10 +20,10 @@ GONE = k.target(NEW, "first", "saved_entry names x, and x is not in the menu: fi
 def test_one_boot_where_grub_cannot_write_is_asked_for_only_when_waived(
     waived: bool,
 ) -> None:
-    want = Want(spark_plan(), NEW, True, frozenset({"spark1"}), "nvidia", 1800)
-    *_, unit, once = candidate_steps(want, "change", k.facts(), {}, waived)
+    *_, unit, once = candidate_steps(Trial(NEW, 1800, "change", waived), k.facts(), {})
     assert unit["op"] == "unit" and unit["enabled"] is True
-    assert once == {"op": "grub", "saved": OLD, "next": NEW, "sticky_ok": waived}
+    wanted = {"op": "grub", "saved": OLD, "next": NEW}
+    assert once == {**wanted, "regenerate": False, "sticky_ok": waived}
 
 
 def files(release: str) -> dict[str, FileState]:

@@ -228,6 +228,26 @@ def test_an_engine_that_the_change_did_not_reach_restarts_with_its_peer(
     assert LeaseNote.model_validate(change["lease"]).again is (calls != [])
 
 
+def test_a_part_that_waits_for_a_boot_gets_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console holds the new driver's module: blocked, it is gone after one boot."""
+    ran: list[str] = []
+
+    def held(change: Any, *_: object) -> None:
+        change["steps"][0]["boot"] = way_back.proc.boot_id()
+        raise NodeError("take back: nvidia_drm cannot be unloaded", "undo_incomplete")
+
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    way = WayBack(LEASE)
+    way.promise(way.sign(way.change()))
+    way.stop()
+    monkeypatch.setattr(way_back.undo, "take_back", held)
+    monkeypatch.setattr(way_back.systemctl, "systemctl", lambda *words: ran.append(words[-1]))
+    way.undo()
+    found = way.change()
+    assert ran == ["reboot"] and found
+    assert (found["status"], way.phase(found, True)) == ("OPEN", "stopped")
+
+
 def test_what_cannot_be_put_back_is_said_at_once(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

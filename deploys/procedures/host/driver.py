@@ -1,0 +1,306 @@
+"""What a change of the driver has to do on a rig, decided once from one observation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyinfra import logger
+from pyinfra.api import State
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.boot_needs import driver_module, load_lists
+from deploys.common.known_bad import known
+from deploys.common.load_and_gate import once_a_run
+from deploys.common.procedure import Procedure
+from deploys.common.snapshot_view import files_in, wider
+from deploys.procedures.host.kernel import Trial, candidate_steps, kernels_of
+from facts.drivers import observe_drivers
+from gates.core.check import MIB, Gate, Observed
+from gates.firmware.checklist import rebootable
+from gates.gate_sets import CHANGING, SOUND, check
+from gates.kernel.driver_change import changeable
+from gates.kernel.known_bad import moves_to
+from gates.kernel.next_boot import BOOT, boot_room
+from gates.kernel.pin import bootable, falls_back
+from operations.change.apply import Steps, texts_of
+from schema.desired.plan import Plan
+from schema.inputs.driver_data import DriverData
+from schema.observed.hardware import AptPlan, DriverFacts, DriverSnapshot, PackageRow
+from schema.observed.kernel import KernelFacts
+from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.render.kernel_files import CANDIDATE_PATHS, CANDIDATE_SERVICE, PIN_PATHS
+
+# For the dry run's estimate, in seconds: packages, a build by DKMS, a boot.
+INSTALL_S, BUILD_S, BOOT_S = 60, 150, 180
+_SPEC_MODE = "0644"
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a run is asked for: a driver in the operator's words, with one more kernel or none.
+
+    `plan` is the rig's, with the files of a pin and of the CDI specs in each snapshot.
+    """
+
+    plan: Plan
+    label: str
+    version: str | None
+    branch: str | None
+    kernel: str | None
+    module: str
+    budget_s: int
+
+    @property
+    def request(self) -> dict[str, str | None]:
+        """What `node driver` is asked."""
+        return {"module": self.module, "version": self.version, "branch": self.branch,
+                "kernel": self.kernel}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DriverWork:
+    """The steps of one run, by stage and node; empty for a node that is as wanted.
+
+    `boots` are the nodes that boot once, with the boot_id of now; `specs` the CDI specs to be made.
+    """
+
+    wanted: str
+    members: tuple[str, ...]
+    rows: Mapping[str, list[dict[str, Any]]]
+    unload: Mapping[str, Steps]
+    install: Mapping[str, Steps]
+    once: Mapping[str, Steps]
+    load: Mapping[str, Steps]
+    words: Mapping[str, tuple[str, ...]]
+    boots: Mapping[str, str]
+    before: Mapping[str, Mapping[str, str | None]]
+    specs: Mapping[str, Mapping[str, str]]
+    pinned: frozenset[str]
+
+    def of(self, node: str) -> frozenset[str]:
+        """The node, where it is one of those that change."""
+        return frozenset({node} & {*self.members})
+
+
+@once_a_run
+def parse_request(rig: Procedure) -> Want:
+    """What --data asks for; DeployError for no version, and for a rig without a driver."""
+    data = rig.data(DriverData)
+    module = driver_module(rig.plan, data)
+    if module is None:
+        raise DeployError(f"recipe {rig.plan.recipe.name} needs no driver (needs_nvidia: false)")
+    if (data.version is None) == (not data.latest):
+        raise DeployError("--data version=580.142 names a driver, --data latest=true takes the "
+                          "newest of the lists: give one of them")  # fmt: skip
+    label = data.version or (f"of branch {data.family}" if data.family else "that is newer")
+    return Want(
+        plan=wider(rig.plan, rig.nodes.all, (*PIN_PATHS, *CANDIDATE_PATHS), (CANDIDATE_SERVICE,)),
+        label=label,
+        version=data.version,
+        branch=data.family,
+        kernel=data.candidate,
+        module=module,
+        budget_s=data.budget,
+    )
+
+
+def inspect(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
+    """The rig with each node's kernels, hardware and driver."""
+    return observe_drivers(state, want.plan, want.request)
+
+
+def gates(want: Want) -> tuple[Gate, ...]:
+    """The gates of this run: of the driver, and of a boot where one is asked for."""
+    own = (*CHANGING, *SOUND, *BOOT, boot_room, *changeable(want.label, want.kernel), _pairs(want))
+    return (*own, *_boot_gates(want)) if want.kernel else own
+
+
+def _boot_gates(want: Want) -> tuple[Gate, ...]:
+    assert want.kernel is not None
+    nodes = frozenset(node.name for node in want.plan.rig.nodes)
+
+    def installed(plan: Plan, observed: Observed) -> list[Any]:
+        """The kernel's own part, where it does not come with the driver's packages."""
+        coming = {
+            name
+            for name, seen in observed.items()
+            if isinstance(seen, DriverSnapshot) and f"linux-image-{want.kernel}" in _names(seen)
+        }
+        return bootable(want.kernel or "", nodes - coming)(plan, observed)
+
+    hands = rebootable(load_lists(), time.time(), nodes)
+    return (installed, *falls_back(want.kernel, nodes), *hands)
+
+
+def _names(seen: DriverSnapshot) -> set[str]:
+    apt = seen.driver.apt if isinstance(seen.driver, DriverFacts) else None
+    return {row.name for row in apt.rows if row.new} if isinstance(apt, AptPlan) else set()
+
+
+def _pairs(want: Want) -> Gate:
+    """Is this driver, with this kernel, known to fail on such a rig?"""
+
+    def pairs(plan: Plan, observed: Observed) -> list[Any]:
+        drivers = {
+            name: seen.driver.apt.wanted
+            for name, seen in observed.items()
+            if isinstance(seen, DriverSnapshot)
+            and isinstance(seen.driver, DriverFacts)
+            and isinstance(seen.driver.apt, AptPlan)
+        }
+        return moves_to(known(), drivers, want.kernel)(plan, observed)
+
+    return pairs
+
+
+def drivers_of(name: str, snapshot: object) -> tuple[DriverFacts, AptPlan]:
+    """The parts that the gates have proven to be there; DeployError where one was waived."""
+    driver = snapshot.driver if isinstance(snapshot, DriverSnapshot) else None
+    if not isinstance(driver, DriverFacts) or not isinstance(driver.apt, AptPlan):
+        raise DeployError(f"{name}: the driver cannot be read, so it is not changed")
+    return driver, driver.apt
+
+
+@once_a_run
+def plan(rig: Procedure, want: Want) -> DriverWork:
+    """The work of this run, planned and shown once; all hosts get the same object."""
+    # workers first: the head, which answers clients, is the last to change
+    names = [node.name for node in reversed(rig.plan.rig.nodes)]
+    made = {name: _node_work(rig, want, name) for name in names}
+    members = tuple(name for name in names if made[name] is not None)
+    wanted = drivers_of(names[0], rig.snapshots[names[0]])[1].wanted or ""
+    for name in sorted(set(names) - {*members}):
+        logger.info(f"    {name}: the driver {wanted} is there and loaded; as wanted")
+    work = {name: found for name, found in made.items() if found is not None}
+    boots = {n: rig.snapshots[n].identity.boot_id for n in members if work[n].boots}
+    if boots and not want.kernel:
+        # what a candidate's gates ask, for a boot that only the console needs
+        hands = rebootable(load_lists(), time.time(), frozenset(boots))
+        rig.gate_more(check(rig.plan, rig.snapshots, hands))
+    running = {n: _kernel(rig.snapshots[n]).running for n in members}
+    rig.run.context.setdefault("kernels", running)
+    return DriverWork(
+        wanted=wanted,
+        members=members,
+        rows={name: work[name].rows for name in members},
+        unload={name: work[name].unload for name in members},
+        install={name: work[name].install for name in members},
+        once={name: work[name].once for name in members},
+        load={name: work[name].load for name in members},
+        words={name: work[name].words for name in members},
+        boots=boots,
+        before={name: texts_of(files_in(rig.snapshots[name])) for name in names},
+        specs={name: work[name].specs for name in members},
+        pinned=frozenset(n for n in members if _is_pinned(rig.snapshots[n])),
+    )
+
+
+@dataclass(frozen=True)
+class _NodeWork:
+    rows: list[dict[str, Any]]
+    unload: Steps
+    install: Steps
+    once: Steps
+    load: Steps
+    words: tuple[str, ...]
+    specs: Mapping[str, str]
+    boots: bool
+
+
+def _kernel(snapshot: object) -> KernelFacts:
+    found = getattr(snapshot, "kernel", None)
+    if not isinstance(found, KernelFacts):
+        raise DeployError("the kernels cannot be read, so no driver is changed")
+    return found
+
+
+def _is_pinned(snapshot: object) -> bool:
+    grub = _kernel(snapshot).grub
+    return not isinstance(grub, Unreadable) and grub.ours
+
+
+def _node_work(rig: Procedure, want: Want, name: str) -> _NodeWork | None:
+    """A node's part; None where its driver and its kernel are as wanted."""
+    snapshot = rig.snapshots[name]
+    facts, apt = drivers_of(name, snapshot)
+    kernels = _kernel(snapshot)
+    here = (facts.loaded, *facts.versions)
+    moves = want.kernel is not None and kernels.running != want.kernel
+    if not apt.rows and set(here) == {apt.wanted} and not facts.blocked and not moves:
+        return None
+    boots = moves or facts.by_console
+    releases = _releases(kernels, want.kernel)
+    once: Steps = []
+    if moves and want.kernel is not None:
+        waived = "boot-sticky" in {code for code, _ in rig.waivers}
+        trial = Trial(want.kernel, want.budget_s, rig.run.id, waived)
+        kernels_of(snapshot)
+        once = candidate_steps(trial, kernels, files_in(snapshot), regenerate=True)
+    module = {"op": "module", "module": want.module}
+    return _NodeWork(
+        rows=[_row(row) for row in apt.rows],
+        unload=[{**module, "loaded": False, "version": None, "may_boot": boots}],
+        install=_install(want, apt, releases),
+        once=once,
+        load=[{**module, "loaded": True, "version": apt.wanted}],
+        words=_words(want, name, facts, apt, releases, boots, rig.plan),
+        specs={path: _SPEC_MODE for path in facts.cdi if path.startswith("/etc/")},
+        boots=boots,
+    )
+
+
+def _releases(kernels: KernelFacts, more: str | None) -> tuple[str, ...]:
+    """The kernels that must have the module: the running, the one that boots next, the new one."""
+    following = None if isinstance(kernels.grub, Unreadable) else kernels.grub.default.kernel
+    names = (kernels.running, following, more)
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _row(row: PackageRow) -> dict[str, Any]:
+    return row.model_dump(include={"name", "old", "new", "arch", "old_arch"})
+
+
+def _install(want: Want, apt: AptPlan, releases: Sequence[str]) -> Steps:
+    """Holds off, the packages, holds on again: what was held stays so."""
+    if not apt.rows:
+        return []
+    held = sorted({row.name for row in apt.rows if row.old} & set(apt.holds))
+    again = sorted({row.name for row in apt.rows if row.new} & set(held))
+    packages: dict[str, object] = {
+        "op": "packages",
+        "module": want.module,
+        "version": apt.wanted,
+        "kernels": list(releases),
+        "rows": [_row(row) for row in apt.rows],
+    }
+    steps: Steps = [{"op": "hold", "packages": held, "held": False}] if held else []
+    steps.append(packages)
+    return [*steps, *([{"op": "hold", "packages": again, "held": True}] if again else [])]
+
+
+def _words(
+    want: Want, name: str, facts: DriverFacts, apt: AptPlan, releases: Sequence[str], boots: bool,
+    plan: Plan,
+) -> tuple[str, ...]:  # fmt: skip
+    """What a person is told before: package by package, what is built, stops, and how long."""
+    lines = [f"driver {', '.join(facts.versions) or 'none'} -> {apt.wanted}"]
+    for row in apt.rows:
+        kept = f" (old one: {row.kept})" if row.kept else ""
+        lines.append(f"{row.name}: {row.old or 'new'} -> {row.new or 'removed'}{kept}")
+    if apt.download is not None:
+        lines.append(f"{apt.download / MIB:.0f} MiB to fetch before anything stops")
+    built = any("dkms" in row.name and row.new for row in apt.rows)
+    does = "DKMS builds" if built else "the packages bring"
+    lines.append(f"{does} {want.module} for {', '.join(releases)}")
+    stops = ", ".join(["the engine", *facts.daemons])
+    how = f"loaded after one boot of {want.kernel or 'this kernel'}" if boots else "loaded at once"
+    lines.append(f"stops: {stops}; {how}")
+    seconds = INSTALL_S + BUILD_S * built * len(releases) + BOOT_S * boots
+    lines.append(
+        f"estimate: {seconds} s here, then up to {plan.recipe.expect.start_budget_s} s until the "
+        "engine answers"
+    )
+    return tuple(lines)

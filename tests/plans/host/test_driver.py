@@ -1,0 +1,146 @@
+"""driver: what is fetched, sent and shown, what refuses it, and how a failing step ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schema.observed.hardware import DriverFacts
+from schema.observed.kernel import KernelFacts
+from tests.plans.support.engine_double import Reply, completion
+from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
+from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
+from tests.unit.builders import driver_parts as d
+from tests.unit.builders import kernel_parts as k
+from tests.unit.builders.kernel_parts import NEW, OLD
+
+TO = "version=580.142"
+FACTS = d.facts()
+HELD = d.facts(**{"apt.holds": ("linux-generic", *d.NAMES)})
+# nvidia-drm's framebuffer on the console: no process, and no unload
+CONSOLE = d.facts(users=(), parts=(
+    {"name": "nvidia", "refs": 1, "holders": ["nvidia_drm"]},
+    {"name": "nvidia_drm", "refs": 1, "holders": []},
+))  # fmt: skip
+ANSWERS = {
+    "driver fetch": {"kept": dict.fromkeys(d.NAMES, "cache"), "new": 4},
+    "driver cdi": {"text": "cdiVersion: 0.5.0\ndevices: []\n"},
+    "driver prove": {"lines": ["module and library are 580.142", "nvidia-smi agrees"]},
+}
+
+
+def reply() -> Reply:
+    return Reply({**completion(), "usage": {"completion_tokens": 16}}, late_s=0.02)
+
+
+def run(
+    *pairs: str, on: DriverFacts = FACTS, worker: DriverFacts | None = None,
+    after: DriverFacts | None = None, kernel: KernelFacts | None = None,
+    how: tuple[str, ...] = ("-y",), faults: dict[str, Any] | None = None, **answers: Any,
+) -> Scenario:  # fmt: skip
+    """The deploy on two nodes whose driver is `on`, and `after` once it is changed."""
+    said = {**ANSWERS, **answers}
+    own: dict[str, Any] = {}
+    for name, facts in ((HEAD, on), (WORKER, worker or on)):
+        rows = [each.model_dump(mode="json") for each in (facts, after or d.done())]
+        own |= {f"{name}:answers": said, f"{name}:says driver": rows}
+    words = ("deploys/driver.py", *how, *data(*pairs))
+    host = {"driver_module": "nvidia"}
+    boots = kernel or k.facts()
+    return Scenario(words, data=host, faults={**own, **(faults or {})}, answers=reply,
+                    kernels={HEAD: boots, WORKER: boots})  # fmt: skip
+
+
+def other(**changes: Any) -> Scenario:
+    """The same with one thing that is not as it should be."""
+    return run(TO, on=d.facts(**changes))
+
+
+EACH = ["lab{} apply module", "lab{} apply packages", "lab{} apply module"]
+TABLE: Table = {
+    "both": (run(TO), done(
+        "3 old ones are kept (cache)", "nvidia-smi agrees", "driver 580.142; ", "COMMITTED")),
+    "dry": (run(TO, how=("--dry", "--diff")), quiet(
+        "driver 580.126.09 -> 580.142",
+        "nvidia-dkms-580-open: 580.126.09-0ubuntu0.24.04.1 -> 580.142-0ubuntu0.24.04.1 (old one: "
+        "repository)",
+        "nvidia-firmware-580-580.142: new -> 580.142-0ubuntu0.24.04.1",
+        "310 MiB to fetch before anything stops", f"DKMS builds nvidia for {OLD}",
+        "stops: the engine, nvidia-persistenced.service; loaded at once", "estimate: 210 s here",
+        "unload nvidia, and let no boot load it", "exchange 4 packages; nvidia 580.142 must be")),
+    "latest": (run("latest=true", how=("--dry",)), quiet("-> 580.142")),
+    "again": (run(TO, on=d.done()), quiet("the driver 580.142 is there and loaded; as wanted")),
+    # user space was upgraded under the module that runs (D12): the load alone is to be done
+    "loaded": (run(TO, on=d.facts(versions=(d.NEW,), **{"apt.rows": ()})), done("COMMITTED")),
+    "held": (run(TO, on=HELD), done("COMMITTED")),
+    "without a lease": (run(TO, "lease=false"), done("COMMITTED")),
+    "console": (run(TO, on=CONSOLE, how=("--dry",)), quiet("loaded after one boot of this kernel")),
+    "not built": (run(TO, faults={f"{WORKER}:apply packages": {
+        "error": "there is no nvidia module for 6.17.0-22-generic: error: implicit declaration; "
+        "nothing was changed", "code": "no_module"}}),
+        failed("implicit declaration", "ROLLED_BACK", "serves again")),
+    "not fetched": (run(TO, faults={f"{HEAD}:driver fetch": {
+        "error": "the packages cannot be downloaded: E: Failed to fetch; nothing was changed",
+        "code": "not_fetched"}}), failed("Failed to fetch", never=("ROLLED_BACK",))),
+    "not proven": (run(TO, faults={f"{WORKER}:driver prove": {
+        "error": "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch",
+        "code": "not_proven"}}), failed("version mismatch", "ROLLED_BACK")),
+    "another one came": (run(TO, after=FACTS), failed(
+        "the module is 580.126.09, programs load 580.126.09, wanted is 580.142", "ROLLED_BACK")),
+    "old gone": (other(**{"apt.rows": (d.row("libnvidia-gl-580", kept="none"),)}), refused(
+        "driver-old-gone", "not to be had any more", "dpkg-repack")),
+    "others": (other(users=(d.user(77, "Xorg", "gdm.service"),)), refused(
+        "driver-users", says=("Xorg (pid 77, gdm.service)",))),
+    "two lists": (run(TO, worker=d.facts(**{"apt.wanted": "580.159.03"})), refused(
+        "driver-version", "would get the driver 580.159.03")),
+    "dpkg": (other(dpkg="dpkg was interrupted"), refused(
+        "driver-dpkg", "sudo dpkg --configure -a")),
+    "next boot": (run(TO, kernel=k.facts(grub=k.grub(next=k.target(NEW)))), refused(
+        "boot-no-driver", f"would boot {NEW} next")),
+    "full /boot": (run(TO, kernel=k.facts(boot=k.place(free=1 << 20))), refused(
+        "boot-room", "1 MiB free")),
+    "candidate": (run(TO, f"candidate={NEW}", kernel=k.facts(grub=k.grub(ours=False))), refused(
+        "not-pinned")),
+    "both of them": (run(TO, f"candidate={NEW}", how=("--dry",)), quiet(
+        f"DKMS builds nvidia for {OLD}, {NEW}", f"loaded after one boot of {NEW}",
+        f"GRUB boots {NEW} once", "estimate: 540 s here")),
+    "known bad": (run(TO, "candidate=7.0.0-1019-nvidia", how=("--dry",)), refused("pin-entry")),
+    "neither": (run(), refused("give one of them")),
+}  # fmt: skip
+test_each_run_ends_as_its_row_says = each_row(TABLE)
+
+
+def test_one_node_after_the_other_under_a_lease(ran: Runs) -> None:
+    steps = ran["both"].steps
+    assert {*steps[:2]} == {"lab1 driver fetch", "lab2 driver fetch"}
+    assert {*steps[2:4]} == {"lab1 lease", "lab2 lease"}
+    moved = [s for s in steps if "module" in s or "packages" in s]
+    assert moved == [line.format(n) for n in (2, 1) for line in EACH]
+    assert steps.index("lab2 apply stop") < steps.index("lab2 apply module")
+    assert {"lab1 driver prove", "lab2 driver prove"} < {*steps}
+    assert steps.index("lab1 apply start") > steps.index("lab1 driver prove")
+    assert steps.index("lab2 apply file") > steps.index("lab1 driver cdi") - 3
+    assert "lab1 lease" not in ran["without a lease"].steps
+
+
+def test_a_held_family_is_held_again_and_a_load_alone_exchanges_nothing(ran: Runs) -> None:
+    held = [s.request for s in ran["held"].commands if "packages" in s.what]
+    for request in held:
+        off, packages, on = request["steps"]
+        assert (off["held"], on["held"]) == (False, True)
+        assert off["packages"] == on["packages"] == sorted(d.NAMES)
+        assert packages["kernels"] == [OLD] and len(packages["rows"]) == 4
+    assert len(held) == 2
+    assert not any("packages" in step for step in ran["loaded"].steps)
+
+
+@pytest.mark.parametrize("name", ["not built", "not proven", "another one came"])
+def test_no_node_keeps_another_driver_than_the_others(ran: Runs, name: str) -> None:
+    undone = {step.split()[0] for step in ran[name].steps if step.endswith(" undo")}
+    changed = {step.split()[0] for step in ran[name].steps if " apply " in step}
+    assert undone == changed == {"lab1", "lab2"}
+
+
+def test_the_first_node_that_fails_keeps_the_other_from_being_touched(ran: Runs) -> None:
+    assert not any(step.startswith("lab1") and "module" in step for step in ran["not built"].steps)

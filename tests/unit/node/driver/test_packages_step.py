@@ -1,0 +1,238 @@
+"""The packages step with the real apt and dpkg in a root of its own: forward, back, half done."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.change import apply as change_apply
+from node.change import journal, undo
+from node.core.errors import NodeError
+from node.core.run import Done
+from node.driver import apt_plan, build, kept_state, loaded, packages_step, report, store
+from node.kernel import installed
+from tests.unit.node.support.apt_world import KERNEL, MODULE, NEW, OLD, OTHER, AptWorld
+from tests.unit.node.support.host import Host, change
+
+CONF = f"etc/{MODULE}.conf"
+
+
+@pytest.fixture
+def apt(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AptWorld]:
+    """A host with the old driver installed, the new one in its repository."""
+    monkeypatch.chdir(tmp_path)
+    world = AptWorld(tmp_path / "world")
+    world.driver(OLD, "0ubuntu1")
+    world.driver(NEW, "0ubuntu1")
+    world.update()
+    world.install(f"{MODULE}-dkms-580={OLD}-0ubuntu1", f"lib{MODULE}-compute-580={OLD}-0ubuntu1",
+                  f"{MODULE}-firmware-580-{OLD}")  # fmt: skip
+    world.run("apt-mark", "auto", f"{MODULE}-firmware-580-{OLD}")
+    for name, value in world.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(store, "CACHE", str(world.root / "var/cache/apt/archives"))
+
+    def module_of(release: str, name: str) -> dict[str, Any] | None:
+        path = world.root / f"lib/modules/{release}/{name}.ko"
+        if not path.exists():
+            return None
+        return {"path": str(path), "version": path.read_text(), "vermagic": release, "signer": None}
+
+    monkeypatch.setattr(installed, "module_of", module_of)
+    monkeypatch.setattr(installed, "user_driver",
+                        lambda *_: [p.name.partition(".so.")[2] for p in
+                                    (world.root / "usr/lib/x").glob("*.so.*")])  # fmt: skip
+    for name, place in (("DKMS", "var/lib/dkms"), ("NO_BUILD", "etc/dkms/no-autoinstall")):
+        monkeypatch.setattr(kept_state, name, str(world.root / place))
+    monkeypatch.setattr(kept_state, "CONF", (str(world.root / "etc/modprobe.d"),))
+    monkeypatch.setattr(build, "signed_only", lambda: False)
+    monkeypatch.setattr(loaded, "running_daemons", list)
+    yield world
+
+
+def looked(**asked: object) -> dict[str, Any]:
+    """What `node driver` says of apt."""
+    found: dict[str, Any] = report.look({"module": MODULE, **asked})["apt"]
+    return found
+
+
+def steps(rows: list[dict[str, Any]], version: str = NEW) -> list[dict[str, Any]]:
+    """The step that a run sends."""
+    keys = ("name", "old", "new", "arch", "old_arch")
+    return [{"op": "packages", "module": MODULE, "version": version, "kernels": [KERNEL],
+             "rows": [{key: row[key] for key in keys} for row in rows]}]  # fmt: skip
+
+
+def fetched(**asked: object) -> list[dict[str, Any]]:
+    """The rows of a plan, all files kept."""
+    rows: list[dict[str, Any]] = looked(**asked)["rows"]
+    keys = ("name", "old", "new", "arch", "old_arch")
+    store.fetch({"rows": [{key: row[key] for key in keys} for row in rows]})
+    return rows
+
+
+def test_there_and_back_without_a_repository(apt: AptWorld) -> None:
+    before = apt.state()
+    plan = looked(version=NEW)
+    assert (plan["wanted"], plan["problem"]) == (NEW, None)
+    assert {(row["name"], row["old"], row["new"], row["kept"]) for row in plan["rows"]} == {
+        (f"{MODULE}-dkms-580", f"{OLD}-0ubuntu1", f"{NEW}-0ubuntu1", "repository"),
+        (f"lib{MODULE}-compute-580", f"{OLD}-0ubuntu1", f"{NEW}-0ubuntu1", "repository"),
+        (f"{MODULE}-firmware-580-{NEW}", None, f"{NEW}-0ubuntu1", None),
+    }
+    rows = fetched(version=NEW)
+    for path in apt.repository.glob("*.deb"):
+        path.unlink()
+    change_apply.apply({"change": change(), "steps": steps(rows)})
+    assert apt.packages()[f"{MODULE}-dkms-580"] == f"{NEW}-0ubuntu1 installed"
+    assert (apt.root / f"lib/modules/{KERNEL}/{MODULE}.ko").read_text() == NEW
+    auto = apt.run("apt-mark", "showauto").split()
+    assert f"{MODULE}-firmware-580-{NEW}" in auto and f"{MODULE}-dkms-580" not in auto
+    again = change_apply.apply({"change": change(), "steps": steps(rows)})
+    assert not again["changed"]
+    assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
+    assert apt.state() == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("fails", "installed gpustand-dkms-580 package post-installation script"),
+     ("bad", f"the {MODULE} module for {KERNEL} is 1, not {NEW}")],
+)  # fmt: skip
+def test_what_fails_is_taken_back_at_once(apt: AptWorld, fault: str, says: str) -> None:
+    before = apt.state()
+    for path in apt.repository.glob(f"*_{NEW}*.deb"):
+        path.unlink()
+    apt.driver(NEW, "0ubuntu1", **{fault: True})
+    apt.update()
+    rows = fetched(version=NEW)
+    with pytest.raises(NodeError, match="nothing was changed") as caught:
+        change_apply.apply({"change": change(), "steps": steps(rows)})
+    assert says in str(caught.value)
+    assert apt.state() == before
+    assert journal.find(str(change()["id"])) is None
+
+
+def test_a_kill_in_the_middle_is_undone_from_any_state(
+    apt: AptWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dpkg has unpacked the new packages and configured none of them."""
+    before = apt.state()
+    rows = fetched(version=NEW)
+
+    def killed(wanted: list[str]) -> None:
+        apt.run("dpkg", "--unpack", *wanted)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(packages_step, "_install", killed)
+    with pytest.raises(KeyboardInterrupt):
+        change_apply.apply({"change": change(), "steps": steps(rows)})
+    assert apt.packages()[f"{MODULE}-dkms-580"] == f"{NEW}-0ubuntu1 unpacked"
+    assert report.dpkg_problem() is not None
+    assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
+    assert apt.state() == before and report.dpkg_problem() is None
+
+
+def test_an_old_module_that_does_not_build_any_more_is_put_back(
+    apt: AptWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old package's postinst fails until nothing is to be built (dkms's common.postinst)."""
+    built = apt.root / f"var/lib/dkms/{MODULE}/{OLD}/{KERNEL}/x86_64/module/{MODULE}.ko"
+    built.parent.mkdir(parents=True)
+    built.write_text(OLD)
+    before, dpkg = apt.state(), packages_step._dpkg
+    change_apply.apply({"change": change(), "steps": steps(fetched(version=NEW))})
+    shutil.rmtree(apt.root / f"var/lib/dkms/{MODULE}")
+    failed = Done(
+        1,
+        "",
+        f"dpkg: error processing package {MODULE}-dkms-580 (--configure):\n"
+        f" installed {MODULE}-dkms-580 package post-installation script failed\n",
+    )
+
+    def stand_in(*words: str) -> Done:
+        if words[0] == "--install":
+            dpkg("--unpack", *words[1:])
+            return failed
+        can = Path(kept_state.NO_BUILD).exists() or words[0] != "--configure"
+        return dpkg(*words) if can else failed
+
+    monkeypatch.setattr(packages_step, "_dpkg", stand_in)
+    assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
+    assert apt.state() == before and built.read_text() == OLD
+    assert not Path(kept_state.NO_BUILD).exists()
+
+
+def test_an_edited_conffile_is_kept_and_asks_nothing(apt: AptWorld) -> None:
+    (apt.root / CONF).write_text("edited\n")
+    before = apt.state()
+    change_apply.apply({"change": change(), "steps": steps(fetched(version=NEW))})
+    assert (apt.root / CONF).read_text() == "edited\n"
+    undo.undo({"change": str(change()["id"])})
+    after = apt.state()
+    assert {key: after[key] for key in before} == before
+
+
+def test_the_old_files_come_from_wherever_they_are(
+    apt: AptWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apt.forget(OLD)
+    gone = [row["kept"] for row in looked(version=NEW)["rows"] if row["old"]]
+    assert gone == ["none", "none"]
+    with pytest.raises(NodeError, match="the old driver is not to be had any more"):
+        fetched(version=NEW)
+    monkeypatch.setattr(store, "which", lambda _: "/usr/bin/dpkg-repack")
+    assert {row["kept"] for row in looked(version=NEW)["rows"]} == {"repack", None}
+    apt.driver(OLD, "0ubuntu1")
+    for path in apt.repository.glob(f"*_{OLD}*.deb"):
+        path.rename(apt.root / "var/cache/apt/archives" / path.name)
+    assert {row["kept"] for row in looked(version=NEW)["rows"]} == {"cache", None}
+    fetched(version=NEW)
+    assert {row["kept"] for row in looked(version=NEW)["rows"]} == {"kept", None}
+
+
+def test_another_branch_is_asked_for_by_its_names(apt: AptWorld) -> None:
+    apt.driver(OTHER, "0ubuntu1")
+    apt.update()
+    plan = looked(branch="590", latest=True)
+    assert plan["wanted"] == OTHER and plan["available"] == [OTHER]
+    assert {row["name"] for row in plan["rows"]} == {
+        f"{MODULE}-dkms-590", f"lib{MODULE}-compute-590", f"{MODULE}-firmware-590-{OTHER}"
+    }  # fmt: skip
+    assert looked(version="580.999")["wanted"] is None
+
+
+def test_a_file_that_is_swept_is_one_that_no_change_names(apt: AptWorld) -> None:
+    rows = fetched(version=NEW)
+    stray = Path(store.folder()) / "nvidia-x_1_amd64.deb"
+    stray.write_text("x")
+    change_apply.apply({"change": change(), "steps": steps(rows)})
+    kept = {path.name for path in Path(store.folder()).iterdir()} - {stray.name}
+    store.fetch({"rows": []})
+    assert {path.name for path in Path(store.folder()).iterdir()} == kept
+
+
+def test_what_apt_would_do_differently_is_not_done(
+    apt: AptWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = fetched(version=NEW)
+    with pytest.raises(NodeError, match=r"apt will not: .* not installable"):
+        change_apply.apply({"change": change(), "steps": steps(rows[1:])})
+    monkeypatch.setattr(packages_step, "run", lambda *_, **__: Done(0, "", ""))
+    with pytest.raises(NodeError, match="not as planned"):
+        change_apply.apply({"change": change(), "steps": steps(rows)})
+    assert apt_plan.upstream("1:580.142-0ubuntu0.24.04.1") == NEW
+
+
+def test_a_package_that_was_upgraded_since_is_no_way_back(apt: AptWorld) -> None:
+    rows = fetched(version=NEW)
+    change_apply.apply({"change": change(), "steps": steps(rows)})
+    apt.package(f"lib{MODULE}-compute-580", "580.200-1")
+    apt.run("dpkg", "--force-depends", "-i",
+            str(apt.repository / f"lib{MODULE}-compute-580_580.200-1_amd64.deb"))  # fmt: skip
+    with pytest.raises(NodeError, match="packages were changed since"):
+        undo.undo({"change": str(change()["id"])})
