@@ -20,6 +20,7 @@ READING = LOOKING | {
     "unit-state", "boot-id", "log", "nccl-log", "tree list", "library look", "library check",
     "kube look", "kube answer", "models look", "venv look", "venv check", "secrets look",
     "preflight", "weights hub", "rate look", "rate receive", "rate send",
+    "measure load", "measure sample",
 }  # fmt: skip
 
 

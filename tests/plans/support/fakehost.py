@@ -27,7 +27,7 @@ from node.lease import settings
 from node.patch import inspect
 from node.transfer import server
 from schema.desired.plan import UNIT
-from tests.plans.support import boot_double, launched
+from tests.plans.support import boot_double, launched, measure_double
 from tests.plans.support.commands import LOOKING, Sent, sent
 from tests.plans.support.tree_double import TreeDouble
 from tests.plans.support.usual import CONTAINER, MAGIC, USUAL
@@ -166,6 +166,8 @@ class FakeNode:
         if command.verb in LOOKING:
             # node's own function, on the folders that the test made on this machine
             return verb_table.run(command.verb, command.request)
+        if command.verb.startswith("measure "):
+            return measure_double.answer(command.verb, command.request)
         if command.verb == "patch tool":
             return self._tool(command.request)
         if command.verb.startswith("tree "):

@@ -62,7 +62,7 @@ def test_help_has_each_key_on_a_line_of_its_own(runbook: str) -> None:
     for line in lines:
         assert re.match(r"  \w+: \S.* \(\S.*; (default: .+|required)\)$", line)
         if "(whole number" in line and not re.match(r"  (rank|port|device):", line):
-            assert re.search(r"\d (seconds|bytes|MiB|looks|starts|backups);", line)
+            assert re.search(r"\d (seconds|bytes|MiB|looks|starts|backups|tokens|rounds|answers);", line)
 
 
 def test_one_type_for_several_runbooks_and_for_somebodys_own_deploy() -> None:
