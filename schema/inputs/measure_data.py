@@ -58,3 +58,11 @@ class BenchData(HostData):
     compare: Annotated[Names, AfterValidator(_two)] = key(
         (), "two kept benches by id, A,B: is B better, worse, or is it noise? Nothing is measured"
     )
+
+
+class SoakData(HostData):
+    """soak."""
+
+    unused = GATED
+    streams: int | None = key(None, "at a time; none: 8, or max_num_seqs", "answers", ge=1, le=256)
+    seconds: int = key(300, "how long; an hour tells more", "seconds", ge=5, le=86400)

@@ -37,6 +37,7 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "restore": [data.RestoreData],
     "rollback": [data.RollbackData, cluster.ClusterRollbackData],
     "serve": [data.ServeData, cluster.ClusterServeData],
+    "soak": [measure.SoakData],
     "stop": [data.StopData],
     "unit": [data.UnitData],
     "upgrade": [data.UpgradeData],

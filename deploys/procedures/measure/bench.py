@@ -86,6 +86,14 @@ def must_answer(plan: Plan) -> Endpoint:
     return where
 
 
+def counters(where: Endpoint) -> Counters:
+    """The engine's counters now; DeployError in one line."""
+    try:
+        return scrape(where)
+    except NoMetrics as error:
+        raise DeployError(f"not measured: {error}") from None
+
+
 class Bench:
     """One bench while it runs; `run` is its document so far."""
 
@@ -93,7 +101,7 @@ class Bench:
         self.plan = plan
         self.where = must_answer(plan)
         self.quiet = without_thoughts(plan.recipe, self.where)
-        self.before = self._counters()
+        self.before = counters(self.where)
         found, self.profile_words = subject(plan)
         self.wanted = wanted(data, found.argv)
         self.sampler = Sampler(plan)
@@ -114,12 +122,6 @@ class Bench:
             ),
         )
 
-    def _counters(self) -> Counters:
-        try:
-            return scrape(self.where)
-        except NoMetrics as error:
-            raise DeployError(f"nothing was measured: {error}") from None
-
     def keep(self, **more: Any) -> None:
         """Writes the document with what has come."""
         values = {"seconds": round(time.monotonic() - self.sampler.began, 1), **more}
@@ -136,14 +138,14 @@ class Bench:
                 yield words.point(self._sweep(streams, self.quiet))
             if self._thinks() and not self.wanted.quick:
                 yield words.point(self._sweep(1, self.where, thinking=True))
-            after = self._counters()
+            after = counters(self.where)
             self.keep(acceptance=acceptance(self.before, after))
             if self.run.acceptance:
                 yield words.acceptance(self.run.acceptance)
             for length in self.wanted.lengths:
                 yield words.prefill(self._prefill(length))
             yield self._other()
-            last = self._counters()
+            last = counters(self.where)
             if self.plan.recipe.expect.tools and not self.wanted.quick:
                 yield from self._tools()
         yield from self._end(last)
@@ -189,11 +191,11 @@ class Bench:
         return point
 
     def _prefill(self, length: int) -> Prefill:
-        before = self._counters()
+        before = counters(self.where)
         found = self._load(
             self.quiet, 1, [length] * PREFILL_ROUNDS, 2 * PREFILL_ROUNDS * length / SLOWEST_PREFILL
         )
-        after = self._counters()
+        after = counters(self.where)
         hits = None
         if before.hits is not None and after.hits is not None:
             hits = round(max(0.0, after.hits - before.hits))

@@ -29,6 +29,8 @@ FOLDER = ROOT / "measurements"
 # Another folder, for tests.
 VARIABLE = "RIGBOOK_MEASUREMENTS"
 _LAST = "last"
+# Of a node, in the head's copy: an hour of them.
+MOST_SAMPLES = 720
 
 
 def folder(rig: str) -> Path:
@@ -46,15 +48,18 @@ def save(run: BenchRun | SoakRun) -> Path:
     path = folder(run.subject.rig) / f"{run.id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    beside.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    beside.write_text(run.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
     beside.replace(path)
     return path
 
 
 def save_on_head(plan: Plan, run: BenchRun | SoakRun) -> str:
-    """Writes it on the rig's head as well; a line about where, or about why not."""
+    """Writes it on the rig's head as well, of many samples some; a line about where, or why not."""
     here, head = real(state), plan.rig.head.name
-    document = json.loads(run.model_dump_json())
+    document = json.loads(run.model_dump_json(exclude_none=True))
+    for machine in document["machines"]:
+        rows = machine["samples"]
+        machine["samples"] = rows[:: 1 + len(rows) // MOST_SAMPLES]
     try:
         found = call(
             here, here.inventory.get_host(head), "measure keep",
