@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from schema.core.host_keys import key
 from schema.core.types import Names, listed
-from schema.inputs.host_data import HostData
+from schema.inputs.host_data import HostData, LeasedData
 from schema.inputs.runbook_data import GATED
 
 
@@ -46,10 +46,9 @@ Streams = Annotated[tuple[int, ...], BeforeValidator(_numbers), _at_most(256)]
 Lengths = Annotated[tuple[int, ...], BeforeValidator(_numbers), _at_most(1_000_000)]
 
 
-class BenchData(HostData):
+class BenchData(LeasedData):
     """bench."""
 
-    unused = GATED
     streams: Streams = key((1, 2, 4, 8, 16), "answers at the same time; capped by max_num_seqs")
     tokens: int = key(256, "of each answer", "tokens", ge=16, le=8192)
     rounds: int = key(5, "that count, after one that does not", "rounds", ge=3, le=100)
@@ -58,6 +57,14 @@ class BenchData(HostData):
     compare: Annotated[Names, AfterValidator(_two)] = key(
         (), "two kept benches by id, A,B: is B better, worse, or is it noise? Nothing is measured"
     )
+    profiles: Names = key(
+        (), "serve and measure each of these, and go back to what serves now; names of the recipe's"
+    )
+
+    def conflict(self) -> tuple[str, str] | None:
+        if self.compare and self.profiles:
+            return "compare", "compare: with profiles; allowed: one of them"
+        return super().conflict()
 
 
 class SoakData(HostData):

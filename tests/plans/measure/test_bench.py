@@ -10,8 +10,8 @@ import pytest
 
 from schema.measure.run import BenchRun
 from tests.plans.support.engine_double import Reply, completion
-from tests.plans.support.scenario import Runs, Scenario, data
-from tests.plans.support.table import done, each_row, quiet, refused
+from tests.plans.support.scenario import HEAD, Runs, Scenario, data
+from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.unit.builders.measured import bench
 
 BENCH = ("deploys/bench.py", "-y")
@@ -47,6 +47,16 @@ A = bench("20261101T080000Z-bench-aaaa", (88.0, 88.4, 88.8, 88.1, 88.9), streams
 B = bench("20261102T080000Z-bench-bbbb", (88.1, 87.6, 88.3, 87.9, 88.5), streams=16)
 C = bench("20261103T080000Z-bench-cccc", (163.0, 162.8, 164.1, 163.3, 162.9), streams=16,
           argv=("vllm", "serve", "m", "--max-num-seqs", "16"))  # fmt: skip
+EACH = ["lab1 apply stop", "lab2 apply stop", "lab2 apply file+unit", "lab1 apply file+unit",
+        "lab2 apply start", "lab1 apply start"]  # fmt: skip
+BACK = ["lab1 systemctl-stop", "lab2 systemctl-stop", "lab2 undo", "lab1 undo"]
+
+
+def profiles(name: str, names: str = "throughput", **more: Any) -> Scenario:
+    """A short bench of each of these profiles, on a pair that serves balanced."""
+    return measured(name, f"profiles={names}", "quick=true", "tokens=20", **more)
+
+
 COMPARE = (*BENCH, "--data")
 TABLE = {
     # capped by the four of tiny's max_num_seqs; 512 of its max_model_len leave no room for more
@@ -100,6 +110,27 @@ TABLE = {
         "202611 begins 3 ids")),
     "one": (Scenario((*COMPARE, "compare=last"), env=folder("two", A, B, C)), refused(
         "names 1; allowed: two")),
+    "profiles": (profiles("profiles", "throughput,latency"), done(
+        "profile throughput", "runs profile throughput", "from its start: port after",
+        "runs profile latency", "ROLLED_BACK; tiny serves again: ",
+        steps=["lab1 open", "lab2 open", *EACH, "lab1 measure keep", *EACH, "lab1 measure keep",
+               *BACK])),
+    # whatever ends it, the engine is back on the profile that it had
+    "ctrl-c": (profiles("ctrl-c", faults={f"{HEAD}:ctrl-c": True}), failed(
+        "interrupted by Ctrl-C; what was measured is kept", "ROLLED_BACK; tiny serves again",
+        steps=["lab1 open", "lab2 open", *EACH, *BACK])),
+    "client fails": (profiles("client-fails", faults={f"{HEAD}:measure load": {
+        "error": "no room", "code": "client"}}), failed(
+        "profile throughput: nothing was measured: ", "no room", "ROLLED_BACK",
+        steps=["lab1 open", "lab2 open", *EACH, *BACK])),
+    "dies": (profiles("dies", faults={f"{HEAD}:start": "dies"}), failed("ROLLED_BACK")),
+    "dry profiles": (Scenario(("deploys/bench.py", "--dry", *data("profiles=throughput")),
+                              answers=reply, env=folder("dry")), quiet(
+        "serve and measure throughput; then back to what serves now")),
+    "no profile": (measured("no-profile", "profiles=fast"), refused(
+        "profiles: recipe tiny: unknown profile 'fast'")),
+    "both": (measured("both", "profiles=latency", "compare=a,b"), refused(
+        "compare: with profiles; allowed: one of them")),
     "help": (Scenario(("deploys/bench.py", *data("help=true"))), quiet("streams", "compare")),
 }  # fmt: skip
 

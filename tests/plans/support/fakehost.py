@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ class FakeNode:
     `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
     (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks
     the connection), `blob` (what the changes of its journal kept beside the steps), `slow`
-    (what takes a moment), `nccl` (lines of its log), `says VERB` (a reading verb's answer, or a
-    list of them), `then WORD` (answers or errors, each once, before the usual one).
+    (what takes a moment), `ctrl-c` (pressed while the client loads), `nccl` (lines of its log),
+    `says VERB` (a reading verb's answer, or a list of them), `then WORD` (answers or errors, each
+    once, before the usual one).
     """
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
@@ -166,6 +168,9 @@ class FakeNode:
         if command.verb in LOOKING:
             # node's own function, on the folders that the test made on this machine
             return verb_table.run(command.verb, command.request)
+        if command.verb == "measure load" and self.faults.get("ctrl-c"):
+            os.kill(os.getpid(), signal.SIGINT)
+            gevent.sleep(20)
         if command.verb.startswith("measure "):
             return measure_double.answer(command.verb, command.request)
         if command.verb == "patch tool":
