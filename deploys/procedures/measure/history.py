@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -77,8 +78,10 @@ def ids(rig: str, kind: str) -> list[str]:
 
 
 def _benches(rig: str) -> Iterator[BenchRun]:
+    """Those that can be read, newest first."""
     for name in ids(rig, "bench"):
-        yield bench(rig, name)
+        with suppress(DeployError):
+            yield bench(rig, name)
 
 
 def bench(rig: str, name: str) -> BenchRun:
@@ -107,12 +110,11 @@ def bench(rig: str, name: str) -> BenchRun:
 
 
 def last_rates(plan: Plan, profile: str | None) -> tuple[str, tuple[float, ...]] | None:
-    """The newest whole bench of one stream of this recipe and profile: its id, and the rates of its
-    rounds; None where there is none.
+    """The newest whole bench of this recipe and profile: its id, and the rates of one stream by the
+    client that upgrade and rollback use as well; None where there is none.
     """
     for run in _benches(plan.rig.name):
         same = (run.subject.recipe, run.subject.profile) == (plan.recipe.name, profile)
-        rates = next((p.rates for p in run.points if p.streams == 1 and not p.thinking), ())
-        if same and run.complete and rates:
-            return run.id, rates
+        if same and run.complete and run.other is not None and run.other.rates:
+            return run.id, run.other.rates
     return None

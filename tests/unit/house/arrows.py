@@ -23,9 +23,13 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "deploys.procedures.engine": {"deploys.common", "deploys.procedures.cluster"},
         "deploys.procedures.host": {"deploys.common", "deploys.procedures.engine"},
         "deploys.procedures.measure": {"deploys.common", "deploys.procedures.engine"},
-        "deploys.procedures.rollback": {"deploys.common", "deploys.procedures.venv"},
+        "deploys.procedures.rollback": {
+            "deploys.common",
+            "deploys.procedures.measure",
+            "deploys.procedures.venv",
+        },
         "deploys.procedures.transfer": {"deploys.common"},
-        "deploys.procedures.venv": {"deploys.common"},
+        "deploys.procedures.venv": {"deploys.common", "deploys.procedures.measure"},
     },
     "facts": {
         "facts": {"facts.endpoint", "facts.rignode"},
