@@ -49,7 +49,9 @@ Lengths = Annotated[tuple[int, ...], BeforeValidator(_numbers), _at_most(1_000_0
 class BenchData(LeasedData):
     """bench."""
 
-    streams: Streams = key((1, 2, 4, 8, 16), "answers at the same time; capped by max_num_seqs")
+    streams: Streams | None = key(
+        None, "answers at the same time; none: 1,2,4,8,16, as far as max_num_seqs takes them"
+    )
     tokens: int = key(256, "of each answer", "tokens", ge=16, le=8192)
     rounds: int = key(5, "that count, after one that does not", "rounds", ge=3, le=100)
     contexts: Lengths = key((512, 2048, 8192), "lengths of prompts for the prefill, in tokens")

@@ -39,6 +39,7 @@ SLOWEST_PREFILL = 50
 # What the chat template and the one token of the answer take of the longest prompt.
 TEMPLATE_TOKENS = 64
 PREFILL_ROUNDS = 3
+STREAMS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,20 @@ class Wanted:
 
 
 def wanted(data: BenchData, argv: tuple[str, ...]) -> Wanted:
-    """What is measured of an engine with this command line: no more streams than it takes at the
-    same time, no prompt that it does not take. DeployError when nothing is left.
+    """What is measured of an engine with this command line: where nobody says, no more streams than
+    it takes at the same time; no prompt that it does not take. DeployError when nothing is left.
     """
     most, length = most_streams(argv), longest(argv)
-    if data.quick:
-        return Wanted((1,), data.tokens, data.rounds, (), quick=True)
     room = None if length is None else length - TEMPLATE_TOKENS
-    if room is not None and data.tokens + 2 * TEMPLATE_TOKENS > room:
+    if length is not None and data.tokens + prompts.PROMPT_TOKENS > length:
         raise DeployError(
             f"tokens: {data.tokens} with their prompts do not fit into --max-model-len {length} of "
-            f"the engine; allowed: at most {max(0, room - 2 * TEMPLATE_TOKENS)}"
+            f"the engine; allowed: at most {max(0, length - prompts.PROMPT_TOKENS)}"
         )
-    streams = tuple(sorted({n for n in data.streams if n <= most} | {1}))
+    if data.quick:
+        return Wanted((1,), data.tokens, data.rounds, (), quick=True)
+    usual = {n for n in STREAMS if n <= most}
+    streams = tuple(sorted({*(data.streams or usual), 1}))
     lengths = tuple(sorted(n for n in data.contexts if room is None or n <= room))
     return Wanted(streams, data.tokens, data.rounds, lengths)
 
@@ -170,7 +172,9 @@ class Bench:
 
     def _sweep(self, streams: int, where: Endpoint, thinking: bool | None = None) -> Point:
         want = self.wanted
-        asked = prompts.rounds(streams, want.rounds + 1, f"{self.run.id}-{streams}-{thinking}-")
+        asked = prompts.rounds(
+            streams, want.rounds + 1, f"{self.run.id[-4:]}-{streams}{'t' if thinking else ''}-"
+        )
         limit = (want.rounds + 1) * want.tokens / SLOWEST_TOK_S
         found = self._load(where, want.tokens, asked, limit)
         rows = [row.round for row in found.rounds if row.round is not None]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 # What an answer of each may have at most, in tokens; those of the third seed's portfolio.
 SHORT, MEDIUM, LONG = 256, 600, 800
+# A task, its mark and the chat's template: 120 tokens by a tokenizer of 512 words, fewer by others.
+PROMPT_TOKENS = 160
 TASKS = (
     (SHORT, "Explain in about 200 words how a hash table finds a key."),
     (MEDIUM, "Review this function, line by line, and write a better one: "
@@ -21,12 +23,15 @@ TASKS = (
 )  # fmt: skip
 
 
-def prompt(number: int, mark: str) -> tuple[int, str]:
-    """The task of this number, in turn, and how many tokens its answer may have.
+def prompt(number: int, mark: str, longest: int | None = None) -> tuple[int, str]:
+    """The task of this number, in turn, and how many tokens its answer may have: no more than an
+    engine leaves whose `longest` is that of prompt and answer.
 
     `mark` and the number come first, so that none is answered from the prefix cache.
     """
     tokens, text = TASKS[number % len(TASKS)]
+    if longest is not None:
+        tokens = max(1, min(tokens, longest - PROMPT_TOKENS))
     return tokens, f"({mark}{number}) {text}"
 
 

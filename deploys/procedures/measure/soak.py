@@ -15,7 +15,7 @@ from deploys.common.procedure import Procedure
 from deploys.procedures.measure import history, prompts, soak_words
 from deploys.procedures.measure.bench import counters, must_answer
 from deploys.procedures.measure.sampler import Sampler
-from deploys.procedures.measure.subject import machines, most_streams, subject
+from deploys.procedures.measure.subject import longest, machines, most_streams, subject
 from facts.endpoint.engine_metrics import acceptance, made
 from facts.endpoint.rolling import Rolling
 from gates.measure.doubts import doubts
@@ -84,7 +84,8 @@ class Soak:
         """
         yield self.profile_words
         yield f"{self.run.streams} streams for {self.seconds:.0f} s; Ctrl-C keeps what was measured"
-        ask = partial(prompts.prompt, mark=f"{self.run.id}-")
+        room = longest(self.run.subject.argv)
+        ask = partial(prompts.prompt, mark=f"{self.run.id[-4:]}-", longest=room)
         self.sampler.look()
         with self.sampler.meanwhile(), Rolling(self.where, self.run.streams, ask) as load:
             told = saved = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
+from gates.engine.vllm_flags import compare as flags_that_differ
 from schema.measure.run import Acceptance, BenchRun, Point, Prefill, ToolRow
 from schema.measure.statistics import compare, mean_interval, quantile
 
@@ -161,12 +162,10 @@ def _unlike(a: BenchRun, b: BenchRun) -> Iterator[str]:
     ):
         if left != right:
             yield f"{word} differs: {left or 'unknown'} -> {right or 'unknown'}"
-    gone, came = (
-        " ".join(word for word in one.subject.argv if word not in other_.subject.argv)
-        for one, other_ in ((a, b), (b, a))
-    )
-    if gone or came:
-        yield f"the command line differs: {gone or 'nothing'} -> {came or 'nothing'}"
+    if not ("serve" in a.subject.argv and "serve" in b.subject.argv):
+        return
+    for flag, left, right in flags_that_differ(a.subject.argv, b.subject.argv):
+        yield f"the command line differs: {flag} {left} -> {right}"
 
 
 def _of(run: BenchRun, key: str) -> str:

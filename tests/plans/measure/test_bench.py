@@ -94,6 +94,9 @@ TABLE = {
         "nothing was measured", "401", "RIGBOOK_API_KEY")),
     "no metrics": (measured("no-metrics", metrics=None), refused("/metrics: HTTP 404")),
     "not a vllm": (measured("not-a-vllm", metrics="go_threads 7\n"), refused("is that a vLLM?")),
+    # more than max_num_seqs where they are named: they wait
+    "named": (measured("named", "streams=8", "tokens=20", "rounds=3"), done(
+        "1 stream: 5", "8 streams: 40", never=("2 streams",))),
     "streams": (measured("streams", "streams=0"), refused("streams: is no list of numbers from 1")),
     "words": (measured("words", "streams=many"), refused("streams: 'many' is no list of numbers")),
     # 88.4 and 88.1: the seed's "within noise"; 163.2 by three arguments
@@ -101,7 +104,7 @@ TABLE = {
         "16 streams: within noise: 88.4 -> 88.1 tok/s", never=("better", "worse"))),
     "better": (Scenario((*COMPARE, "compare=20261101,last"), env=folder("two", A, B, C)), quiet(
         "16 streams: better: 88.4 -> 163.2 tok/s (+84.6%",
-        "the command line differs: nothing -> --max-num-seqs 16")),
+        "the command line differs: max_num_seqs not set -> 16")),
     "empty": (Scenario((*COMPARE, "compare=A,B"), env=folder("empty")), refused(
         "no bench of rig lab is kept in", "deploys/bench.py")),
     "unknown": (Scenario((*COMPARE, "compare=last,nope"), env=folder("two", A, B, C)), refused(

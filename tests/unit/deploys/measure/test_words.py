@@ -31,7 +31,7 @@ def test_c3_eager_is_no_mend() -> None:
     eager = (*SUBJECT.argv, "--enforce-eager")
     text = told(bench("a", around(44)), bench("b", around(25), argv=eager))
     assert "1 stream: worse: 44.0 -> 25.0 tok/s (-43.2%" in text
-    assert "the command line differs: nothing -> --enforce-eager" in text
+    assert "the command line differs: enforce_eager not set -> true" in text
 
 
 def test_d19_the_first_answer_of_an_engine_without_its_caches_does_not_count() -> None:
