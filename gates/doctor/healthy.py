@@ -1,13 +1,41 @@
-"""One line about a node that is well: what runs there."""
+"""Lines about a node that are no findings: what runs there, and what was tried last."""
 
 from __future__ import annotations
 
 from gates.artifact.venv import own_venv
-from gates.core.check import gib
+from gates.core.check import Observed, gib
 from gates.engine.state import engine_unit, is_own, own_container
+from node.rules.root_cause import ROOT_CAUSE
+from node.rules.secret import masked_line
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
+
+# What went back longer ago is an old story; the journal has it.
+RECENT_S = 86400.0
+MOST = 400
+
+
+def went_back_lines(observed: Observed) -> list[str]:
+    """For each node whose newest change was taken back within a day: which, and why.
+
+    The engine that serves again says nothing of the start that failed.
+    """
+    lines = []
+    for name, snapshot in observed.items():
+        if isinstance(snapshot, Unreadable) or isinstance(snapshot.journal, Unreadable):
+            continue
+        last = next(iter(snapshot.journal.changes), None)
+        if last is None or last.status != "ROLLED_BACK" or not last.reason:
+            continue
+        age = snapshot.identity.clock_unix_s - (last.closed_unix_s or last.opened_unix_s)
+        if age < RECENT_S:
+            reason = " ".join(last.reason.split())
+            cause = reason[reason.find(ROOT_CAUSE) :] if ROOT_CAUSE in reason else reason
+            lines.append(
+                f"{name}: {last.deploy} {last.id} was taken back: {masked_line(cause)[:MOST]}"
+            )
+    return lines
 
 
 def healthy_line(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:

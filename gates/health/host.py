@@ -61,7 +61,8 @@ def disk_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
 def disk_read_only(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """A filesystem that its kernel made read-only after an error: nothing is written any more.
 
-    XFS says so in the kernel's log alone, and so does ext4 from Linux 6.12 until 6.15.
+    XFS says so in the kernel's log alone, and so does ext4 from Linux 6.12 until
+    6.15, and in Debian's 6.1.0-50.
     """
     lines = [x for x in this_boot(snapshot, "filesystem") if STOPPED.search(x.text)]
     seen = "/proc/self/mountinfo: mounted rw, the filesystem is ro"

@@ -23,6 +23,8 @@ FILES = Path(__file__).resolve().parents[1] / "files"
 # The number of a release that does not exist: the real one, whose core raises at its import.
 BROKEN_VERSION = "0.23.1"
 OPERATOR = host.BASE / "operator"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("deploys", "facts", "gates", "node", "operations", "schema", "lab", "tests/system/gpu")
 SPIN = "rigbook_gpu_spin"
 ASK = (
     "import json, os, sys, sysconfig, torch, transformers;"
@@ -44,8 +46,10 @@ def operator() -> None:
         console.run([sys.executable, "-m", "venv", "--without-pip", OPERATOR])
         console.run(
             [OPERATOR / "bin" / "python", pip / "pip", "install", "-q", "--no-index", "--no-deps",
-             "--no-cache-dir", "--no-compile", *found]
+             "--no-cache-dir", *found]
         )  # fmt: skip
+        # as `make setup` does: where PYTHONDONTWRITEBYTECODE is set, each run would compile it anew
+        console.run([OPERATOR / "bin" / "python", "-m", "compileall", "-q", *PACKAGES], cwd=ROOT)
 
 
 def install(parcel: Path) -> None:

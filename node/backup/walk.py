@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from node.core import proc
 from node.core.errors import Json, NodeError
 
 NS = 10**9
@@ -100,11 +101,20 @@ class Listing:
             digest.update(f"{path!a} {self.stamps[path]}\n".encode("ascii"))
         return digest.hexdigest()
 
+    def _is_mounted(self, path: str) -> bool:
+        """Gives True for a file that is a mount point of its own, or where nobody can tell."""
+        place = os.path.join(os.path.realpath(self.root), path)
+        rows = proc.read_text("/proc/self/mountinfo").splitlines()
+        # the kernel writes a blank, a tab, a newline and a backslash as octal digits
+        points = {row.split()[4].encode().decode("unicode_escape") for row in rows}
+        return not points or place in points
+
     def add(self, path: str, info: os.stat_result) -> None:
         """Take an entry in. Raises NodeError for what no installation holds."""
         kind = stat.S_IFMT(info.st_mode)
         mode = stat.S_IMODE(info.st_mode)
-        if info.st_dev != self._device:
+        # on an overlay only folders have the device number of the whole; files have their layer's
+        if info.st_dev != self._device and (kind == stat.S_IFDIR or self._is_mounted(path)):
             raise NodeError(f"{self.root}/{path} is on another file system", "tree_mixed",
                             "back up only what lies on one file system")  # fmt: skip
         self.stamps[path] = stamp(info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 Json = dict[str, Any]
@@ -43,3 +44,15 @@ def io_reason(error: OSError) -> str:
     """Gives an OSError as `path: reason`, without Python's own decoration."""
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}"
+
+
+def guarded(part: Callable[[], Any]) -> Any:
+    """Gives what is read, or why it cannot be: one part of a snapshot never spoils the others."""
+    try:
+        return part()
+    except (CannotRead, NodeError) as error:
+        return {"unreadable": str(error)}
+    except OSError as error:
+        return {"unreadable": io_reason(error)}
+    except Exception as error:
+        return {"unreadable": f"{type(error).__name__}: {error}"}

@@ -83,7 +83,8 @@ def turned_read_only(path: str = MOUNTINFO) -> list[str]:
 
     Mounted rw, and the filesystem itself is ro: so says mountinfo after errors=remount-ro. One
     that was mounted read-only on purpose has ro in both places. ext4 says emergency_ro or shutdown
-    since Linux 6.15, and nothing from 6.12 on (longhorn 13452): there the kernel's line tells.
+    since Linux 6.15, and nothing from 6.12 on (longhorn 13452) or in Debian's 6.1.0-50: there the
+    kernel's line tells.
     """
     found = []
     for line in proc.read_text(path).splitlines():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from node.core import proc
-from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.core.errors import Json, guarded
 from node.health import addresses, counters, disks, driver, gpus, kernel_log, pci
 
 LIMIT_S = 12.0
@@ -26,18 +26,6 @@ _PARTS: dict[str, Callable[[], Any]] = {
     "fixed": disks.fixed,
     "addresses": addresses.read,
 }
-
-
-def _guarded(part: Callable[[], Any]) -> Any:
-    """Gives the part, or why it cannot be read."""
-    try:
-        return part()
-    except (CannotRead, NodeError) as error:
-        return {"unreadable": str(error)}
-    except OSError as error:
-        return {"unreadable": io_reason(error)}
-    except Exception as error:
-        return {"unreadable": f"{type(error).__name__}: {error}"}
 
 
 def _asleep() -> dict[int, tuple[str, str]]:
@@ -76,7 +64,7 @@ def read() -> Json:
     for name, part in _PARTS.items():
 
         def work(name: str = name, part: Callable[[], Any] = part) -> None:
-            answers[name] = _guarded(part)
+            answers[name] = guarded(part)
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()

@@ -9,7 +9,7 @@ from typing import Any
 
 from node.change import journal
 from node.core import proc, validate
-from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.core.errors import Json, guarded
 from node.core.version import installed_version
 from node.docker import api, image_files
 from node.health import report as health
@@ -102,18 +102,6 @@ def _port(value: Any, where: str) -> Json:
         "port": int(validate.number(row["port"], f"{where}.port", 1, 65535)),
         "device": None if device is None else validate.device(device, f"{where}.device"),
     }
-
-
-def guarded(section: Section) -> Any:
-    """Gives the section, or why it cannot be read: one section never spoils the others."""
-    try:
-        return section()
-    except (CannotRead, NodeError) as error:
-        return {"unreadable": str(error)}
-    except OSError as error:
-        return {"unreadable": io_reason(error)}
-    except Exception as error:
-        return {"unreadable": f"{type(error).__name__}: {error}"}
 
 
 def _sections(request: Json) -> list[tuple[str, float, Section]]:

@@ -104,7 +104,9 @@ def who(former: Former) -> str:
         for row in former.supervisors
         if row.kind in kinds and (row.kind != "unit" or row.name in awake)
     ]
-    boxes = [f"container {e.container}" for e in former.engines if e.container]
+    # a pod has another name each time
+    boxes = [f"container {e.container}" for e in former.engines
+             if e.container and e.inside_of != "pod"]  # fmt: skip
     pids = [f"pid {e.pid}" for e in former.engines if not e.container and not rows]
     return ", ".join(_names((*rows, *boxes, *pids)))
 

@@ -29,6 +29,7 @@ from facts.rignode.context import real
 from facts.rignode.fact import ask_each
 from gates.core.waiver import blocking
 from gates.doctor.examine import examine
+from gates.doctor.healthy import went_back_lines
 from gates.doctor.rank import Finding
 from gates.firmware import checklist
 from gates.health.xid import xids
@@ -90,7 +91,11 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
             report_finding(finding, with_cause=True)
             if finding.explains:
                 logger.warning(f"    because of this, ignore: {', '.join(finding.explains)}")
-        for line in (*growth.lines(diagnosis.kept), *boot_ends.lines(diagnosis.hosts)):
+        for line in (
+            *went_back_lines(diagnosis.seen.observed),
+            *growth.lines(diagnosis.kept),
+            *boot_ends.lines(diagnosis.hosts),
+        ):
             logger.info(f"    {line}")
     if rig.data(DoctorData).bundle is not None:
         _bundle(rig, diagnosis)

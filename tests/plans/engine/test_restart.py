@@ -7,13 +7,14 @@ import json
 from deploys.common.snapshot_view import files_in
 from operations.change.ownership import operator
 from schema.desired.plan import Plan
+from schema.observed.machine import ComputeProcess
 from schema.render.engine_files import NODE_PATH
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data, serving
 from tests.plans.support.table import Table, done, each_row, quiet, refused
-from tests.unit.builders.host_parts import change
-from tests.unit.builders.snapshots import put
+from tests.unit.builders.host_parts import change, discrete_gpu
+from tests.unit.builders.snapshots import healthy, put
 
 CUT_OFF = "20260530T065800Z-restart-1a2b"
 NOTHING: dict[str, object] = {
@@ -69,6 +70,16 @@ def another_recipe(plan: Plan) -> Snapshots:
     return seen
 
 
+def held_card(plan: Plan) -> Snapshots:
+    """The head's engine is stopped, and another program holds the card that it would get."""
+    seen = dict(healthy(plan))
+    holder = ComputeProcess(gpu_uuid="GPU-0", pid=77, process_name="python3", used_mib=15000,
+                            start_ticks=1, container_id=None)  # fmt: skip
+    seen[HEAD] = put(seen[HEAD], "gpus.gpus", (discrete_gpu(0, 311),))
+    seen[HEAD] = put(seen[HEAD], "gpus.processes", (holder,))
+    return seen
+
+
 def run(seen: rigs.Seen, *pairs: str, deploy: str = "restart") -> Scenario:
     """A scenario whose engine answers."""
     words = (f"deploys/{deploy}.py", "-y", *data(*pairs))
@@ -94,6 +105,15 @@ TABLE: Table = {
     # node takes no step of it there: the head would be stopped, and stay so
     "undone there": (run(old(journals(head="OPEN", worker="ROLLED_BACK"))), refused(
         f"OPEN on {HEAD} and ROLLED_BACK on {WORKER}", f"rollback.py -y --data {BY_ID}")),
+    # it was started, waited a minute for the memory, and the change stayed open
+    "held card": (
+        Scenario(
+            ("deploys/restart.py", "-y",
+             *data("waive=image-missing,weights-missing", "reason=a stand-in")),
+            held_card, data={"recipe": "deepseek-v4-flash"}, faults=FAULTS,
+        ),
+        refused("memory-short", "sudo kill 77"),
+    ),
     # it was proven, and the run died between the two journals
     "blessed there": (run(old(journals(head="COMMITTED", worker="OPEN"))), done(
         f"is proven on {HEAD} and open on {WORKER}: closes it there")),

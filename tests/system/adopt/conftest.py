@@ -15,15 +15,6 @@ from tests.system.rehearsal import Lab, rehearsal
 Served = Callable[[Setup], AbstractContextManager[Lab]]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The table of the ways: a row of each test that passed."""
-    reports = terminalreporter.stats.get("passed", [])
-    rows = [line[6:] for report in reports for line in report.capstdout.splitlines()
-            if line.startswith("TABLE ")]  # fmt: skip
-    for line in rows:
-        terminalreporter.write_line(line)
-
-
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """Both hosts with the image and a script of somebody else's, made of what serve rendered."""

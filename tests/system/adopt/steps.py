@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +28,20 @@ class Gap:
     answered: list[float] = field(default_factory=list)
 
 
-@contextmanager
-def watched(endpoint: Endpoint) -> Iterator[Gap]:
+def watched(endpoint: Endpoint) -> AbstractContextManager[Gap]:
     """Asks for completions again and again, as a client would, and measures the longest gap."""
+    return gaps(lambda: ask(endpoint, ASK_S).ok)
+
+
+@contextmanager
+def gaps(answers: Callable[[], bool]) -> Iterator[Gap]:
+    """The same with any way to ask for a completion."""
     gap, over = Gap(), threading.Event()
 
     def watch() -> None:
         last = time.monotonic()
         while not over.is_set():
-            if ask(endpoint, ASK_S).ok:
+            if answers():
                 gap.seconds = max(gap.seconds, time.monotonic() - last)
                 last = time.monotonic()
                 gap.answered.append(last)

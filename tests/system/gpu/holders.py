@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 
+from node.rules.memory_need import CONTEXT_MIB
 from tests.system.gpu.rig_host import (
     HAND_PORT,
     IDLE_MIB,
@@ -12,6 +14,7 @@ from tests.system.gpu.rig_host import (
     RECIPE,
     ROOT,
     VENV,
+    Done,
     Rig,
     tail,
 )
@@ -27,6 +30,8 @@ HOLD_LOG = "/home/rig/hold.log"
 FOREIGN_MIB = 40_000
 # What vLLM may use, where the edge is looked for, and how far beside it each start is tried.
 SHARE, BESIDE_MIB = 0.30, 300
+# nvidia-smi gives used, free and reserved memory as whole MiB each.
+ROUNDING_MIB = 3
 
 
 def by_hand(rig: Rig) -> str:
@@ -84,29 +89,44 @@ def foreign(rig: Rig) -> str:
 
 
 def edge(rig: Rig) -> str:
-    """The gate's number is vLLM's: a little below it is refused, a little above it serves."""
+    """The gate's number is vLLM's: below it serve refuses; a little above, where vLLM's own CUDA
+    context is in the way, it warns and vLLM's reason is told; above that it serves.
+    """
     rig.stopped()
     text = RECIPE.read_text()
     share = re.sub(r"(gpu_memory_utilization: )[\d.]+", rf"\g<1>{SHARE}", text)
     RECIPE.write_text(share)
     try:
-        hold(rig, "free", "20000")
-        refused = rig.deploy("serve")
-        found = re.search(r"needed (\d+) MiB", refused.text)
-        assert refused.rc != 0 and found, tail(refused)
-        need = int(found[1])
-        release(rig)
-        hold(rig, "free", str(need - BESIDE_MIB))
-        below = rig.deploy("serve")
-        assert below.rc != 0 and "memory-short" in below.text, tail(below)
-        release(rig)
-        hold(rig, "free", str(need + BESIDE_MIB))
-        above = rig.deploy("serve")
+        need = math.ceil((rig.used() + rig.free()) * SHARE)
+        below = _with_free(rig, need - BESIDE_MIB)
+        assert below.rc != 0 and "block memory-short" in below.text, tail(below)
+        needed = re.search(r"needed (\d+) MiB", below.text)
+        assert needed and abs(int(needed[1]) - need) <= ROUNDING_MIB, (need, tail(below))
+        within = _with_free(rig, need + BESIDE_MIB)
+        assert within.rc != 0 and "warn memory-short" in within.text, tail(within)
+        said = re.search(
+            r"root cause: ValueError: Free memory on device \S+ \(([\d.]+)/", within.text
+        )
+        assert said, tail(within)
+        above = _with_free(rig, need + CONTEXT_MIB + 20)
         assert above.rc == 0 and "COMMITTED" in above.text, tail(above)
     finally:
+        rig.deploy("stop")
         release(rig)
         RECIPE.write_text(text)
-    return f"{need} MiB needed; {BESIDE_MIB} MiB less is refused, {BESIDE_MIB} MiB more serves"
+    taken = need + BESIDE_MIB - float(said[1]) * 1024
+    return (
+        f"{need} MiB needed; {BESIDE_MIB} MiB less is refused in {below.seconds:.1f} s, "
+        f"{BESIDE_MIB} MiB more is told, vLLM's context took {taken:.0f} MiB; with "
+        f"{CONTEXT_MIB + 20} MiB more it serves"
+    )
+
+
+def _with_free(rig: Rig, mib: int) -> Done:
+    """A serve while a program leaves so many MiB free."""
+    release(rig)
+    hold(rig, "free", str(mib))
+    return rig.deploy("serve")
 
 
 def hold(rig: Rig, *amount: str) -> None:

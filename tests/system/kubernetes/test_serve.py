@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from lab.kubernetes.node import SERVER, TOKENS, put
+from lab.kubernetes.node import put
 from tests.system.kubernetes.conftest import Olares, deployment
+from tests.system.kubernetes.kubelet import patch_status
 from tests.system.kubernetes.test_gpu_limit import change_of
 
 ADDRESS = "10.96.0.77"
@@ -109,16 +110,8 @@ def loop(olares: Olares) -> None:
     olares.until(lambda: bool(ghosts(olares)))
     row = {"name": "engine", "ready": False, "restartCount": 3, "image": "x", "imageID": "",
            "state": {"waiting": {"reason": "CrashLoopBackOff"}}}  # fmt: skip
-    patch = json.dumps({"status": {"phase": "Running", "containerStatuses": [row]}})
     for name in ghosts(olares):
-        # not as curl, to whom the API server writes pretty JSON: see lab/kubernetes/build.py
-        olares.lab.ssh(
-            "test1",
-            f"curl -sSfk -A lab -m 30 -X PATCH -H 'Authorization: Bearer {TOKENS['admin'][0]}' "
-            "-H 'Content-Type: application/strategic-merge-patch+json' --data-binary @- "
-            f"{SERVER}/api/v1/namespaces/default/pods/{name}/status",
-            stdin=patch,
-        )
+        patch_status(olares.lab, name, {"phase": "Running", "containerStatuses": [row]})
 
 
 def test_a_crash_loop_ends_the_wait_at_once_with_the_last_lines(host: Olares) -> None:

@@ -1,4 +1,4 @@
-"""The health of booted hosts: nothing is found on those that are well, and it is quick."""
+"""The health of booted hosts: nothing is found on those that are well (seconds: `make bench`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import shlex
 from facts.rignode import pack
 from tests.system.rehearsal import Lab
 
-# The snapshot's limit, and what the doctor may take with it.
-SNAPSHOT_S, DOCTOR_S = 0.5, 3.0
 CODES = ("gpu-", "pcie-", "disk-errors", "disk-read", "disk-wear", "nic-errors", "fabric-volatile",
          "kernel-crash", "machine-check", "task-hung", "memory-kill", "driver-library",
          "health-unreadable", "persistence-off", "cdi-stale")  # fmt: skip
@@ -18,10 +16,10 @@ CODES = ("gpu-", "pcie-", "disk-errors", "disk-read", "disk-wear", "nic-errors",
 def test_healthy_hosts_have_no_finding_about_the_machine(lab: Lab) -> None:
     done = lab.pyinfra("doctor")
     assert not [code for code in CODES if f"warn {code}" in done.text], done.text
-    assert done.seconds < DOCTOR_S + 2, f"{done.seconds} s with the start of pyinfra"
+    print(f"TABLE | doctor, with the start of pyinfra | {done.seconds:.1f} s |")
 
 
-def test_the_section_is_read_and_quick(lab: Lab) -> None:
+def test_the_section_is_read_whole(lab: Lab) -> None:
     command = pack.inline_command("snapshot", {})
     for name in lab.hosts:
         said = lab.ssh(name, f"sudo -n sh -c {shlex.quote(command)}")
@@ -29,7 +27,7 @@ def test_the_section_is_read_and_quick(lab: Lab) -> None:
         assert "unreadable" not in seen["health"], seen["health"]
         parts = [part for part in seen["health"].values() if isinstance(part, dict)]
         assert not [part for part in parts if "unreadable" in part], seen["health"]
-        assert seen["took_s"] <= SNAPSHOT_S, f"{name}: {seen['took_s']} s"
+        print(f"TABLE | snapshot of {name} | {seen['took_s']:.2f} s |")
 
 
 def test_an_address_set_by_hand_is_told(lab: Lab) -> None:

@@ -76,6 +76,7 @@ def test_a_deployment_is_scaled_as_it_was_seen_and_its_pods_grace_is_waited_for(
     assert (step["op"], step["replicas"]) == ("kube", 0)
     assert (step["uid"], step["resource_version"]) == ("u-1", "7")
     assert step["container"] == "engine" and step["deployment"] == "lucebox"
+    assert who(parts.pod()) == "Deployment default/lucebox"
     assert (grace_s(parts.pod()), grace_s(parts.seed())) == (30.0, 0.0)
 
 

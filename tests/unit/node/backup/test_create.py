@@ -9,10 +9,13 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from node.backup import store
+from node.backup import store, walk
+from node.core import proc
+from node.core.errors import NodeError
 from tests.unit.node.support.transfers import wait_for
 from tests.unit.node.support.trees import Engine, picture
 
@@ -182,6 +185,30 @@ def test_what_no_installation_holds_is_refused(engine: Engine) -> None:
     (engine.package / "s").unlink()
     os.mkfifo(engine.package / "pipe")
     assert engine.ask("backup", {"tree": str(engine.tree)})["code"] == "tree_mixed"
+
+
+@pytest.mark.parametrize(
+    ("folder", "mounted", "is_taken"),
+    [(False, False, True), (False, True, False), (True, False, False)],
+)
+def test_a_tree_on_an_overlay_is_taken_and_mounts_in_it_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool, mounted: bool, is_taken: bool
+) -> None:
+    """A file of an overlay's lower layer tells another device than its folder does."""
+    listing = walk.Listing(str(tmp_path))
+    place = tmp_path / "x"
+    place.mkdir() if folder else place.write_text("x")
+    seen = place.stat()
+    fields = {name: getattr(seen, name) for name in dir(seen) if name.startswith("st_")}
+    info = SimpleNamespace(**{**fields, "st_dev": seen.st_dev + 1})
+    text = f"30 1 0:9 / {place} rw - ext4 x rw\n" if mounted else "30 1 0:9 / / rw - overlay x rw\n"
+    monkeypatch.setattr(proc, "read_text", lambda _: text)
+    if is_taken:
+        listing.add("x", info)
+        assert list(listing.stamps) == ["x"]
+    else:
+        with pytest.raises(NodeError, match="another file system"):
+            listing.add("x", info)
 
 
 @pytest.mark.parametrize(("request_", "words"), [
