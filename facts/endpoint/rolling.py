@@ -1,6 +1,6 @@
 """Rolling replacement: N answers under way at any time, for a set time; each end begins the next.
 
-Neither vLLM's client nor ours of single rounds keeps a load up for a time (docs/adr/0028).
+Neither vLLM's client nor ours of single rounds keeps a load up for a time (docs/adr/0029).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An engine's speed against what it was: measured before it is called recovered (incident B8).
 
 Both sides are rounds by the same client, from this machine: two versions of an engine bring two
-versions of its own (docs/adr/0028).
+versions of its own (docs/adr/0029).
 """
 
 from __future__ import annotations
