@@ -116,6 +116,9 @@ TIERS = {
         _needs_lab,
         "two booted hosts with the real vLLM that falls silent, or whose memory runs out",
     ),
+    "measure": Tier(
+        (_pytest("tests/system/measure"),), _needs_lab, "bench and soak of the real vLLM"
+    ),
     "tower": Tier(
         (_pytest("tests/system/venv"),), _needs_lab, "one booted host with the real vLLM in a venv"
     ),

@@ -34,12 +34,13 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Rate:
-    """Decoded tokens a second: median, lowest and highest of `runs` measurements."""
+    """Decoded tokens a second: median, lowest and highest of `runs` measurements, and `each`."""
 
     tokens_per_s: float
     low: float
     high: float
     runs: int
+    each: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         spread = f"{self.low:.1f} to {self.high:.1f}"
@@ -52,7 +53,7 @@ def measure(endpoint: Endpoint, runs: int = RUNS, tokens: int = TOKENS) -> Rate:
     Raises NotMeasured.
     """
     rates = [_one(endpoint, tokens) for _ in range(runs + 1)][1:]
-    return Rate(statistics.median(rates), min(rates), max(rates), runs)
+    return Rate(statistics.median(rates), min(rates), max(rates), runs, tuple(rates))
 
 
 def aggregate(endpoint: Endpoint, streams: int, tokens: int, runs: int = RUNS) -> Rate:
@@ -62,7 +63,7 @@ def aggregate(endpoint: Endpoint, streams: int, tokens: int, runs: int = RUNS) -
     Raises NotMeasured.
     """
     rates = [_round(endpoint, streams, tokens) for _ in range(runs + 1)][1:]
-    return Rate(statistics.median(rates), min(rates), max(rates), runs)
+    return Rate(statistics.median(rates), min(rates), max(rates), runs, tuple(rates))
 
 
 def _round(endpoint: Endpoint, streams: int, tokens: int) -> float:

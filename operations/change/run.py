@@ -286,6 +286,26 @@ class Run:
                 return
             self.owner.end(self._go_back(host))
 
+    def give_back(self, host: Host) -> None:
+        """Ends a change that was only for a while: goes back to what was there before, and tells
+        it. StepFailed when it did not come back whole; the change stays OPEN then.
+        """
+        assert self._revert is not None
+        with self._lock:
+            self._reverted = True
+        try:
+            line = self._revert(self)
+        except StepFailed as error:
+            self.owner.end(settled=False)
+            raise StepFailed(
+                f"could not go back whole: {error}; finish it with: "
+                f"deploys/rollback.py --data change={self.id}"
+            ) from None
+        self._release()
+        self.closed = True
+        self.owner.end(settled=True)
+        host.log_styled(line, fg="green")
+
     def _go_back(self, host: Host) -> bool:
         """Undoes the change, and tells it; whether it is settled then."""
         if self._revert is None:

@@ -1,60 +1,77 @@
-"""An engine's speed against what it was: measured before it is called recovered (incident B8)."""
+"""An engine's speed against what it was: measured before it is called recovered (incident B8).
+
+Both sides are rounds by the same client, from this machine: two versions of an engine bring two
+versions of its own (docs/adr/0029).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 
 from facts.endpoint.completion import Endpoint
 from facts.endpoint.throughput import NotMeasured, Rate, measure
 from operations.change.node_call import StepFailed
+from schema.measure.statistics import compare
 
-# Rounds before a slow engine counts as slow: its first requests fill caches.
-ROUNDS = 3
+# Measurements before a slow engine counts as slow: its first requests fill caches.
+ATTEMPTS = 3
 
 
-def told(rate: Rate, baseline: float) -> str:
-    """A rate against its baseline, in plain words."""
+def told(rate: Rate, before: Sequence[float]) -> str:
+    """A rate against the rounds before it, in plain words, by the spread of both."""
+    baseline = median(before)
+    word = compare(before, rate.each).word
     share = (1 - rate.tokens_per_s / baseline) * 100
-    if share >= 1:
+    if word == "worse" or (word == "too few rounds to say" and share >= 1):
         return (
             f"{rate.tokens_per_s:.1f} tok/s, {share:.0f}% under baseline {baseline:.1f}: caches "
             "are cold, or it is not what it was; measure again once it has served a while"
         )
-    return f"{rate.tokens_per_s:.1f} tok/s, baseline {baseline:.1f}"
+    said = f", {word}" if word in ("better", "within noise") else ""
+    return f"{rate.tokens_per_s:.1f} tok/s, baseline {baseline:.1f}{said}"
 
 
-def compared(endpoint: Endpoint, baseline: float | None) -> str:
-    """A part of a line for a person; empty where there is nothing to compare with."""
-    if baseline is None:
+def compared(endpoint: Endpoint, before: Sequence[float], published: float | None = None) -> str:
+    """A part of a line for a person; empty where there is nothing to compare with.
+
+    `before`: rounds that were measured here, tokens a second. `published`: the recipe's figure,
+    which is told beside ours where there are none, and is no baseline.
+    """
+    if not before and published is None:
         return ""
     try:
-        return f"; {told(measure(endpoint), baseline)}"
+        rate = measure(endpoint)
     except NotMeasured as error:
-        return f"; baseline {baseline:.1f} tok/s, and no measurement: {error}"
+        known = f"baseline {median(before):.1f} tok/s, and " if before else ""
+        return f"; {known}no measurement: {error}"
+    if published is None or before:
+        return f"; {told(rate, before)}"
+    return f"; {rate}; published {published:.1f}, which nobody measured here"
 
 
 def fast_enough(
-    endpoint: Endpoint, baseline: float | None, tolerance: float, say: Callable[[str], None]
+    endpoint: Endpoint, before: Sequence[float], tolerance: float, say: Callable[[str], None]
 ) -> str:
-    """A line about the speed; StepFailed when it stays below (1 - tolerance) x baseline."""
-    if baseline is None:
-        try:
+    """A line about the speed; StepFailed when it stays below (1 - tolerance) x what was measured
+    before, and more than the spread of the rounds explains.
+    """
+    try:
+        if not before:
             return f"{measure(endpoint)}, with no baseline to compare"
-        except NotMeasured as error:
-            raise StepFailed(f"its speed could not be measured: {error}") from None
-    floor = (1 - tolerance) * baseline
-    best: Rate | None = None
-    for _ in range(ROUNDS):
-        try:
+        baseline = median(before)
+        floor = (1 - tolerance) * baseline
+        best: Rate | None = None
+        for _ in range(ATTEMPTS):
             rate = measure(endpoint)
-        except NotMeasured as error:
-            raise StepFailed(f"its speed could not be measured: {error}") from None
-        best = rate if best is None or rate.tokens_per_s > best.tokens_per_s else best
-        if best.tokens_per_s >= floor:
-            return told(best, baseline)
-        say(f"{rate}: below {floor:.1f}; measured again")
-    assert best is not None
+            best = rate if best is None or rate.tokens_per_s > best.tokens_per_s else best
+            noise = compare(before, best.each).word == "within noise"
+            if best.tokens_per_s >= floor or noise:
+                return told(best, before)
+            say(f"{rate}: below {floor:.1f}; measured again")
+    except NotMeasured as error:
+        raise StepFailed(f"its speed could not be measured: {error}") from None
     raise StepFailed(
-        f"too slow: {best} after {ROUNDS} rounds, baseline {baseline:.1f}, allowed {floor:.1f} "
-        f"(tolerance {tolerance:.0%})"
+        f"too slow: {best} after {ATTEMPTS} measurements, baseline {baseline:.1f}, allowed "
+        f"{floor:.1f} (tolerance {tolerance:.0%})"
     )

@@ -166,3 +166,24 @@ def prove(
 
     run.show_once(host, "prove", lambda: host.log("wait for the proof, then bless the change"))
     yield run.step("prove", [host.name], work)
+
+
+@operation()
+def for_a_while(
+    run: Run, words: str, work: Callable[[], None]
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Serve otherwise for a while, as one change that always ends by its undo.
+
+    + run: the change
+    + words: what is served meanwhile
+    + work: makes the change's steps on all nodes, or raises StepFailed
+    """
+    reporter = host
+
+    def whole() -> None:
+        work()
+        run.give_back(reporter)
+
+    run.show_once(host, "for a while", lambda: host.log(f"{words}; then back to what serves now"))
+    yield run.step("for a while", [host.name], whole)

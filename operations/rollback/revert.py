@@ -124,7 +124,8 @@ def serves_again(
         return f"change {change} ROLLED_BACK; the former engine was started (no endpoint to ask)"
     nodes, budget_s = [node.name for node in plan.rig.nodes], plan.recipe.expect.start_budget_s
     answer = wait_for_answer(state, head.name, nodes, endpoint, budget_s)
-    speed = compared(endpoint, baseline(plan, kept.get(head.name)))
+    published = recipe_baseline(plan) if plan.recipe.venv is not None else None
+    speed = compared(endpoint, rounds_before(kept.get(head.name)), published)
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
 
 
@@ -138,18 +139,18 @@ def _of_head(state: State, plan: Plan, change: str) -> Recorded:
         return {}
 
 
-def baseline(plan: Plan, change: Mapping[str, Any] | None) -> float | None:
-    """What the engine did before: as the change's run measured it, else as a venv's recipe says."""
-    measured = ((change or {}).get("blob") or {}).get("baseline")
-    if measured is not None:
-        return float(measured)
-    if plan.recipe.venv is None:
-        return None
-    return recipe_baseline(plan)
+def rounds_before(change: Mapping[str, Any] | None) -> tuple[float, ...]:
+    """What the engine did before, as the change's run measured it: tokens a second of each round.
+
+    One value of a change that an older version made; () where none was measured.
+    """
+    kept = (change or {}).get("blob") or {}
+    found = kept.get("rounds") or [kept.get("baseline")]
+    return tuple(float(rate) for rate in found if rate is not None)
 
 
 def recipe_baseline(plan: Plan) -> float | None:
-    """The recipe's baseline of one stream in the plan's profile."""
+    """The figure that the recipe publishes for one stream in the plan's profile."""
     for row in plan.recipe.expect.baselines:
         if (row.profile, row.concurrency) == (plan.profile, 1):
             return row.tokens_per_s

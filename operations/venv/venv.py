@@ -6,9 +6,10 @@ Each operation takes `version`, which is None where the wanted version is the ac
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 from pyinfra import host
@@ -70,9 +71,21 @@ def _command(
     yield run.step(label, [host.name], lambda: reporter.log_styled(work(), fg="green"))
 
 
+def rounds_of(run: Run) -> tuple[float, ...]:
+    """The rounds that the change keeps of the engine before it, tokens a second."""
+    kept = run.context.get("rounds")
+    return tuple(float(rate) for rate in kept) if isinstance(kept, list | tuple) else ()
+
+
+def _keep(run: Run, rounds: Sequence[float]) -> None:
+    run.context["rounds"] = [round(rate, 2) for rate in rounds]
+    # what an older version reads
+    run.context["baseline"] = round(median(rounds), 2) if rounds else None
+
+
 @operation()
 def measure(
-    run: Run, needed: bool, endpoint: Endpoint, is_up: bool, recorded: float | None
+    run: Run, needed: bool, endpoint: Endpoint, is_up: bool, recorded: Sequence[float]
 ) -> Generator[FunctionCommand, None, None]:
     """
     Measure what the engine does now; the change keeps it for whoever undoes it.
@@ -81,7 +94,7 @@ def measure(
     + needed: whether something is changed that is compared with it
     + endpoint: where the engine answers
     + is_up: whether the engine's unit runs
-    + recorded: the recipe's baseline in tokens a second, where there is no measurement
+    + recorded: rounds of the last bench, tokens a second, where it cannot be measured now
     """
     if not needed:
         host.noop("no other version comes: nothing to compare with")
@@ -89,17 +102,17 @@ def measure(
 
     def work() -> str:
         # what a run that was cut off measured, before it stopped the engine
-        known = run.context.get("baseline") or recorded
-        run.context["baseline"] = known
+        known = rounds_of(run) or tuple(recorded)
+        _keep(run, known)
         answer = ask(endpoint, ASK_S) if is_up else None
         if answer is None or not answer.ok:
-            told = f"{known:.1f} tok/s, as recorded" if known else "none: nothing to compare with"
+            told = f"{median(known):.1f} tok/s, of a bench" if known else "none: nothing to compare"
             return f"the engine does not answer; baseline: {told}"
         try:
             rate = measure_rate(endpoint)
         except NotMeasured as error:
             return f"the engine answers and could not be measured: {error}"
-        run.context["baseline"] = round(rate.tokens_per_s, 2)
+        _keep(run, rate.each)
         return f"baseline: {rate}"
 
     yield from _command(run, "baseline", "measure tokens a second, one stream", work)

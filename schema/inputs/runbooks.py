@@ -12,6 +12,7 @@ from schema.core.parse import known_keys
 from schema.desired.kubernetes import ClusterData
 from schema.inputs import cluster_runbook_data as cluster
 from schema.inputs import host_settings_data as settings
+from schema.inputs import measure_data as measure
 from schema.inputs import runbook_data as data
 from schema.inputs.driver_data import DriverData
 from schema.inputs.host_data import HostData
@@ -21,6 +22,7 @@ K = TypeVar("K", bound=HostKeys)
 RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "adopt": [data.AdoptData],
     "backup": [data.BackupData],
+    "bench": [measure.BenchData],
     "doctor": [data.DoctorData, cluster.ClusterDoctorData],
     "driver": [DriverData],
     "fabric": [data.FabricData],
@@ -37,6 +39,7 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "restore": [data.RestoreData],
     "rollback": [data.RollbackData, cluster.ClusterRollbackData],
     "serve": [data.ServeData, cluster.ClusterServeData],
+    "soak": [measure.SoakData],
     "stop": [data.StopData],
     "unit": [data.UnitData],
     "upgrade": [data.UpgradeData],

@@ -23,7 +23,7 @@ from schema.recipe.recipe import Baseline, Recipe
 from schema.render.engine_spec import engine_spec
 
 # What templates of chats call their switch for thoughts.
-_THINKING = ("thinking", "enable_thinking")
+THINKING = ("thinking", "enable_thinking")
 
 
 def measured(rig: Procedure) -> Iterator[str]:
@@ -90,12 +90,12 @@ def _argv(plan: Plan, profile: str) -> tuple[str, ...]:
 def without_thoughts(recipe: Recipe, where: Endpoint) -> Endpoint:
     """The endpoint with thinking off where the recipe turns it on: baselines are of answers."""
     defaults = recipe.vllm_serve.get("default_chat_template_kwargs")
-    off = {k: False for k in _THINKING if isinstance(defaults, dict) and defaults.get(k) is True}
+    own = dict(where.chat_template_kwargs)
+    asked = {**(defaults if isinstance(defaults, dict) else {}), **own}
+    off = {name: False for name in THINKING if asked.get(name) is True}
     if not off:
         return where
-    return replace(
-        where, chat_template_kwargs=tuple({**dict(where.chat_template_kwargs), **off}.items())
-    )
+    return replace(where, chat_template_kwargs=tuple({**own, **off}.items()))
 
 
 def _streams(row: Baseline) -> str:

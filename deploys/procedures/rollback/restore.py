@@ -18,6 +18,7 @@ from deploys.common.ask_engine import ask_all, venv_of, wheels_spec
 from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_may_run
+from deploys.procedures.measure.history import last_rates
 from deploys.procedures.rollback.rollback import Chosen, choose
 from deploys.procedures.venv.backup import MIB, backups, describe
 from facts.backups import TreeBackups
@@ -148,7 +149,9 @@ def verify(rig: Procedure, work: RestoreWork) -> str:
     host.log(check_venv(rig.run.state, host, work.venv, work.package, imports=False))
     budget = rig.plan.recipe.expect.start_budget_s
     detail = wait_with_retries(rig.run, work.node, where, budget)
-    return f"backup {work.row.id} serves: {detail}{compared(where, recipe_baseline(rig.plan))}"
+    _, before = last_rates(rig.plan, rig.plan.profile) or ("", ())
+    speed = compared(where, before, recipe_baseline(rig.plan))
+    return f"backup {work.row.id} serves: {detail}{speed}"
 
 
 def revert(run: Run) -> str:

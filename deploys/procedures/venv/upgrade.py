@@ -24,6 +24,7 @@ from deploys.common.load_and_gate import endpoint, gate_here, once_a_run, remedy
 from deploys.common.preflight import preflight
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, is_up
+from deploys.procedures.measure.history import last_rates
 from deploys.procedures.venv import backup as venv_backup
 from deploys.procedures.venv import patch
 from facts.endpoint.completion import Endpoint
@@ -40,8 +41,8 @@ from operations.change.node_call import StepFailed
 from operations.change.run import Run
 from operations.engine import engine
 from operations.engine.baseline import fast_enough
-from operations.rollback.revert import recipe_baseline, revert_change
-from operations.venv.venv import PatchSteps, Version, wait_with_retries
+from operations.rollback.revert import revert_change
+from operations.venv.venv import PatchSteps, Version, rounds_of, wait_with_retries
 from schema.inputs.runbook_data import UpgradeData
 from schema.observed.backup import BackupPlan
 from schema.observed.pip_report import VenvWheels, parse
@@ -59,10 +60,9 @@ PRUNE_TIMEOUT_S = 300
 class UpgradeWork:
     """One upgrade on the rig's one node; with `version` None it is active already.
 
-    `recorded` is the recipe's baseline in tokens a second. The engine stops before pip where pip
-    needs its files or its memory, else after the new version has been executed. `waive` are the
-    codes that the operator waives. `resumed`: the run
-    goes on in a change that was cut off.
+    `recorded` are the rounds of the last bench, tokens a second. The engine stops before pip where
+    pip needs its files or its memory, else after the new version has been executed. `waive` are
+    the codes that the operator waives. `resumed`: the run goes on in a change that was cut off.
     """
 
     node: str
@@ -70,7 +70,7 @@ class UpgradeWork:
     endpoint: Endpoint
     version: Version | None = None
     now: str = ""
-    recorded: float | None = None
+    recorded: tuple[float, ...] = ()
     is_up: bool = False
     stops_before_install: bool = False
     in_place: bool = False
@@ -154,7 +154,7 @@ def plan(rig: Procedure) -> UpgradeWork:
         endpoint=endpoint(plan),
         version=Version(venv, spec.package, exact, place.folder, place.link, data.inplace),
         now=", ".join(seen.installed) or "of no version",
-        recorded=recipe_baseline(plan),
+        recorded=(last_rates(plan, plan.profile) or ("", ()))[1],
         is_up=is_up(unit),
         stops_before_install=data.inplace or (available is not None and available < MEMORY_BESIDE),
         in_place=data.inplace,
@@ -270,9 +270,8 @@ def verify(rig: Procedure, work: UpgradeWork) -> str:
     """A real answer and its speed; StepFailed for none, or for one that is too slow."""
     run, recipe = rig.run, rig.plan.recipe
     detail = wait_with_retries(run, work.node, work.endpoint, recipe.expect.start_budget_s)
-    value = run.context.get("baseline")
-    baseline = float(str(value)) if value is not None else None
-    speed = fast_enough(work.endpoint, baseline, recipe.expect.tolerance, run.host(work.node).log)
+    before, say = rounds_of(run), run.host(work.node).log
+    speed = fast_enough(work.endpoint, before, recipe.expect.tolerance, say)
     named = recipe.venv.version if recipe.venv else None
     package = wheels_spec(rig.plan).package
     to_write = ""

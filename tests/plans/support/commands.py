@@ -21,6 +21,7 @@ READING = LOOKING | {
     "library check",
     "kube look", "kube answer", "models look", "venv look", "venv check", "secrets look",
     "preflight", "weights hub", "rate look", "rate receive", "rate send",
+    "measure load", "measure sample",
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from node.lease import settings
 from node.patch import inspect
 from node.transfer import server
 from schema.desired.plan import UNIT
-from tests.plans.support import boot_double, launched
+from tests.plans.support import boot_double, launched, measure_double
 from tests.plans.support.commands import LOOKING, Sent, sent
 from tests.plans.support.tree_double import TreeDouble
 from tests.plans.support.usual import CONTAINER, MAGIC, USUAL
@@ -83,8 +83,9 @@ class FakeNode:
     `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
     (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks
     the connection), `blob` (what the changes of its journal kept beside the steps), `slow`
-    (what takes a moment), `nccl` (lines of its log), `says VERB` (a reading verb's answer, or a
-    list of them), `then WORD` (answers or errors, each once, before the usual one).
+    (what takes a moment), `ctrl-c` (pressed while the client loads), `nccl` (lines of its log),
+    `says VERB` (a reading verb's answer, or a list of them), `then WORD` (answers or errors, each
+    once, before the usual one).
     """
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
@@ -166,6 +167,8 @@ class FakeNode:
         if command.verb in LOOKING:
             # node's own function, on the folders that the test made on this machine
             return verb_table.run(command.verb, command.request)
+        if command.verb.startswith("measure "):
+            return measure_double.answer(command.verb, command.request, self.faults)
         if command.verb == "patch tool":
             return self._tool(command.request)
         if command.verb.startswith("tree "):

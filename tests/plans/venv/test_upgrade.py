@@ -224,7 +224,7 @@ def test_an_upgrade_turns_the_link_and_keeps_what_it_needs_to_go_back(ran: Runs)
     assert link["steps"] == [{"op": "link", "path": t.VENV, "target": FOLDER, "expect": t.TARGET}]
     blob = link["change"]["blob"]
     assert (blob["from"], blob["to"], blob["backup"]) == ("0.32.0+cpu", NEW, {NAME: KEPT})
-    assert blob["baseline"] > 0
+    assert blob["baseline"] > 0 and len(blob["rounds"]) == 5
 
 
 def test_in_place_names_the_backup_that_undoes_it(ran: Runs) -> None:

@@ -17,6 +17,8 @@ from tests.unit.builders.spark_rig import ROOT
         ({"thinking": True}, {}, {"thinking": False}),
         ({"enable_thinking": True}, {"x": 1}, {"x": 1, "enable_thinking": False}),
         ({"thinking": False}, {}, {}),
+        (None, {"thinking": True}, {"thinking": False}),
+        ({"thinking": True}, {"thinking": False}, {"thinking": False}),
         ({"greeting": "hello"}, {"x": 1}, {"x": 1}),
         (None, {}, {}),
     ],

@@ -13,6 +13,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "deploys.procedures.cluster",
             "deploys.procedures.engine",
             "deploys.procedures.host",
+            "deploys.procedures.measure",
             "deploys.procedures.rollback",
             "deploys.procedures.transfer",
             "deploys.procedures.venv",
@@ -21,12 +22,17 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "deploys.procedures.cluster": {"deploys.common"},
         "deploys.procedures.engine": {"deploys.common", "deploys.procedures.cluster"},
         "deploys.procedures.host": {"deploys.common", "deploys.procedures.engine"},
-        "deploys.procedures.rollback": {"deploys.common", "deploys.procedures.venv"},
+        "deploys.procedures.measure": {"deploys.common", "deploys.procedures.engine"},
+        "deploys.procedures.rollback": {
+            "deploys.common",
+            "deploys.procedures.measure",
+            "deploys.procedures.venv",
+        },
         "deploys.procedures.transfer": {"deploys.common"},
-        "deploys.procedures.venv": {"deploys.common"},
+        "deploys.procedures.venv": {"deploys.common", "deploys.procedures.measure"},
     },
     "facts": {
-        "facts": {"facts.rignode"},
+        "facts": {"facts.endpoint", "facts.rignode"},
     },
     "gates": {
         "gates": {
@@ -64,6 +70,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "gates.health": {"gates.core"},
         "gates.host": {"gates.core"},
         "gates.kernel": {"gates.artifact", "gates.core"},
+        "gates.measure": {"gates.health"},
         "gates.recipe": {"gates.artifact", "gates.core"},
         "gates.transfer": {"gates.artifact", "gates.core", "gates.host", "gates.weights"},
         "gates.unit": {"gates.artifact", "gates.core", "gates.engine"},
@@ -150,6 +157,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.rules",
         },
         "node.machine": {"node.core", "node.files"},
+        "node.measure": {"node.core", "node.files", "node.health", "node.snapshot"},
         "node.patch": {"node.change", "node.core", "node.files", "node.venv"},
         "node.reap": {
             "node.change",
@@ -232,6 +240,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "schema.render",
         },
         "schema.machine": {"schema.core", "schema.desired", "schema.observed"},
+        "schema.measure": {"schema.core", "schema.observed"},
         "schema.observed": {"schema.core"},
         "schema.recipe": {"schema.core", "schema.observed"},
         "schema.render": {"schema.core", "schema.desired", "schema.observed", "schema.recipe"},

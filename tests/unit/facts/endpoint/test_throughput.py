@@ -96,20 +96,44 @@ def test_an_engine_that_refuses_is_not_measured(stand: Stand) -> None:
     stand.status, stand.tokens = 200, 0
     with pytest.raises(NotMeasured, match="too few tokens"):
         measure(stand.endpoint)
-    assert "no measurement" in compared(stand.endpoint, 79.4)
+    assert "baseline 79.4 tok/s, and no measurement" in compared(stand.endpoint, (79.4,))
+
+
+def rate(middle: float, spread: float = 0.4) -> Rate:
+    """Five rounds around a rate."""
+    each = tuple(middle + spread * step for step in (-2, -1, 0, 1, 2))
+    return Rate(middle, each[0], each[-1], 5, each)
 
 
 def test_the_seeds_recovery_is_told_plainly() -> None:
     """B8: 71.4 against 79.4, and it was called recovered."""
-    line = told(Rate(71.4, 70.0, 72.0, 5), 79.4)
-    assert line.startswith("71.4 tok/s, 10% under baseline 79.4: caches are cold")
-    assert told(Rate(80.1, 80.0, 81.0, 5), 79.4) == "80.1 tok/s, baseline 79.4"
+    before = rate(79.4).each
+    assert told(rate(71.4), before).startswith(
+        "71.4 tok/s, 10% under baseline 79.4: caches are cold"
+    )
+    assert told(rate(79.1), before) == "79.1 tok/s, baseline 79.4, within noise"
+    assert told(rate(99.0), before) == "99.0 tok/s, baseline 79.4, better"
+    # 10 % less is no news where rounds differ by 20
+    assert told(rate(71.4, 8.0), rate(79.4, 8.0).each).endswith("within noise")
+    # of a change that an older version made: one value
+    assert "10% under baseline 79.4" in told(rate(71.4), (79.4,))
+    assert told(rate(79.2), (79.4,)) == "79.2 tok/s, baseline 79.4"
+
+
+def test_a_published_figure_is_no_baseline(stand: Stand) -> None:
+    assert compared(stand.endpoint, ()) == ""
+    line = compared(stand.endpoint, (), 79.4)
+    assert line.endswith("; published 79.4, which nobody measured here") and "tok/s" in line
 
 
 def test_a_slow_engine_is_not_blessed(stand: Stand) -> None:
     said: list[str] = []
-    with pytest.raises(StepFailed, match=r"too slow: .* after 3 rounds, baseline 10000\.0"):
-        fast_enough(stand.endpoint, 10_000.0, 0.15, said.append)
+    fast = rate(10_000.0, 5.0).each
+    with pytest.raises(StepFailed, match=r"too slow: .* after 3 measurements, baseline 10000\.0"):
+        fast_enough(stand.endpoint, fast, 0.15, said.append)
     assert len(said) == 3
-    assert "baseline" in fast_enough(stand.endpoint, 10.0, 0.15, said.append)
-    assert "no baseline" in fast_enough(stand.endpoint, None, 0.15, said.append)
+    assert "baseline" in fast_enough(stand.endpoint, rate(10.0).each, 0.15, said.append)
+    assert "no baseline" in fast_enough(stand.endpoint, (), 0.15, said.append)
+    # rounds before that differ more than that are no reason to go back
+    wild = (30.0, 400.0, 900.0, 2500.0, 9000.0)
+    assert "within noise" in fast_enough(stand.endpoint, wild, 0.15, said.append)

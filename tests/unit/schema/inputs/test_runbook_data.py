@@ -53,6 +53,9 @@ def test_each_key_of_a_runbook_stands_on_its_page(page: Path) -> None:
     assert {key for key in own if not re.search(rf"--data {key}=|`{key}[`=]", text)} == set()
 
 
+UNITS = "seconds|bytes|MiB|looks|starts|backups|tokens|rounds|answers"
+
+
 @pytest.mark.parametrize("runbook", RUNBOOKS)
 def test_help_has_each_key_on_a_line_of_its_own(runbook: str) -> None:
     """What it is for, its type and its default; a number has a unit, unless it is a name."""
@@ -62,7 +65,7 @@ def test_help_has_each_key_on_a_line_of_its_own(runbook: str) -> None:
     for line in lines:
         assert re.match(r"  \w+: \S.* \(\S.*; (default: .+|required)\)$", line)
         if "(whole number" in line and not re.match(r"  (rank|port|device):", line):
-            assert re.search(r"\d (seconds|bytes|MiB|looks|starts|backups);", line)
+            assert re.search(rf"\d ({UNITS});", line)
 
 
 def test_one_type_for_several_runbooks_and_for_somebodys_own_deploy() -> None:

@@ -1,0 +1,257 @@
+"""bench: an engine measured the same way each time, part by part; each part is kept as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyinfra import state
+from pyinfra.api.exceptions import DeployError
+
+from deploys.common.load_and_gate import dry_run, inventory_name
+from deploys.common.procedure import Procedure
+from deploys.procedures.engine.installed import endpoint_with_key
+from deploys.procedures.engine.measured import THINKING, without_thoughts
+from deploys.procedures.measure import history, prompts, words
+from deploys.procedures.measure.sampler import Sampler
+from deploys.procedures.measure.subject import longest, machines, most_streams, subject
+from facts.endpoint import throughput
+from facts.endpoint.completion import Endpoint, ask
+from facts.endpoint.engine_metrics import Counters, NoMetrics, acceptance, made, scrape
+from facts.endpoint.throughput import NotMeasured
+from facts.endpoint.tool_suite import run_suite
+from facts.measure import ClientRound, Loaded, load
+from facts.rignode.call import AskFailed
+from facts.rignode.context import real
+from gates.measure.doubts import cold, doubts
+from operations.change.ownership import operator
+from operations.engine.own_answer import NotOurs, ask_ours
+from schema.desired.plan import Plan
+from schema.inputs.measure_data import BenchData
+from schema.measure.run import BenchRun, Other, Point, Prefill
+
+# A stream that decodes slower than that is not waited for.
+SLOWEST_TOK_S = 0.5
+# Prompt tokens a second, likewise.
+SLOWEST_PREFILL = 50
+# What the chat template and the one token of the answer take of the longest prompt.
+TEMPLATE_TOKENS = 64
+PREFILL_ROUNDS = 3
+STREAMS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one bench measures: `streams` at a time, `lengths` of prompts, in tokens."""
+
+    streams: tuple[int, ...]
+    tokens: int
+    rounds: int
+    lengths: tuple[int, ...]
+    quick: bool = False
+
+
+def wanted(data: BenchData, argv: tuple[str, ...]) -> Wanted:
+    """What is measured of an engine with this command line: where nobody says, no more streams than
+    it takes at the same time; no prompt that it does not take. DeployError when nothing is left.
+    """
+    most, length = most_streams(argv), longest(argv)
+    room = None if length is None else length - TEMPLATE_TOKENS
+    if length is not None and data.tokens + prompts.PROMPT_TOKENS > length:
+        raise DeployError(
+            f"tokens: {data.tokens} with their prompts do not fit into --max-model-len {length} of "
+            f"the engine; allowed: at most {max(0, length - prompts.PROMPT_TOKENS)}"
+        )
+    if data.quick:
+        return Wanted((1,), data.tokens, data.rounds, (), quick=True)
+    usual = {n for n in STREAMS if n <= most}
+    streams = tuple(sorted({*(data.streams or usual), 1}))
+    lengths = tuple(sorted(n for n in data.contexts if room is None or n <= room))
+    return Wanted(streams, data.tokens, data.rounds, lengths)
+
+
+def must_answer(plan: Plan) -> Endpoint:
+    """The endpoint, once our own engine has answered there; DeployError in one line."""
+    where = endpoint_with_key(plan)
+    nodes = [node.name for node in plan.rig.nodes]
+    try:
+        answer = ask_ours(real(state), plan.rig.head.name, nodes, where, lambda: ask(where))
+    except NotOurs as error:
+        raise DeployError(f"nothing was measured: {error}") from None
+    if not answer.ok:
+        raise DeployError(
+            f"nothing was measured: {where.model} does not answer: {answer.detail}; find out why "
+            f"with: pyinfra {inventory_name()} deploys/doctor.py -y"
+        )
+    return where
+
+
+def counters(where: Endpoint) -> Counters:
+    """The engine's counters now; DeployError in one line."""
+    try:
+        return scrape(where)
+    except NoMetrics as error:
+        raise DeployError(f"not measured: {error}") from None
+
+
+class Bench:
+    """One bench while it runs; `run` is its document so far."""
+
+    def __init__(self, plan: Plan, data: BenchData) -> None:
+        self.plan = plan
+        self.where = must_answer(plan)
+        self.quiet = without_thoughts(plan.recipe, self.where)
+        self.before = counters(self.where)
+        found, self.profile_words = subject(plan)
+        self.wanted = wanted(data, found.argv)
+        self.sampler = Sampler(plan)
+        self.ours = 0
+        name = history.new_id("bench")
+        self.run = BenchRun(
+            id=name,
+            began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            client="none",
+            operator=operator(),
+            subject=found,
+            cold=cold(self.before.tokens),
+            machines=machines(plan, {}),
+            reference=tuple(
+                row.model_dump(mode="json")
+                for row in plan.recipe.expect.baselines
+                if row.profile == found.profile
+            ),
+        )
+
+    def keep(self, **more: Any) -> None:
+        """Writes the document with what has come."""
+        values = {"seconds": round(time.monotonic() - self.sampler.began, 1), **more}
+        rows = machines(self.plan, self.sampler.samples)
+        self.run = self.run.model_copy(update={**values, "machines": rows})
+        history.save(self.run)
+
+    def lines(self) -> Iterator[str]:
+        """Measures, a line for each part as it comes. DeployError when a part cannot be done."""
+        yield self.profile_words
+        yield from words.doubts(doubts((), (), 0, 0, self.before.busy, self.before.tokens))
+        with self.sampler.meanwhile():
+            for streams in self.wanted.streams:
+                yield words.point(self._sweep(streams, self.quiet))
+            if self._thinks() and not self.wanted.quick:
+                yield words.point(self._sweep(1, self.where, thinking=True))
+            after = counters(self.where)
+            self.keep(acceptance=acceptance(self.before, after))
+            if self.run.acceptance:
+                yield words.acceptance(self.run.acceptance)
+            for length in self.wanted.lengths:
+                yield words.prefill(self._prefill(length))
+            yield self._other()
+            last = counters(self.where)
+            if self.plan.recipe.expect.tools and not self.wanted.quick:
+                yield from self._tools()
+        yield from self._end(last)
+
+    def _thinks(self) -> bool:
+        return self.quiet != self.where or any(
+            dict(self.where.chat_template_kwargs).get(name) for name in THINKING
+        )
+
+    def _load(self, where: Endpoint, tokens: int, rounds: Any, seconds: float) -> Loaded:
+        try:
+            found = load(real(state), self.plan, where, tokens, rounds, self.run.id, round(seconds))
+        except AskFailed as error:
+            if not self.run.points:
+                raise DeployError(f"nothing was measured: {error}") from None
+            raise DeployError(f"{error}; what was measured is kept in {self._path()}") from None
+        self.run = self.run.model_copy(update={"client": found.client})
+        return found
+
+    def _path(self) -> str:
+        return str(history.folder(self.plan.rig.name) / f"{self.run.id}.json")
+
+    def _sweep(self, streams: int, where: Endpoint, thinking: bool | None = None) -> Point:
+        want = self.wanted
+        asked = prompts.rounds(
+            streams, want.rounds + 1, f"{self.run.id[-4:]}-{streams}{'t' if thinking else ''}-"
+        )
+        limit = (want.rounds + 1) * want.tokens / SLOWEST_TOK_S
+        found = self._load(where, want.tokens, asked, limit)
+        rows = [row.round for row in found.rounds if row.round is not None]
+        self.ours += sum(row.tokens for row in rows)
+        errors = [text for row in rows for text in row.errors]
+        if found.error:
+            errors.append(found.error)
+        thoughts = thinking if thinking is not None else (False if self._thinks() else None)
+        point = Point(
+            streams=streams,
+            tokens=want.tokens,
+            thinking=thoughts,
+            warm_up=rows[0].plain() if rows else None,
+            rounds=tuple(row.plain() for row in rows[1:]),
+            errors=tuple(dict.fromkeys(errors)),
+        )
+        self.keep(points=(*self.run.points, point))
+        return point
+
+    def _prefill(self, length: int) -> Prefill:
+        before = counters(self.where)
+        found = self._load(
+            self.quiet, 1, [length] * PREFILL_ROUNDS, 2 * PREFILL_ROUNDS * length / SLOWEST_PREFILL
+        )
+        after = counters(self.where)
+        hits = None
+        if before.hits is not None and after.hits is not None:
+            hits = round(max(0.0, after.hits - before.hits))
+        self.ours += 2 * len(found.rounds)
+        seen = [r for row in found.rounds for r in (row.cold, row.cached) if r is not None]
+        made_of = [n for r in seen for n in r.prompt_tokens]
+        row = Prefill(
+            tokens=round(sum(made_of) / len(made_of)) if made_of else length,
+            cold_s=_firsts([row.cold for row in found.rounds]),
+            cached_s=_firsts([row.cached for row in found.rounds]),
+            hits=hits,
+        )
+        self.keep(prefill=(*self.run.prefill, row))
+        return row
+
+    def _other(self) -> str:
+        """One stream again by the client that upgrade and verify use, from this machine."""
+        want = self.wanted
+        try:
+            rate = throughput.measure(self.quiet, want.rounds, want.tokens)
+        except NotMeasured as error:
+            return f"not measured from this machine as well: {error}"
+        self.ours += (want.rounds + 1) * want.tokens
+        self.keep(other=Other(client="rigbook, from the operator's machine", rates=rate.each))
+        return words.other(self.run)
+
+    def _tools(self) -> Iterator[str]:
+        rows = run_suite(self.quiet)
+        self.keep(tools=rows)
+        yield from words.tools(rows)
+
+    def _end(self, after: Counters) -> Iterator[str]:
+        rows = machines(self.plan, self.sampler.samples)
+        found = doubts(
+            self.run.points, rows, self.ours, made(self.before, after), self.before.busy,
+            self.before.tokens,
+        )  # fmt: skip
+        self.keep(complete=True, doubts=found)
+        told = doubts((), (), 0, 0, self.before.busy, self.before.tokens)
+        yield from words.doubts([line for line in self.run.doubts if line not in told])
+        yield from words.against_reference(self.run)
+        yield f"kept as {self._path()}"
+        yield history.save_on_head(self.plan, self.run)
+
+
+def _firsts(rows: Sequence[ClientRound | None]) -> tuple[float, ...]:
+    return tuple(row.ttft_s[0] for row in rows if row is not None and row.ttft_s)
+
+
+def benched(rig: Procedure) -> Iterator[str]:
+    """The lines of a bench of what runs now; with --dry what it would measure."""
+    if dry_run():
+        yield "would measure the engine that runs; --dry puts no load on it"
+        return
+    yield from Bench(rig.plan, rig.data(BenchData)).lines()

@@ -1,0 +1,18 @@
+"""soak: hours of mixed load on the engine that serves, and whether memory leaks meanwhile.
+
+Runbook: docs/runbooks/soak.md. Data: streams, seconds. Exit status 1 when memory leaks, or an
+answer failed.
+"""
+
+from pyinfra import logger
+
+from deploys.common.procedure import loaded
+from deploys.procedures.measure.soak import soaked
+
+# Load: what is to be loaded.
+rig = loaded("soak")
+
+# Verify: nothing is changed; what the nodes say meanwhile is the evidence.
+if rig.at_head:
+    for line in soaked(rig):
+        logger.info(f"    {line}")

@@ -1,0 +1,86 @@
+"""Why the figures of a measurement may not be the engine's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gates.health.gpu import HELD
+from schema.measure.run import Machine, Point, Sample
+
+# Tokens for others beside ours: a doctor's or a watch's short question is no load.
+OTHERS_SHARE, OTHERS_LEAST = 0.02, 200
+# An engine that has made fewer since its start still fills its caches.
+WARM_TOKENS = 2000
+
+
+def cold(tokens_before: float | None) -> bool | None:
+    """Whether the engine had hardly served since its start; None: it does not say."""
+    return None if tokens_before is None else tokens_before < WARM_TOKENS
+
+
+def doubts(
+    points: Sequence[Point],
+    machines: Sequence[Machine],
+    ours: int,
+    made: float | None,
+    busy_before: float,
+    tokens_before: float | None,
+) -> tuple[str, ...]:
+    """What stands on top of a result, the worst first; empty: nothing speaks against it.
+
+    `ours` are the tokens that this run asked for, `made` those that the engine made meanwhile,
+    `busy_before` the requests that it had before the first of ours.
+    """
+    return (
+        *_failures(points),
+        *(line for machine in machines for line in held(machine)),
+        *_others(ours, made, busy_before),
+        *_cold(tokens_before),
+        *(line for machine in machines for line in _unseen(machine)),
+    )
+
+
+def _failures(points: Sequence[Point]) -> Iterator[str]:
+    for point in points:
+        if point.failed:
+            asked = point.streams * len(point.rounds)
+            first = f": {point.errors[0]}" if point.errors else ""
+            yield f"{point.failed} of {asked} answers failed at {point.name}{first}"
+
+
+def held(machine: Machine) -> Iterator[str]:
+    """A line for each GPU whose clock heat or power held down (D3); a cap of power is usual."""
+    by_gpu: dict[str, list[Sample]] = {}
+    for sample in machine.samples:
+        for gpu in sample.gpus:
+            if set(gpu.reasons) & set(HELD):
+                by_gpu.setdefault(gpu.bus_id, []).append(sample)
+    for bus_id, samples in by_gpu.items():
+        rows = [gpu for sample in samples for gpu in sample.gpus if gpu.bus_id == bus_id]
+        reasons = sorted({r for gpu in rows for r in gpu.reasons if r in HELD})
+        clocks = [gpu.clock_mhz for gpu in rows if gpu.clock_mhz is not None]
+        low = f", down to {min(clocks)} MHz" if clocks else ""
+        yield (
+            f"GPU {bus_id} of {machine.node} was throttled in {len(samples)} of "
+            f"{len(machine.samples)} samples ({', '.join(reasons)}{low})"
+        )
+
+
+def _others(ours: int, made: float | None, busy_before: float) -> Iterator[str]:
+    if busy_before:
+        yield f"{busy_before:.0f} requests of others ran or waited before the first of ours"
+    if made is None:
+        yield "the engine does not count its tokens: whether others asked it is not known"
+    elif made - ours > max(OTHERS_LEAST, OTHERS_SHARE * ours):
+        yield f"the engine made {made - ours:.0f} tokens for others meanwhile, {ours} for this run"
+
+
+def _cold(tokens_before: float | None) -> Iterator[str]:
+    if cold(tokens_before):
+        yield f"cold: the engine had made {tokens_before:.0f} tokens since its start"
+
+
+def _unseen(machine: Machine) -> Iterator[str]:
+    problems = dict.fromkeys(s.problem for s in machine.samples if s.problem)
+    if problems:
+        yield f"{machine.node} was not seen all the time: {next(iter(problems))}"

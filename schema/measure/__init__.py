@@ -1,0 +1,1 @@
+"""What a measurement holds, and what several of them say: intervals, comparisons, slopes."""

@@ -1,0 +1,1 @@
+"""bench and soak on booted hosts with the real vLLM."""

@@ -1,0 +1,23 @@
+"""The lab of the engine's tests, the same list of what was measured, a folder for documents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploys.procedures.measure.history import VARIABLE
+from tests.system.engine.conftest import lab, pytest_terminal_summary, serving
+
+__all__ = ["kept", "lab", "pytest_terminal_summary", "serving"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the operator's documents go."""
+    folder = tmp_path_factory.mktemp("measurements")
+    os.environ[VARIABLE] = str(folder)
+    yield folder / "lab"
+    del os.environ[VARIABLE]
