@@ -11,11 +11,11 @@ from deploys.common.procedure import loaded
 from deploys.common.snapshot_view import engine_may_run
 from deploys.procedures.engine import serve
 from deploys.procedures.host import driver, driver_trial
+from deploys.procedures.measure.history import last_rates
 from operations.change.apply import apply
 from operations.engine import engine
 from operations.host import driver as packages
 from operations.host.reboot import reboot
-from operations.rollback.revert import recipe_baseline
 from operations.venv import venv
 
 # Load: what the rig is, and which driver is wanted.
@@ -41,7 +41,7 @@ if rig.at_head:
         needed=bool(work.members),
         endpoint=endpoint(rig.plan),
         is_up=engine_may_run(rig.snapshots[host.name]),
-        recorded=recipe_baseline(rig.plan),
+        recorded=last_rates(rig.plan),
     )
 up = rig.up if work.members else rig.up.among(())
 engine.stop(name="Stop the head", run=rig.run, nodes=up.head)

@@ -23,6 +23,7 @@ from operations.engine.baseline import fast_enough
 from operations.host.driver import PROVE_S
 from operations.host.reboot import reboot_now
 from operations.rollback.revert import revert_change
+from operations.venv.venv import rounds_of
 from schema.observed.docker import Docker
 from schema.observed.hardware import DriverFacts, DriverSnapshot
 from schema.observed.kernel import KernelSnapshot
@@ -73,12 +74,11 @@ def verify(rig: Procedure, want: Want, work: DriverWork) -> str:
 
 
 def _speed(rig: Procedure) -> str:
-    value = rig.run.context.get("baseline")
-    if value is None:
+    before = rounds_of(rig.run)
+    if not before:
         return "nothing to compare its speed with"
-    baseline = float(str(value))
     tell = rig.run.host(rig.plan.rig.head.name).log
-    return fast_enough(endpoint(rig.plan), baseline, rig.plan.recipe.expect.tolerance, tell)
+    return fast_enough(endpoint(rig.plan), before, rig.plan.recipe.expect.tolerance, tell)
 
 
 def _pin(rig: Procedure, want: Want, work: DriverWork) -> str:

@@ -149,7 +149,7 @@ def verify(rig: Procedure, work: RestoreWork) -> str:
     host.log(check_venv(rig.run.state, host, work.venv, work.package, imports=False))
     budget = rig.plan.recipe.expect.start_budget_s
     detail = wait_with_retries(rig.run, work.node, where, budget)
-    _, before = last_rates(rig.plan, rig.plan.profile) or ("", ())
+    before = last_rates(rig.plan)
     speed = compared(where, before, recipe_baseline(rig.plan))
     return f"backup {work.row.id} serves: {detail}{speed}"
 
