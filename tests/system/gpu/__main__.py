@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from lab.core.settings import LabError
 from lab.gpu import host
-from tests.system.gpu import driver, holders, serving, silent, two, upgrades
+from tests.system.gpu import driver, holders, measured, serving, silent, two, upgrades
 from tests.system.gpu.rig_host import LOGS, ROOT, Rig, machine
 
 Case = Callable[[Rig], str]
@@ -39,6 +39,8 @@ ONE_GPU: dict[str, Case] = {
     "edge": holders.edge,
     "reap": driver.reap,
     "library": driver.library,
+    "bench": measured.bench,
+    "soak": measured.soak,
 }
 TWO_GPUS: dict[str, Case] = {"pair": two.pair, "one-of-two": two.one_of_two}
 CASES = {**ONE_GPU, **TWO_GPUS}
