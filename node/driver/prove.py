@@ -39,8 +39,20 @@ def _ran(what: str, argv: list[str], limit_s: float) -> Done:
     except (FileNotFoundError, TimedOut) as error:
         raise NodeError(f"{what}: {error}", "not_proven") from None
     if done.rc != 0:
-        raise NodeError(f"{what}: {done.last_line()[:300]}", "not_proven")
+        raise NodeError(f"{what}: {_said(done)[:400]}", "not_proven")
     return done
+
+
+def _said(done: Done) -> str:
+    """Gives what a program said in one line. nvidia-smi names the library's version behind its
+    reason, docker its own help; of a traceback the last line tells.
+    """
+    for text in (done.err, done.out):
+        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+        if lines:
+            told = [line for line in lines if "--help" not in line]
+            return lines[-1] if lines[0].startswith("Traceback") else "; ".join(told)
+    return done.last_line()
 
 
 def prove(request: Json) -> Json:

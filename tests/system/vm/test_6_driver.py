@@ -28,6 +28,7 @@ LEASE_S, BUDGET_S, SETTLED_S = 60, 600, 2400
 ASK = ("deploys/driver.py", "-y", "--data", f"version={NEW}", "--data", f"lease={LEASE_S}")
 DEBS = "/var/lib/rigbook/debs"
 BLOCK = "/etc/modprobe.d/zz-rigbook-driver.conf"
+BLOCKED = f"test -e {BLOCK}"
 DROP_IN = "/run/systemd/system/rigbook-engine.service.d"
 SILENT = """[Unit]
 ConditionKernelVersion={other}
@@ -48,7 +49,7 @@ SHIM = "printf '#!/bin/sh\\nexit 1\\n' > /usr/local/sbin/{0}; chmod 755 /usr/loc
 @dataclass(frozen=True)
 class State:
     """Where a loss is made: `here` is true in that state; `error` makes it fail, in the repository
-    `fault`; `candidate`: the run boots the newer kernel.
+    `fault`; `candidate`: the run boots the newer kernel; `late`: the error is made in that state.
     """
 
     here: str
@@ -56,6 +57,7 @@ class State:
     fault: str = "good"
     candidate: bool = False
     says: str = ""
+    late: bool = False
 
 
 STATES = {
@@ -65,14 +67,17 @@ STATES = {
     "fetch": State(f"ls {DEBS}/*.deb", f"rm {packages.FOLDER}/good/*_{NEW}-*.deb",
                    says="nothing was changed"),
     "keep": State(f"ls {DEBS}/*_{OLD}-*.deb", f"rm {packages.FOLDER}/good/*_{OLD}-*.deb; "
-                  "cd /srv/driver/good; sed -i '/580.126.09/,/^$/d' Packages; apt-get update -q",
+                  "apt-get clean; cd /srv/driver/good; "
+                  f"sed -i '/{OLD}/,/^$/d' Packages; apt-get update -q",
                   says="driver-old-gone"),
     "drain": State("! systemctl is-active -q rigbook-engine.service",
                    f"mkdir -p {DROP_IN}; printf '[Unit]\\nRefuseManualStop=yes\\n' > "
                    f"{DROP_IN}/x.conf; systemctl daemon-reload", says="rigbook-engine.service"),
-    "unload": State(f"test -e {BLOCK}", SHIM.format("rmmod"), says="cannot be unloaded"),
-    "install": State("pgrep -x apt-get", "true", "unconfigured", says="post-installation"),
-    "build": State("pgrep -x dkms", "true", "nobuild", True, f"no {MODULE} module for"),
+    "unload": State(BLOCKED, SHIM.format("rmmod"), says="cannot be unloaded"),
+    "install": State(f"{BLOCKED} && pgrep -x dpkg", "true", "unconfigured",
+                     says="post-installation"),
+    "build": State(f"{BLOCKED} && pgrep -x dkms", "true", "nobuild", True,
+                   f"no {MODULE} module for"),
     "boot": State("grep -q '^next_entry=gnulinux' /boot/grub/grubenv",
                   f"cat > /etc/systemd/system/silent.service <<'E'\n{SILENT}E\n"
                   "systemctl enable silent.service", candidate=True, says="did not come back"),
@@ -84,7 +89,7 @@ STATES = {
                    "systemctl is-active -q rigbook-engine.service",
                    "systemctl stop ssh.socket 2>/dev/null; printf 'MaxStartups 1:100:1\\n"
                    "AllowUsers nobody\\n' >> /etc/ssh/sshd_config; systemctl reload ssh",
-                   says="new connection"),
+                   says="new connection", late=True),
 }  # fmt: skip
 LOSSES = ("error", "kill", "reboot")
 CHOSEN = os.environ.get("RIGBOOK_DRIVER") or "install"
@@ -167,14 +172,17 @@ def settled(rig: Rig) -> str:
 
 def lose(rig: Rig, state: State, loss: str, words: tuple[str, ...]) -> str:
     """The deploy, and the loss in its middle; what the operator saw, as far as he lived."""
-    if loss == "error":
-        rig.machine.must(state.error.format(other=rig.kernels.second), 600)
+    error = state.error.format(other=rig.kernels.second)
+    if loss == "error" and not state.late:
+        rig.machine.must(error, 600)
         return rig.deploy(*words)[1]
     process = rig.start_deploy(*words)
     while process.poll() is None and rig.machine.sudo(state.here, 60).returncode != 0:
         time.sleep(0.5)
     rig.note(f"{loss} in this state")
-    if loss == "kill":
+    if loss == "error":
+        rig.machine.must(error)
+    elif loss == "kill":
         process.kill()
     else:
         rig.machine.power_cut()
