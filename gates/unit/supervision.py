@@ -18,6 +18,8 @@ from schema.observed.units import Unit
 
 # The engine's unit and its helpers (the pair check, the watch).
 OWN_UNITS = "rigbook-"
+# guards of memory whose options name an engine as their prey (deploys/host.py sets earlyoom's)
+_GUARDS = ("earlyoom", "systemd-oomd", "nohang")
 
 
 def runs_vllm(snapshot: NodeSnapshot, container: Container) -> bool:
@@ -37,6 +39,8 @@ def concerns_engine(snapshot: NodeSnapshot, unit: Unit) -> bool:
     """
     if unit.name == UNIT or unit.name in _holders(snapshot):
         return True
+    if unit.exec_start and unit.exec_start[0].rpartition("/")[2] in _GUARDS:
+        return False
     lines = (" ".join(unit.exec_start), *unit.exec_start_pre, *unit.script_words)
     return name_engine(snapshot, {word for line in lines for word in line.split()})
 

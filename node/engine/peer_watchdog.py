@@ -18,6 +18,7 @@ from node.core.systemctl import systemctl
 from node.engine import config, fabric_link, peer_connections
 from node.engine.config import Engine
 from node.files import host_lock, state_file
+from node.rules.restarts import MOST, WINDOW_S
 
 MISSES = 3
 # three checks, 15 s apart
@@ -45,16 +46,24 @@ class Seen(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The state to keep for the next look, and why to restart the unit now (None: no reason)."""
+    """The state to keep for the next look, and why to restart the unit now (None: no reason).
+
+    `follows`: a peer that had joined is gone, so the restart follows what that peer did.
+    """
 
     state: Json
     restart: str | None
+    follows: bool = False
 
 
 def fresh(invocation: str) -> Json:
-    """Gives the state of a start that nothing is known of yet."""
+    """Gives the state of a start that nothing is known of yet.
+
+    `followed` are the times (monotonic seconds) of the restarts that followed a peer: it outlives
+    a start.
+    """
     return {"format": 1, "invocation": invocation, "joined": {}, "last": {}, "settled": None,
-            "misses": 0, "since": None, "told": "", "proven": False}  # fmt: skip
+            "misses": 0, "since": None, "told": "", "proven": False, "followed": []}  # fmt: skip
 
 
 def judge(state: Json, seen: Seen, now: float, budget_s: float, head: bool) -> Verdict:
@@ -65,7 +74,7 @@ def judge(state: Json, seen: Seen, now: float, budget_s: float, head: bool) -> V
     while the old connection hangs half-open).
     """
     if state.get("invocation") != seen.invocation:
-        state = fresh(seen.invocation)
+        state = {**fresh(seen.invocation), "followed": state.get("followed", [])}
     settled = state["settled"]
     joined: dict[str, list[str]] = dict(state["joined"])
     for peer, held in seen.joined.held.items():
@@ -85,7 +94,7 @@ def judge(state: Json, seen: Seen, now: float, budget_s: float, head: bool) -> V
     since = now if state["since"] is None else state["since"]
     state.update(misses=state["misses"] + 1, since=since)
     broken = state["misses"] >= MISSES and now - since >= BROKEN_S
-    return Verdict(state, f"{reason} for {now - since:.0f} s" if broken else None)
+    return Verdict(state, f"{reason} for {now - since:.0f} s" if broken else None, True)
 
 
 def _lost(seen: Seen, joined: dict[str, list[str]], settled: Json | None) -> str | None:
@@ -184,7 +193,9 @@ def check(
     """One look, and the restart of our own unit when the pair is broken.
 
     `restart` gets the unit's name; it counts against the unit's start limit. `forget` gets it once
-    a start has lasted: it sets that count back, so that deaths hours apart are no crash loop.
+    a start has lasted: it sets that count back, so that deaths hours apart are no crash loop. It
+    gets it before a restart that follows a peer, too, as often as the watch may restart that peer
+    (node/watch/heal.py): this rank did not crash, and the peer would wait for it in vain.
     """
     seen = look(engine)
     state = state_file.load(_state_path(), fresh(""))
@@ -201,8 +212,18 @@ def check(
             state["proven"] = True
         save_state(state)
         return
+    now = time.monotonic()
+    followed = [then for then in verdict.state["followed"] if now - then < WINDOW_S]
+
+    def follow(unit: str) -> None:
+        if verdict.follows and len(followed) < MOST:
+            forget(unit)
+            followed.append(now)
+        save_state({**fresh(""), "followed": followed})
+        restart(unit)
+
     why_not = hindrance(engine, list(seen.joined.held))
-    why_not = why_not or undisturbed(engine.unit, verdict.restart, restart)
+    why_not = why_not or undisturbed(engine.unit, verdict.restart, follow)
     if why_not:
         _tell({**verdict.state, "told": state["told"]}, f"{verdict.restart}; {why_not}")
 

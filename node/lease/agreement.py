@@ -22,13 +22,15 @@ WAIT, PROMISE, STOP, UNDO, PROVE, COMMIT, LEAVE = (
 
 class View(NamedTuple):
     """What a host says of a change: how far it is, and the change's status in its journal (None:
-    it has none of it). `hindrance`: why it cannot go back now.
+    it has none of it). `hindrance`: why it cannot go back now. `engine`: the change stopped or
+    started its engine.
     """
 
     phase: str
     status: str | None
     head: bool
     hindrance: str = ""
+    engine: bool = False
 
     def is_at_least(self, phase: str) -> bool:
         """Gives True for one that is in this phase or in a later one."""
@@ -60,7 +62,8 @@ def _proof(me: View, peers: Peers) -> tuple[str, str]:
 
 
 def next_step(me: View, peers: Peers) -> tuple[str, str]:
-    """Gives what to do next, and why it waits: for `prove` the head's status, on another host.
+    """Gives what to do next, and why it waits: for `prove` the head's status, on another host; for
+    `stop` a peer whose engine the change touched, or "".
 
     `peers`: what each said just now, None: nothing.
     """
@@ -89,4 +92,6 @@ def next_step(me: View, peers: Peers) -> tuple[str, str]:
         missing = ", ".join(filter(None, (me.hindrance, missing)))
     if missing:
         return WAIT, missing
-    return (PROMISE, "") if me.phase == EXPIRED else (STOP, "")
+    if me.phase == EXPIRED:
+        return PROMISE, ""
+    return STOP, next((name for name, view in sorted(peers.items()) if view and view.engine), "")

@@ -91,7 +91,8 @@ class Keeper:
         phase = self.way.phase(change, self.silence.over())
         hindrance = self._hindrance(change) if change and phase == EXPIRED else ""
         status = change["status"] if change else None
-        self.view = View(phase, status, self.lease.head, hindrance)
+        engine = change is not None and self.way.touches_engine(change)
+        self.view = View(phase, status, self.lease.head, hindrance, engine)
 
     def _hindrance(self, change: Json) -> str:
         """Gives why this host could not go back, looked at every LOOK_S seconds: a look at trees or
@@ -148,7 +149,7 @@ class Keeper:
             self.way.beat()
         acts: dict[str, Callable[[], None]] = {
             PROMISE: lambda: self.way.promise(self._sign or ()),
-            STOP: self.way.stop,
+            STOP: lambda: self.way.stop(why),
             UNDO: self.way.undo,
             PROVE: lambda: self.way.prove(why),
             COMMIT: lambda: self.way.commit(why),

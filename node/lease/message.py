@@ -93,4 +93,5 @@ def _view(told: dict[str, Any]) -> View | None:
         return None
     status, hindrance = told.get("status"), str(told.get("hindrance") or "")
     known = status if isinstance(status, str) else None
-    return View(told["phase"], known, told.get("head") is True, hindrance)
+    head, engine = told.get("head") is True, told.get("engine") is True
+    return View(told["phase"], known, head, hindrance, engine)

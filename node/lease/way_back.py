@@ -100,14 +100,29 @@ class WayBack:
             change["taken"] = _keeper()
             self._note(change, PROMISED)
 
-    def stop(self) -> None:
-        """Stop the engine that the change started or stopped. Raises NodeError."""
+    def touches_engine(self, change: Json) -> bool:
+        """Gives whether a step of the change stopped or started this host's engine."""
+        unit = self._engine_unit()
+        return unit is not None and any(
+            row["op"] == "unit" and row.get("active") and row["unit"] == unit
+            for row in change["steps"]
+        )
+
+    def stop(self, peer: str = "") -> None:
+        """Stop the engine that the change started or stopped. Raises NodeError.
+
+        One that the change did not reach is stopped as well where it touched that of `peer`: a rank
+        whose peer ended joins no new one. It is started after the undo.
+        """
         with Lock("lease", LOCK_S), ballast.Room(1):
             change = journal.get(self.lease.change)
             journal.require_owner(change, self.token)
             unit = self._engine_unit()
-            if unit and any(row["op"] == "unit" and row.get("active") and row["unit"] == unit
-                   for row in change["steps"]):  # fmt: skip
+            if unit is not None and self.touches_engine(change):
+                systemctl.systemctl("stop", unit)
+            elif unit is not None and peer and self._runs(unit):
+                # on the disk first: after a kill nothing else tells that it ran
+                self._note(change, PROMISED, again=True)
                 systemctl.systemctl("stop", unit)
             self._note(change, STOPPED)
 
@@ -124,6 +139,10 @@ class WayBack:
                 if error.code == "undo_incomplete":
                     journal.close(change, "INCONSISTENT", f"{self._why()}; {error}"[:2000])
                 raise
+            unit = self._engine_unit()
+            if unit is not None and change["lease"].get("again"):
+                systemctl.forget_failures(unit)
+                systemctl.systemctl("start", "--no-block", unit)
             self._note(change, BACK)
 
     def beat(self) -> None:
@@ -175,9 +194,12 @@ class WayBack:
     def _why(self) -> str:
         return WHY.format(seconds=self.lease.seconds)
 
-    def _note(self, change: Json, phase: str) -> None:
-        change["lease"] = {**(change.get("lease") or {}), "phase": phase}
+    def _note(self, change: Json, phase: str, **more: bool) -> None:
+        change["lease"] = {**(change.get("lease") or {}), "phase": phase, **more}
         journal.save(change)
+
+    def _runs(self, unit: str) -> bool:
+        return systemctl.inspect_unit(unit)["active"] not in systemctl.DOWN
 
     def _engine_unit(self) -> str | None:
         try:

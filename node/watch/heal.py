@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple, Protocol
 
 from node.core import log
 from node.core.errors import Json, NodeError, io_reason
+from node.core.webhook import NO_ANSWER
 from node.rules.completion import Reply
+from node.rules.restarts import MOST, WINDOW_S
 from node.watch import silence
 from node.watch.metrics import Scrape
 from node.watch.silence import Limits, Look, Verdict
 
-MOST = 3
-WINDOW_S = 6 * 3600.0
 LEAST_ANSWER_S = 15.0
+# an answer that takes longer is waited for in two parts: an engine that stopped just after the look
+# began is silent from the second part on
+FIRST_PART_S = 10.0
+_NO_ANSWER_YET = Reply(False, NO_ANSWER)
 
 
 class Target(Protocol):
@@ -79,24 +84,40 @@ def look(
     start = engine.start()
     if memory["judged"]["invocation"] != start:
         memory = {**memory, **_whole()}
-    began = time.monotonic()
-    before = engine.scrape()
-    wait_s = silence.answer_s(memory["judged"], limits, time.monotonic(), most_s, LEAST_ANSWER_S)
-    reply = engine.ask(wait_s)
-    after = engine.scrape()
+    parts, reply = _ask(engine, limits, memory["judged"], most_s)
     # while it starts, its unit waits for an answer itself, within the start budget
     if start is None or engine.start() != start:
         return Found(reply, None, {**memory, **_whole(), "judged": silence.fresh()})
-    seen = Look(start, began, time.monotonic(), before, after, reply)
-    verdict = silence.judge(memory["judged"], seen, limits)
+    judged, seen = memory["judged"], [part._replace(invocation=start) for part in parts]
+    for part in seen[:-1]:
+        judged = silence.judge(judged, part, limits).state
+    verdict = silence.judge(judged, seen[-1], limits)
     if verdict.works is False:
         idle, compiles = engine.hints()
-        seen = seen._replace(gpu_idle=idle, compiles=compiles)
-        verdict = silence.judge(memory["judged"], seen, limits)
+        last = seen[-1]._replace(gpu_idle=idle, compiles=compiles)
+        verdict = silence.judge(judged, last, limits)
     if verdict.reason is None:
         return Found(reply, verdict.works, _after_none(memory, verdict))
     memory = {**memory, "judged": verdict.state, "reason": verdict.reason}
     return Found(reply, False, _act(engine, memory, restart, keep))
+
+
+def _ask(engine: Target, limits: Limits, judged: Json, most_s: float) -> tuple[list[Look], Reply]:
+    """Asks for an answer between two readings; gives the one or two parts of the look, and the
+    reply.
+    """
+    began, before = time.monotonic(), engine.scrape()
+    wait_s = silence.answer_s(judged, limits, time.monotonic(), most_s, LEAST_ANSWER_S)
+    parts = []
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(engine.ask, wait_s)
+        if not wait([asked], FIRST_PART_S).done:
+            middle, now = engine.scrape(), time.monotonic()
+            parts.append(Look("", began, now, before, middle, _NO_ANSWER_YET))
+            began, before = now, middle
+        reply = asked.result()
+    after = engine.scrape()
+    return [*parts, Look("", began, time.monotonic(), before, after, reply)], reply
 
 
 def _whole() -> Json:

@@ -11,9 +11,9 @@ import time
 from node.core.errors import Json
 from node.files import atomic
 from node.files.atomic import Folder, Owner
+from node.rules.restarts import WINDOW_S
 from node.watch import pressure
 from node.watch.config import Watch
-from node.watch.heal import WINDOW_S
 
 # name: what it says; all are gauges, in base units
 METRICS = {

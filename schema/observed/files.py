@@ -111,11 +111,12 @@ class TakenBy(Frozen):
 
 class LeaseNote(Frozen):
     """A change's lease in seconds, and how far its keeper has come on this host (None: nothing was
-    done yet).
+    done yet). `again`: it starts an engine that ran, since a peer's was stopped.
     """
 
     seconds: float | None = None
     phase: str | None = None
+    again: bool = False
 
 
 class ChangeSummary(Frozen):

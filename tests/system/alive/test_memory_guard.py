@@ -60,7 +60,9 @@ def test_the_engine_ends_and_the_host_answers(serving: Lab) -> None:
         wait_for_completion(lab, BUDGET_S)
         after = lab.starts()
         assert all(after[name] != before[name] for name in before), "never one half of a pair"
-        assert ("memory-kill", HOST) in named(doctor(lab))
+        codes = named(doctor(lab))
+        assert ("memory-kill", HOST) in codes
+        assert ("second-unit", HOST) not in codes, "a guard is no engine"
     finally:
         gone = lab.pyinfra("host", "--data", f"only={HOST}", "--data", "remove=true")
         assert gone.rc == 0, gone.text

@@ -117,8 +117,8 @@ def test_a_process_that_stops_is_named_bundled_and_restarted_once(watched: Lab, 
     there = watched.ssh("test1", f"sudo ls -l /var/lib/rigbook/evidence/{bundle}")
     assert "summary.json" in there and "processes.txt" in there and "engine.log" in there
     print(f"REPLAY {what} stopped: named, bundled and restarted after {seconds:.0f} s")
-    # of the threshold; a look under way, its metrics and the bundle come on top
-    assert seconds < SILENT_S + 2 * INTERVAL_S + 60
+    # named within 60 s of the threshold: a look under way, its metrics and the bundle are in it
+    assert seconds < SILENT_S + 60
     again = wait_for_completion(watched, BUDGET_S)
     print(f"REPLAY {what} stopped: answers {again:.0f} s later")
     assert all(now != before[name] for name, now in watched.starts().items()), "half a pair"

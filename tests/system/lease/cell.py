@@ -95,7 +95,14 @@ def _settled(rig: Rig, change: str) -> str | None:
             rows = rig.changes(name)
             if "rigbook-lease.service" in rig.root(name, "ls /etc/systemd/system"):
                 return None
-        except (AssertionError, ValueError, OSError, subprocess.SubprocessError, RuntimeError):
+        except (
+            AssertionError,
+            LookupError,
+            ValueError,
+            OSError,
+            subprocess.SubprocessError,
+            RuntimeError,
+        ):
             return None  # the host cannot be reached yet
         seen |= {str(row["status"]) for row in rows if row["id"] == change}
     return seen.pop() if len(seen) == 1 and "OPEN" not in seen else None

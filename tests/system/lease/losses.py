@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEASE_S = 60
-# how long a loss lasts: the lease, then the return with its own engine start
-LASTS_S = 240
+# the shortest that is taken
+LEASE_S = 45
+# how long a loss lasts: the lease, the agreement, and the return with an engine's start. A run that
+# comes back later is refused by the promise.
+LASTS_S = 120
 STATE = "/var/lib/rigbook"
 _LAN = "lan=$(ip -o route get {operator} | sed 's/.* dev \\([^ ]*\\) .*/\\1/')"
 _SMALL = "/run/rigbook-lease-small"

@@ -71,8 +71,10 @@ class Pair:
         return log.read_text().splitlines() if log.exists() else []
 
 
-RESTART = [f"--no-ask-password restart --no-block {UNIT}"]
 FORGET = [f"--no-ask-password reset-failed {UNIT}"]
+# it follows its peer: no crash of its own is counted
+COUNTED = [f"--no-ask-password restart --no-block {UNIT}"]
+RESTART = [*FORGET, *COUNTED]
 
 
 @pytest.fixture
@@ -91,6 +93,21 @@ def test_the_unit_is_restarted_with_one_line(joined: Pair) -> None:
     assert joined.restarts() == RESTART
     joined.look()
     assert joined.restarts() == RESTART
+
+
+def test_three_restarts_in_six_hours_follow_a_peer_and_more_count_as_crashes(joined: Pair) -> None:
+    path = joined.host.state / "run" / "pair.json"
+    joined.lose()
+    state = json.loads(path.read_text())
+    now = time.monotonic()
+    for followed, said in (([now - 9, now - 8], RESTART), ([now - 9, now - 8, now - 7], COUNTED),
+                           ([now - 6 * 3600 - 1, now - 8, now - 7], RESTART)):  # fmt: skip
+        path.write_text(json.dumps({**state, "followed": followed}))
+        (joined.host.bin / "log").unlink(missing_ok=True)
+        joined.look()
+        assert joined.restarts() == said, followed
+    kept = json.loads(path.read_text())["followed"]
+    assert len(kept) == 3 and kept[-1] >= now
 
 
 def test_an_operator_at_work_is_not_disturbed(joined: Pair) -> None:
@@ -144,7 +161,7 @@ def test_an_operator_who_begins_between_the_look_and_the_restart_is_not_disturbe
         locked.append(host_lock.held()[0])
 
     peer_watchdog.check(config.load(), restart, seen.append)
-    assert locked == [True] and seen == []
+    assert locked == [True] and seen == [UNIT]
 
 
 def test_a_held_lock_and_a_damaged_journal_are_reasons_to_wait(joined: Pair) -> None:
@@ -198,7 +215,7 @@ def test_a_rank_that_never_joined_is_restarted(host: Host) -> None:
         made.unit(since_s=91)
         said = re.search(r"127.0.0.2 never joined in (\d+) s \(allowed: 90 s\)", made.look())
         assert said and int(said[1]) >= 91
-    assert made.restarts() == RESTART
+    assert made.restarts() == COUNTED
 
 
 def test_a_damaged_state_is_started_anew(joined: Pair) -> None:

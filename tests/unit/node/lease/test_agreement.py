@@ -63,6 +63,13 @@ def test_two_hosts(me: View, peer: View | None, action: str, why: str) -> None:
     assert next_step(me, {"peer": peer}) == (action, why)
 
 
+def test_the_engine_of_a_pair_stops_on_each_host() -> None:
+    """Also where the change did not come so far: its rank has lost the other one."""
+    touched = PROMISED._replace(engine=True)
+    assert next_step(PROMISED, {"a": PROMISED, "b": touched}) == ("stop", "b")
+    assert next_step(touched, {"a": PROMISED, "b": PROMISED}) == ("stop", "")
+
+
 def test_a_rig_of_one_host_asks_nobody() -> None:
     steps = [next_step(view(phase, head=True), {})[0] for phase in PHASES]
     assert steps == ["wait", "promise", "stop", "undo", "prove", "leave"]

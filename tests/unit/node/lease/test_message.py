@@ -13,7 +13,7 @@ from node.lease import message
 from node.lease.agreement import View
 
 KEY, OTHER = b"k" * 32, b"o" * 32
-SAID = View("promised", "OPEN", True, "")
+SAID = View("promised", "OPEN", True, "", True)
 
 
 @pytest.fixture

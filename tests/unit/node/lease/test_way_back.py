@@ -14,6 +14,7 @@ from node.lease import keeper, way_back
 from node.lease.settings import Lease
 from node.lease.way_back import WayBack
 from node.rules.completion import Reply
+from schema.observed.files import LeaseNote
 from tests.unit.node.support.host import Host, apply_request, file_step
 
 LEASE = Lease("change-1", 120.0, b"k", "spark1", True, 29530, ("10.0.0.1",), {})
@@ -182,6 +183,49 @@ def test_a_worker_says_what_the_head_saw(
     change = way.change()
     assert change and (change["status"], way.phase(change, True)) == (status, "settled")
     assert says in change["reason"], change["reason"]
+
+
+@pytest.mark.parametrize(
+    ("peer", "active", "killed", "calls"),
+    [
+        ("spark1", "active", False, ["stop", "start"]),
+        # the kill came after the stop: what it finds then is an engine that is down
+        ("spark1", "active", True, ["stop", "start"]),
+        ("spark1", "inactive", False, []),
+        ("", "active", False, []),
+    ],
+)
+def test_an_engine_that_the_change_did_not_reach_restarts_with_its_peer(
+    host: Host, monkeypatch: pytest.MonkeyPatch,
+    peer: str, active: str, killed: bool, calls: list[str],
+) -> None:  # fmt: skip
+    """The laptop slept after the head's stop: the worker's old rank would join no new head."""
+    worker = SimpleNamespace(unit="rigbook-engine.service", endpoint=None)
+    state, called = {"active": active}, []
+
+    def systemctl(verb: str, *words: str) -> str:
+        called.append(verb)
+        state["active"] = "inactive" if verb == "stop" else "activating"
+        if killed and called == ["stop"]:
+            raise KeyboardInterrupt
+        return ""
+
+    monkeypatch.setattr(way_back.config, "load", lambda: worker)
+    monkeypatch.setattr(way_back.systemctl, "inspect_unit", lambda _: dict(state))
+    monkeypatch.setattr(way_back.systemctl, "systemctl", systemctl)
+    monkeypatch.setattr(way_back.systemctl, "forget_failures", lambda _: None)
+    host.call("apply", apply_request(file_step(host.file()), run="a1"))
+    way = WayBack(LEASE._replace(head=False))
+    way.promise(way.sign(way.change()))
+    if killed:
+        with pytest.raises(KeyboardInterrupt):
+            way.stop(peer)
+        assert way.phase(way.change(), True) == "promised"
+    way.stop(peer)
+    way.undo()
+    change = way.change()
+    assert called == calls and change and way.phase(change, True) == "back"
+    assert LeaseNote.model_validate(change["lease"]).again is (calls != [])
 
 
 def test_what_cannot_be_put_back_is_said_at_once(

@@ -116,6 +116,24 @@ def test_it_is_named_once_with_its_evidence_and_restarted(engine: Engine) -> Non
     assert "no token was made" in json.loads((bundle / "summary.json").read_text())["reason"]
 
 
+def test_an_engine_that_stops_in_a_look_is_silent_from_its_middle_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heal, "FIRST_PART_S", 0.2)
+
+    def ask(_: float) -> Reply:
+        engine.tokens += 1  # the last one
+        time.sleep(0.6)
+        return LATE
+
+    target = OwnUnit(config.load())
+    target.ask = ask  # type: ignore[method-assign]
+    began = time.monotonic()
+    found = heal.look(target, Limits(500, 500), True, engine.memory, 60, engine.keep)
+    assert found.works is False
+    assert 0.2 <= found.memory["judged"]["since"] - began < 0.6
+
+
 def test_a_load_is_not_judged_and_an_answer_ends_it(engine: Engine) -> None:
     engine.silent()
     engine.unit("b", "activating")
