@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
-	test-alive test-measure test-kills test-lease lint bench \
+	test-alive test-measure test-page test-kills test-lease lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -50,6 +50,11 @@ test-alive: setup tools ## an engine that is silent, memory that runs out, with 
 
 test-measure: setup tools ## bench and soak with the real vLLM (half an hour; not in CI)
 	@$(PY) -m tests.tiers measure
+
+test-page: setup ## a report's pages in Debian's chromium, with playwright and axe-core (3 minutes; not in CI)
+	@lab/install-tools page
+	@lab/quiet $(PY) -m pip install --quiet --require-hashes -r requirements/browser.txt
+	@$(PY) -m tests.tiers page
 
 test-kills: setup tools ## 60 kills at random moments, each with one more run of the same command (hours; not in CI)
 	@lab/install-tools vm

@@ -8,6 +8,7 @@ in the summary, for somebody to mend; one that fails again fails the tier.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -54,6 +55,16 @@ def _needs_vm() -> str | None:
     for tool in ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "sfdisk", "ssh"):
         if shutil.which(tool) is None:
             return f"needs {tool}, which is not installed"
+    return None
+
+
+def _needs_browser() -> str | None:
+    """Why this machine cannot open a page, or None."""
+    if shutil.which("chromium") is None:
+        return "needs chromium, which is not installed"
+    for module in ("vl_convert", "playwright", "axe_playwright_python"):
+        if importlib.util.find_spec(module) is None:
+            return "needs the packages of requirements/browser.txt"
     return None
 
 
@@ -118,6 +129,9 @@ TIERS = {
     ),
     "measure": Tier(
         (_pytest("tests/system/measure"),), _needs_lab, "bench and soak of the real vLLM"
+    ),
+    "page": Tier(
+        (_pytest("tests/system/page"),), _needs_browser, "a report's pages in a real browser"
     ),
     "tower": Tier(
         (_pytest("tests/system/venv"),), _needs_lab, "one booted host with the real vLLM in a venv"

@@ -86,7 +86,8 @@ def _in_container(name: str, words: list[str], values: Mapping[str, str], second
     """Gives what the program said in the running container. It ends itself: the end of docker's
     client does not reach it (moby#9098).
     """
-    # From memory: what stands in a command line every user reads, and no file is written.
+    # From memory: what stands in a command line every user reads, and no file is written. docker
+    # opens it by that name, from its beginning (seen of its client 20.10 and 26.1).
     fd = os.memfd_create("rigbook-measure", 0)
     try:
         os.write(fd, "".join(f"{key}={value}\n" for key, value in values.items()).encode())

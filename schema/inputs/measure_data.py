@@ -8,6 +8,8 @@ from pydantic import AfterValidator, BeforeValidator
 
 from schema.core.host_keys import key
 from schema.core.types import Names, listed
+from schema.desired.kubernetes import ClusterData
+from schema.inputs.cluster_runbook_data import WAIVER
 from schema.inputs.host_data import HostData, LeasedData
 from schema.inputs.runbook_data import GATED
 
@@ -67,6 +69,18 @@ class BenchData(LeasedData):
         if self.compare and self.profiles:
             return "compare", "compare: with profiles; allowed: one of them"
         return super().conflict()
+
+
+class ReportData(HostData):
+    """report."""
+
+    unused = GATED - {"deep"}
+
+
+class ClusterReportData(ClusterData):
+    """report."""
+
+    unused = WAIVER
 
 
 class SoakData(HostData):

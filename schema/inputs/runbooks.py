@@ -35,6 +35,7 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "patch": [data.PatchData],
     "provenance": [data.ProvenanceData],
     "reboot": [data.RebootData, cluster.ClusterRebootData],
+    "report": [measure.ReportData, measure.ClusterReportData],
     "restart": [data.RestartData],
     "restore": [data.RestoreData],
     "rollback": [data.RollbackData, cluster.ClusterRollbackData],

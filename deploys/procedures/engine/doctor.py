@@ -19,7 +19,7 @@ from deploys.common.load_and_gate import remedy
 from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined
-from deploys.procedures.engine import bundle
+from deploys.procedures.engine import bundle, terminal
 from deploys.procedures.engine.runtimes import runtime_of
 from facts.growth import Growths
 from facts.hardware import observe_machines
@@ -31,12 +31,14 @@ from gates.core.waiver import blocking
 from gates.doctor.examine import examine
 from gates.doctor.healthy import went_back_lines
 from gates.doctor.rank import Finding
+from gates.doctor.strip import Strip, strips
 from gates.firmware import checklist
 from gates.health.xid import xids
 from gates.host import boots as boot_ends
 from gates.host import growth, keeps_alive
 from gates.kernel.known_bad import boots
 from gates.kernel.next_boot import as_warning
+from schema.inputs.host_data import HostData
 from schema.inputs.runbook_data import DoctorData
 
 _KEYS = (
@@ -58,7 +60,7 @@ class Diagnosis:
 def diagnose(rig: Procedure) -> Diagnosis:
     """One look: all hosts and the endpoint at the same time, read-only."""
     plan, here = rig.plan, real(state)
-    module, lists = driver_module(plan, rig.data(DoctorData)), load_lists()
+    module, lists = driver_module(plan, rig.data(HostData)), load_lists()
     growing = gevent.spawn(ask_each, here, plan, Growths())
     hosting = gevent.spawn(ask_each, here, plan, Hosts())
     seen = runtime_of(plan).examine(
@@ -81,6 +83,12 @@ def diagnose(rig: Procedure) -> Diagnosis:
     return Diagnosis(found, seen, kept, hosts)
 
 
+def strips_of(rig: Procedure, diagnosis: Diagnosis) -> dict[str, Strip]:
+    """What was found in each layer of each node."""
+    seen = diagnosis.seen
+    return strips(rig.plan, seen.observed, diagnosis.findings, probed=seen.probe is not None)
+
+
 def report(rig: Procedure, diagnosis: Diagnosis) -> None:
     """Tells the findings; DeployError (exit status 1) when one of them blocks serving."""
     findings = diagnosis.findings
@@ -97,6 +105,7 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
             *boot_ends.lines(diagnosis.hosts),
         ):
             logger.info(f"    {line}")
+        terminal.show(strips_of(rig, diagnosis))
     if rig.data(DoctorData).bundle is not None:
         _bundle(rig, diagnosis)
     stops = blocking(findings)

@@ -13,8 +13,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
@@ -25,6 +26,8 @@ from schema.core.parse import misfit
 from schema.desired.plan import Plan
 from schema.measure.run import BenchRun, SoakRun
 
+Run = BenchRun | SoakRun
+_RUN: TypeAdapter[Run] = TypeAdapter(Annotated[Run, Field(discriminator="kind")])
 # The folder on this machine; git ignores it.
 FOLDER = ROOT / "measurements"
 # Another folder, for tests.
@@ -75,6 +78,20 @@ def ids(rig: str, kind: str) -> list[str]:
     """The ids of a rig's measurements of this kind, newest first."""
     found = (path.stem for path in folder(rig).glob(f"*-{kind}-*.json"))
     return sorted(found, reverse=True)
+
+
+def runs(rig: str) -> tuple[list[Run], list[str]]:
+    """A rig's measurements, newest first, and a line for each file that is none of ours."""
+    found: list[Run] = []
+    bad = []
+    for path in sorted(folder(rig).glob("*.json"), key=lambda path: path.stem, reverse=True):
+        try:
+            found.append(_RUN.validate_json(path.read_text(encoding="utf-8")))
+        except ValidationError as error:
+            bad.append(f"{path.name}: the document {misfit(error)}")
+        except (OSError, UnicodeDecodeError) as error:
+            bad.append(f"{path.name}: {error}")
+    return found, bad
 
 
 def _benches(rig: str) -> Iterator[BenchRun]:

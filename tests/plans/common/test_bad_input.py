@@ -55,7 +55,7 @@ REFUSED = {
     ),
     "nobody's waiver": (
         Scenario(("deploys/verify.py", "-y", *data("waive=fabric-mtu", "reason=x")), healthy),
-        ("--data: waive: verify does not take it; allowed: with adopt, backup, driver, firmware",
+        ("--data: waive: verify does not take it; allowed: with adopt, backup, bench, driver,",
          "--data: reason: verify does not take it"),
     ),
     "two runbooks": (

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
 from statistics import median
 
+import pytest
 import yaml
 
+from deploys.procedures.measure.history import VARIABLE
 from facts.endpoint.completion import ask
 from schema.measure.run import BenchRun, SoakRun
 from tests.system.engine.steps import head, head_was_started, start, wait_until
@@ -126,3 +129,22 @@ def test_a_killed_soak_keeps_what_it_had(serving: Lab, kept: Path) -> None:
 
 def _soak(kept: Path) -> SoakRun:
     return SoakRun.model_validate_json(max(kept.glob("*-soak-*.json")).read_text())
+
+
+def test_the_pages_show_the_rig_and_what_was_measured(
+    serving: Lab, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = serving.pyinfra("report")
+    if importlib.util.find_spec("vl_convert") is None:
+        assert done.rc == 1 and "-r requirements/report.txt" in told(done, "the charts need")
+        monkeypatch.setenv(VARIABLE, str(tmp_path))
+        kept = tmp_path / "lab"
+        done = serving.pyinfra("report")
+    assert done.rc == 0, done.text
+    told(done, "wrote ")
+    page = (kept / "rig.html").read_text()
+    for name in serving.hosts:
+        assert f"<h3>{name}</h3>" in page
+    assert "endpoint: blocks" not in page and page.count(" endpoint</li>") == 1, "the head's alone"
+    assert "bench: ROLLED_BACK" in page and "serve: COMMITTED" in page
+    assert (kept / "runs.html").is_file()

@@ -14,6 +14,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "deploys.procedures.engine",
             "deploys.procedures.host",
             "deploys.procedures.measure",
+            "deploys.procedures.report",
             "deploys.procedures.rollback",
             "deploys.procedures.transfer",
             "deploys.procedures.venv",
@@ -23,6 +24,11 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "deploys.procedures.engine": {"deploys.common", "deploys.procedures.cluster"},
         "deploys.procedures.host": {"deploys.common", "deploys.procedures.engine"},
         "deploys.procedures.measure": {"deploys.common", "deploys.procedures.engine"},
+        "deploys.procedures.report": {
+            "deploys.common",
+            "deploys.procedures.engine",
+            "deploys.procedures.measure",
+        },
         "deploys.procedures.rollback": {
             "deploys.common",
             "deploys.procedures.measure",

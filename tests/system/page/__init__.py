@@ -1,0 +1,1 @@
+"""A report's pages in a real browser, with no network."""
