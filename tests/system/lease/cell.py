@@ -22,8 +22,16 @@ CHOSEN = os.environ.get("RIGBOOK_LEASE", "")
 # an engine's start on a machine that others use, and a host's boot
 START_S = 600
 BEGIN_S = 900
+# how long the operator's process runs between two looks
+SLICE_S = 0.3
 # from the call to a loss that is made
 MADE_S = 4
+# what a host says of a cell that failed
+EVIDENCE = (
+    "date; uptime; df -h /var/lib/rigbook; rignode status; systemctl list-units --all 'rigbook*' "
+    "| cat; ls /etc/systemd/system; journalctl -b -u 'rigbook-lease*' -n 60 --no-pager; "
+    "ls -l /var/lib/rigbook /var/lib/rigbook/journal"
+)
 # a timer is late by up to a minute without it
 EXACT = "--timer-property=AccuracySec=100ms"
 
@@ -66,6 +74,26 @@ def _begun(rig: Rig, known: dict[str, str]) -> bool:
     fresh = [row[0] for name, row in zip(rig.names, rows, strict=True)
              if row and row[0]["id"] != known[name] and row[0]["status"] == "OPEN"]  # fmt: skip
     return len(fresh) == len(rig.names) and any(row["steps"] for row in fresh)
+
+
+def _to_its_middle(
+    rig: Rig, deploy: str, process: subprocess.Popen[str], known: dict[str, str]
+) -> None:
+    """Lets the operator's process run until a step is done and the change is open, and leaves it
+    stopped there.
+
+    It stands still during each look, so that a change of one second is caught as well.
+    """
+    until = time.monotonic() + BEGIN_S
+    while time.monotonic() < until:
+        os.killpg(process.pid, signal.SIGCONT)
+        time.sleep(SLICE_S)
+        if process.poll() is not None:
+            raise AssertionError(f"{deploy} ended before its middle: {process.communicate()[0]}")
+        os.killpg(process.pid, signal.SIGSTOP)
+        if _begun(rig, known):
+            return
+    raise AssertionError(f"{deploy} is in its middle: not within {BEGIN_S} s")
 
 
 def _lose(rig: Rig, loss: Loss, process: subprocess.Popen[str]) -> None:
@@ -118,9 +146,7 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
     known = {name: _newest(rig, name) for name in rig.names}
     process, began = rig.start(deploy, *data, f"lease={LEASE_S}"), time.monotonic()
     try:
-        wait_until(f"{deploy} is in its middle", BEGIN_S, lambda: _begun(rig, known), 0.2)
-        # it stays there until the loss is made
-        os.killpg(process.pid, signal.SIGSTOP)
+        _to_its_middle(rig, deploy, process, known)
         change = _newest(rig, rig.names[0])
         began = time.monotonic()
         _lose(rig, loss, process)
@@ -132,6 +158,11 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
     except (AssertionError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         took, said = time.monotonic() - began, f"{error}".partition("\n")[0]
         ROWS.append(Row(deploy, loss_name, "", took, said or type(error).__name__))
+        for name in rig.names:
+            with contextlib.suppress(Exception):
+                print(
+                    f"LEASE {deploy}, {loss_name}: {name}: {rig.root(name, EVIDENCE, check=False)}"
+                )
         raise
     finally:
         with contextlib.suppress(ProcessLookupError):
