@@ -17,6 +17,8 @@ from tests.system.engine.steps import wait_until
 from tests.system.lease.losses import LASTS_S, LEASE_S, LOSSES, Loss
 from tests.system.lease.rigs import Rig
 
+TAKEN_BACK = "TAKEN_BACK"
+ENDS = {"COMMITTED": "new", "ROLLED_BACK": "old", TAKEN_BACK: "old, taken back at once"}
 DEPLOYS = ("serve", "restart", "upgrade", "kernel", "unit", "weights")
 CHOSEN = os.environ.get("RIGBOOK_LEASE", "")
 # an engine's start on a machine that others use, and a host's boot
@@ -116,7 +118,10 @@ def _lose(rig: Rig, loss: Loss, process: subprocess.Popen[str]) -> None:
 
 
 def _settled(rig: Rig, change: str) -> str | None:
-    """The status that all hosts have the change in, once no keeper is left; None: not yet."""
+    """The status that all hosts have the change in, once no keeper is left; None: not yet.
+
+    TAKEN_BACK: the step that the loss fell into took itself back, and the change with it.
+    """
     seen = set()
     for name in rig.names:
         try:
@@ -133,6 +138,8 @@ def _settled(rig: Rig, change: str) -> str | None:
         ):
             return None  # the host cannot be reached yet
         seen |= {str(row["status"]) for row in rows if row["id"] == change}
+    if not seen:
+        return TAKEN_BACK
     return seen.pop() if len(seen) == 1 and "OPEN" not in seen else None
 
 
@@ -182,9 +189,9 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
 
 def _fault(rig: Rig, change: str, status: str) -> str:
     """What is not as the status says; "" when it is true on every host."""
-    if status not in ("COMMITTED", "ROLLED_BACK"):
+    if status not in ENDS:
         return f"the change is {status}"
-    for name in rig.names:
+    for name in rig.names if status != TAKEN_BACK else ():
         text = rig.root(name, f"rignode status --json --verify {change}")
         if lines := json.loads(text)["lines"]:
             return f"{name}: {'; '.join(lines)}"
@@ -205,7 +212,7 @@ def table() -> list[str]:
         words = []
         for deploy in DEPLOYS:
             row = found.get((loss, deploy))
-            end = {"COMMITTED": "new", "ROLLED_BACK": "old"}.get(row.status, "?") if row else "-"
+            end = ENDS.get(row.status, "?") if row else "-"
             words.append(
                 f"{end} {row.seconds:.0f} s{' FAULT' if row.fault else ''}" if row else "-"
             )
