@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from facts.endpoint.completion import Endpoint
-from facts.endpoint.throughput import NotMeasured, Rate, measure
+from facts.endpoint.throughput import NotMeasured, Rate, measure, measure_by
 from operations.change.node_call import StepFailed
 from operations.engine.baseline import compared, fast_enough, told
 
@@ -67,6 +67,13 @@ def stand() -> Iterator[Stand]:
     yield made
     made.server.shutdown()
     made.server.server_close()
+
+
+def test_each_run_asks_its_own_prompt_and_the_first_does_not_count(stand: Stand) -> None:
+    rate = measure_by(stand.endpoint, ["warm", "a", "b"], 20)
+    asked = [body["messages"] for body in stand.asked]
+    assert asked == [[{"role": "user", "content": words}] for words in ("warm", "a", "b")]
+    assert rate.runs == len(rate.each) == 2
 
 
 def test_the_median_of_several_after_one_that_is_not_counted(stand: Stand) -> None:
