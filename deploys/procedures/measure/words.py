@@ -75,7 +75,12 @@ def other(run: BenchRun) -> str:
     if not mine:
         return f"1 stream by {run.other.client}: {theirs:.1f} tok/s"
     off = theirs / median(mine) - 1
-    word = "they agree" if abs(off) <= AGREE else "they do NOT agree"
+    if abs(off) <= AGREE:
+        word = "they agree"
+    elif compare(mine, run.other.rates).word in ("better", "worse"):
+        word = "they do NOT agree"
+    else:
+        word = "their rounds vary too much to tell"
     return (
         f"1 stream by {run.other.client}: {theirs:.1f} tok/s, {median(mine):.1f} by "
         f"{run.client}: {off:+.1%}, {word}"

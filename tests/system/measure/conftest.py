@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploys.procedures.measure.history import VARIABLE
+from lab.core import settings
 from tests.system.engine.conftest import lab, pytest_terminal_summary, serving
 
 __all__ = ["kept", "lab", "pytest_terminal_summary", "serving"]
@@ -19,5 +20,5 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the operator's documents go."""
     folder = tmp_path_factory.mktemp("measurements")
     os.environ[VARIABLE] = str(folder)
-    yield folder / "lab"
+    yield folder / settings.TESTS.name
     del os.environ[VARIABLE]
