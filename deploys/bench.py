@@ -11,7 +11,7 @@ from deploys.common.procedure import loaded
 from deploys.procedures.engine import serve
 from deploys.procedures.measure import history, profiles, words
 from deploys.procedures.measure.bench import benched
-from gates.gate_sets import CHANGING
+from gates.gate_sets import CHANGING, MEASURING
 from operations.engine import engine
 from schema.inputs.measure_data import BenchData
 
@@ -19,10 +19,12 @@ from schema.inputs.measure_data import BenchData
 rig = loaded("bench", revert=serve.revert)
 data = rig.data(BenchData)
 
-# Gate, with profiles: whether this rig may be changed now.
+# Gate: whether it is this rig that answers, and with profiles whether it may be changed now.
 if data.profiles:
     wanted = profiles.plans(rig)
     rig.gate(CHANGING)
+elif not data.compare:
+    rig.gate(MEASURING)
 
 # Act, with profiles: each is served and measured; then what serves now is back, whatever happened.
 if data.profiles and rig.at_head:

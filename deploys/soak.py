@@ -6,11 +6,12 @@ answer failed.
 
 from pyinfra import logger
 
-from deploys.common.procedure import loaded
+from deploys.common.procedure import gated
 from deploys.procedures.measure.soak import soaked
+from gates.gate_sets import MEASURING
 
-# Load: what is to be loaded.
-rig = loaded("soak")
+# Load and gate: what is to be loaded, and whether it is this rig.
+rig = gated("soak", MEASURING)
 
 # Verify: nothing is changed; what the nodes say meanwhile is the evidence.
 if rig.at_head:

@@ -129,6 +129,8 @@ REBOOTING: tuple[Gate, ...] = (
     *installed_recipe.GATES,
     comes_back,
 )
+# Before a measurement: what is measured is kept as this rig's.
+MEASURING: tuple[Gate, ...] = (reachable.nodes_reachable, *other_rig.GATES)
 # Before a look that waits for nobody.
 LOOKING: tuple[Gate, ...] = (reachable.nodes_reachable, storage.lock_free, storage.journal_whole)
 # Before a rollback: an open change is what it is there for, and it waits for a held lock.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,15 @@ def measure(endpoint: Endpoint, runs: int = RUNS, tokens: int = TOKENS) -> Rate:
 
     Raises NotMeasured.
     """
-    rates = [_one(endpoint, tokens) for _ in range(runs + 1)][1:]
-    return Rate(statistics.median(rates), min(rates), max(rates), runs, tuple(rates))
+    return measure_by(endpoint, [PROMPT] * (runs + 1), tokens)
+
+
+def measure_by(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> Rate:
+    """As `measure`, a run a prompt; the first one is not counted. Of drafts, each prompt has as
+    many accepted as its answer is easy to guess.
+    """
+    rates = [_one(endpoint, tokens, prompt) for prompt in prompts][1:]
+    return Rate(statistics.median(rates), min(rates), max(rates), len(rates), tuple(rates))
 
 
 def aggregate(endpoint: Endpoint, streams: int, tokens: int, runs: int = RUNS) -> Rate:
@@ -92,11 +100,11 @@ def _answered(endpoint: Endpoint, tokens: int) -> int:
     return _counted(response, url)
 
 
-def _question(endpoint: Endpoint, tokens: int) -> dict[str, Any]:
+def _question(endpoint: Endpoint, tokens: int, prompt: str = PROMPT) -> dict[str, Any]:
     """The request: the same number of tokens each time, whatever the model would say."""
     body: dict[str, Any] = {
         "model": endpoint.model,
-        "messages": [{"role": "user", "content": PROMPT}],
+        "messages": [{"role": "user", "content": prompt}],
         "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,  # vLLM's own
@@ -106,7 +114,7 @@ def _question(endpoint: Endpoint, tokens: int) -> dict[str, Any]:
     return body
 
 
-def _one(endpoint: Endpoint, tokens: int) -> float:
+def _one(endpoint: Endpoint, tokens: int, prompt: str) -> float:
     """Tokens a second from the first token to the last (prefill is no part of it).
 
     Tokens that came all at once were held back on their way (an API server that gets no CPU hands
@@ -114,7 +122,7 @@ def _one(endpoint: Endpoint, tokens: int) -> float:
     """
     import httpx
 
-    body = _question(endpoint, tokens)
+    body = _question(endpoint, tokens, prompt)
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     url = f"{endpoint.base_url}/v1/chat/completions"
     timeout = httpx.Timeout(TIMEOUT_S, connect=3.0)

@@ -75,6 +75,7 @@ class Ownership:
         self.lost: str | None = None
         self._here = AliveHere(change, deploy)
         self._heart: gevent.Greenlet[..., None] | None = None
+        self._beats: list[gevent.Greenlet[..., None]] = []
         self._ended = False
 
     def begin(self) -> None:
@@ -90,6 +91,8 @@ class Ownership:
         self._ended = True
         if self._heart is not None:
             self._heart.kill(block=False)
+        # one that is under way would come after it, and say that the run lives
+        gevent.joinall(self._beats, timeout=BEAT_S)
         if not settled and self.lost is None:
             self._beat_all(over=True)
         self._here.let_go(settled)
@@ -100,7 +103,9 @@ class Ownership:
             self._beat_all()
 
     def _beat_all(self, **more: object) -> None:
-        jobs = [gevent.spawn(self._beat, node, more) for node in sorted(self.nodes | self.kept)]
+        nodes = sorted(self.nodes | self.kept)
+        jobs = [gevent.spawn(self._beat, node, more) for node in nodes]
+        self._beats = [job for job in self._beats if not job.dead] + jobs
         # a node that hangs or boots is asked again; it must not keep the others from theirs
         gevent.joinall(jobs, timeout=BEAT_S)
 

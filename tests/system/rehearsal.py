@@ -139,9 +139,13 @@ def rehearsal(*options: str) -> Iterator[Lab]:
     os.environ["RIGBOOK_LAB"] = settings.TESTS.name
     try:
         lab = settings.load()
-        # one with an owner's file is what killed tests left
         kept = lab.state_file.exists() and not lab.owner_file.exists()
+        killed = lab.owner_file.exists()
         state.take(lab)
+        if killed:
+            # with an engine that runs, a disk that is full, a link that is down
+            subprocess.run([sys.executable, "-m", "lab", "down"], cwd=ROOT, check=True)
+            state.take(lab)
         made = subprocess.run([sys.executable, "-m", "lab", "up", *options], cwd=ROOT, check=False)
         assert made.returncode == 0, "the lab did not come up; its lines are above"
         try:

@@ -138,6 +138,8 @@ class Bench:
         with self.sampler.meanwhile():
             for streams in self.wanted.streams:
                 yield words.point(self._sweep(streams, self.quiet))
+                if streams == 1:
+                    yield self._other()
             if self._thinks() and not self.wanted.quick:
                 yield words.point(self._sweep(1, self.where, thinking=True))
             after = counters(self.where)
@@ -146,7 +148,6 @@ class Bench:
                 yield words.acceptance(self.run.acceptance)
             for length in self.wanted.lengths:
                 yield words.prefill(self._prefill(length))
-            yield self._other()
             last = counters(self.where)
             if self.plan.recipe.expect.tools and not self.wanted.quick:
                 yield from self._tools()
@@ -172,9 +173,7 @@ class Bench:
 
     def _sweep(self, streams: int, where: Endpoint, thinking: bool | None = None) -> Point:
         want = self.wanted
-        asked = prompts.rounds(
-            streams, want.rounds + 1, f"{self.run.id[-4:]}-{streams}{'t' if thinking else ''}-"
-        )
+        asked = self._asked(streams, thinking)
         limit = (want.rounds + 1) * want.tokens / SLOWEST_TOK_S
         found = self._load(where, want.tokens, asked, limit)
         rows = [row.round for row in found.rounds if row.round is not None]
@@ -193,6 +192,11 @@ class Bench:
         )
         self.keep(points=(*self.run.points, point))
         return point
+
+    def _asked(self, streams: int, thinking: bool | None = None) -> list[list[str]]:
+        """The prompts of each round, of which the first does not count."""
+        mark = f"{self.run.id[-4:]}-{streams}{'t' if thinking else ''}-"
+        return prompts.rounds(streams, self.wanted.rounds + 1, mark)
 
     def _prefill(self, length: int) -> Prefill:
         before = counters(self.where)
@@ -216,10 +220,13 @@ class Bench:
         return row
 
     def _other(self) -> str:
-        """One stream again by the client that upgrade and verify use, from this machine."""
+        """One stream again by the client that upgrade and verify use, from this machine: the same
+        prompts, at once after the first.
+        """
         want = self.wanted
+        same = [prompt for asked in self._asked(1) for prompt in asked]
         try:
-            rate = throughput.measure(self.quiet, want.rounds, want.tokens)
+            rate = throughput.measure_by(self.quiet, same, want.tokens)
         except NotMeasured as error:
             return f"not measured from this machine as well: {error}"
         self.ours += (want.rounds + 1) * want.tokens

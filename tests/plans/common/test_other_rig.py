@@ -19,10 +19,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "rollback": (f"change={rigs.OPEN_ID}",),
 }
 # They read, or reach a host that is off (wake); the last two are of a Kubernetes rig.
-OTHERS = {"doctor", "verify", "wake", "fabric", "provenance", "libvgpu", "gpu_limit"}
-# The stand-in rig's engine runs in a container: these two refuse that before they look.
-IN_VENV = {"upgrade", "patch", "backup", "restore"}
-CHANGING = sorted(RUNBOOKS.keys() - OTHERS - IN_VENV)
+OTHERS = {"doctor", "verify", "report", "wake", "fabric", "provenance", "libvgpu", "gpu_limit"}
+# The stand-in rig's engine runs in a container, without a driver: these refuse that before they
+# look.
+REFUSE_FIRST = {"upgrade", "patch", "backup", "restore", "driver"}
+CHANGING = sorted(RUNBOOKS.keys() - OTHERS - REFUSE_FIRST)
 
 
 def mistaken(deploy: str, *pairs: str, **more: Any) -> Scenario:

@@ -1,7 +1,10 @@
 """Memory that runs out on a host ends the engine there, not the host; the pair serves again.
 
 The rehearsal hosts share this machine's memory: the limit is set just below what is available, and
-a process of a host then takes as much as lies between.
+a process of a host then takes as much as lies between. A limit on a host's cgroup would not do:
+earlyoom reads /proc/meminfo, which is this machine's in every host without lxcfs, and the kernel's
+killer for cgroups would act alone. A host whose memory really ends is an emulated one:
+tests/system/vm/test_5_comes_back.py.
 """
 
 from __future__ import annotations

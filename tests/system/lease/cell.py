@@ -17,13 +17,23 @@ from tests.system.engine.steps import wait_until
 from tests.system.lease.losses import LASTS_S, LEASE_S, LOSSES, Loss
 from tests.system.lease.rigs import Rig
 
+TAKEN_BACK = "TAKEN_BACK"
+ENDS = {"COMMITTED": "new", "ROLLED_BACK": "old", TAKEN_BACK: "old, taken back at once"}
 DEPLOYS = ("serve", "restart", "upgrade", "kernel", "unit", "weights")
 CHOSEN = os.environ.get("RIGBOOK_LEASE", "")
 # an engine's start on a machine that others use, and a host's boot
 START_S = 600
 BEGIN_S = 900
+# how long the operator's process runs between two looks
+SLICE_S = 0.3
 # from the call to a loss that is made
 MADE_S = 4
+# what a host says of a cell that failed
+EVIDENCE = (
+    "date; uptime; df -h /var/lib/rigbook; rignode status; systemctl list-units --all 'rigbook*' "
+    "| cat; ls /etc/systemd/system; journalctl -b -u 'rigbook-lease*' -n 60 --no-pager; "
+    "ls -l /var/lib/rigbook /var/lib/rigbook/journal"
+)
 # a timer is late by up to a minute without it
 EXACT = "--timer-property=AccuracySec=100ms"
 
@@ -68,6 +78,28 @@ def _begun(rig: Rig, known: dict[str, str]) -> bool:
     return len(fresh) == len(rig.names) and any(row["steps"] for row in fresh)
 
 
+def _to_its_middle(
+    rig: Rig, deploy: str, process: subprocess.Popen[str], known: dict[str, str]
+) -> None:
+    """Lets the operator's process run until a step is done and the change is open, and leaves it
+    stopped there.
+
+    Where changes are short it stands still during each look as well.
+    """
+    until = time.monotonic() + BEGIN_S
+    while time.monotonic() < until:
+        os.killpg(process.pid, signal.SIGCONT)
+        time.sleep(SLICE_S)
+        if process.poll() is not None:
+            raise AssertionError(f"{deploy} ended before its middle: {process.communicate()[0]}")
+        if rig.short:
+            os.killpg(process.pid, signal.SIGSTOP)
+        if _begun(rig, known):
+            os.killpg(process.pid, signal.SIGSTOP)
+            return
+    raise AssertionError(f"{deploy} is in its middle: not within {BEGIN_S} s")
+
+
 def _lose(rig: Rig, loss: Loss, process: subprocess.Popen[str]) -> None:
     names = rig.names if loss.where == "all" else rig.names[-1:]
     if loss.operator == "killed":
@@ -88,7 +120,10 @@ def _lose(rig: Rig, loss: Loss, process: subprocess.Popen[str]) -> None:
 
 
 def _settled(rig: Rig, change: str) -> str | None:
-    """The status that all hosts have the change in, once no keeper is left; None: not yet."""
+    """The status that all hosts have the change in, once no keeper is left; None: not yet.
+
+    TAKEN_BACK: the step that the loss fell into took itself back, and the change with it.
+    """
     seen = set()
     for name in rig.names:
         try:
@@ -105,6 +140,8 @@ def _settled(rig: Rig, change: str) -> str | None:
         ):
             return None  # the host cannot be reached yet
         seen |= {str(row["status"]) for row in rows if row["id"] == change}
+    if not seen:
+        return TAKEN_BACK
     return seen.pop() if len(seen) == 1 and "OPEN" not in seen else None
 
 
@@ -118,9 +155,7 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
     known = {name: _newest(rig, name) for name in rig.names}
     process, began = rig.start(deploy, *data, f"lease={LEASE_S}"), time.monotonic()
     try:
-        wait_until(f"{deploy} is in its middle", BEGIN_S, lambda: _begun(rig, known), 0.2)
-        # it stays there until the loss is made
-        os.killpg(process.pid, signal.SIGSTOP)
+        _to_its_middle(rig, deploy, process, known)
         change = _newest(rig, rig.names[0])
         began = time.monotonic()
         _lose(rig, loss, process)
@@ -132,6 +167,11 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
     except (AssertionError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         took, said = time.monotonic() - began, f"{error}".partition("\n")[0]
         ROWS.append(Row(deploy, loss_name, "", took, said or type(error).__name__))
+        for name in rig.names:
+            with contextlib.suppress(Exception):
+                print(
+                    f"LEASE {deploy}, {loss_name}: {name}: {rig.root(name, EVIDENCE, check=False)}"
+                )
         raise
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -151,9 +191,9 @@ def run(rig: Rig, deploy: str, loss_name: str, *data: str) -> Row:
 
 def _fault(rig: Rig, change: str, status: str) -> str:
     """What is not as the status says; "" when it is true on every host."""
-    if status not in ("COMMITTED", "ROLLED_BACK"):
+    if status not in ENDS:
         return f"the change is {status}"
-    for name in rig.names:
+    for name in rig.names if status != TAKEN_BACK else ():
         text = rig.root(name, f"rignode status --json --verify {change}")
         if lines := json.loads(text)["lines"]:
             return f"{name}: {'; '.join(lines)}"
@@ -174,7 +214,7 @@ def table() -> list[str]:
         words = []
         for deploy in DEPLOYS:
             row = found.get((loss, deploy))
-            end = {"COMMITTED": "new", "ROLLED_BACK": "old"}.get(row.status, "?") if row else "-"
+            end = ENDS.get(row.status, "?") if row else "-"
             words.append(
                 f"{end} {row.seconds:.0f} s{' FAULT' if row.fault else ''}" if row else "-"
             )

@@ -55,7 +55,7 @@ LOSSES = {
         f"dd if=/dev/zero of={STATE}/full bs=64k 2>/dev/null; sleep {{s}}; rm -f {STATE}/full",
         operator="killed",
         before=f"mkdir -p {_SMALL} {STATE}; "
-        f"mount -t tmpfs -o size=$(($(du -sm {STATE} | cut -f1) + 64))m tmpfs {_SMALL}; "
+        f"mount -t tmpfs -o size=$(($(du -sm {STATE} | cut -f1) + 192))m tmpfs {_SMALL}; "
         f"cp -a {STATE}/. {_SMALL}/; mount --bind {_SMALL} {STATE}",
         after=f"rm -f {STATE}/full; umount {STATE}; cp -a {_SMALL}/. {STATE}/; umount {_SMALL}",
     ),

@@ -25,6 +25,8 @@ class Rig(Protocol):
 
     names: tuple[str, ...]
     jump: str
+    # a change is so short that the operator has to stand still during a look at it
+    short: bool
 
     def start(self, deploy: str, *data: str) -> subprocess.Popen[str]:
         """A deploy under way, in a session of its own."""
@@ -52,6 +54,7 @@ class OnLab:
     """The lab's pair, or its tower."""
 
     jump = JUMPS["lab"]
+    short = True
 
     def __init__(
         self, lab: Lab, inventory: str, names: tuple[str, ...], endpoint: Endpoint
@@ -96,6 +99,8 @@ class OnVm:
     """The VM with real GRUB, kernels, clock and power, and a stand-in engine."""
 
     jump = JUMPS["vm"]
+    # a look takes seconds there, and a connection that is being made would time out meanwhile
+    short = False
     names: tuple[str, ...] = ("tower",)
 
     def __init__(self, vm: Vm) -> None:

@@ -41,8 +41,8 @@ def test_restart(pair: OnLab, loss: str) -> None:
 @pytest.mark.parametrize("loss", cells("unit"))
 def test_unit(pair: OnLab, loss: str) -> None:
     """A drop-in for the login's own way in: sshd."""
-    row = run(pair, "unit", loss, "unit=ssh.service", "drop_in=trial", "restart_sec=7")
-    path = "/etc/systemd/system/ssh.service.d/trial.conf"
+    row = run(pair, "unit", loss, "unit=ssh.service", "drop_in=50-trial", "restart_sec=7")
+    path = "/etc/systemd/system/ssh.service.d/50-trial.conf"
     for name in pair.names:
         there = pair.root(name, f"test -e {path} && echo there || true").strip()
         assert there == ("there" if row.status == "COMMITTED" else ""), (name, row)

@@ -1,4 +1,4 @@
-"""A machine that hangs comes back by itself; memory that no cgroup counts ends the engine alone."""
+"""A machine that hangs comes back by itself; memory that runs out ends the engine alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 import urllib.request
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from tests.system.vm.conftest import Rig
 
@@ -21,7 +23,17 @@ TAKE = "/sys/module/hangstand/parameters/take_mib"
 WATCHDOG_S = 60
 ANSWER_S = 600
 GUARD_MIB, BALLAST_MIB = 96, 150
-HEAVY = f"[Service]\nEnvironment=BALLAST_MIB={BALLAST_MIB}\nRestartSec=20\n"
+# RestartSec aside as rigbook's own unit of an engine.
+HEAVY = f"[Service]\nEnvironment=BALLAST_MIB={BALLAST_MIB}\nOOMScoreAdjust=500\nRestartSec=20\n"
+# Who takes the host's memory, and how it is given back.
+TAKERS = {
+    "pages that no cgroup counts": (f"echo {{mib}} > {TAKE}", f"echo 0 > {TAKE}"),
+    "a process": (
+        "systemd-run --unit=taker python3 -c "
+        '"import time; held = chr(120) * ({mib} << 20); time.sleep(900)"',
+        "systemctl is-active taker.service && systemctl stop taker.service",
+    ),
+}
 LOGINS = 20
 
 
@@ -88,10 +100,12 @@ def test_ten_hangs_of_three_kinds_end_by_themselves(boot: Callable[..., Rig]) ->
     assert left["wanted"] is None and left["runtime_watchdog_s"] == 0
 
 
-def test_memory_that_no_cgroup_counts_ends_the_engine_and_no_login(
-    boot: Callable[..., Rig],
+@pytest.mark.parametrize("taker", TAKERS)
+def test_memory_that_runs_out_ends_the_engine_and_no_login(
+    boot: Callable[..., Rig], taker: str
 ) -> None:
     rig = boot()
+    take, give_back = TAKERS[taker]
     rig.machine.must("mkdir -p /etc/systemd/system/rigbook-engine.service.d")
     rig.send(HEAVY.encode(), "/etc/systemd/system/rigbook-engine.service.d/heavy.conf")
     rig.with_engine()
@@ -104,8 +118,8 @@ def test_memory_that_no_cgroup_counts_ends_the_engine_and_no_login(
 
     rig.machine.must("modprobe hangstand")
     free = "awk '/^MemAvailable/ {print int($2 / 1024)}' /proc/meminfo"
-    take = int(rig.machine.must(free)) - GUARD_MIB // 2
-    later(rig, f"echo {take} > {TAKE}")
+    mib = int(rig.machine.must(free)) - GUARD_MIB // 2
+    later(rig, take.format(mib=mib))
     kills: list[dict[str, Any]] = []
     for number in range(LOGINS):
         began = time.monotonic()
@@ -115,7 +129,7 @@ def test_memory_that_no_cgroup_counts_ends_the_engine_and_no_login(
         if kills:
             break
         time.sleep(2)
-    rig.machine.must(f"echo 0 > {TAKE}")
+    rig.machine.must(give_back)
     assert {(kill["by"], kill["process"]) for kill in kills} == {("earlyoom", "VLLM::EngineCor")}
     rig.note(f"{kills[-1]['why']}; the engine answers again after {answers(rig):.0f} s")
     _, output = rig.deploy("deploys/doctor.py", "-y")

@@ -65,7 +65,8 @@ def test_what_a_live_engine_has_there_stays(ends: Ends, how: str) -> None:
             before = resident(source)
             assert before >= SIZE // 2
             READERS[how](ends, source)
-            assert before <= resident(source) <= before + SLACK
+            # the kernel may take a little of it back meanwhile, and we would take half
+            assert before - SLACK <= resident(source) <= before + SLACK
 
 
 def test_what_came_is_not_left_in_the_page_cache(ends: Ends) -> None:

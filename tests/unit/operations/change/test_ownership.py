@@ -120,12 +120,17 @@ class Beats:
 
     def __init__(self, patch: pytest.MonkeyPatch, **said: object) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.under_way = 0
         names = {"head": HEAD, "worker": WORKER}
         self.said = {names[who]: answer for who, answer in said.items()}
         patch.setattr(ownership, "ask_node", self.ask)
 
     def ask(self, state: object, host: Any, verb: str, request: dict[str, Any], *_: object) -> Any:
         assert verb == "beat"
+        if not request.get("over"):
+            self.under_way += 1
+            gevent.sleep(0.01)
+            self.under_way -= 1
         self.asked.append((host.name, request))
         said = self.said.get(host.name, MINE)
         if isinstance(said, Exception):
@@ -142,13 +147,15 @@ def test_a_run_says_that_it_lives_on_every_node_and_at_its_end_that_it_is_over(
     owner = Ownership(FakeState(), CHANGE, "serve")
     owner.begin()
     owner.nodes |= {HEAD, WORKER}
-    gevent.sleep(0.15)
+    gevent.sleep(0.3)
 
     def own() -> list[tuple[str, Any]]:
         # a run of another test in this process may beat as well
         return [row for row in beats.asked if row[1]["change"] == CHANGE]
 
     assert {name for name, _ in own()} == {HEAD, WORKER} and len(own()) > 4
+    while not beats.under_way:
+        gevent.sleep(0.001)
     owner.end(settled=False)
     assert [request.get("over") for _, request in own()[-2:]] == [True, True]
     count = len(own())
