@@ -73,9 +73,9 @@ def changeable(label: str, kernel: str | None) -> tuple[Gate, ...]:
             for row in apt.rows
             if row.old is not None and row.name not in apt.family and not row.name.startswith(_KIN)
         ]
-        held = [row.name for row in apt.rows if row.name in apt.holds and row.name in others]
         if apt.problem is None and not others:
             return
+        held = sorted({*others, *(apt.problem or "").split()} & {*apt.holds})
         what = f"would change {', '.join(others)}, too" if apt.problem is None else "refuses"
         yield violation(
             "driver-plan",

@@ -21,6 +21,8 @@ from lab.core.settings import LabError
 
 BOOT_S = 1800.0
 USER = "rig"
+KEPT = "kept"
+KEEP_S = 300.0
 TCG = "tcg,thread=multi"
 # A boot under KVM takes ten seconds; the kernel's first line comes after three.
 KVM_PROBE_S = 60.0
@@ -81,12 +83,14 @@ class Machine:
             raise LabError(f"the VM does not run; its console: {self.log}")
         return self._process.pid
 
-    def start(self) -> None:
-        """Power on: the disk's own GRUB boots it. The console's log begins anew."""
+    def start(self, kept: bool = False) -> None:
+        """Power on: the disk's own GRUB boots it, or, with `kept`, it goes on where `keep` has
+        stopped it. The console's log begins anew.
+        """
         words = [
             "qemu-system-x86_64", "-accel", self.accel, "-cpu", "max",
             "-smp", "2", "-m", "1024", "-display", "none", "-serial", f"file:{self.log}",
-            "-monitor", "none", "-no-user-config",
+            "-monitor", "stdio", "-no-user-config",
             "-netdev", f"user,id=lan,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22"
             f",hostfwd=tcp:{self.address}:8000-:8000",
             "-device", "virtio-net-pci,netdev=lan,mac=52:54:00:88:00:01",
@@ -100,10 +104,23 @@ class Machine:
         for disk in self.disks:
             kind = "qcow2" if disk.suffix == ".qcow2" else "raw"
             words += ["-drive", f"file={disk},format={kind},if=virtio,cache=writeback"]
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=(self.folder / "qemu.err").open("ab"), start_new_session=True,
-        )  # fmt: skip
+        with (self.folder / "qemu.err").open("ab") as told:
+            self._process = subprocess.Popen(
+                words + (["-loadvm", KEPT] if kept else []), stdin=subprocess.PIPE,
+                stdout=told, stderr=told, start_new_session=True,
+            )  # fmt: skip
+
+    def keep(self) -> None:
+        """Writes disk and memory, as they are now, into the first disk, and ends QEMU; LabError
+        where they are not there afterwards.
+        """
+        self._drop_connection()
+        assert self._process is not None
+        self._process.communicate(f"savevm {KEPT}\nquit\n".encode(), timeout=KEEP_S)
+        there = ["qemu-img", "snapshot", "-l", str(self.disks[0])]
+        said = subprocess.run(there, capture_output=True, text=True, timeout=60, check=False).stdout
+        if f" {KEPT} " not in said:
+            raise LabError(f"the VM's memory was not kept: {self.folder / 'qemu.err'}")
 
     def running(self) -> bool:
         """Whether QEMU runs."""
@@ -123,7 +140,7 @@ class Machine:
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(30)
+            self._process.communicate(timeout=30)
         self._process = None
 
     def ssh_argv(self, shared: bool = True) -> list[str]:

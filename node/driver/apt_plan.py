@@ -108,6 +108,14 @@ def versions(names: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def held() -> list[str]:
+    """Gives what apt is to leave alone, whatever it is: it may keep a driver from moving. Raises
+    CannotRead. Those of a foreign architecture (libx:i386) are left out.
+    """
+    found = _asked(["apt-mark", "showhold"], "apt-mark")[1].split()
+    return [name for name in found if ":" not in name]
+
+
 def branch_of(names: Iterable[str]) -> str | None:
     """Gives the branch that the names of a family carry (580), None where they carry none."""
     found = [match["branch"] for match in map(_BRANCH.match, names) if match]

@@ -127,10 +127,9 @@ def _apt(body: Json, versions: list[str]) -> Json:
     module = body["module"]
     found = apt.packages(module)
     family = apt.driver_family(found, versions)
-    holds = sorted(name for name, row in found.items() if row["hold"])
     return {
         "family": {name: found[name]["version"] for name in family},
-        "holds": holds,
+        "holds": sorted({*(name for name, row in found.items() if row["hold"]), *apt_plan.held()}),
         **_plan(body, found, family),
     }
 

@@ -17,8 +17,11 @@ from lab.vm.root import MODULE, kernels
 
 OLD, NEW = "580.126.09", "580.142"
 NAMES = (f"{MODULE}-dkms-580", f"lib{MODULE}-ml-580", f"{MODULE}-utils-580")
-# what is wrong with the new version, by the repository's name
-FAULTS = ("good", "nobuild", "noload", "mismatch", "unconfigured")
+# what is wrong with the new version, by the repository's name; `gone`: the repository has lost the
+# old one, `unlisted`: it has no new one
+FAULTS = ("good", "nobuild", "noload", "mismatch", "unconfigured", "gone", "unlisted")
+# needs the old library
+OTHER = "viewer"
 FOLDER = "/srv/driver"
 _SOURCE = """#include <linux/module.h>
 #ifdef TOO_NEW
@@ -95,7 +98,8 @@ def _files(version: str, fault: str) -> dict[str, dict[str, str]]:
 
 
 def _package(stage: Path, target: Path, name: str, version: str, files: dict[str, str]) -> None:
-    depends = "" if name == NAMES[1] else f"Depends: {NAMES[1]} (= {version}-1)\n"
+    needs = OLD if name == OTHER else version
+    depends = "" if name == NAMES[1] else f"Depends: {NAMES[1]} (= {needs}-1)\n"
     control = f"Package: {name}\nVersion: {version}-1\nArchitecture: amd64\n{depends}"
     control += "Maintainer: rigbook tests\nDescription: stand-in for a GPU driver\n"
     for path, text in {"DEBIAN/control": control, **files}.items():
@@ -122,15 +126,19 @@ def _index(folder: Path) -> str:
 
 
 def repositories(folder: Path) -> bytes:
-    """A tar of all repositories: each has the old version and one new one."""
+    """A tar of all repositories: most have the old version and one new one."""
     made = io.BytesIO()
     for fault in FAULTS:
         repository = folder / fault
         repository.mkdir(parents=True)
         for version, own in ((OLD, "good"), (NEW, fault)):
+            if (version, fault) in ((OLD, "gone"), (NEW, "unlisted")):
+                continue
             for name, files in _files(version, own).items():
                 target = repository / f"{name}_{version}-1_amd64.deb"
                 _package(folder / "stage" / fault / target.stem, target, name, version, files)
+        if fault == "good":
+            _package(folder / "stage" / OTHER, repository / f"{OTHER}_1.deb", OTHER, "1", {})
         (repository / "Packages").write_text(_index(repository))
     with tarfile.open(fileobj=made, mode="w") as archive:
         for fault in FAULTS:

@@ -206,6 +206,22 @@ def test_another_branch_is_asked_for_by_its_names(apt: AptWorld) -> None:
     assert looked(version="580.999")["wanted"] is None
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_package_of_others_is_named(apt: AptWorld, held: bool) -> None:
+    """It needs the old library: apt would take it away, or, where it is held, refuses."""
+    apt.package("viewer", "1", depends=f"lib{MODULE}-compute-580 (= {OLD}-0ubuntu1)")
+    apt.update()
+    apt.install("viewer")
+    if held:
+        apt.run("apt-mark", "hold", "viewer")
+    plan = looked(version=NEW)
+    assert plan["holds"] == (["viewer"] if held else [])
+    if held:
+        assert plan["problem"].startswith("viewer : Depends:") and plan["rows"] == []
+    else:
+        assert ("viewer", None) in {(row["name"], row["new"]) for row in plan["rows"]}
+
+
 def test_a_file_that_is_swept_is_one_that_no_change_names(apt: AptWorld) -> None:
     rows = fetched(version=NEW)
     stray = Path(store.folder()) / "nvidia-x_1_amd64.deb"
