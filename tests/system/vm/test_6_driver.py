@@ -65,7 +65,7 @@ TOLD = f"""nvidia-smi
 cat /sys/module/{MODULE}/version
 modinfo -k $(uname -r) -F version {MODULE}
 ls {LIBRARY}* | sed 's/.*[.]so[.]//'
-dpkg-query -W -f='${{Version}} ${{db:Status-Status}}\\n' {' '.join(NAMES)}
+dpkg-query -W -f='${{Version}} ${{db:Status-Status}}\\n' {" ".join(NAMES)}
 grub-editenv /boot/grub/grubenv list | grep -E '^(saved|next)_entry='"""
 
 
