@@ -75,7 +75,8 @@ def changeable(label: str, kernel: str | None) -> tuple[Gate, ...]:
         ]
         if apt.problem is None and not others:
             return
-        held = sorted({*others, *(apt.problem or "").split()} & {*apt.holds})
+        # the family's own holds are lifted for the exchange
+        held = sorted(({*others, *(apt.problem or "").split()} & {*apt.holds}) - {*apt.family})
         what = f"would change {', '.join(others)}, too" if apt.problem is None else "refuses"
         yield violation(
             "driver-plan",

@@ -7,6 +7,7 @@ there, so the old files are kept before anything is changed.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -116,6 +117,24 @@ def sizes(wanted: Iterable[str]) -> int | None:
     return sum(int(cells[1]) for cells in found if len(cells) > 1 and cells[1].isdigit())
 
 
+def is_listed(path: str, name: str, version: str) -> bool:
+    """Gives False where apt's lists have another file of that name and version: the repository made
+    it anew. True where they have none, as when the repository has dropped it.
+    """
+    try:
+        done = run(["apt-cache", "show", f"{name}={version}"], TOLD_S)
+    except (FileNotFoundError, TimedOut):
+        return True
+    known = {row.split()[1] for row in done.out.splitlines() if row.startswith("SHA256: ")}
+    if not known:
+        return True
+    made = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            made.update(part)
+    return made.hexdigest() in known
+
+
 def _in_folder(argv: list[str], limit_s: float, what: str) -> None:
     """Run a program that writes into its working folder. Raises NodeError (`not_fetched`)."""
     try:
@@ -129,8 +148,17 @@ def _in_folder(argv: list[str], limit_s: float, what: str) -> None:
 
 
 def _download(rows: list[tuple[str, str, str]]) -> None:
-    """Bring (name, version, path) from the repository. Raises NodeError."""
-    missing = [row for row in rows if not is_package(row[2], row[0], row[1])]
+    """Bring (name, version, path) from the repository, where the file that is here is not the
+    repository's. Raises NodeError.
+    """
+    missing = []
+    for name, version, path in rows:
+        if is_package(path, name, version):
+            if is_listed(path, name, version):
+                continue
+            # apt would go on with it as with a part of its own
+            os.unlink(path)
+        missing.append((name, version, path))
     if not missing:
         return
     argv = ["apt-get", "download", "-q", *(f"{name}={version}" for name, version, _ in missing)]

@@ -31,7 +31,7 @@ ANSWERS = {
 
 
 def reply() -> Reply:
-    return Reply({**completion(), "usage": {"completion_tokens": 16}}, late_s=0.02)
+    return Reply({**completion(), "usage": {"completion_tokens": 16}}, late_s=0.2)
 
 
 def run(

@@ -71,7 +71,7 @@ def scenario(
     faults = {f"{NAME}:answers": said, f"{NAME}:backups": [row(KEPT)], **(faults or {})}
 
     def reply() -> Reply:
-        return Reply({**completion(), "usage": {"completion_tokens": 16}}, late_s=0.02)
+        return Reply({**completion(), "usage": {"completion_tokens": 16}}, late_s=0.2)
 
     return Scenario(
         (f"deploys/{deploy}.py", *how, *data(*pairs)), faults=faults, answers=reply,

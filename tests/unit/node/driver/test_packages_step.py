@@ -232,6 +232,19 @@ def test_a_file_that_is_swept_is_one_that_no_change_names(apt: AptWorld) -> None
     assert {path.name for path in Path(store.folder()).iterdir()} == kept
 
 
+def test_a_new_file_that_the_repository_made_anew_is_fetched_again(apt: AptWorld) -> None:
+    """A build that failed was mended under the same version."""
+    rows = fetched(version=NEW)
+    kept = {path.name: path.read_bytes() for path in Path(store.folder()).iterdir()}
+    apt.driver(NEW, "0ubuntu1", bad=True)
+    apt.update()
+    assert fetched(version=NEW) == [{**row, "kept": row["kept"] and "kept"} for row in rows]
+    for path in Path(store.folder()).glob(f"*_{NEW}-*.deb"):
+        assert path.read_bytes() == (apt.repository / path.name).read_bytes()
+    name = f"{MODULE}-dkms-580_{NEW}-0ubuntu1_amd64.deb"
+    assert (Path(store.folder()) / name).read_bytes() != kept[name]
+
+
 def test_what_apt_would_do_differently_is_not_done(
     apt: AptWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
