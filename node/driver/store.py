@@ -135,10 +135,12 @@ def is_listed(path: str, name: str, version: str) -> bool:
     return made.hexdigest() in known
 
 
-def _in_folder(argv: list[str], limit_s: float, what: str) -> None:
-    """Run a program that writes into its working folder. Raises NodeError (`not_fetched`)."""
+def _in_folder(argv: list[str], limit_s: float, what: str, where: str | None = None) -> None:
+    """Run a program that writes into its working folder: `where`, or that of the kept files.
+    Raises NodeError (`not_fetched`).
+    """
     try:
-        done = run(["env", "-C", folder(), *argv], limit_s)
+        done = run(["env", "-C", where or folder(), *argv], limit_s)
     except (FileNotFoundError, TimedOut) as error:
         raise NodeError(f"{what}: {error}; nothing was changed", "not_fetched") from None
     if done.rc != 0:
@@ -149,23 +151,26 @@ def _in_folder(argv: list[str], limit_s: float, what: str) -> None:
 
 def _download(rows: list[tuple[str, str, str]]) -> None:
     """Bring (name, version, path) from the repository, where the file that is here is not the
-    repository's. Raises NodeError.
+    repository's; that one stays until the other is whole. Raises NodeError.
     """
-    missing = []
-    for name, version, path in rows:
-        if is_package(path, name, version):
-            if is_listed(path, name, version):
-                continue
-            # apt would go on with it as with a part of its own
-            os.unlink(path)
-        missing.append((name, version, path))
+    missing = [row for row in rows if not (is_package(row[2], *row[:2])
+                                           and is_listed(row[2], *row[:2]))]  # fmt: skip
     if not missing:
         return
+    part = os.path.join(folder(), "part")
+    shutil.rmtree(part, ignore_errors=True)
+    os.mkdir(part, 0o755)
     argv = ["apt-get", "download", "-q", *(f"{name}={version}" for name, version, _ in missing)]
-    _in_folder(argv, DOWNLOAD_S, "the packages cannot be downloaded")
-    for name, version, path in missing:
-        if not is_package(path, name, version):
-            raise NodeError(f"{path} is not {name} {version}; nothing was changed", "not_fetched")
+    try:
+        _in_folder(argv, DOWNLOAD_S, "the packages cannot be downloaded", part)
+        for name, version, path in missing:
+            new = os.path.join(part, os.path.basename(path))
+            if not is_package(new, name, version):
+                raise NodeError(f"{new} is not {name} {version}; nothing was changed",
+                                "not_fetched")  # fmt: skip
+            os.replace(new, path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _keep_old(row: Json, known: dict[str, list[str]]) -> str | None:

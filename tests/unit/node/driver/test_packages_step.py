@@ -238,6 +238,13 @@ def test_a_new_file_that_the_repository_made_anew_is_fetched_again(apt: AptWorld
     kept = {path.name: path.read_bytes() for path in Path(store.folder()).iterdir()}
     apt.driver(NEW, "0ubuntu1", bad=True)
     apt.update()
+    for path in apt.repository.glob(f"*_{NEW}-*.deb"):
+        path.rename(path.with_suffix(".away"))
+    with pytest.raises(NodeError, match="cannot be downloaded"):
+        fetched(version=NEW)
+    assert {p.name: p.read_bytes() for p in Path(store.folder()).iterdir()} == kept
+    for path in apt.repository.glob(f"*_{NEW}-*.away"):
+        path.rename(path.with_suffix(".deb"))
     assert fetched(version=NEW) == [{**row, "kept": row["kept"] and "kept"} for row in rows]
     for path in Path(store.folder()).glob(f"*_{NEW}-*.deb"):
         assert path.read_bytes() == (apt.repository / path.name).read_bytes()
