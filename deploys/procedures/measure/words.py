@@ -75,12 +75,14 @@ def other(run: BenchRun) -> str:
     if not mine:
         return f"1 stream by {run.other.client}: {theirs:.1f} tok/s"
     off = theirs / median(mine) - 1
+    found = compare(mine, run.other.rates).word
     if abs(off) <= AGREE:
         word = "they agree"
-    elif compare(mine, run.other.rates).word in ("better", "worse"):
+    elif found in ("better", "worse"):
         word = "they do NOT agree"
     else:
-        word = "their rounds vary too much to tell"
+        # one round shows no spread
+        word = "their rounds vary too much to tell" if found == "within noise" else found
     return (
         f"1 stream by {run.other.client}: {theirs:.1f} tok/s, {median(mine):.1f} by "
         f"{run.client}: {off:+.1%}, {word}"
