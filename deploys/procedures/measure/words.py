@@ -69,24 +69,26 @@ def other(run: BenchRun) -> str:
     """What another client measured of one stream, against this one."""
     if run.other is None or not run.other.rates:
         return "not measured by another client"
-    theirs = median(run.other.rates)
-    mine = [r for p in run.points if p.streams == 1 and not p.thinking
-            for one in p.rounds for r in one.stream_tok_s]  # fmt: skip
-    if not mine:
-        return f"1 stream by {run.other.client}: {theirs:.1f} tok/s"
-    off = theirs / median(mine) - 1
-    found = compare(mine, run.other.rates).word
-    if abs(off) <= AGREE:
+    rounds = next((p.rounds for p in run.points if p.streams == 1 and not p.thinking), ())
+    # the same prompts in the same order; a round that failed has no pair
+    pairs = [(row.stream_tok_s[0], rate) for row, rate in zip(rounds, run.other.rates, strict=False)
+             if row.stream_tok_s]  # fmt: skip
+    theirs = f"1 stream by {run.other.client}: {fmean(run.other.rates):.1f} tok/s"
+    if not pairs:
+        return theirs
+    mine, other_ = [[*rates] for rates in zip(*pairs, strict=True)]
+    both = f"{theirs}, {fmean(mine):.1f} by {run.client}"
+    found = compare(mine, other_, paired=True)
+    if found.share is None:
+        return f"{both}: {found.word}"
+    share = found.share
+    if max(abs(share.low), abs(share.high)) <= AGREE:
         word = "they agree"
-    elif found in ("better", "worse"):
+    elif share.low > AGREE or share.high < -AGREE:
         word = "they do NOT agree"
     else:
-        # one round shows no spread
-        word = "their rounds vary too much to tell" if found == "within noise" else found
-    return (
-        f"1 stream by {run.other.client}: {theirs:.1f} tok/s, {median(mine):.1f} by "
-        f"{run.client}: {off:+.1%}, {word}"
-    )
+        word = "their rounds vary too much to tell"
+    return f"{both}: {share.value:+.1%} ({share.low:+.1%} to {share.high:+.1%}), {word}"
 
 
 def tools(rows: Sequence[ToolRow]) -> Iterator[str]:
