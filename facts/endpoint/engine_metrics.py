@@ -13,6 +13,7 @@ _DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 _HITS = "vllm:prefix_cache_hits"
+_DECODE = "vllm:request_decode_time_seconds"
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
@@ -24,11 +25,14 @@ class NoMetrics(Exception):
 class Counters:
     """One scrape, summed over the engine's replicas. None: this engine has no such counter.
 
-    `busy` are the requests that run or wait at this moment.
+    `busy` are the requests that run or wait at this moment; `answers` have ended, and took
+    `decode_s` from their first token to their last, by the engine's own clock.
     """
 
     tokens: float | None = None
     hits: float | None = None
+    answers: float | None = None
+    decode_s: float | None = None
     busy: float = 0.0
     drafts: float | None = None
     draft_tokens: float = 0.0
@@ -72,6 +76,8 @@ def read(text: str, url: str = "/metrics") -> Counters:
     return Counters(
         tokens=sums.get(f"{_TOKENS}_total"),
         hits=sums.get(f"{_HITS}_total"),
+        answers=sums.get(f"{_DECODE}_count"),
+        decode_s=sums.get(f"{_DECODE}_sum"),
         busy=sums.get(_RUNNING, 0.0) + sums.get(_WAITING, 0.0),
         drafts=sums.get(f"{_DRAFTS}_total"),
         draft_tokens=sums.get(f"{_DRAFT_TOKENS}_total", 0.0),
@@ -108,3 +114,16 @@ def made(before: Counters, after: Counters) -> float | None:
     if before.tokens is None or after.tokens is None or after.tokens < before.tokens:
         return None
     return after.tokens - before.tokens
+
+
+def decoded(before: Counters, after: Counters, answers: int) -> float | None:
+    """Tokens a second from the first token to the last, over so many answers between two scrapes,
+    by the engine's own clock. None: it does not say, or others' answers are among them.
+    """
+    tokens = made(before, after)
+    if tokens is None or None in (before.answers, before.decode_s, after.answers, after.decode_s):
+        return None
+    seconds = float(after.decode_s or 0) - float(before.decode_s or 0)
+    if round(float(after.answers or 0) - float(before.answers or 0)) != answers or seconds <= 0:
+        return None
+    return (tokens - answers) / seconds

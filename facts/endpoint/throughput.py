@@ -53,14 +53,15 @@ def measure(endpoint: Endpoint, runs: int = RUNS, tokens: int = TOKENS) -> Rate:
 
     Raises NotMeasured.
     """
-    return measure_by(endpoint, [PROMPT] * (runs + 1), tokens)
+    _one(endpoint, tokens, PROMPT)
+    return measure_by(endpoint, [PROMPT] * runs, tokens)
 
 
 def measure_by(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> Rate:
-    """As `measure`, a run a prompt; the first one is not counted. Of drafts, each prompt has as
-    many accepted as its answer is easy to guess.
+    """As `measure`, of an engine that is warm, a run a prompt. Of drafts, each prompt has as many
+    accepted as its answer is easy to guess.
     """
-    rates = [_one(endpoint, tokens, prompt) for prompt in prompts][1:]
+    rates = [_one(endpoint, tokens, prompt) for prompt in prompts]
     return Rate(statistics.median(rates), min(rates), max(rates), len(rates), tuple(rates))
 
 

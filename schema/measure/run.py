@@ -123,10 +123,17 @@ class ToolRow(Frozen):
 
 
 class Other(Frozen):
-    """The same measured by another client in the same run: one stream, tokens a second."""
+    """The same measured by another client in the same run: one stream, tokens a second.
+
+    What the engine's own clock says of the same answers: `off` is the share by which this client's
+    rate is above that, `first_off` the first client's. None: the engine does not say, or others
+    asked.
+    """
 
     client: str
     rates: tuple[float, ...]
+    off: float | None = None
+    first_off: float | None = None
 
 
 class Sample(Frozen):

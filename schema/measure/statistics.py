@@ -91,30 +91,17 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return _interval(mean, count, lambda r: fmean(r.choices(values, k=count)))
 
 
-def compare(
-    before: Sequence[float],
-    after: Sequence[float],
-    more_is: str = "better",
-    paired: bool = False,
-) -> Comparison:
+def compare(before: Sequence[float], after: Sequence[float], more_is: str = "better") -> Comparison:
     """How `after` stands against `before`, by the spread of both's rounds.
 
-    `more_is`: what a higher value is, better (a rate) or worse (a latency). `paired`: the values of
-    the same place were measured of the same prompt, so what prompts differ in is no spread; both
-    have the same length (ValueError).
+    `more_is`: what a higher value is, better (a rate) or worse (a latency).
     """
-    if paired and len(before) != len(after):
-        raise ValueError(f"{len(before)} values cannot be paired with {len(after)}")
     if min(len(before), len(after)) < LEAST_ROUNDS or fmean(before) <= 0:
         return Comparison(None, "too few rounds to say")
 
     def draw(r: random.Random) -> float:
-        if paired:
-            pairs = r.choices([*zip(before, after, strict=True)], k=len(before))
-            of, made = fmean(a for a, _ in pairs), fmean(b for _, b in pairs)
-        else:
-            of, made = (fmean(r.choices(rows, k=len(rows))) for rows in (before, after))
-        return made / of - 1 if of > 0 else 0.0
+        of = fmean(r.choices(before, k=len(before)))
+        return fmean(r.choices(after, k=len(after))) / of - 1 if of > 0 else 0.0
 
     share = _interval(fmean(after) / fmean(before) - 1, min(len(before), len(after)), draw)
     if share.low <= 0 <= share.high or abs(share.value) < LEAST_DIFFERENCE:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gevent
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
@@ -19,7 +20,7 @@ from deploys.procedures.measure.sampler import Sampler
 from deploys.procedures.measure.subject import longest, machines, most_streams, subject
 from facts.endpoint import throughput
 from facts.endpoint.completion import Endpoint, ask
-from facts.endpoint.engine_metrics import Counters, NoMetrics, acceptance, made, scrape
+from facts.endpoint.engine_metrics import Counters, NoMetrics, acceptance, decoded, made, scrape
 from facts.endpoint.throughput import NotMeasured
 from facts.endpoint.tool_suite import run_suite
 from facts.measure import ClientRound, Loaded, load
@@ -40,6 +41,8 @@ SLOWEST_PREFILL = 50
 TEMPLATE_TOKENS = 64
 PREFILL_ROUNDS = 3
 STREAMS = (1, 2, 4, 8, 16)
+# Until an answer that has ended stands in the engine's counters.
+COUNTED_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,10 @@ class Bench:
         yield from words.doubts(doubts((), (), 0, 0, self.before.busy, self.before.tokens))
         with self.sampler.meanwhile():
             for streams in self.wanted.streams:
+                before = counters(self.where)
                 yield words.point(self._sweep(streams, self.quiet))
                 if streams == 1:
-                    yield self._other()
+                    yield self._other(self._first_off(before))
             if self._thinks() and not self.wanted.quick:
                 yield words.point(self._sweep(1, self.where, thinking=True))
             after = counters(self.where)
@@ -219,18 +223,38 @@ class Bench:
         self.keep(prefill=(*self.run.prefill, row))
         return row
 
-    def _other(self) -> str:
+    def _first_off(self, before: Counters) -> float | None:
+        """By which share the rate of one stream is above what the engine's clock says of it."""
+        point = self.run.points[-1]
+        rows = [row for row in (point.warm_up, *point.rounds) if row is not None]
+        asked = [(row.tokens, row.stream_tok_s[0]) for row in rows if row.stream_tok_s]
+        return self._off(before, asked) if len(asked) == len(rows) else None
+
+    def _off(self, before: Counters, asked: Sequence[tuple[int, float]]) -> float | None:
+        """The same of answers by their tokens and rates."""
+        until = time.monotonic() + COUNTED_S
+        # it counts an answer just after its last token has gone out
+        while (rate := decoded(before, counters(self.where), len(asked))) is None:
+            if before.answers is None or time.monotonic() > until:
+                return None
+            gevent.sleep(0.1)
+        seconds = sum((tokens - 1) / of for tokens, of in asked)
+        return sum(tokens - 1 for tokens, _ in asked) / seconds / rate - 1
+
+    def _other(self, first_off: float | None) -> str:
         """One stream again by the client that upgrade and verify use, from this machine: the same
         prompts, at once after the first.
         """
-        want = self.wanted
-        same = [prompt for asked in self._asked(1) for prompt in asked]
+        want, before = self.wanted, counters(self.where)
+        same = [prompt for asked in self._asked(1)[1:] for prompt in asked]
         try:
-            rate = throughput.measure_by(self.quiet, same, want.tokens)
+            rates = throughput.measure_by(self.quiet, same, want.tokens).each
         except NotMeasured as error:
             return f"not measured from this machine as well: {error}"
-        self.ours += (want.rounds + 1) * want.tokens
-        self.keep(other=Other(client="rigbook, from the operator's machine", rates=rate.each))
+        self.ours += want.rounds * want.tokens
+        off = self._off(before, [(want.tokens, rate) for rate in rates])
+        name = "rigbook, from the operator's machine"
+        self.keep(other=Other(client=name, rates=rates, off=off, first_off=first_off))
         return words.other(self.run)
 
     def _tools(self) -> Iterator[str]:

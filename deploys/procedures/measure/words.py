@@ -69,26 +69,15 @@ def other(run: BenchRun) -> str:
     """What another client measured of one stream, against this one."""
     if run.other is None or not run.other.rates:
         return "not measured by another client"
-    rounds = next((p.rounds for p in run.points if p.streams == 1 and not p.thinking), ())
-    # the same prompts in the same order; a round that failed has no pair
-    pairs = [(row.stream_tok_s[0], rate) for row, rate in zip(rounds, run.other.rates, strict=False)
-             if row.stream_tok_s]  # fmt: skip
-    theirs = f"1 stream by {run.other.client}: {fmean(run.other.rates):.1f} tok/s"
-    if not pairs:
-        return theirs
-    mine, other_ = [[*rates] for rates in zip(*pairs, strict=True)]
-    both = f"{theirs}, {fmean(mine):.1f} by {run.client}"
-    found = compare(mine, other_, paired=True)
-    if found.share is None:
-        return f"{both}: {found.word}"
-    share = found.share
-    if max(abs(share.low), abs(share.high)) <= AGREE:
-        word = "they agree"
-    elif share.low > AGREE or share.high < -AGREE:
-        word = "they do NOT agree"
-    else:
-        word = "their rounds vary too much to tell"
-    return f"{both}: {share.value:+.1%} ({share.low:+.1%} to {share.high:+.1%}), {word}"
+    found = run.other
+    theirs = f"1 stream by {found.client}: {fmean(found.rates):.1f} tok/s"
+    if found.off is None or found.first_off is None:
+        return f"{theirs}; no count of the engine's own to compare the clients by"
+    apart = abs((1 + found.off) / (1 + found.first_off) - 1)
+    return (
+        f"{theirs}, {found.off:+.1%} of the engine's own count of these answers; {run.client}: "
+        f"{found.first_off:+.1%}; they {'agree' if apart <= AGREE else 'do NOT agree'}"
+    )
 
 
 def tools(rows: Sequence[ToolRow]) -> Iterator[str]:

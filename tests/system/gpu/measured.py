@@ -38,7 +38,7 @@ def bench(rig: Rig) -> str:
     endpoint = Endpoint(f"http://{host.HOST}:{PORT}", "gpu")
     time.sleep(LOGGED_S)
     before, since = scrape(endpoint), rig.on("date '+%F %T'")
-    done = rig.deploy("bench", "profile=speculative", "streams=1,4", "tokens=256", "contexts=512",
+    done = rig.deploy("bench", "profile=speculative", "streams=1,4", "tokens=200", "contexts=512",
                       "rounds=10")  # fmt: skip
     assert done.rc == 0, tail(done)
     run = _newest(rig)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from facts.endpoint.completion import Endpoint
-from facts.endpoint.engine_metrics import Counters, NoMetrics, acceptance, made, read, scrape
+from facts.endpoint.engine_metrics import (
+    Counters,
+    NoMetrics,
+    acceptance,
+    decoded,
+    made,
+    read,
+    scrape,
+)
 from schema.measure.run import Acceptance
 from tests.plans.support.engine_double import EngineDouble
 
@@ -83,3 +91,26 @@ def test_what_is_no_metrics_is_one_line(metrics: str | None, said: str) -> None:
     with pytest.raises(NoMetrics, match="ConnectError"):
         scrape(Endpoint("http://127.0.0.1:9", "tiny"))
     assert Counters().busy == 0
+
+
+# two replicas; the histogram as vllm/v1/metrics/loggers.py names it
+DECODED = """\
+vllm:generation_tokens_total{{engine="0"}} {tokens}
+vllm:request_decode_time_seconds_bucket{{engine="0",le="+Inf"}} {answers}
+vllm:request_decode_time_seconds_sum{{engine="0"}} {seconds}
+vllm:request_decode_time_seconds_count{{engine="0"}} {answers}
+vllm:request_decode_time_seconds_sum{{engine="1"}} 1.5
+vllm:request_decode_time_seconds_count{{engine="1"}} 1
+"""
+
+
+@pytest.mark.parametrize(("answers", "seconds", "rate"), [
+    (4, 5.2, 50.0),  # 260 tokens of 4 answers, whose first ones no clock has
+    (5, 5.2, None),  # one of them is of somebody else
+    (4, 0.0, None),  # started anew
+])  # fmt: skip
+def test_the_engines_own_clock(answers: int, seconds: float, rate: float | None) -> None:
+    before = read(DECODED.format(tokens=1000, answers=7, seconds=2.0))
+    after = read(DECODED.format(tokens=1264, answers=7 + answers, seconds=2.0 + seconds))
+    assert decoded(before, after, 4) == (rate and pytest.approx(rate))
+    assert decoded(Counters(tokens=1), after, 4) is None

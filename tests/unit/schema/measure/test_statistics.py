@@ -98,13 +98,3 @@ def test_samples_that_resemble_each_other_count_for_fewer() -> None:
     assert slope([float(n) for n in range(9)], [2.0 * n for n in range(9)]) == (
         statistics.Interval(2.0, 2.0, 2.0)
     )
-
-
-def test_pairs_are_drawn_as_pairs() -> None:
-    before, after = (58.0, 121.0, 77.0, 90.0, 64.0), (56.9, 118.6, 75.4, 88.3, 62.7)
-    assert compare(before, after).word == "within noise"
-    found = compare(before, after, paired=True)
-    assert found.word == "worse" and found.share is not None
-    assert -0.03 < found.share.low < found.share.value < found.share.high < -0.01
-    with pytest.raises(ValueError, match="cannot be paired"):
-        compare(before, after[:4], paired=True)
