@@ -133,7 +133,7 @@ def move(
 
 
 def _line(transfer: Transfer, name: str, reference: str, whole: bool) -> str:
-    how = f"its missing layers, {transfer.route.words}"
+    how = f"what it lacks, {transfer.route.words}"
     if whole:
         how = "whole, through this machine (method=ssh)"
     if name == transfer.source:
@@ -165,5 +165,5 @@ def arrived(answer: Mapping[str, Any]) -> str:
     return (
         f"{answer['layers']} layers, {size}; "
         f"{answer['wire_bytes'] / 1e6:.1f} MB on the wire in {answer['wire_s']:.1f} s; "
-        f"with docker load {answer['load_s']:.1f} s, in all {answer['took_s']:.1f} s{damaged}"
+        f"with docker's part {answer['load_s']:.1f} s, in all {answer['took_s']:.1f} s{damaged}"
     )

@@ -1,7 +1,7 @@
 """The fallback `method=ssh`: docker save on one node, docker load on another, through this machine.
 
-For stores whose layers node cannot read by themselves. The whole image travels, under no name;
-the tag is set after the content was looked at.
+For stores that node cannot read (neither overlay2 nor containerd). The whole image travels, under
+no name; the tag is set after the content was looked at.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ class ImageData(TransferData):
 
     archive: AbsolutePath | None = key(None, "a docker archive on this machine")
     build: bool = key(False, "build it from the recipe's container.build")
-    method: Literal["auto", "layers", "ssh"] = key("auto", "single layers, or whole through ssh")
+    method: Literal["auto", "ssh"] = key("auto", "from node to node, or whole through ssh")
 
 
 class WeightsData(TransferData):

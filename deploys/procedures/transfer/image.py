@@ -16,7 +16,7 @@ from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.core.check import deploy_command
-from gates.transfer.image import LAYERS_STORE, images, source_of, targets_of
+from gates.transfer.image import images, is_read, source_of, targets_of
 from gates.transfer.route import TransferRequest
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
@@ -97,8 +97,7 @@ def plan(rig: Procedure) -> ImageWork:
         logger.info(f"    {reference} is the same on all {len(found)} nodes")
     seeds: frozenset[str] = frozenset()
     if "@" in reference:
-        # A name by digest comes from a registry alone: docker load cannot set it.
-        seeds, lacking = frozenset(lacking), ()
+        source, seeds, lacking = _by_digest(snapshots, source, lacking)
     elif source is None:
         source = data.source or rig.plan.rig.head.name
         seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
@@ -114,6 +113,23 @@ def plan(rig: Procedure) -> ImageWork:
         is_whole=_is_whole(snapshots, transfer, data),
         image=lambda: _image_now(rig, transfer, found),
     )
+
+
+def _by_digest(
+    snapshots: Mapping[str, NodeSnapshot], source: str | None, lacking: tuple[str, ...]
+) -> tuple[str | None, frozenset[str], tuple[str, ...]]:
+    """Who gives an image that is named by digest, who pulls it, and who gets it.
+
+    The containerd store keeps the digest of what another node gives. docker's own store neither
+    keeps the manifest that makes it nor lets anything but a pull from the registry set it.
+    """
+    able = [n for n, s in snapshots.items()
+            if isinstance(s.docker, Docker) and s.docker.containerd is not None]  # fmt: skip
+    # one that has it already, if any
+    rows = sorted(able, key=lambda n: (n != source, n in lacking))
+    giver = rows[0] if rows else None
+    gets = tuple(n for n in lacking if n in able and n != giver)
+    return giver, frozenset(lacking).difference(gets), gets
 
 
 def _context(plan: Plan, archive: str | None) -> Context:
@@ -178,13 +194,9 @@ def _is_whole(
     """Whether the fallback is used: asked for, or a store whose layers node cannot read."""
     if transfer is None or data.method == "ssh":
         return transfer is not None
-    stores = {name: _store(snapshots[name]) for name in (transfer.source, *transfer.targets)}
-    other = [f"{name} has {store}" for name, store in stores.items() if store != LAYERS_STORE]
-    if other and data.method == "layers":
-        raise DeployError(
-            f"nothing was changed: {', '.join(other)}; method=layers needs {LAYERS_STORE} on all: "
-            "use --data method=ssh"
-        )
+    dockers = {name: snapshots[name].docker for name in (transfer.source, *transfer.targets)}
+    other = [f"{name} has {_store(snapshots[name])}" for name, docker in dockers.items()
+             if not isinstance(docker, Docker) or not is_read(docker)]  # fmt: skip
     if other:
         logger.info(f"    {', '.join(other)}: the whole image goes through docker save and load")
     return bool(other)
