@@ -62,7 +62,10 @@ hub_cache = broken(
     (HEAD, "weights.0.linked", 2),
 )
 no_fabric = broken(image_missing, (WORKER, "network.peers.0.route_device", "eth0"))
-other_store = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs"))
+other_store = broken(image_missing, (WORKER, "docker.storage_driver", "vfs"))
+containerd = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs"),
+                    (WORKER, "docker.containerd", "/var/lib/containerd"),
+                    (WORKER, "disks.0.path", "/var/lib/containerd"))  # fmt: skip
 nobody = broken(image_missing, (HEAD, LACKING, ()))
 
 
@@ -173,8 +176,9 @@ TABLE = {
     "silent": (image(seen=rigs.docker_silent), refused("docker-unreadable")),
     "open": (image(seen=rigs.change_open), refused("change-open")),
     "locked": (image(seen=rigs.locked), refused("lock-held")),
-    "other store": (image(seen=other_store, how="--dry"), quiet("method=ssh", "overlayfs")),
-    "other store, layers": (image("method=layers", seen=other_store), refused("method=ssh")),
+    "other store": (image(seen=other_store, how="--dry"), quiet("method=ssh", "vfs")),
+    "containerd store": (
+        image(seen=containerd), Ends(0, steps=MOVED, says=(GIVES,), never=("this machine",))),
     "nobody": (
         image(seen=nobody, how="--dry"), quiet(f"[{HEAD}] docker pull rigbook/vllm-cpu:0.32.0")),
     "archive absent": (
