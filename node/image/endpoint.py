@@ -196,7 +196,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         answer that begins with HTTP/ (crypto/tls, RecordHeaderError).
         """
         try:
-            if self.rfile.peek(1)[:1] == _TLS:
+            came: Any = self.rfile
+            if came.peek(1)[:1] == _TLS:
                 self.wfile.write(b"HTTP/1.0 400 Bad Request\r\n\r\n")
                 self.close_connection = True
                 return

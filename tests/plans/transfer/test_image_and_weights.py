@@ -189,6 +189,9 @@ TABLE = {
     "archive is there, other store": (
         image(f"archive={ARCHIVE}", seen=as_archive(HEAD, WORKER, by_id=False)),
         quiet(asks=LOOKS)),
+    "save": (
+        image(f"save={MADE.name}/copies", seen=healthy, how="--dry"),
+        quiet(f"[{HEAD}] docker save of rigbook/vllm-cpu:0.32.0 to this machine")),
     # though every node has the tag: the operator said what is to be under it
     "archive is nowhere": (
         image(f"archive={ARCHIVE}", seen=healthy, how="--dry"),
@@ -203,7 +206,7 @@ TABLE = {
         refused("the rig has @fake/lab1, @fake/lab2")),
     "archive for a digest": (
         image(f"archive={ARCHIVE}", "recipe=digest", f"recipes_dir={MADE.name}", seen=healthy),
-        refused("which only a pull sets")),
+        refused("holds an image without its digest, the recipe names")),
     # what has come is kept
     "fails": (
         image(faults={f"{WORKER}:image receive": NO_ROOM}),

@@ -250,6 +250,28 @@ def test_a_name_by_digest_is_not_given_to_dockers_own_store(bare: Lab, tmp_path:
     assert m.image_id(bare, "test1") == ""
 
 
+@pytest.mark.parametrize(("giver", "rig"), [("test2", BOTH), ("test1", PAIR)])
+def test_a_copy_kept_here_brings_back_what_no_registry_has(
+    bare: Lab, tmp_path: Path, giver: str, rig: str
+) -> None:
+    """By digest from one containerd store to others, by its tag from docker's own store."""
+    made = make(bare, giver)
+    save = ("--data", f"save={tmp_path / 'copies'}")
+    done = pyinfra(bare, "image", *m.RECIPE, *save, rig=rig)
+    (copy,) = (tmp_path / "copies").iterdir()
+    assert done.rc == 0 and f"{copy}: " in done.text and made in done.text, done.text
+    again = pyinfra(bare, "image", *m.RECIPE, *save, rig=rig)
+    assert again.rc == 0 and f"{copy} is whole" in again.text, again.text
+    assert again.counts("Grand total")[1:3] == ("-", "-"), again.text
+    m.clear(bare)
+    recipe = pinned(tmp_path, made) if rig == BOTH else m.RECIPE
+    name = f"rigbook/small@{made}" if rig == BOTH else m.IMAGE
+    back = pyinfra(bare, "image", *recipe, "--data", f"archive={copy}", rig=rig)
+    assert back.rc == 0 and "COMMITTED" in back.text, back.text
+    assert m.image_id(bare, giver, name) == made
+    assert m.image_id(bare, "test3" if rig == BOTH else "test2", name)
+
+
 def test_an_archive_goes_into_the_containerd_store_and_on_from_there(
     bare: Lab, tmp_path: Path
 ) -> None:
