@@ -1,6 +1,6 @@
 """image: bring the recipe's image to every node: missing layers, over the fabric, the tag last.
 
-Runbook: docs/runbooks/image.md. Data: from, archive, build, method, port, waive + reason.
+Runbook: docs/runbooks/image.md. Data: from, archive, save, build, method, port, waive + reason.
 """
 
 from deploys.common.procedure import loaded
@@ -33,6 +33,13 @@ image.move(
     transfer=work.transfer,
     whole=work.is_whole,
     image=work.image,
+)
+image.keep(
+    name="Keep a copy on this machine",
+    run=rig.run,
+    reference=work.reference,
+    source=work.keeper,
+    path=work.keep,
 )
 
 # Verify: the same content on every node, looked at anew.

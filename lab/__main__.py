@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--containerd",
         action="store_true",
-        help="the second host's docker with the containerd image store; without the engine's image",
+        help="docker with the containerd image store from the second host on; no engine's image",
     )
     up.add_argument("--no-engine", action="store_true", help="without the engine's image")
     up.add_argument("--image-on-one", action="store_true", help="the image in the first host only")

@@ -149,7 +149,7 @@ TIERS = {
     "containerd": Tier(
         (_pytest("tests/system/containerd"),),
         _needs_lab,
-        "two booted hosts, one of whose dockers keeps images in containerd",
+        "three booted hosts, two of whose dockers keep images in containerd",
     ),
     "kills": Tier(
         (_pytest("tests/system/kills"),),

@@ -13,11 +13,11 @@ from gates.transfer import route
 from gates.transfer.route import TransferRequest, gates_for
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
-from schema.observed.docker import Image
+from schema.observed.docker import Docker, Image
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 PRUNE = "sudo docker image prune"
-# the only store whose layers node reads and registers one by one
+# docker's own store, whose layers node reads and registers one by one
 LAYERS_STORE = "overlay2"
 
 
@@ -47,13 +47,21 @@ def targets_of(found: Mapping[str, Image | None], source: str | None) -> tuple[s
     )
 
 
+def is_read(docker: Docker) -> bool:
+    """Whether node reads this store: docker's own overlay2, or containerd's."""
+    return docker.containerd is not None or docker.storage_driver == LAYERS_STORE
+
+
+def _dockers(observed: Observed, names: Collection[str | None]) -> list[Docker]:
+    seen = [s for n, s in observed.items() if n in names and isinstance(s, NodeSnapshot)]
+    return [s.docker for s in seen if not isinstance(s.docker, Unreadable)]
+
+
 def through_docker(
     asked: TransferRequest, observed: Observed, names: Collection[str | None]
 ) -> bool:
     """Whether the whole image goes through docker and this machine, not over the fabric."""
-    seen = [s for n, s in observed.items() if n in names and isinstance(s, NodeSnapshot)]
-    stores = [s.docker.storage_driver for s in seen if not isinstance(s.docker, Unreadable)]
-    return asked.is_whole or any(store != LAYERS_STORE for store in stores)
+    return asked.is_whole or not all(map(is_read, _dockers(observed, names)))
 
 
 @per_node
@@ -136,7 +144,8 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
 
     Which layers another image of the taker shares, and how large each is, no snapshot tells:
     so this warns, and node refuses by the exact count before a byte comes. It blocks where
-    there is no room at all, and where the whole image goes through docker, which counts none.
+    there is no room at all, and where docker unpacks what comes (docker pull, docker load), which
+    counts none.
     """
     found, source, image = _giving(asked, plan, observed)
     if image is None:
@@ -147,7 +156,8 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
         for node, snapshot in answering_nodes(plan, observed)
         if not isinstance(snapshot.docker, Unreadable)
     }
-    by_docker = through_docker(asked, observed, (*absent, source))
+    dockers = _dockers(observed, (*absent, source))
+    by_docker = asked.is_whole or any(d.store != LAYERS_STORE for d in dockers)
     violations: list[Violation] = []
     for name in absent:
         path = roots[name]

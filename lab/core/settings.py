@@ -11,7 +11,7 @@ from pathlib import Path
 SSH_USER = "rig"
 DEFAULT_HOSTS = 2
 MAX_HOSTS = 9
-# which host gets the containerd image store where one is asked for: the fabric's second end
+# the first host that gets the containerd image store where it is asked for: the fabric's second end
 CONTAINERD_HOST = 2
 LAN_PREFIX = 24
 FABRIC_DEVICE = "bond0"
@@ -65,9 +65,9 @@ class Place:
         return tuple(f"{self.link}-fab{number}" for number in range(1, MAX_HOSTS + 1))
 
     def hosts(self, count: int, containerd: bool = False) -> list[LabHost]:
-        """`count` hosts, numbered from 1; `containerd`: the second one with that image store."""
+        """`count` hosts, numbered from 1; `containerd`: those from the second on with that store."""
         return [
-            LabHost(self, number, containerd=containerd and number == CONTAINERD_HOST)
+            LabHost(self, number, containerd=containerd and number >= CONTAINERD_HOST)
             for number in range(1, count + 1)
         ]
 

@@ -44,7 +44,7 @@ def up(
 
     ``count`` None: those that exist, else the default lab's, and none beside a tower alone. A
     tower that exists stays; ``tower_layer`` adds one, whose engine is in the folder that this
-    gives. ``containerd``: the second host's docker has
+    gives. ``containerd``: from the second host on docker has
     the containerd image store; that a lab is made with.
     """
     exists = settings.state_file.exists()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import re
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +27,7 @@ _CHUNK = BLOCK
 # The label of the nameless images that keep the layers of an image of which more has to come.
 PART = "rigbook.part"
 PART_TIMEOUT_S = 60.0
+DOCKER_WAIT_S = 60.0
 
 
 class GrowingLayers:
@@ -174,7 +177,7 @@ def _post(
         except (BrokenPipeError, ConnectionResetError):
             pass  # docker has said why, and closed: its answer is read below
         sent()
-        return _answer(connection, told)
+        return answer(connection, told, "load")
     except TimeoutError:
         raise NodeError(f"docker load was not done in {timeout_s:g} s", "image_load") from None
     except (OSError, http.client.HTTPException) as error:
@@ -200,7 +203,11 @@ def _out_of_spool(chunks: Iterator[bytes]) -> Iterator[bytes]:
         ) from None  # fmt: skip
 
 
-def _answer(connection: http.client.HTTPConnection, told: Callable[[Json], None]) -> str:
+def answer(connection: http.client.HTTPConnection, told: Callable[[Json], None], what: str) -> str:
+    """Gives docker's last word about `docker WHAT`; `told` gets what it tells meanwhile.
+
+    Raises NodeError (`image_load`) with docker's words, OSError, HTTPException.
+    """
     response = connection.getresponse()
     last = ""
     for line in iter(response.readline, b""):
@@ -212,7 +219,9 @@ def _answer(connection: http.client.HTTPConnection, told: Callable[[Json], None]
             continue
         if row.get("error") or response.status != 200:
             said = row.get("error") or row.get("message")
-            raise NodeError(f"docker load: {str(said)[:400]}", "image_load", "df -h; run it again")
+            raise NodeError(
+                f"docker {what}: {str(said)[:400]}", "image_load", "df -h; run it again"
+            )
         last = str(row.get("stream") or row.get("status") or last)
         told(row)
     return last
@@ -237,6 +246,34 @@ def remove_partial_images() -> None:
     for row in api.get(f"/images/json?filters={wanted}"):
         # 409: somebody made a container of it; 404: somebody was faster
         containers.call("DELETE", f"/images/{quote(str(row['Id']), safe=':')}", PART_TIMEOUT_S)
+
+
+PULLED = re.compile(r"127\.0\.0\.1:\d+/rigbook-pull@sha256:[0-9a-f]{64}\Z")
+
+
+def remove_pulled_names() -> None:
+    """Removes the names under which docker pulled from this host's own endpoint.
+
+    An image that has no other name goes with it. Raises CannotRead.
+    """
+    for row in api.get("/images/json"):
+        # with the containerd store such a name stands among the tags
+        names = {*(row.get("RepoDigests") or []), *(row.get("RepoTags") or [])}
+        for name in filter(PULLED.match, names):
+            containers.call(
+                "DELETE", f"/images/{quote(name, safe='/:@')}?noprune=true", PART_TIMEOUT_S
+            )
+
+
+def is_docker_back(look: Callable[[], None]) -> bool:
+    """Waits for a docker that restarts; gives whether it answers again. Raises what `look` does."""
+    deadline = time.monotonic() + DOCKER_WAIT_S
+    while time.monotonic() < deadline:
+        look()
+        if containers.answers():
+            return True
+        time.sleep(0.5)
+    return False
 
 
 def inspect(reference: str) -> Json | None:

@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from node.core.errors import Json, NodeError
-from node.docker import containers, overlay2
+from node.docker import overlay2
 from node.image import load as image_load
 from node.transfer import client
 from node.transfer import spool as spooling
 
 SUFFIX = ".layer"
-DOCKER_WAIT_S = 60.0
 ATTEMPTS = 3
 # A docker load costs about a third of a second besides its bytes.
 GROUP = 256 << 20
@@ -80,10 +79,10 @@ class ImageReceiver:
         if self._progress:
             self._progress.end()
 
-    def bring(self, root: str) -> None:
+    def bring(self, root: str, listing: Json) -> None:
         """Brings what the store lacks and has docker register it. Raises NodeError."""
         self._root = root
-        config = self._config()
+        config = self._config(listing)
         diff_ids = self._want["layers"]
         have = overlay2.present(root, diff_ids)
         self._sizes = {n: int(self._peer.ask({"size": n})["size"])
@@ -134,9 +133,9 @@ class ImageReceiver:
             self._paths[item] = os.path.join(folder, diff_ids[item][7:] + SUFFIX)
             self._first[item] = seen.setdefault(diff_ids[item], item)
 
-    def _config(self) -> bytes:
-        """Gives the image's config, which is what its id says."""
-        raw = base64.b64decode(str(self._peer.ask({"list": True}).get("config", "")))
+    def _config(self, listing: Json) -> bytes:
+        """Gives the image's config out of the giver's listing; it is what its id says."""
+        raw = base64.b64decode(str(listing.get("config", "")))
         if "sha256:" + hashlib.sha256(raw).hexdigest() != self._want["id"]:
             raise NodeError(
                 "the giving node has another image by now", "not_the_same", "run it again"
@@ -172,7 +171,11 @@ class ImageReceiver:
                 if error.code != "image_load":
                     raise
                 full = "no space left" in str(error)
-                if full or attempt == ATTEMPTS or not self._docker_back():
+                if (
+                    full
+                    or attempt == ATTEMPTS
+                    or not image_load.is_docker_back(self._peer.stop_if_gone)
+                ):
                     self._damaged(group)
                     raise
         if overlay2.present(self._root, self._want["layers"]) < upto:
@@ -227,16 +230,6 @@ class ImageReceiver:
     def _all_sent(self) -> None:
         if self._progress and self._progress.done >= self._progress.total:
             self._progress.at("docker load")
-
-    def _docker_back(self) -> bool:
-        """Waits for a docker that restarts; gives whether it answers again."""
-        deadline = time.monotonic() + DOCKER_WAIT_S
-        while time.monotonic() < deadline:
-            self._peer.stop_if_gone()
-            if containers.answers():
-                return True
-            time.sleep(0.5)
-        return False
 
 
 def _size(path: str) -> int:

@@ -23,6 +23,25 @@ def split(reference: str) -> tuple[str, str]:
     return (head, tag) if colon and "/" not in tag else (reference, "latest")
 
 
+def name_for(reference: str, containerd: bool) -> str:
+    """Gives the tag to set so that docker knows a reference.
+
+    With the containerd store an image has, by each of its tags, the name by its digest as well.
+    Raises NodeError where docker keeps images by itself: there only a pull from the registry that
+    the name says sets it.
+    """
+    repository, at, digest = reference.partition("@")
+    if not at:
+        return reference
+    if not containerd:
+        raise NodeError(
+            f"{reference} is a name by digest: with docker's own store only a pull from its"
+            " registry sets it", "bad_request", "docker pull it; or name the image by a tag",
+        )  # fmt: skip
+    folder, slash, name = repository.rpartition("/")
+    return f"{folder}{slash}{name.partition(':')[0]}:rigbook-{digest[7:19]}"
+
+
 def tagged(reference: str) -> str | None:
     """Gives the id of the image that has this tag, or None."""
     found = inspect(reference)

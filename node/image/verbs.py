@@ -1,8 +1,9 @@
 """image offer and image receive: a container image from one host's docker to another's.
 
-The giver reads from docker's own store only the layers that are asked for. The receiver brings
-them into the spool and hands them to docker load while they come, looks at the whole image, and
-sets the tag last.
+The giver reads from its store only what is asked for. Where both keep images in docker's own store,
+the receiver brings layers into the spool and hands them to docker load while they come; else docker
+pulls from an endpoint on loopback, which passes on what the giver has. The receiver looks at the
+whole image, and sets the tag last.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from node.change import journal, transaction
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.docker import api, overlay2
-from node.image import load, tag_step
+from node.image import content, load, tag_step
 from node.image import receive as image_receive
 from node.transfer import client, server
 from node.transfer import spool as spooling
@@ -25,17 +27,29 @@ from node.transfer import spool as spooling
 _TAG_KEYS = ("change", "image", "want")
 
 
-def store() -> str:
-    """Gives the root of docker's store. Raises NodeError (`image_store`) for another kind."""
+@dataclass(frozen=True)
+class Store:
+    """This host's image store: its folder, and whether it is containerd's."""
+
+    root: str
+    containerd: bool
+
+
+def store() -> Store:
+    """Gives docker's image store. Raises NodeError (`image_store`) for a kind that is not known."""
     try:
         info = api.get("/info")
     except CannotRead as error:
         raise NodeError(str(error), "docker") from None
+    root = api.containerd(info)
+    if root is not None:
+        return Store(root, True)
     driver, root = str(info.get("Driver", "")), str(info.get("DockerRootDir", ""))
     if driver != overlay2.DRIVER or not os.path.isdir(os.path.join(root, "image", overlay2.DRIVER)):
-        raise NodeError(f"docker's store here is {driver or 'unknown'}, not {overlay2.DRIVER}",
-                        "image_store", "deploys/image.py --data method=ssh")  # fmt: skip
-    return root
+        raise NodeError(f"docker's store here is {driver or 'unknown'}, neither {overlay2.DRIVER}"
+                        " nor containerd", "image_store",
+                        "deploys/image.py --data method=ssh")  # fmt: skip
+    return Store(root, False)
 
 
 def _wanted(image: Json) -> Json:
@@ -49,11 +63,10 @@ def _wanted(image: Json) -> Json:
 
 
 class Stored(server.Source):
-    """An image of this host's store."""
+    """An image of docker's own store (overlay2)."""
 
-    def __init__(self, want: Json) -> None:
+    def __init__(self, root: str, want: Json) -> None:
         self._want = want
-        root = store()
         chains = overlay2.chains(want["layers"])
         self._config = overlay2.raw_config(root, want["id"])
         self._layers = [
@@ -84,17 +97,17 @@ class Stored(server.Source):
 def offer_image(request: Json) -> Json:
     """`image offer`: give an image to the peers, then be gone."""
     wanted = server.parse_request(request, ["want"])
-    return server.serve(Stored(_wanted(request["want"])), wanted)
+    own, want = store(), _wanted(request["want"])
+    return server.serve(content.Content(own.root, want) if own.containerd
+                        else Stored(own.root, want), wanted)  # fmt: skip
 
 
 def _parse_request(request: Json) -> Json:
     keys = ("change", "image", "want", "from", "key", "deadline_s")
     body = validate.keys(request, "request", keys, keys[:5])
-    reference = validate.image(body["image"], "image")
-    tag_step.split(reference)
     return {
         "change": journal.parse_change(body["change"]),
-        "image": reference,
+        "image": validate.image(body["image"], "image"),
         "want": _wanted(body["want"]),
         "from": server.parse_address(body["from"]),
         "key": validate.key(body["key"], "key"),
@@ -113,13 +126,15 @@ def receive(request: Json) -> Json:
     peer = client.Peer(body["from"], body["key"], alive.gone)
     with contextlib.ExitStack() as stack:
         _alone(stack, peer)
-        job = image_receive.ImageReceiver(body, peer)
-        _bring(job, peer, body)
+        job = _bring(peer, body)
         why = alive.gone()
         if why:
             raise NodeError(f"the image is there without its tag: {why}", "interrupted")
-        changed = _tag(body)
-    answer = {**job.figures, "wire_bytes": peer.wire_bytes, "damaged": peer.damaged}
+        changed = _tag(body, job.name, job.id)
+        with contextlib.suppress(CannotRead):
+            load.remove_pulled_names()
+    answer = {**job.figures, "wire_bytes": peer.wire_bytes + job.wire_bytes,
+              "damaged": peer.damaged + job.damaged}  # fmt: skip
     return {**answer, "changed": changed, "took_s": round(time.monotonic() - started, 2)}
 
 
@@ -132,15 +147,32 @@ def _alone(stack: contextlib.ExitStack, peer: client.Peer) -> None:
         raise
 
 
-def _bring(job: image_receive.ImageReceiver, peer: client.Peer, body: Json) -> None:
+@dataclass
+class _Came:
+    """An image that is here whole: the tag that it is to have, its id here, what came of it."""
+
+    name: str
+    id: str
+    figures: Json
+    wire_bytes: int = 0
+    damaged: int = 0
+
+
+def _bring(peer: client.Peer, body: Json) -> _Came:
     """Brings the image whole, without a tag, and tells the giver how it ended."""
     error: str | None = "it failed"
     try:
-        root = store()
+        own = store()
+        name = tag_step.name_for(body["image"], own.containerd)
+        came = _Came(name, body["want"]["id"], {"layers": 0, "bytes": 0, "resumed_bytes": 0})
         if not load.is_complete(body["want"]):
-            job.bring(root)
+            listing = peer.ask({"list": True})
+            # from one of docker's own stores to another only the layers go, without docker's pull
+            by_layer = not own.containerd and "config" in listing
+            (_by_layer if by_layer else _by_pull)(came, own, peer, body, listing)
         image_receive.remove_leftovers()
         error = None
+        return came
     except (NodeError, OSError) as failure:
         error = str(failure)
         raise
@@ -149,28 +181,58 @@ def _bring(job: image_receive.ImageReceiver, peer: client.Peer, body: Json) -> N
         raise NodeError(error, "docker", "systemctl status docker") from None
     finally:
         peer.bye(error)
+
+
+def _by_layer(came: _Came, own: Store, peer: client.Peer, body: Json, listing: Json) -> None:
+    job = image_receive.ImageReceiver(body, peer)
+    try:
+        job.bring(own.root, listing)
+    finally:
         job.end()
+    came.figures = job.figures
+
+
+def _by_pull(came: _Came, own: Store, peer: client.Peer, body: Json, listing: Json) -> None:
+    # here: http.server is of no use to any other verb
+    from node.image import pull
+
+    job = pull.ImagePull(body, peer, listing)
+    came.id = job.own_id(own.containerd)
+    if load.is_complete({"id": came.id, "layers": body["want"]["layers"]}):
+        return
+    try:
+        job.bring(own.root, own.containerd)
+    finally:
+        job.end()
+        came.wire_bytes, came.damaged = job.wire_bytes, job.damaged
+    came.figures = job.figures
 
 
 def tag(request: Json) -> Json:
     """`image tag`: set the tag on an image that is here whole, as a journalled step."""
     body = validate.keys(request, "request", _TAG_KEYS, _TAG_KEYS)
-    reference = validate.image(body["image"], "image")
-    tag_step.split(reference)
-    header = journal.parse_change(body["change"])
-    changed = _tag({"change": header, "image": reference, "want": _wanted(body["want"])})
+    reference, want = validate.image(body["image"], "image"), _wanted(body["want"])
+    name = tag_step.name_for(reference, "@" in reference and store().containerd)
+    request = {"change": journal.parse_change(body["change"]), "image": reference, "want": want}
+    changed = _tag(request, name, want["id"])
     # The image came by another way: what a transfer that was given up left is of no use.
     with contextlib.suppress(NodeError, CannotRead, OSError), spooling.TransferLock("image"):
         image_receive.remove_leftovers()
+        load.remove_pulled_names()
     return {"changed": changed}
 
 
-def _tag(body: Json) -> bool:
-    """Sets the tag under the host's lock; gives whether it was another one."""
+def _tag(body: Json, name: str, image_id: str) -> bool:
+    """Sets the tag `name` under the host's lock; gives whether it was another one."""
     with transaction.opened(body["change"], "image receive") as steps:
-        if not load.is_complete(body["want"]):
+        if not load.is_complete({"id": image_id, "layers": body["want"]["layers"]}):
             raise NodeError(
                 "the image went away before it was tagged", "image_load", "run it again"
             )
-        wanted = {"image": body["image"], "id": body["want"]["id"]}
-        return tag_step.TagKind("tag").do(wanted, steps)[0]
+        if "@" in body["image"] and not body["image"].endswith(f"@{image_id}"):
+            raise NodeError(f"the image is {image_id}, {body['image']} names another one",
+                            "not_the_same")  # fmt: skip
+        changed = tag_step.TagKind("tag").do({"image": name, "id": image_id}, steps)[0]
+        if tag_step.tagged(body["image"]) != image_id:
+            raise NodeError(f"docker set {name} and does not know {body['image']}", "image_tag")
+        return changed

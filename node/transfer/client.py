@@ -28,6 +28,7 @@ _BYE_S = 20.0
 # Told to a giver that waits while this end reads what it has: less than wire.SILENCE_S.
 _HERE_EVERY_S = 5.0
 Grown = Callable[[int], None]
+Write = Callable[[memoryview], None]
 
 
 class Peer:
@@ -255,21 +256,38 @@ def _fetch_with_retries(
     """Brings an item's blocks of `span` (first byte, end) into its file; gives the giver's closing
     message. Raises NodeError; `not_the_same`, and the file is removed, where another number came.
     """
-    offset, size = span
     # What nobody hashes here is read again at once, from the page cache; weights are not.
-    with direct_writer.Sink(path, offset, running is not None, dir_fd) as file:
-        said = None
-        while said is None:
-            line = peer.line()
-            try:
-                said, offset = _blocks(peer, line, item, file, running, (offset, size), grown)
-            except _LineBroke as broken:
-                offset = broken.offset
-                peer.broke(broken.error)
-        if "error" in said:
-            raise NodeError(f"the giving node: {said['error']}", "source")
+    with direct_writer.Sink(path, span[0], running is not None, dir_fd) as file:
+        try:
+            return pass_on(peer, item, file.write, span, running, grown)
+        except NodeError as error:
+            if error.code == "not_the_same":
+                os.unlink(path, dir_fd=dir_fd)
+            raise
+
+
+def pass_on(
+    peer: Peer,
+    item: int,
+    write: Write,
+    span: tuple[int, int],
+    running: protocol.RunningDigest | None = None,
+    grown: Grown = lambda _: None,
+) -> Json:
+    """Hands an item's blocks from the first byte of `span` to its end on, over as many lines as it
+    takes; gives the giver's closing message. Raises what `write` does, and NodeError."""
+    offset, size = span
+    said = None
+    while said is None:
+        line = peer.line()
+        try:
+            said, offset = _blocks(peer, line, item, write, running, (offset, size), grown)
+        except _LineBroke as broken:
+            offset = broken.offset
+            peer.broke(broken.error)
+    if "error" in said:
+        raise NodeError(f"the giving node: {said['error']}", "source")
     if offset != size:
-        os.unlink(path, dir_fd=dir_fd)
         least = "more than " if offset > size else ""
         raise NodeError(f"{least}{min(offset, size)} bytes came, the giving node said {size} bytes",
                         "not_the_same", "run it again: it is fetched anew")  # fmt: skip
@@ -288,7 +306,7 @@ def _blocks(
     peer: Peer,
     line: protocol.Connection,
     item: int,
-    file: direct_writer.Sink,
+    write: Write,
     running: protocol.RunningDigest | None,
     span: tuple[int, int],
     grown: Grown,
@@ -323,7 +341,7 @@ def _blocks(
             return {}, offset + len(block)
         if running is not None and checks is None:
             running.update(block)
-        file.write(block)
+        write(block)
         offset += len(block)
         peer.progressed()
         grown(len(block))

@@ -1,7 +1,8 @@
 """A docker archive on this machine, read before any of it goes to a node.
 
 What goes on is made anew: the config and the layers that the manifest names, plain files under
-plain names, and no tag. Whatever else an archive holds stays here.
+plain names, and no tag. Where the archive has the documents of a registry's image (docker save of a
+containerd store), they go on with it, so that its digest stays. Whatever else it holds stays here.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from facts.rignode import pack
 from node.rules.patterns import DIGEST
 
 _CHUNK = 1 << 20
 _MAX_CONFIG = 8 << 20
+_BLOBS = "blobs/sha256/"
+# an index may name an index; no image is deeper
+_DEEPEST = 4
 
 
 class BadArchive(Exception):
@@ -36,6 +40,24 @@ class Archive:
     diff_ids: tuple[str, ...]
     arch: str
     layers: tuple[tuple[int, int], ...]  # offset and length in the file
+    # the document that the image's digest names, down to its manifest; none in the older form
+    documents: tuple[bytes, ...] = ()
+
+    @property
+    def digest(self) -> str | None:
+        """The digest by which a registry's name may name it; None in the older form."""
+        return _digest(self.documents[0]) if self.documents else None
+
+    def check(self) -> None:
+        """Reads every layer. BadArchive where one is not what its digest says."""
+        blobs = _blobs(self.documents[-1]) if self.documents else self.diff_ids
+        with self.path.open("rb") as file:
+            for wanted, (offset, length) in zip(blobs, self.layers, strict=True):
+                found = hashlib.sha256()
+                for chunk in _part(file, self.path, offset, length):
+                    found.update(chunk)
+                if f"sha256:{found.hexdigest()}" != wanted:
+                    raise BadArchive(f"{self.path}: layer {wanted[:19]} is damaged")
 
     @property
     def image_id(self) -> str:
@@ -51,22 +73,49 @@ class Archive:
         """The archive as docker load gets it."""
         names = [f"{diff[7:]}/layer.tar" for diff in self.diff_ids]
         config = f"{self.image_id[7:]}.json"
+        if self.documents:
+            names = [f"{_BLOBS}{digest[7:]}" for digest in _blobs(self.documents[-1])]
+            config = f"{_BLOBS}{self.image_id[7:]}"
+            yield from _layout(self.documents)
         manifest = [{"Config": config, "RepoTags": None, "Layers": names}]
         yield _member(config, self.config)
         yield _member("manifest.json", json.dumps(manifest).encode())
         with self.path.open("rb") as file:
             for name, (offset, length) in dict(zip(names, self.layers, strict=True)).items():
                 yield _head(name, length)
-                file.seek(offset)
-                left = length
-                while left:
-                    chunk = file.read(min(left, _CHUNK))
-                    if not chunk:
-                        raise BadArchive(f"{self.path} became shorter while it was read")
-                    left -= len(chunk)
-                    yield chunk
+                yield from _part(file, self.path, offset, length)
                 yield bytes(-length % tarfile.BLOCKSIZE)
         yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _part(file: BinaryIO, path: Path, offset: int, left: int) -> Iterator[bytes]:
+    file.seek(offset)
+    while left:
+        chunk = file.read(min(left, _CHUNK))
+        if not chunk:
+            raise BadArchive(f"{path} became shorter while it was read")
+        left -= len(chunk)
+        yield chunk
+
+
+def _digest(raw: bytes) -> str:
+    return "sha256:" + hashlib.sha256(raw).hexdigest()
+
+
+def _blobs(manifest: bytes) -> tuple[str, ...]:
+    return tuple(str(row["digest"]) for row in json.loads(manifest)["layers"])
+
+
+def _layout(documents: tuple[bytes, ...]) -> Iterator[bytes]:
+    """The members that make an archive an OCI layout: the image by its digest, under no name."""
+    said = json.loads(documents[0])
+    shape = "index" if "manifests" in said else "manifest"
+    kind = said.get("mediaType") or f"application/vnd.oci.image.{shape}.v1+json"
+    row = {"mediaType": kind, "digest": _digest(documents[0]), "size": len(documents[0])}
+    yield _member("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+    yield _member("index.json", json.dumps({"schemaVersion": 2, "manifests": [row]}).encode())
+    for raw in documents:
+        yield _member(f"{_BLOBS}{_digest(raw)[7:]}", raw)
 
 
 def _head(name: str, length: int) -> bytes:
@@ -110,10 +159,40 @@ def _archive(path: Path, tar: tarfile.TarFile, members: dict[str, tarfile.TarInf
         if not DIGEST.fullmatch(diff):
             raise BadArchive(f"{path} has a layer {diff[:80]!r}, which is no digest")
     names = [str(name) for name in images[0]["Layers"]]
+    arch = str(said.get("architecture", ""))
+    documents: tuple[bytes, ...] = ()
+    if "index.json" in members:
+        rows = json.loads(_small(tar, members, "index.json"))["manifests"]
+        documents = _documents(tar, members, rows, _digest(config), 0)
+    if documents:
+        names = [f"{_BLOBS}{digest[7:]}" for digest in _blobs(documents[-1])]
     if len(names) != len(diff_ids):
         raise BadArchive(f"{path} names {len(names)} layers, its config {len(diff_ids)}")
     places = tuple(_place(members, name) for name in names)
-    return Archive(path, config, diff_ids, str(said.get("architecture", "")), places)
+    return Archive(path, config, diff_ids, arch, places, documents)
+
+
+def _documents(
+    tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], rows: Any, config: str, depth: int
+) -> tuple[bytes, ...]:
+    """What leads to the image of this config; nothing where no row does."""
+    for row in rows if depth < _DEEPEST else ():
+        name = f"{_BLOBS}{str(row['digest'])[7:]}"
+        if not DIGEST.fullmatch(str(row["digest"])) or _plain(name) not in members:
+            continue  # of another processor's image the archive has no content
+        raw = _small(tar, members, name)
+        if _digest(raw) != row["digest"]:
+            raise BadArchive(f"{name} is not what its name says")
+        said = json.loads(raw)
+        if "layers" in said and said["config"]["digest"] == config:
+            # paths are made of them
+            if not all(map(DIGEST.fullmatch, _blobs(raw))):
+                raise BadArchive(f"{name} names a layer by no digest")
+            return (raw,)
+        below = _documents(tar, members, said.get("manifests") or [], config, depth + 1)
+        if below:
+            return (raw, *below)
+    return ()
 
 
 def _found(members: dict[str, tarfile.TarInfo], name: str) -> tarfile.TarInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Collection, Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pyinfra import host
@@ -132,8 +133,37 @@ def move(
     )
 
 
+@operation()
+def keep(
+    run: Run, reference: str, source: str | None, path: Callable[[], tuple[Path, image_ssh.Same]]
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Keep the image as an archive on this machine, from which `archive=` brings it back.
+
+    + run: the change
+    + reference: the image's name
+    + source: the node whose image it is; None when nothing is to be kept
+    + path: the file and what its content must be, asked when the image is there
+    """
+    if host.name != source:
+        host.noop("nothing to keep from here")
+        return
+    run.show_once(host, "keep", lambda: host.log(f"docker save of {reference} to this machine"))
+    node, reporter = host.name, host
+
+    def work() -> None:
+        file, same = path()
+        kept = image_ssh.keep(run, node, reference, file, same)
+        reporter.log_styled(
+            f"{file}: {file.stat().st_size / 1e9:.2f} GB, {kept.digest or kept.image_id}",
+            fg="green",
+        )
+
+    yield run.step("keep", (node,), work, DEADLINE_S)
+
+
 def _line(transfer: Transfer, name: str, reference: str, whole: bool) -> str:
-    how = f"its missing layers, {transfer.route.words}"
+    how = f"what it lacks, {transfer.route.words}"
     if whole:
         how = "whole, through this machine (method=ssh)"
     if name == transfer.source:
@@ -165,5 +195,5 @@ def arrived(answer: Mapping[str, Any]) -> str:
     return (
         f"{answer['layers']} layers, {size}; "
         f"{answer['wire_bytes'] / 1e6:.1f} MB on the wire in {answer['wire_s']:.1f} s; "
-        f"with docker load {answer['load_s']:.1f} s, in all {answer['took_s']:.1f} s{damaged}"
+        f"with docker's part {answer['load_s']:.1f} s, in all {answer['took_s']:.1f} s{damaged}"
     )

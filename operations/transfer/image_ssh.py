@@ -1,16 +1,19 @@
 """The fallback `method=ssh`: docker save on one node, docker load on another, through this machine.
 
-For stores whose layers node cannot read by themselves. The whole image travels, under no name;
-the tag is set after the content was looked at.
+For stores that node cannot read (neither overlay2 nor containerd). The whole image travels, under
+no name; the tag is set after the content was looked at.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pyinfra.api import Host
@@ -20,6 +23,8 @@ from facts.rignode.call import bounded
 from facts.rignode.context import as_root
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
+from operations.transfer import docker_archive
+from operations.transfer.docker_archive import Archive
 from schema.desired.rig import Node
 from schema.render.engine_spec import on_node
 from schema.render.image_build import LABEL, Context
@@ -27,6 +32,7 @@ from schema.render.image_build import LABEL, Context
 TIMEOUT_S = 4 * 3600
 _CHUNK = 1 << 20
 _SAY_EVERY_S = 5.0
+Same = Callable[[Archive], bool]
 
 
 def between(run: Run, source: str, target: str, reference: str, want: dict[str, Any]) -> None:
@@ -48,6 +54,42 @@ def from_archive(
     """Loads an archive of this machine on a node and tags it. Raises StepFailed."""
     loaded = _load(run.host(target), chunks)
     tag(run, target, reference, {"id": loaded, "layers": layers})
+
+
+def keep(run: Run, source: str, reference: str, path: Path, same: Same) -> Archive:
+    """Brings docker save of a node's image into a file here, checked; what it holds.
+
+    A file that is there and whole stays. `same`: whether an archive is the node's image. Raises
+    StepFailed; no half file is left then.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        if path.exists():
+            found = docker_archive.read(path)
+            found.check()
+            if same(found):
+                return found
+            raise StepFailed(f"{path} holds another image: move it away")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save = f"docker save {shlex.quote(reference)}"
+        with closing(_Command(run.host(source), save)) as giver, part.open("wb") as file:
+            for chunk in giver.chunks():
+                file.write(chunk)
+            giver.finish()
+            file.flush()
+            os.fsync(file.fileno())
+        found = docker_archive.read(part)
+        found.check()
+        if not same(found):
+            raise StepFailed(
+                f"docker save on {source} gave another image than {reference} is there"
+            )
+        part.rename(path)
+    except (OSError, docker_archive.BadArchive) as error:
+        raise StepFailed(f"{path}: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return replace(found, path=path)
 
 
 def build(run: Run, target: str, context: Context) -> str:

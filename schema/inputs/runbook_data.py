@@ -333,8 +333,9 @@ class ImageData(TransferData):
     """image."""
 
     archive: AbsolutePath | None = key(None, "a docker archive on this machine")
+    save: AbsolutePath | None = key(None, "a folder on this machine that keeps an archive of it")
     build: bool = key(False, "build it from the recipe's container.build")
-    method: Literal["auto", "layers", "ssh"] = key("auto", "single layers, or whole through ssh")
+    method: Literal["auto", "ssh"] = key("auto", "from node to node, or whole through ssh")
 
 
 class WeightsData(TransferData):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.core.check import deploy_command
-from gates.transfer.image import LAYERS_STORE, images, source_of, targets_of
+from gates.transfer.image import images, is_read, source_of, targets_of
 from gates.transfer.route import TransferRequest
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.transfer import docker_archive
+from operations.transfer.image_ssh import Same
 from operations.transfer.transfer import Transfer
 from schema.core.errors import SpecError
 from schema.desired.plan import Plan
@@ -41,6 +43,8 @@ class ImageWork:
     transfer: Transfer | None
     is_whole: bool
     image: Callable[[], Image]
+    keeper: str | None
+    keep: Callable[[], tuple[Path, Same]]
 
     @property
     def needed(self) -> bool:
@@ -97,11 +101,18 @@ def plan(rig: Procedure) -> ImageWork:
         logger.info(f"    {reference} is the same on all {len(found)} nodes")
     seeds: frozenset[str] = frozenset()
     if "@" in reference:
-        # A name by digest comes from a registry alone: docker load cannot set it.
-        seeds, lacking = frozenset(lacking), ()
+        source, seeds, lacking = _by_digest(snapshots, source, lacking)
+        unfit = [n for n in seeds if n != source] if archive is not None else []
+        if unfit:
+            raise DeployError(
+                f"nothing was changed: {', '.join(unfit)}: {reference} is a name by digest, which "
+                "docker's own store takes from its registry alone: leave archive= out, or name the "
+                "image by a tag in the recipe"
+            )
     elif source is None:
         source = data.source or rig.plan.rig.head.name
         seeds, lacking = frozenset({source}), tuple(n for n in lacking if n != source)
+    kept = data.save is None or _is_kept(rig, source, found, data.save)
     transfer = None
     if lacking and source is not None:
         transfer = Transfer(rig.run, "image", source, lacking, planned_route(rig))
@@ -112,8 +123,53 @@ def plan(rig: Procedure) -> ImageWork:
         build=made_of if seeds else None,
         transfer=transfer,
         is_whole=_is_whole(snapshots, transfer, data),
-        image=lambda: _image_now(rig, transfer, found),
+        image=lambda: _image_now(rig, transfer.source if transfer else None, found),
+        keeper=None if kept else source,
+        keep=lambda: _copy(rig, source, found, data.save or ""),
     )
+
+
+def _copy(
+    rig: Procedure, node: str | None, found: Mapping[str, Image | None], folder: str
+) -> tuple[Path, Same]:
+    """The file that keeps a node's image, and whether an archive is that image."""
+    image = _image_now(rig, node, found)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", image_of_recipe(rig.plan).partition("@")[0])
+    return Path(folder) / f"{name}-{image.id[7:19]}.tar", lambda archive: _matches(archive, image)
+
+
+def _is_kept(
+    rig: Procedure, node: str | None, found: Mapping[str, Image | None], folder: str
+) -> bool:
+    """Whether the copy of what a node has is there already and whole: all of it is read."""
+    if node is None or found.get(node) is None:
+        return False
+    path, same = _copy(rig, node, found, folder)
+    try:
+        kept = docker_archive.read(path)
+        kept.check()
+    except docker_archive.BadArchive:
+        return False  # the run says what is wrong with it, or makes it
+    if same(kept):
+        logger.info(f"    {path} is whole: {kept.digest or kept.image_id}")
+    return same(kept)
+
+
+def _by_digest(
+    snapshots: Mapping[str, NodeSnapshot], source: str | None, lacking: tuple[str, ...]
+) -> tuple[str | None, frozenset[str], tuple[str, ...]]:
+    """Who gives an image that is named by digest, who pulls it, and who gets it.
+
+    The containerd store keeps the digest of what another node gives. docker's own store neither
+    keeps the manifest that makes it nor lets anything but a pull from the registry set it.
+    """
+    able = [n for n, s in snapshots.items()
+            if isinstance(s.docker, Docker) and s.docker.containerd is not None]  # fmt: skip
+    # one that has it already, if any
+    rows = sorted(able, key=lambda n: (n != source, n in lacking))
+    giver = rows[0] if rows else None
+    gets = tuple(n for n in lacking if n in able and n != giver)
+    return giver or source, frozenset(lacking).difference(gets), gets
 
 
 def _context(plan: Plan, archive: str | None) -> Context:
@@ -145,11 +201,6 @@ def _archive(
 ) -> docker_archive.Archive:
     """The operator's archive; DeployError where it is none, or cannot become this rig's image."""
     path, reference = data.archive or "", image_of_recipe(plan)
-    if "@" in reference:
-        raise DeployError(
-            f"nothing was changed: {reference} is a name by digest, which only a pull sets: leave "
-            "archive= out, or name the image by a tag in the recipe"
-        )
     target = data.source or plan.rig.head.name
     if target not in snapshots:
         raise DeployError(f"nothing was changed: from={target}: the rig has {', '.join(snapshots)}")
@@ -157,6 +208,11 @@ def _archive(
         found = docker_archive.read(Path(path))
     except docker_archive.BadArchive as error:
         raise DeployError(f"nothing was changed: {error}") from None
+    if "@" in reference and not reference.endswith(f"@{found.digest}"):
+        raise DeployError(
+            f"nothing was changed: {path} holds {found.digest or 'an image without its digest'}, "
+            f"the recipe names {reference}"
+        )
     if KERNEL_ARCH.get(found.arch, found.arch) != snapshots[target].identity.arch:
         raise DeployError(
             f"nothing was changed: {path} is for {found.arch or 'an unknown processor'}, the node "
@@ -168,7 +224,8 @@ def _archive(
 def _matches(archive: docker_archive.Archive, image: Image) -> bool:
     """Whether an archive is this image: its layers, and its config by id or by what it does."""
     return archive.diff_ids == image.layers and (
-        archive.image_id == image.id or archive.config_sha256 == image.config_sha256
+        image.id in (archive.image_id, archive.digest)
+        or archive.config_sha256 == image.config_sha256
     )
 
 
@@ -178,32 +235,26 @@ def _is_whole(
     """Whether the fallback is used: asked for, or a store whose layers node cannot read."""
     if transfer is None or data.method == "ssh":
         return transfer is not None
-    stores = {name: _store(snapshots[name]) for name in (transfer.source, *transfer.targets)}
-    other = [f"{name} has {store}" for name, store in stores.items() if store != LAYERS_STORE]
-    if other and data.method == "layers":
-        raise DeployError(
-            f"nothing was changed: {', '.join(other)}; method=layers needs {LAYERS_STORE} on all: "
-            "use --data method=ssh"
-        )
+    dockers = {name: snapshots[name].docker for name in (transfer.source, *transfer.targets)}
+    other = [f"{name} has {_store(snapshots[name])}" for name, docker in dockers.items()
+             if not isinstance(docker, Docker) or not is_read(docker)]  # fmt: skip
     if other:
         logger.info(f"    {', '.join(other)}: the whole image goes through docker save and load")
     return bool(other)
 
 
-def _image_now(
-    rig: Procedure, transfer: Transfer | None, found: Mapping[str, Image | None]
-) -> Image:
+def _image_now(rig: Procedure, source: str | None, found: Mapping[str, Image | None]) -> Image:
     """What the source has: as it was seen, or looked at again where it came in this run."""
-    if transfer is None:
+    if source is None:
         raise StepFailed("no node gives the image")
-    image = found.get(transfer.source)
+    image = found.get(source)
     if image is None:
-        seen = observe(rig.run.state, rig.plan, fresh=True)[transfer.source]
+        seen = observe(rig.run.state, rig.plan, fresh=True)[source]
         docker = seen.docker if isinstance(seen, NodeSnapshot) else None
         if isinstance(docker, Docker):
             image = image_of(docker, image_of_recipe(rig.plan))
     if image is None:
-        raise StepFailed(f"{transfer.source} does not have {image_of_recipe(rig.plan)}")
+        raise StepFailed(f"{source} does not have {image_of_recipe(rig.plan)}")
     return image
 
 

@@ -62,7 +62,10 @@ hub_cache = broken(
     (HEAD, "weights.0.linked", 2),
 )
 no_fabric = broken(image_missing, (WORKER, "network.peers.0.route_device", "eth0"))
-other_store = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs"))
+other_store = broken(image_missing, (WORKER, "docker.storage_driver", "vfs"))
+containerd = broken(image_missing, (WORKER, "docker.storage_driver", "overlayfs"),
+                    (WORKER, "docker.containerd", "/var/lib/containerd"),
+                    (WORKER, "disks.0.path", "/var/lib/containerd"))  # fmt: skip
 nobody = broken(image_missing, (HEAD, LACKING, ()))
 
 
@@ -173,8 +176,9 @@ TABLE = {
     "silent": (image(seen=rigs.docker_silent), refused("docker-unreadable")),
     "open": (image(seen=rigs.change_open), refused("change-open")),
     "locked": (image(seen=rigs.locked), refused("lock-held")),
-    "other store": (image(seen=other_store, how="--dry"), quiet("method=ssh", "overlayfs")),
-    "other store, layers": (image("method=layers", seen=other_store), refused("method=ssh")),
+    "other store": (image(seen=other_store, how="--dry"), quiet("method=ssh", "vfs")),
+    "containerd store": (
+        image(seen=containerd), Ends(0, steps=MOVED, says=(GIVES,), never=("this machine",))),
     "nobody": (
         image(seen=nobody, how="--dry"), quiet(f"[{HEAD}] docker pull rigbook/vllm-cpu:0.32.0")),
     "archive absent": (
@@ -185,6 +189,9 @@ TABLE = {
     "archive is there, other store": (
         image(f"archive={ARCHIVE}", seen=as_archive(HEAD, WORKER, by_id=False)),
         quiet(asks=LOOKS)),
+    "save": (
+        image(f"save={MADE.name}/copies", seen=healthy, how="--dry"),
+        quiet(f"[{HEAD}] docker save of rigbook/vllm-cpu:0.32.0 to this machine")),
     # though every node has the tag: the operator said what is to be under it
     "archive is nowhere": (
         image(f"archive={ARCHIVE}", seen=healthy, how="--dry"),
@@ -199,7 +206,7 @@ TABLE = {
         refused("the rig has @fake/lab1, @fake/lab2")),
     "archive for a digest": (
         image(f"archive={ARCHIVE}", "recipe=digest", f"recipes_dir={MADE.name}", seen=healthy),
-        refused("which only a pull sets")),
+        refused("holds an image without its digest, the recipe names")),
     # what has come is kept
     "fails": (
         image(faults={f"{WORKER}:image receive": NO_ROOM}),

@@ -1,4 +1,4 @@
-"""Two booted hosts: test1's docker on overlay2, test2's on the containerd image store."""
+"""Three booted hosts: test1's docker on overlay2, the others' on the containerd image store."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from tests.system.rehearsal import Lab, rehearsal
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """The hosts, without the engine's image."""
-    with rehearsal("--containerd") as made:
+    with rehearsal("--hosts", "3", "--containerd") as made:
         yield made

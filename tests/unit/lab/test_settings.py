@@ -48,11 +48,11 @@ def test_reading_settings_writes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_second_host_alone_has_the_containerd_store(tmp_path: Path) -> None:
+def test_the_hosts_from_the_second_on_have_the_containerd_store(tmp_path: Path) -> None:
     lab = settings.load({"RIGBOOK_LAB_HOME": str(tmp_path)})
     assert not any(host.containerd for host in lab.hosts())
     (tmp_path / "lab.json").write_text('{"hosts": 3, "containerd": true}')
-    assert [host.containerd for host in lab.hosts()] == [False, True, False]
+    assert [host.containerd for host in lab.hosts()] == [False, True, True]
     one, two, _ = lab.hosts()
     bind = f"--bind={lab.host_dir(two) / 'containerd'}:/var/lib/containerd"
     assert bind in nspawn_argv(lab, two)

@@ -105,9 +105,11 @@ def slow_link(lab: Lab, host: str, device: str, mbit: int) -> Iterator[None]:
         lab.ssh(host, f"sudo tc qdisc del dev {device} root 2>/dev/null || true")
 
 
-def start(deploy: str, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    deploy: str, *arguments: str, inventory: str = "inventory/lab.py"
+) -> subprocess.Popen[str]:
     """A deploy that runs on; a process group of its own."""
-    words = [str(PYINFRA), "inventory/lab.py", f"deploys/{deploy}.py", *arguments, "-y"]
+    words = [str(PYINFRA), inventory, f"deploys/{deploy}.py", *arguments, "-y"]
     return subprocess.Popen(
         words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True,

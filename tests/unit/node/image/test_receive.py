@@ -109,7 +109,7 @@ class _Docker:
         self.words, self.imports, self.have = words, 0, 0
         monkeypatch.setattr(load, "import_layer", self._import)
         monkeypatch.setattr(image_receive.overlay2, "present", lambda root, ids: self.have)
-        monkeypatch.setattr(image_receive.containers, "answers", lambda: True)
+        monkeypatch.setattr(load, "is_docker_back", lambda look: True)
 
     def _import(self, chunks: object, *_: object) -> None:
         self.imports += 1
@@ -192,7 +192,7 @@ def test_a_layer_that_an_image_has_twice_comes_once(
     store = _Store(monkeypatch, giver)
     want = {"id": f"sha256:{hashlib.sha256(giver.config).hexdigest()}", "layers": giver.diff_ids}
     job = image_receive.ImageReceiver({"want": want, "deadline_s": 5}, giver)
-    job.bring(str(tmp_path))
+    job.bring(str(tmp_path), giver.ask({"list": True}))
     assert giver.fetched == [0, 1, 3] and store.have == 6
     assert [len(names) for names in store.archives] == [1, 3], "each layer once in an archive"
     assert job.figures["bytes"] == len(b"lowest") + 1024 + len(b"middle")
@@ -235,10 +235,11 @@ def test_a_giver_that_listens_later_still_hears_that_nothing_is_needed(
         monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
         monkeypatch.setattr(server, "ParentWatch", AnOperator)
         # stand-ins for docker: the image is there, and the tag is set
-        monkeypatch.setattr(verbs, "store", lambda: "/nosuch")
+        monkeypatch.setattr(verbs, "store", lambda: verbs.Store("/nosuch", False))
         monkeypatch.setattr(load, "is_complete", lambda want: True)
         monkeypatch.setattr(load, "remove_partial_images", lambda: None)
-        monkeypatch.setattr(verbs, "_tag", lambda body: True)
+        monkeypatch.setattr(load, "remove_pulled_names", lambda: None)
+        monkeypatch.setattr(verbs, "_tag", lambda body, name, image_id: True)
         got = verbs.receive(image_request(ends))
         assert got["changed"]
         gave = answer(begun[0], 60)
@@ -268,10 +269,11 @@ def test_an_image_that_came_by_another_way_clears_what_a_transfer_left(
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
     parts: list[str] = []
     monkeypatch.setattr(load, "remove_partial_images", lambda: parts.append("dropped"))
-    monkeypatch.setattr(verbs, "_tag", lambda body: True)
+    monkeypatch.setattr(load, "remove_pulled_names", lambda: parts.append("untagged"))
+    monkeypatch.setattr(verbs, "_tag", lambda body, name, image_id: True)
     left = Path(spool.ensure()) / f"{'2' * 64}{image_receive.SUFFIX}"
     left.write_bytes(b"half a layer")
     request = {"change": change(), "image": "rigbook/small:1", "want": WANT}
     with spool.TransferLock("image") if busy else contextlib.nullcontext():
         assert verbs.tag(request) == {"changed": True}
-    assert (left.exists(), parts) == ((True, []) if busy else (False, ["dropped"]))
+    assert (left.exists(), parts) == ((True, []) if busy else (False, ["dropped", "untagged"]))

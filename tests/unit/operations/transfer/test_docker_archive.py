@@ -115,3 +115,95 @@ def test_a_cut_archive_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a tar at all" * 100)
     with pytest.raises(docker_archive.BadArchive):
         docker_archive.read(path)
+
+
+def named(raw: bytes) -> str:
+    """The member that has a blob."""
+    return f"blobs/sha256/{hashlib.sha256(raw).hexdigest()}"
+
+
+def digest(raw: bytes) -> str:
+    """The digest of bytes, as images name it."""
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+PACKED = b"what the registry sent for the layer"
+OF_REGISTRY = json.dumps(
+    {
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": {"digest": digest(CONFIG)},
+        "layers": [{"digest": digest(PACKED), "size": len(PACKED)}],
+    }
+).encode()
+# with an image for another processor, which the archive lacks
+INDEX = json.dumps(
+    {"manifests": [{"digest": f"sha256:{'0' * 64}"}, {"digest": digest(OF_REGISTRY)}]}
+).encode()
+
+
+def layout(top: bytes = INDEX, **changes: Any) -> dict[str, Any]:
+    """What docker save of a containerd store writes."""
+    manifest = [{"Config": named(CONFIG), "RepoTags": None, "Layers": [named(PACKED)]}]
+    return {
+        "oci-layout": b"{}",
+        "index.json": json.dumps({"manifests": [{"digest": digest(top)}]}).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+        **{named(raw): raw for raw in (CONFIG, OF_REGISTRY, INDEX, PACKED)},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("top", [INDEX, OF_REGISTRY])
+def test_the_documents_of_a_registrys_image_go_on_so_that_its_digest_stays(
+    tmp_path: Path, top: bytes
+) -> None:
+    found = docker_archive.read(archive(tmp_path / "a.tar", layout(top)))
+    found.check()
+    assert (found.digest, found.image_id) == (digest(top), digest(CONFIG))
+    made = archive(tmp_path / "b.tar", {})
+    made.write_bytes(b"".join(found.chunks()))
+    again = docker_archive.read(made)
+    again.check()
+    assert (again.digest, again.documents) == (found.digest, found.documents)
+    with tarfile.open(made) as tar:
+        listed = json.load(tar.extractfile("index.json") or io.BytesIO())
+        assert len(tar.getnames()) == len(set(tar.getnames()))
+    assert [row["digest"] for row in listed["manifests"]] == [digest(top)]
+    assert "annotations" not in listed["manifests"][0]
+
+
+def test_an_archive_of_the_older_form_has_no_digest(tmp_path: Path) -> None:
+    found = docker_archive.read(archive(tmp_path / "a.tar", parts()))
+    found.check()
+    assert found.digest is None
+
+
+@pytest.mark.parametrize("members", [
+    {**parts(), "l/layer.tar": LAYER[:-1] + b"y"},
+    layout(**{named(PACKED): PACKED[:-1] + b"y"}),
+])  # fmt: skip
+def test_a_layer_that_is_damaged_is_found_when_it_is_read(
+    tmp_path: Path, members: dict[str, Any]
+) -> None:
+    found = docker_archive.read(archive(tmp_path / "a.tar", members))
+    with pytest.raises(docker_archive.BadArchive, match="is damaged"):
+        found.check()
+
+
+EVIL = json.dumps(
+    {"config": {"digest": digest(CONFIG)}, "layers": [{"digest": "sha256:../x", "size": 1}]}
+).encode()
+
+
+@pytest.mark.parametrize(("members", "said"), [
+    (layout(**{named(OF_REGISTRY): OF_REGISTRY + b" "}), "is not what its name says"),
+    (layout(EVIL, **{named(EVIL): EVIL}), "by no digest"),
+    (layout(**{named(PACKED): None}), "lacks"),
+])  # fmt: skip
+def test_documents_that_are_odd_are_refused(
+    tmp_path: Path, members: dict[str, Any], said: str
+) -> None:
+    there = {name: value for name, value in members.items() if value is not None}
+    with pytest.raises(docker_archive.BadArchive) as caught:
+        docker_archive.read(archive(tmp_path / "a.tar", there))
+    assert said in str(caught.value)
