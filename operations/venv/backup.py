@@ -37,6 +37,8 @@ def back_up(
         host.noop(f"{found.backup} is verified and holds the same files")
         return
     size = f"{found.members} files and folders, {found.apparent_bytes / MIB:.0f} MiB"
+    if found.base:
+        size += f", of which {found.changed_bytes / MIB:.0f} MiB differ from {found.base}"
     host.log(f"back up {found.tree}: {found.versions.text}; {size}")
 
     def work(state: State, host: Host) -> str:
@@ -55,7 +57,8 @@ def verify(
     ids: Collection[str], made: Mapping[str, str], pending: bool
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Read backups back against their manifests.
+    Read backups back against their manifests; of one that this run makes only what it wrote: the
+    full backup that it may stand on was read before, and its time is the one that is told.
 
     + ids: the backups that are there
     + made: the one that this run makes, by host, once it is made
@@ -67,10 +70,13 @@ def verify(
 
     def work(state: State, host: Host) -> str:
         lines = []
-        for backup in [*ids, *([made[host.name]] if pending else [])]:
-            answer = _call(state, host, "tree verify", {"backup": backup})
+        asked: list[dict[str, Any]] = [{"backup": backup} for backup in ids]
+        if pending:
+            asked.append({"backup": made[host.name], "own": True})
+        for request in asked:
+            answer = _call(state, host, "tree verify", request)
             size = f"{answer['members']} members, {answer['took_s']:.1f} s"
-            lines.append(f"{backup} is whole: {size}")
+            lines.append(f"{answer['backup']} is whole: {size}")
         return "; ".join(lines)
 
     yield told(work)

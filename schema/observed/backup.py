@@ -40,6 +40,7 @@ class BackupRow(Frozen):
     host: str | None = None
     instant_copy: str | None = None
     shares: str | None = None
+    base: str | None = None
 
 
 class DisplacedRow(Frozen):
@@ -60,7 +61,8 @@ class Backups(Frozen):
 
 
 class BackupPlan(Frozen):
-    """What a backup would do: with `stored` False, `backup` is the verified one that holds it."""
+    """What a backup would do: with `stored` False, `backup` is the verified one that holds it; with
+    a `base`, only what differs from that full one is read, `changed_bytes`."""
 
     backup: str | None
     stored: bool
@@ -68,6 +70,8 @@ class BackupPlan(Frozen):
     members: int
     apparent_bytes: int
     shares: str | None
+    base: str | None
+    changed_bytes: int
     versions: Versions
 
 

@@ -47,7 +47,8 @@ class TreeDouble:
             assert "documents" not in request, "a reading command shows them to every user"
             validate.sha256(request["documents_sha256"], "documents_sha256")
             held = self.rows[0]["id"] if known else None
-            return {"backup": held, "stored": not known, "shares": None, **about}
+            return {"backup": held, "stored": not known, "shares": None, "base": None,
+                    "changed_bytes": 3 << 30, **about}  # fmt: skip
         made = store.new_id(tree)
         self.rows.insert(0, row(made, verified=False))
         return {"backup": made, "stored": True, "detail": "stored", "bytes": 800 << 20,
