@@ -56,6 +56,7 @@ def describe(row: store.Backup) -> Json:
         "instant_copy": manifest["instant_copy"],
         "shares": manifest["shares"],
         "base": (manifest.get("base") or {}).get("backup"),
+        "copies": store.copies(row.id),
     }
 
 

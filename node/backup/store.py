@@ -155,13 +155,28 @@ def load(backup: str) -> Json:
                         f"known: {', '.join(known) or 'none'}") from None  # fmt: skip
     except ValueError:
         raise damaged(backup, "its manifest cannot be read") from None
+    return _checked(backup, manifest)
+
+
+def parse(backup: str, place: str) -> Json:
+    """Gives the manifest of a backup that lies in another folder. Raises NodeError as load."""
+    raw = proc.read_bytes(os.path.join(place, MANIFEST))
+    try:
+        manifest = json.loads((raw or b"").decode("utf-8"))
+    except ValueError:
+        raise damaged(backup, f"its manifest in {place} cannot be read") from None
+    return _checked(backup, manifest)
+
+
+def _checked(backup: str, manifest: Any) -> Json:
     if not isinstance(manifest, dict) or any(key not in manifest for key in _KEYS):
         raise damaged(backup, "its manifest is not whole")
     if manifest["format"] not in (FORMAT, FORMER, INCREMENTAL) or manifest["id"] != backup:
         raise damaged(backup, "its manifest is of another format or of another backup")
     if manifest["seal"] != seal(manifest):
         raise damaged(backup, "its manifest was edited")
-    return manifest
+    found: Json = manifest
+    return found
 
 
 class Layer(NamedTuple):
@@ -271,6 +286,29 @@ def sharing(payload: str) -> list[Backup]:
         row for row in all_backups()
         if row.manifest and any(layer.sealed["sha256"] == payload for layer in layers(row.manifest))
     ]  # fmt: skip
+
+
+def _copies_of(backup: str) -> str:
+    """Gives the file in which this host notes the copies of a backup; it outlives the backup."""
+    return os.path.join(state_dir.root(), "copies", backup + ".json")
+
+
+def copies(backup: str) -> list[Json]:
+    """Gives the copies of a backup: `place`, and `unix_s` when it was last read back there."""
+    raw = proc.read_bytes(_copies_of(backup))
+    try:
+        rows = json.loads(raw.decode("utf-8")) if raw else []
+        return [{"place": str(row["place"]), "unix_s": float(row["unix_s"])} for row in rows]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def note_copy(backup: str, place: str, unix_s: float) -> None:
+    """Note that a copy was read back and is whole."""
+    rows = [row for row in copies(backup) if row["place"] != place]
+    rows.append({"place": place, "unix_s": unix_s})
+    private_folder(os.path.dirname(_copies_of(backup)))
+    atomic.save_private(_copies_of(backup), json.dumps(rows).encode("utf-8") + b"\n")
 
 
 def needed_by(backup: str) -> list[str]:

@@ -19,6 +19,13 @@ class Versions(Frozen):
         return ", ".join(f"{name} {value}" for name, value in named if value) or "no vLLM"
 
 
+class CopyRow(Frozen):
+    """A copy of a backup: its folder on the host, and when it was last read back there."""
+
+    place: str
+    unix_s: float
+
+
 class BackupRow(Frozen):
     """One backup, as `tree list` tells it. What stands behind `usable` is None for one whose
     manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds."""
@@ -41,6 +48,7 @@ class BackupRow(Frozen):
     instant_copy: str | None = None
     shares: str | None = None
     base: str | None = None
+    copies: tuple[CopyRow, ...] = ()
 
 
 class DisplacedRow(Frozen):

@@ -62,6 +62,18 @@ class TreeDouble:
                 return {"backup": each["id"], "members": each["members"], "took_s": 7.0}
         raise NodeError("no backup", "no_backup")
 
+    def tree_copy(self, request: Json) -> Json:
+        """A copy that was made."""
+        place = f"{validate.path(request['to'], 'to')}/rigbook/stand-in/{request['backup']}"
+        return {"backup": request["backup"], "place": place, "made": True, "bytes": 800 << 20,
+                "took_s": 9.0}  # fmt: skip
+
+    def tree_take(self, request: Json) -> Json:
+        """One that comes back."""
+        self.rows.append(row(store.checked_id(request["backup"])))
+        return {"backup": request["backup"], "place": "/mnt/disk", "members": 77492,
+                "took_s": 9.0}  # fmt: skip
+
     def tree_restore(self, request: Json) -> Json:
         """Brings a known backup back, unless the tree is as it is."""
         found = next(r for r in self.rows if r["id"] == store.checked_id(request["backup"]))
