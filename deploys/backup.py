@@ -1,7 +1,8 @@
 """backup: the engine's installation on every host, read back at the end.
 
 Runbook: docs/runbooks/backup.md. Data: tree=FOLDER for another one than the recipe's venv;
-list=true shows what there is; verify=ID (or all) reads back; prune=true keep=N removes the older.
+list=true shows what there is; verify=ID (or all) reads back; prune=true keep=N removes the older;
+to=FOLDER copies the newest verified one to another disk; take=ID (from=FOLDER) brings one back.
 """
 
 from pyinfra import host
@@ -28,6 +29,11 @@ elif data.prune:
     asked = {"keep": data.keep, "displaced": data.displaced}
     surplus = procedure.plan_prune(host, asked)
     backup.prune(name="Remove older backups", request=asked, found=surplus)
+elif data.to:
+    copy = procedure.plan_copy(rig, host)
+    backup.copy(name="Copy it to another disk", request=copy.request, row=copy.row)
+elif data.take:
+    backup.take(name="Bring it back from its copy", request=procedure.plan_take(rig, host))
 elif host.name in procedure.trees(rig):
     work = procedure.plan(rig, host)
     backup.back_up(

@@ -115,6 +115,8 @@ CODES: dict[str, Code] = {
     "disk-room": Code(Layer.STORAGE),
     "growth-unreadable": Code(Layer.STORAGE, "warn"),
     "growth-large": Code(Layer.STORAGE, "warn"),
+    "backups-unreadable": Code(Layer.STORAGE, "warn"),
+    "backup-one-disk": Code(Layer.STORAGE, "warn"),
     "transfer-room": Code(Layer.STORAGE),
     "journal-unreadable": Code(Layer.STORAGE, waivable=False),
     "journal-broken": Code(Layer.STORAGE, waivable=False),

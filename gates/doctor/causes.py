@@ -12,7 +12,7 @@ _UNKNOWN = "the host could not be asked; unknown is not healthy"
 _SECTIONS = (
     "memory", "shm", "engine-processes", "ports", "connections", "network", "disks", "journal",
     "image-files", "files", "weights", "sysctls", "kernel", "driver", "growth", "cron", "health",
-    "host",
+    "host", "backups",
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {
@@ -128,6 +128,7 @@ CAUSES: dict[str, Cause] = {
     "transfer-room": Cause("old images, logs or downloads fill the disk"),
     "disk-room": Cause("images and caches that nobody prunes", here=("change-open", *DOWN)),
     "growth-large": Cause("large backups, or what restores and images displaced"),
+    "backup-one-disk": Cause("a copy that nobody has made yet, or of an older backup"),
     "journal-broken": Cause("a disk that lost a write, or an edit by hand"),
     "lock-held": Cause(
         "another operator, or another run of yours, is at work",

@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterable
 
-from node.backup import compress, contents, kept_files, store
+from node.backup import compress, contents, increment, kept_files, store
 from node.backup import request as backup_request
 from node.backup import walk as backup_walk
 from node.backup.tar_reader import Reader, Safety
@@ -43,14 +44,16 @@ def backup(request: Json) -> Json:
         if twin and twin.manifest and _same(twin.manifest, wanted, facts):
             detail = f"{twin.id} is verified and holds the same files; nothing was stored"
             return _answer(twin.manifest, False, detail, began)
-        check_room(store.folder(), 0 if twin else listing.apparent, 16)
+        less = None if twin else increment.find(wanted["real"], wanted["roots"], listing)
+        need = less.size if less else listing.apparent
+        check_room(store.folder(), 0 if twin else need, 16)
         # whatever is edited from here on has later times than any that were read
         time.sleep(TICK_S)
         backup_id = store.new_id(wanted["tree"])
         partial = store.of(backup_id) + store.PARTIAL
         os.mkdir(partial, 0o700)
         try:
-            manifest = _make(backup_id, partial, wanted, listing, twin)
+            manifest = _make(backup_id, partial, wanted, listing, twin, less)
             manifest.update(facts=facts, tree_sha256=digest, seconds=time.time() - began)
             store.save_manifest(os.path.join(partial, store.MANIFEST), manifest)
             state_dir.sync_folder(partial)
@@ -60,6 +63,8 @@ def backup(request: Json) -> Json:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     detail = f"the files are those of {twin.id}, which shares them" if twin else "stored"
+    if less:
+        detail = f"stored what differs from {less.base.row['backup']}"
     return _answer(manifest, True, detail, began)
 
 
@@ -69,7 +74,10 @@ def _dry(wanted: Json) -> Json:
     facts = contents.collect(wanted["real"])
     twin = _twin(wanted, listing.sha256())
     known = bool(twin and twin.manifest and _same(twin.manifest, wanted, facts))
-    return {"backup": twin.id if twin and known else None, "stored": not known,
+    less = None if twin else increment.find(wanted["real"], wanted["roots"], listing)
+    return {"base": less.base.row["backup"] if less else None,
+            "changed_bytes": less.size if less else 0 if twin else listing.apparent,
+            "backup": twin.id if twin and known else None, "stored": not known,
             "tree": wanted["tree"], "members": len(listing.lines),
             "apparent_bytes": listing.apparent, "shares": twin.id if twin else None,
             "versions": facts["versions"]}  # fmt: skip
@@ -81,21 +89,25 @@ def _make(
     wanted: Json,
     listing: backup_walk.Listing,
     twin: store.Backup | None,
+    less: increment.Increment | None,
 ) -> Json:
     """Write the copy, the payload and the members; gives the manifest, not yet written."""
     copy = None
     if wanted["copy"] and wanted["roots"] == ["."]:
         copy = _instant_copy(wanted["real"], listing, os.path.join(partial, store.COPY))
     if twin and twin.manifest:
-        parts = {"payload": twin.manifest["payload"], "members": twin.manifest["members"]}
-        for name in (store.PAYLOAD, store.MEMBERS):
-            os.link(store.of(twin.id, name), os.path.join(partial, name))
+        keys = ("format", "payload", "members", "stamps", "base", "changed", "removed")
+        parts = {key: twin.manifest[key] for key in keys if key in twin.manifest}
+        for name in store.SHARED:
+            if os.path.lexists(store.of(twin.id, name)):
+                os.link(store.of(twin.id, name), os.path.join(partial, name))
+    elif less:
+        parts = _pack_increment(partial, wanted, listing, less)
     else:
         parts = _pack(partial, wanted, listing)
     _require_unedited(wanted, listing)
     files = kept_files.write(os.path.join(partial, store.FILES), wanted["files"])
     return {
-        "format": store.FORMAT,
         "id": backup_id,
         "created_unix_s": time.time(),
         "tree": wanted["tree"],
@@ -112,13 +124,53 @@ def _make(
 
 
 def _pack(partial: str, wanted: Json, listing: backup_walk.Listing) -> Json:
-    """Write the payload and the list of its members, with the hash of each file's bytes."""
-    note = os.path.join(partial, store.NOTE)
-    progress = compress.Progress(f"backup of {wanted['tree']}", listing.apparent, note)
+    """Write the payload, the list of its members with the hash of each file's bytes, and their
+    stamps."""
+    stamps = increment.stamps(listing)
     reader = Reader(listing.members(), Safety())
+    paths = list(listing.stamps)
+    payload = _payload(partial, wanted, listing, paths, listing.apparent, reader)
+    members = _write(partial, store.MEMBERS, listing.hashed(reader.hashes))
+    return {"format": store.FORMAT, "payload": payload, "members": members,
+            "stamps": _write(partial, store.STAMPS, stamps)}  # fmt: skip
+
+
+def _pack_increment(
+    partial: str, wanted: Json, listing: backup_walk.Listing, less: increment.Increment
+) -> Json:
+    """Write what differs from a base, and link what does not."""
+    for name, there in less.base.names.items():
+        os.link(store.of(less.base.place, there), os.path.join(partial, name))
+    reader = Reader(less.members(listing), Safety())
+    paths = less.paths(listing)
+    payload = _payload(partial, wanted, listing, paths, less.size, reader)
+    whole, changed = less.lines(listing, reader.hashes)
+    removed = [os.fsencode(path) + b"\0" for path in less.removed]
+    return {"format": store.INCREMENTAL, "payload": payload, "base": less.base.row,
+            "members": _write(partial, store.MEMBERS, whole),
+            "changed": _write(partial, store.CHANGED, changed),
+            "removed": _write(partial, store.REMOVED, removed)}  # fmt: skip
+
+
+def _write(partial: str, name: str, lines: Iterable[bytes]) -> Json:
+    """Write a list of a backup; gives its sha256, size and count."""
+    return compress.write_lines(os.path.join(partial, name), lines)
+
+
+def _payload(
+    partial: str,
+    wanted: Json,
+    listing: backup_walk.Listing,
+    paths: list[str],
+    size: int,
+    reader: Reader,
+) -> Json:
+    """Write a payload of these paths, which the reader looks at; gives its sha256 and size."""
+    note = os.path.join(partial, store.NOTE)
+    progress = compress.Progress(f"backup of {wanted['tree']}", size, note)
     target = os.path.join(partial, store.PAYLOAD)
     try:
-        payload = compress.pack(wanted["real"], list(listing.stamps), target, wanted["level"],
+        payload = compress.pack(wanted["real"], paths, target, wanted["level"],
                                 progress, reader.feed, _stop)  # fmt: skip
         reader.finish()
     except NodeError as error:
@@ -126,9 +178,7 @@ def _pack(partial: str, wanted: Json, listing: backup_walk.Listing) -> Json:
             _require_unedited(wanted, listing)
         raise
     progress.over()
-    lines = os.path.join(partial, store.MEMBERS)
-    members = compress.write_lines(lines, listing.hashed(reader.hashes))
-    return {"payload": payload, "members": members}
+    return payload
 
 
 def _require_unedited(wanted: Json, listing: backup_walk.Listing) -> None:
@@ -169,9 +219,10 @@ def _twin(wanted: Json, digest: str) -> store.Backup | None:
     """
     for row in reversed(store.all_backups()):
         if row.manifest and row.verified and not row.problem:
-            keys = ("format", "real", "roots", "tree_sha256")
-            same = [store.FORMAT, wanted["real"], wanted["roots"], digest]
-            if [row.manifest[key] for key in keys] == same:
+            keys = ("real", "roots", "tree_sha256")
+            same = [wanted["real"], wanted["roots"], digest]
+            seen = [row.manifest[key] for key in keys]
+            if seen == same and row.manifest["format"] != store.FORMER:
                 return row
     return None
 

@@ -101,13 +101,13 @@ def write(folder: str, found: Found) -> Json:
     return rows(found)
 
 
-def check(backup: str, manifest: Json) -> Found:
-    """Gives the files that a backup holds. Raises NodeError (`backup_damaged`) unless each is as
-    the manifest lists it, and no other lies there.
+def check(backup: str, manifest: Json, folder: str = "") -> Found:
+    """Gives the files that a backup holds, in another `folder` than its own. Raises NodeError
+    (`backup_damaged`) unless each is as the manifest lists it, and no other lies there.
     """
     if manifest["format"] == store.FORMER:
         return _texts(manifest["documents"])
-    folder = store.of(backup, store.FILES)
+    folder = folder or store.of(backup, store.FILES)
     found: Found = {}
     for path, row in manifest["files"].items():
         try:

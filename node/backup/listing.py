@@ -12,7 +12,7 @@ from node.core import proc, signals, validate
 from node.core.errors import Json, NodeError
 from node.files.host_lock import Lock
 
-_PARTS = (store.PAYLOAD, store.MEMBERS, store.MANIFEST)
+_PARTS = (*store.SHARED, store.MANIFEST)
 
 
 def list_all(request: Json) -> Json:
@@ -55,6 +55,8 @@ def describe(row: store.Backup) -> Json:
         "host": facts["host"]["hostname"],
         "instant_copy": manifest["instant_copy"],
         "shares": manifest["shares"],
+        "base": (manifest.get("base") or {}).get("backup"),
+        "copies": store.copies(row.id),
     }
 
 

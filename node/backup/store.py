@@ -2,6 +2,8 @@
 
 - backups/ID/payload.tar.zst: the members, compressed
 - backups/ID/members.jsonl: one line a member, in the payload's order
+- backups/ID/stamps: inode and ctime of each member, for the next backup
+- backups/ID/base.tar.zst, base.jsonl, changed.jsonl, removed: of an incremental one (increment.py)
 - backups/ID/files/: the host's own files, each under its path
 - backups/ID/manifest.json: what it is; sealed by a hash of its own, written last
 - backups/ID/verified.json: when the payload was last read back, and what came of it
@@ -25,13 +27,17 @@ from node.core import flock, proc, validate
 from node.core.errors import Json, NodeError
 from node.files import atomic, state_dir
 
-# the former one: times in whole seconds, no hashes of files, the host's files as texts
-FORMAT, FORMER = 2, 1
+# the former one: times in whole seconds, no hashes of files, the host's files as texts;
+# the incremental one has a number of its own: a program that does not know it must not use it
+FORMAT, FORMER, INCREMENTAL = 2, 1, 3
 PARTIAL = ".partial"
 ID = re.compile(r"^[0-9]{8}T[0-9]{6}Z-[0-9A-Za-z._-]{1,40}-[0-9a-f]{4}$")
-PAYLOAD, MEMBERS, MANIFEST, VERIFIED, COPY, NOTE, FILES = (
+PAYLOAD, MEMBERS, MANIFEST, VERIFIED, COPY, NOTE, FILES, STAMPS = (
     "payload.tar.zst", "members.jsonl", "manifest.json", "verified.json", "copy",
-    "progress", "files")  # fmt: skip
+    "progress", "files", "stamps")  # fmt: skip
+BASE, BASE_MEMBERS, CHANGED, REMOVED = "base.tar.zst", "base.jsonl", "changed.jsonl", "removed"
+# what a backup may have in common with another one, by a hard link
+SHARED = (PAYLOAD, MEMBERS, STAMPS, BASE, BASE_MEMBERS, CHANGED, REMOVED)
 _KEYS = ("format", "id", "created_unix_s", "tree", "real", "roots", "payload", "members",
          "tree_sha256", "documents", "facts", "seal")  # fmt: skip
 
@@ -149,13 +155,64 @@ def load(backup: str) -> Json:
                         f"known: {', '.join(known) or 'none'}") from None  # fmt: skip
     except ValueError:
         raise damaged(backup, "its manifest cannot be read") from None
+    return _checked(backup, manifest)
+
+
+def parse(backup: str, place: str) -> Json:
+    """Gives the manifest of a backup that lies in another folder. Raises NodeError as load."""
+    raw = proc.read_bytes(os.path.join(place, MANIFEST))
+    try:
+        manifest = json.loads((raw or b"").decode("utf-8"))
+    except ValueError:
+        raise damaged(backup, f"its manifest in {place} cannot be read") from None
+    return _checked(backup, manifest)
+
+
+def _checked(backup: str, manifest: Any) -> Json:
     if not isinstance(manifest, dict) or any(key not in manifest for key in _KEYS):
         raise damaged(backup, "its manifest is not whole")
-    if manifest["format"] not in (FORMAT, FORMER) or manifest["id"] != backup:
+    if manifest["format"] not in (FORMAT, FORMER, INCREMENTAL) or manifest["id"] != backup:
         raise damaged(backup, "its manifest is of another format or of another backup")
     if manifest["seal"] != seal(manifest):
         raise damaged(backup, "its manifest was edited")
-    return manifest
+    found: Json = manifest
+    return found
+
+
+class Layer(NamedTuple):
+    """A payload of a backup and the list of its members: names, and size and hash of each."""
+
+    payload: str
+    members: str
+    sealed: Json
+    listed: Json
+
+
+def layers(manifest: Json) -> list[Layer]:
+    """Gives what is unpacked, in this order; one, or for an incremental backup two."""
+    if manifest["format"] != INCREMENTAL:
+        return [Layer(PAYLOAD, MEMBERS, manifest["payload"], manifest["members"])]
+    base = manifest["base"]
+    return [Layer(BASE, BASE_MEMBERS, base["payload"], base["members"]),
+            Layer(PAYLOAD, CHANGED, manifest["payload"], manifest["changed"])]  # fmt: skip
+
+
+def parts(manifest: Json) -> dict[str, Json]:
+    """Gives the files of a backup that its manifest knows by size and hash."""
+    found = {PAYLOAD: manifest["payload"], MEMBERS: manifest["members"]}
+    for layer in layers(manifest):
+        found.update({layer.payload: layer.sealed, layer.members: layer.listed})
+    if manifest["format"] == INCREMENTAL:
+        found[REMOVED] = manifest["removed"]
+    return found
+
+
+def content(backup: str, name: str, known: Json) -> bytes:
+    """Gives a small file of a backup. Raises NodeError unless it is as it was recorded."""
+    raw = proc.read_bytes(of(backup, name))
+    if raw is None or hashlib.sha256(raw).hexdigest() != known["sha256"]:
+        raise damaged(backup, f"{name} was edited, or is gone")
+    return raw
 
 
 class Backup(NamedTuple):
@@ -184,9 +241,13 @@ def _verified(backup: str, manifest: Json) -> tuple[float, str]:
         return 0.0, ""
 
 
-def mark(backup: str, manifest: Json, problem: str) -> None:
-    """Note what reading a backup back came to; an empty problem is a whole one."""
-    note = {"seal": manifest["seal"], "unix_s": time.time(), "ok": not problem, "problem": problem}
+def mark(backup: str, manifest: Json, problem: str, unix_s: float | None = None) -> None:
+    """Note what reading a backup back came to; an empty problem is a whole one.
+
+    `unix_s` is the time at which the part that was read first was read; now without it.
+    """
+    note = {"seal": manifest["seal"], "unix_s": time.time() if unix_s is None else unix_s,
+            "ok": not problem, "problem": problem}  # fmt: skip
     atomic.save_private(of(backup, VERIFIED), json.dumps(note).encode("utf-8") + b"\n")
 
 
@@ -196,7 +257,7 @@ def inspect(backup: str) -> Backup:
         manifest = load(backup)
     except NodeError as error:
         return Backup(backup, None, 0.0, str(error))
-    for name, part in ((PAYLOAD, manifest["payload"]), (MEMBERS, manifest["members"])):
+    for name, part in parts(manifest).items():
         try:
             size = os.lstat(of(backup, name)).st_size
         except FileNotFoundError:
@@ -217,6 +278,37 @@ def all_backups() -> list[Backup]:
     # the id has whole seconds
     rows.sort(key=lambda row: (row.id[:16], (row.manifest or {}).get("created_unix_s", 0.0)))
     return rows
+
+
+def sharing(payload: str) -> list[Backup]:
+    """Gives the backups that hold the payload with this sha256."""
+    return [
+        row for row in all_backups()
+        if row.manifest and any(layer.sealed["sha256"] == payload for layer in layers(row.manifest))
+    ]  # fmt: skip
+
+
+def _copies_of(backup: str) -> str:
+    """Gives the file in which this host notes the copies of a backup; it outlives the backup."""
+    return os.path.join(state_dir.root(), "copies", backup + ".json")
+
+
+def copies(backup: str) -> list[Json]:
+    """Gives the copies of a backup: `place`, and `unix_s` when it was last read back there."""
+    raw = proc.read_bytes(_copies_of(backup))
+    try:
+        rows = json.loads(raw.decode("utf-8")) if raw else []
+        return [{"place": str(row["place"]), "unix_s": float(row["unix_s"])} for row in rows]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def note_copy(backup: str, place: str, unix_s: float) -> None:
+    """Note that a copy was read back and is whole."""
+    rows = [row for row in copies(backup) if row["place"] != place]
+    rows.append({"place": place, "unix_s": unix_s})
+    private_folder(os.path.dirname(_copies_of(backup)))
+    atomic.save_private(_copies_of(backup), json.dumps(rows).encode("utf-8") + b"\n")
 
 
 def needed_by(backup: str) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import subprocess
 from typing import NamedTuple
 
-from node.backup import compress, verify
+from node.backup import compress, increment, store, verify
 from node.backup.compare import Comparison, Mark
 from node.core.errors import Json, NodeError, io_reason
 from node.core.run import TimedOut, run
@@ -46,7 +46,19 @@ def unpack(backup: str, manifest: Json, target: str) -> Unpacked:
 
 
 def _extract(backup: str, manifest: Json, folder: int) -> verify.Read:
-    """Let tar fill a folder with what passes the reader."""
+    """Let tar fill a folder with what passes the reader; an incremental one's base comes first."""
+    found = verify.Read([], [])
+    if manifest["format"] == store.INCREMENTAL:
+        increment.check(backup, manifest)
+    for n, layer in enumerate(store.layers(manifest)):
+        if n:
+            increment.remove(backup, manifest, folder)
+        read = _extract_layer(backup, layer, folder)
+        found = verify.Read(found.setuid + read.setuid, found.hashes + read.hashes)
+    return found
+
+
+def _extract_layer(backup: str, layer: store.Layer, folder: int) -> verify.Read:
     said = compress.StderrTail()
     tar = compress.start(
         ["tar", "--extract", "--file=-", f"--directory=/proc/self/fd/{folder}",
@@ -67,7 +79,7 @@ def _extract(backup: str, manifest: Json, folder: int) -> verify.Read:
     read = verify.Read([], [])
     try:
         try:
-            read = verify.read_back(backup, manifest, f"restore {backup}", sink)
+            read = verify.read_layer(backup, layer, f"restore {backup}", sink)
         except BrokenPipeError:
             broken = True  # tar says why
         tar.stdin.close()

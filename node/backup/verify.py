@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from node.backup import compress, kept_files, store
+from node.backup import compress, increment, kept_files, store
 from node.backup.payload_reader import PayloadReader, forget
 from node.backup.tar_reader import Reader, Safety, refused
 from node.backup.walk import member
@@ -22,21 +22,21 @@ def stop() -> None:
         raise NodeError(f"ended by {number}", "interrupted", "run it again")
 
 
-def _members(backup: str, manifest: Json) -> str:
-    """Gives the path of the list of members, which is as it was recorded."""
-    path = store.of(backup, store.MEMBERS)
+def _members(backup: str, name: str, known: Json) -> str:
+    """Gives the path of a list of members, which is as it was recorded."""
+    path = store.of(backup, name)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         forget(file.fileno())
         for piece in iter(lambda: file.read(compress.CHUNK), b""):
             digest.update(piece)
-    if digest.hexdigest() != manifest["members"]["sha256"]:
+    if digest.hexdigest() != known["sha256"]:
         raise store.damaged(backup, "its list of members was edited")
     return path
 
 
 class Read(NamedTuple):
-    """What a payload holds: the members with setuid, setgid or capabilities, and the hashes of its
+    """What was read: the members with setuid, setgid or capabilities, and the hashes of its
     files' bytes, in the order of the members.
     """
 
@@ -44,8 +44,17 @@ class Read(NamedTuple):
     hashes: list[str]
 
 
-def read_back(
-    backup: str, manifest: Json, what: str, sink: Callable[[bytes], object] | None = None
+def read_back(backup: str, manifest: Json, what: str) -> Read:
+    """Read all payloads of a backup to their end, as `read_layer` does."""
+    found = Read([], [])
+    for layer in store.layers(manifest):
+        read = read_layer(backup, layer, what)
+        found = Read(found.setuid + read.setuid, found.hashes + read.hashes)
+    return found
+
+
+def read_layer(
+    backup: str, layer: store.Layer, what: str, sink: Callable[[bytes], object] | None = None
 ) -> Read:
     """Read a payload from the disk to its end; `sink` gets each piece after it was looked at.
 
@@ -53,12 +62,12 @@ def read_back(
     bytes among it, and for what no payload may hold.
     """
     safety = Safety()
-    payload = manifest["payload"]
+    payload = layer.sealed
     note = store.of(backup, store.NOTE)
     progress = compress.Progress(what, payload["bytes"], note)
-    with open(_members(backup, manifest), "rb") as lines:
+    with open(_members(backup, layer.members, layer.listed), "rb") as lines:
         reader = Reader(map(member, lines), safety)
-        source = PayloadReader(store.of(backup, store.PAYLOAD), progress)
+        source = PayloadReader(store.of(backup, layer.payload), progress)
         try:
             while True:
                 piece = source.read()
@@ -77,17 +86,19 @@ def read_back(
         if code != 0:
             raise refused(f"zstd ended with {code}: {said or 'no word'}")
         reader.finish()
-    if reader.count != manifest["members"]["count"]:
-        raise refused(f"{reader.count} members, not {manifest['members']['count']}")
+    if reader.count != layer.listed["count"]:
+        raise refused(f"{reader.count} members, not {layer.listed['count']}")
     return Read(safety.setuid, reader.hashes)
 
 
 def verify(request: Json) -> Json:
     """Verify a backup, the newest when none is named; the outcome is noted beside it.
 
-    Raises NodeError (`backup_damaged`) with what is wrong.
+    With `own` the base of an incremental one is not read once more: the time at which that was
+    read stands for all of it. Raises NodeError (`backup_damaged`) with what is wrong.
     """
-    body = validate.keys(request, "request", ("backup",))
+    body = validate.keys(request, "request", ("backup", "own"))
+    own = validate.boolean(body.get("own", False), "own")
     compress.programs()
     began = time.time()
     with store.Held(shared=True):
@@ -98,12 +109,17 @@ def verify(request: Json) -> Json:
             if size.manifest is None:
                 raise store.damaged(backup, size.problem)
             kept_files.check(backup, manifest)
-            setuid = read_back(backup, manifest, f"verify {backup}").setuid
+            layers = store.layers(manifest)
+            if len(layers) > 1:
+                increment.check(backup, manifest)
+            for layer in layers[-1:] if own else layers:
+                _read(backup, layer)
         except NodeError as error:
             if error.code == "backup_damaged":
                 store.mark(backup, manifest, str(error))
             raise
-        store.mark(backup, manifest, "")
+        since = manifest["base"]["verified_unix_s"] if own and len(layers) > 1 else None
+        store.mark(backup, manifest, "", since)
     return {
         "backup": backup,
         "tree": manifest["tree"],
@@ -111,9 +127,20 @@ def verify(request: Json) -> Json:
         "bytes": manifest["payload"]["bytes"],
         "sha256": manifest["payload"]["sha256"],
         "versions": manifest["facts"]["versions"],
-        "setuid": setuid[:100],
+        "setuid": manifest["setuid"],
         "took_s": round(time.time() - began, 2),
     }
+
+
+def _read(backup: str, layer: store.Layer) -> None:
+    """Read a payload back; one that is damaged is noted with every backup that has it."""
+    try:
+        read_layer(backup, layer, f"verify {backup}")
+    except NodeError as error:
+        if error.code == "backup_damaged":
+            for row in store.sharing(layer.sealed["sha256"]):
+                store.mark(row.id, row.manifest or {}, str(error))
+        raise
 
 
 def newest() -> str:

@@ -58,6 +58,8 @@ CHANGING: dict[str, str] = {
     "patch tool": "node.patch.run_tool:run_tool",
     "tree backup": "node.backup.create:backup",
     "tree verify": "node.backup.verify:verify",
+    "tree copy": "node.copies.copy:copy",
+    "tree take": "node.copies.copy:take",
     "tree restore": "node.backup.restore:restore",
     "tree prune": "node.backup.listing:prune",
     "measure keep": "node.measure.keep:keep",

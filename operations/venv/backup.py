@@ -13,7 +13,7 @@ from facts.rignode.context import fact_of
 from operations.change.command import told
 from operations.change.node_call import call
 from operations.change.progress import call_with_progress
-from schema.observed.backup import BackupPlan, PrunePlan
+from schema.observed.backup import BackupPlan, BackupRow, PrunePlan
 
 # 30 GB at 20 MB/s; the remote side ends by then.
 BACKUP_TIMEOUT_S = 1800
@@ -37,6 +37,8 @@ def back_up(
         host.noop(f"{found.backup} is verified and holds the same files")
         return
     size = f"{found.members} files and folders, {found.apparent_bytes / MIB:.0f} MiB"
+    if found.base:
+        size += f", of which {found.changed_bytes / MIB:.0f} MiB differ from {found.base}"
     host.log(f"back up {found.tree}: {found.versions.text}; {size}")
 
     def work(state: State, host: Host) -> str:
@@ -55,7 +57,8 @@ def verify(
     ids: Collection[str], made: Mapping[str, str], pending: bool
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Read backups back against their manifests.
+    Read backups back against their manifests; of one that this run makes only what it wrote: the
+    full backup that it may stand on was read before, and its time is the one that is told.
 
     + ids: the backups that are there
     + made: the one that this run makes, by host, once it is made
@@ -67,11 +70,54 @@ def verify(
 
     def work(state: State, host: Host) -> str:
         lines = []
-        for backup in [*ids, *([made[host.name]] if pending else [])]:
-            answer = _call(state, host, "tree verify", {"backup": backup})
+        asked: list[dict[str, Any]] = [{"backup": backup} for backup in ids]
+        if pending:
+            asked.append({"backup": made[host.name], "own": True})
+        for request in asked:
+            answer = _call(state, host, "tree verify", request)
             size = f"{answer['members']} members, {answer['took_s']:.1f} s"
-            lines.append(f"{backup} is whole: {size}")
+            lines.append(f"{answer['backup']} is whole: {size}")
         return "; ".join(lines)
+
+    yield told(work)
+
+
+@operation()
+def copy(request: Mapping[str, Any], row: BackupRow) -> Generator[FunctionCommand, None, None]:
+    """
+    Copy a backup to another disk of the host and read it back there; read back alone where it is.
+
+    + request: what node's `tree copy` takes
+    + row: the backup
+    """
+    place = request["to"]
+    host.log(f"copy {row.id} to {place}, or read the copy back that is there")
+
+    def work(state: State, host: Host) -> str:
+        answer = _call(state, host, "tree copy", request)
+        what = "copied, and read back" if answer["made"] else "was there; it was read back"
+        size = f"{answer['bytes'] / MIB:.0f} MiB, {answer['took_s']:.1f} s"
+        return f"{answer['backup']} {what} in {answer['place']}: {size}"
+
+    yield told(work)
+
+
+@operation()
+def take(request: Mapping[str, Any]) -> Generator[FunctionCommand, None, None]:
+    """
+    Bring a backup that is gone from the host back from its copy, and verify it.
+
+    + request: what node's `tree take` takes; empty where the backup is on the host
+    """
+    if not request:
+        host.noop("it is on the host")
+        return
+    host.log(f"bring {request['backup']} back from its copy")
+
+    def work(state: State, host: Host) -> str:
+        answer = _call(state, host, "tree take", request)
+        size = f"{answer['members']} members, {answer['took_s']:.1f} s"
+        return f"{answer['backup']} is back from {answer['place']}, and whole: {size}"
 
     yield told(work)
 

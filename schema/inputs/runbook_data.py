@@ -298,6 +298,13 @@ class BackupData(HostData):
     prune: bool = key(False, "remove all but the newest")
     keep: int = key(3, "how many stay", "backups", ge=1, le=1000)
     displaced: bool = key(False, "remove what restores displaced as well")
+    to: AbsolutePath | None = key(
+        None, "copy the newest verified backup to this folder of another disk of the node"
+    )
+    take: Name | None = key(None, "bring this backup, gone from the node, back from its copy")
+    source: AbsolutePath | None = key(
+        None, "with take: the folder that to= named; none: where a copy was noted", alias="from"
+    )
 
 
 class UpgradeData(LeasedData):

@@ -19,6 +19,13 @@ class Versions(Frozen):
         return ", ".join(f"{name} {value}" for name, value in named if value) or "no vLLM"
 
 
+class CopyRow(Frozen):
+    """A copy of a backup: its folder on the host, and when it was last read back there."""
+
+    place: str
+    unix_s: float
+
+
 class BackupRow(Frozen):
     """One backup, as `tree list` tells it. What stands behind `usable` is None for one whose
     manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds."""
@@ -40,6 +47,8 @@ class BackupRow(Frozen):
     host: str | None = None
     instant_copy: str | None = None
     shares: str | None = None
+    base: str | None = None
+    copies: tuple[CopyRow, ...] = ()
 
 
 class DisplacedRow(Frozen):
@@ -60,7 +69,8 @@ class Backups(Frozen):
 
 
 class BackupPlan(Frozen):
-    """What a backup would do: with `stored` False, `backup` is the verified one that holds it."""
+    """What a backup would do: with `stored` False, `backup` is the verified one that holds it; with
+    a `base`, only what differs from that full one is read, `changed_bytes`."""
 
     backup: str | None
     stored: bool
@@ -68,6 +78,8 @@ class BackupPlan(Frozen):
     members: int
     apparent_bytes: int
     shares: str | None
+    base: str | None
+    changed_bytes: int
     versions: Versions
 
 

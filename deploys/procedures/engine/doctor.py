@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gevent
 from pyinfra import logger, state
+from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.away import told
@@ -21,6 +22,7 @@ from deploys.common.procedure import Procedure
 from deploys.common.runtime import Examined
 from deploys.procedures.engine import bundle, terminal
 from deploys.procedures.engine.runtimes import runtime_of
+from facts.backups import TreeBackups
 from facts.growth import Growths
 from facts.hardware import observe_machines
 from facts.host import Hosts
@@ -34,10 +36,11 @@ from gates.doctor.rank import Finding
 from gates.doctor.strip import Strip, strips
 from gates.firmware import checklist
 from gates.health.xid import xids
+from gates.host import backups, growth, keeps_alive
 from gates.host import boots as boot_ends
-from gates.host import growth, keeps_alive
 from gates.kernel.known_bad import boots
 from gates.kernel.next_boot import as_warning
+from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
 from schema.inputs.runbook_data import DoctorData
 
@@ -55,6 +58,7 @@ class Diagnosis:
     seen: Examined
     kept: growth.Growing
     hosts: keeps_alive.Hosts
+    stored: backups.Stored
 
 
 def diagnose(rig: Procedure) -> Diagnosis:
@@ -62,6 +66,7 @@ def diagnose(rig: Procedure) -> Diagnosis:
     plan, here = rig.plan, real(state)
     module, lists = driver_module(plan, rig.data(HostData)), load_lists()
     growing = gevent.spawn(ask_each, here, plan, Growths())
+    storing = gevent.spawn(_backups, here, plan)
     hosting = gevent.spawn(ask_each, here, plan, Hosts())
     seen = runtime_of(plan).examine(
         plan, lambda: observe_machines(here, plan, lambda: observe_kernels(here, plan, module))
@@ -71,16 +76,22 @@ def diagnose(rig: Procedure) -> Diagnosis:
         as_warning(boots(known())),
         xids(known_xids()),
     )
-    kept, hosts = growing.get(), hosting.get()
+    kept, hosts, stored = growing.get(), hosting.get(), storing.get()
     more = (
         *seen.more,
         *growth.findings(plan, seen.observed, kept),
+        *backups.findings(plan, seen.observed, stored),
         *keeps_alive.findings(plan, seen.observed, hosts),
         *boot_ends.findings(plan, seen.observed, hosts),
     )
     told(seen.observed)
     found = examine(plan, seen.observed, seen.probe, seen.after, more, hands)
-    return Diagnosis(found, seen, kept, hosts)
+    return Diagnosis(found, seen, kept, hosts, stored)
+
+
+def _backups(state: State, plan: Plan) -> backups.Stored:
+    """The backups on each node of a rig whose engine is a venv; containers have none."""
+    return ask_each(state, plan, TreeBackups()) if plan.recipe.venv is not None else {}
 
 
 def strips_of(rig: Procedure, diagnosis: Diagnosis) -> dict[str, Strip]:
@@ -102,6 +113,7 @@ def report(rig: Procedure, diagnosis: Diagnosis) -> None:
         for line in (
             *went_back_lines(diagnosis.seen.observed),
             *growth.lines(diagnosis.kept),
+            *backups.lines(diagnosis.stored, time.time()),
             *boot_ends.lines(diagnosis.hosts),
         ):
             logger.info(f"    {line}")

@@ -81,7 +81,9 @@ def plan(rig: Procedure, wanted: str) -> RestoreWork:
         known = ", ".join(row.id for row in usable[:5]) or "none"
         raise DeployError(
             f"{node}: no backup {wanted} of {venv} that can be used; known: {known}; see: "
-            f"pyinfra {inventory_name()} deploys/backup.py -y --data list=true"
+            f"pyinfra {inventory_name()} deploys/backup.py -y --data list=true; one that lies on "
+            f"another disk comes back with: pyinfra {inventory_name()} deploys/backup.py -y --data "
+            "take=ID"
         )
     open_ = choose(rig, None)
     for line in open_.lines:

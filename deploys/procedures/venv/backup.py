@@ -37,6 +37,14 @@ class BackupWork:
     made: dict[str, str]
 
 
+@dataclass(frozen=True)
+class CopyWork:
+    """One host's copy: what node's `tree copy` takes, and the backup."""
+
+    request: Mapping[str, Any]
+    row: BackupRow
+
+
 def trees(rig: Procedure) -> dict[str, str]:
     """The folder of every node's engine: --data tree=…, else the recipe's venv; DeployError where
     there is neither.
@@ -137,12 +145,39 @@ def describe(row: BackupRow) -> str:
     age = f"{row.age_s // 3600} h" if row.age_s >= 7200 else f"{row.age_s // 60} min"
     checked = "not verified"
     if row.verified_unix_s:
-        stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.verified_unix_s))
-        checked = f"verified {stamp}"
+        checked = f"verified {stamped(row.verified_unix_s)}"
     if row.problem:
         checked = f"NOT USABLE: {row.problem}"
     size = f"{row.bytes / MIB:.0f} MiB of {(row.apparent_bytes or 0) / MIB:.0f}"
-    return f"{row.id}: {age} old, {row.tree}, {row.versions.text}, {size}, {checked}"
+    base = f" beside {row.base}" if row.base else ""
+    copies = "".join(f"; copy in {copy.place}, read {stamped(copy.unix_s)}" for copy in row.copies)
+    return f"{row.id}: {age} old, {row.tree}, {row.versions.text}, {size}{base}, {checked}{copies}"
+
+
+def stamped(unix_s: float) -> str:
+    """A time for a person, to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
+
+
+def plan_copy(rig: Procedure, host: Host) -> CopyWork:
+    """What to copy from a host; DeployError where there is no verified backup of its tree."""
+    tree = trees(rig)[host.name]
+    rows = [row for row in backups_of_all(rig)[host.name].backups if row.tree == tree]
+    newest = next((row for row in rows if row.verified_unix_s and not row.problem), None)
+    if newest is None:
+        raise DeployError(
+            f"{host.name}: no verified backup of {tree} to copy; make one first: pyinfra "
+            f"{inventory_name()} deploys/backup.py -y"
+        )
+    return CopyWork({"backup": newest.id, "to": rig.data(BackupData).to}, newest)
+
+
+def plan_take(rig: Procedure, host: Host) -> dict[str, Any]:
+    """What node's `tree take` takes; empty where the backup is on the host."""
+    data = rig.data(BackupData)
+    if any(row.id == data.take for row in backups_of_all(rig)[host.name].backups):
+        return {}
+    return {"backup": data.take, **({"from": data.source} if data.source else {})}
 
 
 def to_verify(wanted: str | None, seen: Mapping[str, Backups], node: str) -> list[str]:

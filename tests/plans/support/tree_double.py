@@ -47,7 +47,8 @@ class TreeDouble:
             assert "documents" not in request, "a reading command shows them to every user"
             validate.sha256(request["documents_sha256"], "documents_sha256")
             held = self.rows[0]["id"] if known else None
-            return {"backup": held, "stored": not known, "shares": None, **about}
+            return {"backup": held, "stored": not known, "shares": None, "base": None,
+                    "changed_bytes": 3 << 30, **about}  # fmt: skip
         made = store.new_id(tree)
         self.rows.insert(0, row(made, verified=False))
         return {"backup": made, "stored": True, "detail": "stored", "bytes": 800 << 20,
@@ -60,6 +61,18 @@ class TreeDouble:
                 each["verified_unix_s"] = 1.7e9
                 return {"backup": each["id"], "members": each["members"], "took_s": 7.0}
         raise NodeError("no backup", "no_backup")
+
+    def tree_copy(self, request: Json) -> Json:
+        """A copy that was made."""
+        place = f"{validate.path(request['to'], 'to')}/rigbook/stand-in/{request['backup']}"
+        return {"backup": request["backup"], "place": place, "made": True, "bytes": 800 << 20,
+                "took_s": 9.0}  # fmt: skip
+
+    def tree_take(self, request: Json) -> Json:
+        """One that comes back."""
+        self.rows.append(row(store.checked_id(request["backup"])))
+        return {"backup": request["backup"], "place": "/mnt/disk", "members": 77492,
+                "took_s": 9.0}  # fmt: skip
 
     def tree_restore(self, request: Json) -> Json:
         """Brings a known backup back, unless the tree is as it is."""

@@ -57,6 +57,24 @@ TABLE = {
     "verify all": (backup("verify=all", faults=BOTH), done()),
     "verify unknown": (
         backup(f"verify={OLD}", faults=have(row(NEW))), refused(f"no node has a backup {OLD}")),
+    "copy dry": (
+        backup(TREE, "to=/mnt/disk", how="--dry", faults=BOTH), quiet(f"copy {NEW} to /mnt/disk")),
+    "copy": (
+        backup(TREE, "to=/mnt/disk", faults=BOTH),
+        done(f"{NEW} copied, and read back in /mnt/disk/rigbook/stand-in/{NEW}: 800 MiB, 9.0 s",
+             steps=[{"lab1 tree copy", "lab2 tree copy"}])),
+    "copy none": (
+        backup(TREE, "to=/mnt/disk", faults=have(row(NEW, verified=False))),
+        refused("no verified backup of /opt/engine/venv to copy")),
+    "list copies": (
+        backup("list=true", faults=have(
+            row(NEW, base=OLD, copies=[{"place": "/mnt/disk/x", "unix_s": 1.7e9}]))),
+        quiet(f"beside {OLD}, verified", "; copy in /mnt/disk/x, read 2023-11-14")),
+    "take": (
+        backup(f"take={OLD}", "from=/mnt/disk", faults=have(row(NEW))),
+        done(f"{OLD} is back from /mnt/disk, and whole",
+             steps=[{"lab1 tree take", "lab2 tree take"}])),
+    "take, there": (backup(f"take={NEW}", faults=have(row(NEW))), quiet()),
     "prune dry": (
         backup("prune=true", "keep=1", how="--dry", faults=BOTH), quiet(f"remove backup {OLD}")),
     "prune": (
@@ -65,7 +83,7 @@ TABLE = {
     "prune nothing": (backup("prune=true", faults=have(row(NEW))), quiet()),
     **{pair: (backup(pair), refused(pair.partition("=")[0]))
        for pair in ("tree=venv", "tree=-rf", "keep=0", "keep=-1", "verify=$(id)", "verify=-rf",
-                    "prune=perhaps")},
+                    "prune=perhaps", "to=disk", "take=$(id)", "from=x")},
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 

@@ -111,6 +111,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.rules",
             "node.transfer",
         },
+        "node.copies": {"node.backup", "node.core", "node.files"},
         "node.core": {"node.rules"},
         "node.docker": {"node.core", "node.rules", "node.transfer"},
         "node.driver": {

@@ -1,0 +1,1 @@
+"""Copies of backups on another disk: made, verified there, and taken back."""

@@ -1,0 +1,230 @@
+"""Copies of backups on another disk (a tmpfs stands in for it): D18, the engine's disk dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.copies import place
+from node.copies.copy import copy
+from tests.unit.node.support.strace import Faulted
+from tests.unit.node.support.trees import Engine, picture
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Another disk."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def copied(engine: Engine, disk: Path, **more: object) -> dict[str, Any]:
+    """A copy that worked."""
+    answer = engine.ask("copy", {"to": str(disk), **more})
+    assert answer["ok"], answer
+    return answer
+
+
+def unit(engine: Engine) -> list[str]:
+    """A file of the host, with a mode and an owner of its own."""
+    path = engine.host.file("engine.service", "[Service]\nExecStart=/x\n", 0o640)
+    os.chown(path, 0, 12345)
+    return [str(path)]
+
+
+def test_the_disk_dies_and_the_venv_comes_back_from_the_copy(engine: Engine, disk: Path) -> None:
+    before = picture(engine.tree)
+    backup = engine.verified(files=unit(engine))
+    answer = copied(engine, disk)
+    there = disk / "rigbook" / socket.gethostname() / backup
+    assert (answer["backup"], answer["place"], answer["made"]) == (backup, str(there), True)
+    assert oct(there.stat().st_mode) == "0o40700"
+    assert {path.name for path in there.iterdir()} == {
+        path.name for path in (engine.backups / backup).iterdir()} - {"verified.json"}  # fmt: skip
+    (row,) = engine.ask("list")["backups"]
+    assert row["copies"][0]["place"] == str(there) and row["copies"][0]["unix_s"] > 0
+    # once more: nothing is written, all of it is read back
+    again = copied(engine, disk, backup=backup)
+    assert again["made"] is False
+    assert engine.ask("list")["backups"][0]["copies"][0]["unix_s"] > row["copies"][0]["unix_s"]
+
+    shutil.rmtree(engine.host.state)
+    shutil.rmtree(engine.tree)
+    assert engine.ask("restore", {"backup": backup})["code"] == "no_backup"
+    assert engine.ask("take", {"backup": backup})["code"] == "no_backup", "nobody noted where"
+    taken = engine.ask("take", {"backup": backup, "from": str(disk)})
+    assert taken["ok"] and taken["place"] == str(there), taken
+    assert engine.ask("list")["backups"][0]["verified_unix_s"] > 0
+    assert engine.restore()["changed"] is True
+    assert picture(engine.tree) == before
+
+
+def test_an_incremental_one_shares_its_base_there_too(engine: Engine, disk: Path) -> None:
+    (engine.package / "kernel.so").write_bytes(os.urandom(4 << 20))
+    first = engine.verified()
+    copied(engine, disk)
+    (engine.package / "__init__.py").write_text("upgraded")
+    before = picture(engine.tree)
+    second = engine.verified()
+    assert engine.manifest(second)["base"]["backup"] == first
+    there = Path(copied(engine, disk)["place"])
+    full = there.with_name(first) / "payload.tar.zst"
+    assert (there / "base.tar.zst").stat().st_ino == full.stat().st_ino
+    shutil.rmtree(engine.backups)
+    assert engine.ask("take", {"backup": second})["ok"], "where it lies is noted"
+    shutil.rmtree(engine.tree)
+    assert engine.restore()["changed"] is True and picture(engine.tree) == before
+
+
+def test_a_killed_copy_goes_on(engine: Engine, disk: Path) -> None:
+    """Killed at each changing call; the next one is whole, and what is half is never taken."""
+    (engine.package / "large.bin").write_bytes(os.urandom(3 << 20))
+    backup = engine.verified(files=unit(engine))
+
+    def reset() -> None:
+        shutil.rmtree(disk / "rigbook", ignore_errors=True)
+
+    faulted = Faulted(engine.host, "tree copy", {"to": str(disk)}, reset)
+    points = faulted.points("fsync", "rename", "mkdir", "unlink")
+    points += [("write", n) for n in range(1, 6)]
+    killed = 0
+    for point, done in faulted.each(points):
+        killed += done.returncode != 0
+        mine = disk / "rigbook" / socket.gethostname()
+        half = mine / f"{backup}.partial" / "payload.tar.zst"
+        size = half.stat().st_size if half.exists() else 0
+        answer = copy({"to": str(disk)})
+        assert answer["backup"] == backup, point
+        assert [path.name for path in mine.iterdir()] == [backup], (point, size)
+    assert killed > 8
+
+
+@pytest.mark.parametrize("there", [b"x" * 1000, b"", None])
+def test_what_was_left_is_gone_on_with_and_not_believed(
+    engine: Engine, disk: Path, there: bytes | None
+) -> None:
+    backup = engine.verified()
+    partial = disk / "rigbook" / socket.gethostname() / f"{backup}.partial"
+    partial.mkdir(parents=True, mode=0o700)
+    raw = (engine.backups / backup / "payload.tar.zst").read_bytes()
+    half = partial / "payload.tar.zst"
+    half.write_bytes(raw[: len(raw) // 2] if there is None else there)
+    inode = half.stat().st_ino
+    answer = copied(engine, disk)
+    whole = Path(answer["place"]) / "payload.tar.zst"
+    assert whole.read_bytes() == raw
+    assert (whole.stat().st_ino == inode) is (there != b"x" * 1000)
+
+
+@pytest.mark.parametrize("name", ["payload.tar.zst", "members.jsonl", "files"])
+def test_a_copy_that_rots_is_named_and_not_taken(engine: Engine, disk: Path, name: str) -> None:
+    backup = engine.verified(files=unit(engine))
+    there = Path(copied(engine, disk)["place"])
+    path = (
+        there / name if name != "files" else Path(f"{there}/files{engine.host.root}/engine.service")
+    )
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    noted = engine.ask("list")["backups"][0]["copies"]
+    again = engine.ask("copy", {"to": str(disk)})
+    assert again["code"] in ("copy_damaged", "backup_damaged"), again
+    assert engine.ask("list")["backups"][0]["copies"] == noted, "an older time stays what it was"
+    shutil.rmtree(engine.backups)
+    assert engine.ask("take", {"backup": backup})["code"] in ("copy_damaged", "backup_damaged")
+    assert engine.ask("list")["backups"] == []
+
+
+def test_the_backups_own_disk_is_no_place(engine: Engine, tmp_path: Path) -> None:
+    engine.verified()
+    here = tmp_path / "here"
+    here.mkdir()
+    answer = engine.ask("copy", {"to": str(here)})
+    assert answer["code"] == "same_disk", answer
+    assert list(here.iterdir()) == []
+
+
+def test_what_is_not_verified_is_not_copied(engine: Engine, disk: Path) -> None:
+    engine.backup()
+    assert engine.ask("copy", {"to": str(disk)})["code"] == "no_backup"
+
+
+def test_a_disk_without_room_says_so_before_anything_is_written(
+    engine: Engine, small_disk: Path
+) -> None:
+    (engine.package / "large.bin").write_bytes(os.urandom(3 << 20))
+    engine.verified()
+    answer = engine.ask("copy", {"to": str(small_disk)})
+    assert answer["code"] == "no_room" and "MiB are free" in answer["error"]
+
+
+def test_a_copy_that_others_may_write_is_not_taken(engine: Engine, disk: Path) -> None:
+    backup = engine.verified()
+    there = Path(copied(engine, disk)["place"])
+    shutil.rmtree(engine.backups)
+    there.chmod(0o777)
+    assert engine.ask("take", {"backup": backup})["code"] == "unsafe_folder"
+
+
+def test_a_path_in_a_foreign_manifest_leads_nowhere(engine: Engine, disk: Path) -> None:
+    backup = engine.verified(files=unit(engine))
+    there = Path(copied(engine, disk)["place"])
+    manifest = json.loads((there / "manifest.json").read_text())
+    manifest["files"] = {"/../../../outside": next(iter(manifest["files"].values()))}
+    manifest["seal"] = place.store.seal(manifest)
+    (there / "manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(engine.backups)
+    assert engine.ask("take", {"backup": backup})["code"] == "bad_request"
+
+
+@pytest.mark.parametrize("request_", [
+    {}, {"to": "relative"}, {"to": "/none/of/this"}, {"to": "DISK", "backup": "../x"},
+    {"to": "DISK", "x": 1},
+])  # fmt: skip
+def test_bad_requests(engine: Engine, disk: Path, request_: dict[str, object]) -> None:
+    engine.verified()
+    asked = {key: str(disk) if value == "DISK" else value for key, value in request_.items()}
+    assert engine.ask("copy", asked)["ok"] is False
+    assert list(disk.iterdir()) == []
+
+
+def test_whole_disks_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two partitions of one disk are one; LVM on two disks is both. A stand-in for /sys."""
+    sys = tmp_path / "sys"
+    for name in ("nvme0n1", "nvme0n1/nvme0n1p1", "nvme0n1/nvme0n1p2", "sdb", "dm-0/slaves"):
+        (sys / name).mkdir(parents=True, exist_ok=True)
+    for name in ("p1", "p2"):
+        (sys / f"nvme0n1/nvme0n1{name}" / "partition").write_text("1")
+    (sys / "dm-0/slaves/nvme0n1p2").symlink_to(sys / "nvme0n1/nvme0n1p2")
+    (sys / "dm-0/slaves/sdb").symlink_to(sys / "sdb")
+    block = tmp_path / "block"
+    block.mkdir()
+    for number, target in {"1:1": "nvme0n1/nvme0n1p1", "1:2": "nvme0n1/nvme0n1p2", "2:0": "sdb",
+                           "3:0": "dm-0"}.items():  # fmt: skip
+        (block / number).symlink_to(sys / target)
+    monkeypatch.setattr(place, "_BLOCK", str(block))
+    devices = {"/a": os.makedev(1, 1), "/b": os.makedev(1, 2), "/c": os.makedev(2, 0),
+               "/lvm": os.makedev(3, 0)}  # fmt: skip
+
+    class Info:
+        def __init__(self, device: int) -> None:
+            self.st_dev = device
+
+    real = os.stat
+    monkeypatch.setattr(place.os, "stat", lambda path, **more: Info(devices[path])
+                        if path in devices else real(path, **more))  # fmt: skip
+    found = {path: place.disks(path) for path in devices}
+    monkeypatch.undo()
+    assert found == {"/a": {"nvme0n1"}, "/b": {"nvme0n1"}, "/c": {"sdb"},
+                     "/lvm": {"nvme0n1", "sdb"}}  # fmt: skip
