@@ -170,10 +170,10 @@ TIERS = {
         _needs_molecule,
         "two booted hosts with the real vLLM, made, changed, judged and removed by molecule",
     ),
-    "kills": Tier(
-        (_pytest("tests/system/kills"),),
+    "chaos": Tier(
+        (_pytest("tests/system/sweep"),),
         lambda: _needs_lab() or _needs_vm(),
-        "60 operators killed at random moments, then one more run of the same command",
+        "deploys interrupted at random moments, then one more run of the same command",
     ),
     "lease": Tier(
         (_pytest("tests/system/lease"),),

@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.core.settings import SSH_USER, LabHost
 from lab.hosts import lifecycle, processes, state
 from lab.hosts.ssh import wait_ready
-from schema.render.engine_files import PAIR_SERVICE
+from schema.desired.plan import PAIR_SERVICE
 from tests.system.lease.rigs import OnLab, OnVm, Rig
 
 # how long a process that is to be hit is waited for: node comes and goes within a second
@@ -127,7 +127,7 @@ def _on_vm(rig: OnVm, kind: str, name: str) -> str:
     else:
         # by what holds the lock: the VM's processes are its own
         held = "fuser /var/lib/rigbook/lock 2>/dev/null"
-        wait = f"for _ in $(seq 100); do pids=$({held}); [ -n \"$pids\" ] && break; sleep 0.1; done"
+        wait = f'for _ in $(seq 100); do pids=$({held}); [ -n "$pids" ] && break; sleep 0.1; done'
         said = rig.root(name, f'{wait}; [ -n "$pids" ] && kill -9 $pids && echo hit', check=False)
         return f"{name}: {'killed' if 'hit' in said else MISSED}"
     return name

@@ -10,13 +10,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 
 import pytest
 
-from tests.system.lease.rigs import OnVm, Rig
+from tests.system.lease.rigs import Rig
 from tests.system.rehearsal import ROOT
 from tests.system.sweep.blows import MISSED, end, strike
 from tests.system.sweep.plan import DEPLOYS, Cell
@@ -215,10 +215,8 @@ def _keep(case: Case, row: Row, logs: dict[str, str]) -> str:
     return os.path.relpath(folder, ROOT)
 
 
-
-
 def table(rows: Sequence[Row] = ROWS) -> list[str]:
-    """deploy × kind: how many ended as asked, and in which of the two ways; then each cell."""
+    """A row a deploy, a column a kind: how many ended, and with which status; then each cell."""
     kinds = list(dict.fromkeys(kind for found in DEPLOYS.values() for kind in found))
     deploys = [name for name in DEPLOYS if any(row.cell.deploy == name for row in rows)]
     good = sum(not row.fault for row in rows)
@@ -257,5 +255,3 @@ def show(terminalreporter: pytest.TerminalReporter) -> None:
     """The table at the end of a run, whatever passed."""
     for line in table() if ROWS else ():
         terminalreporter.write_line(line)
-
-

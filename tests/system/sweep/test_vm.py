@@ -1,45 +1,44 @@
-"""kernel on a VM with real GRUB, killed at random moments of a pin; the stand-in engine runs on."""
+"""kernel on a VM with real GRUB, interrupted in a pin at random moments; a stand-in engine runs."""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tests.system.kills.cut import Cutter, numbers
-from tests.system.rehearsal import Done
-from tests.system.vm.conftest import PIN, Rig
+from tests.system.lease.rigs import OnVm
+from tests.system.sweep.cycle import Case, run
+from tests.system.sweep.plan import cells
+from tests.system.vm.conftest import Rig as Vm
 
 
-def test_one_more_run_of_kernel(boot: Callable[..., Rig]) -> None:
-    """Each pin is undone by its id before the next: a second one would change nothing."""
-    if not numbers("kernel"):
+class Kernel(Case):
+    """A pin. It is undone by its id before the next: a second one would change nothing."""
+
+    deploy = "kernel"
+    rig: OnVm
+
+    def prepare(self) -> None:
+        for row in self.rig.changes("tower")[:1]:
+            if row["status"] == "COMMITTED":
+                done, text = self.rig.vm.deploy(
+                    "deploys/rollback.py", "-y", "--data", f"change={row['id']}"
+                )
+                assert done == 0, text
+
+    def data(self) -> Sequence[str]:
+        return ("kernel=current",)
+
+    def prove(self) -> None:
+        pinned = self.rig.vm.kernels.first
+        assert self.rig.vm.boots() == (pinned, pinned), self.rig.vm.boots()
+        assert self.rig.answers(), "the stand-in engine does not run"
+
+
+def test_one_more_run(boot: Callable[..., Vm]) -> None:
+    """One VM for all cells: it boots for minutes. The first fault ends it."""
+    if not cells("kernel"):
         return
-    rig = boot()
-    rig.with_engine()
-    pinned = rig.kernels.first
-    cutter = Cutter("kernel")
-
-    def run() -> Done:
-        began = time.monotonic()
-        status, text = rig.deploy(*PIN)
-        return Done(status, text, time.monotonic() - began)
-
-    def status() -> str:
-        rows = rig.node("journal")["changes"]
-        assert not [r["id"] for r in rows if r["status"] in ("OPEN", "INCONSISTENT")], rows
-        return str(rows[0]["status"])
-
-    def undo() -> None:
-        change = rig.node("journal")["changes"][0]["id"]
-        done, text = rig.deploy("deploys/rollback.py", "-y", "--data", f"change={change}")
-        assert done == 0, text
-
-    cutter.measured(run())
-    undo()
-    words = [sys.executable, "-m", "pyinfra", "tests/system/vm/inventory.py", *PIN]
-    for _ in numbers("kernel"):
-        cutter.again(words, run, status, env={**os.environ, **rig.environ()})
-        assert rig.boots() == (pinned, pinned) and status() == "COMMITTED"
-        undo()
+    vm = boot()
+    vm.with_engine()
+    case = Kernel(OnVm(vm))
+    for cell in cells("kernel"):
+        run(case, cell)
