@@ -47,6 +47,8 @@ class Weights(LabCase):
     """40 MB over a slow fabric, beside the model that serves, if one does."""
 
     deploy = "weights"
+    # a source that is named is compared each time, in a change of its own
+    repeats = False
 
     def prepare(self) -> None:
         self.rig.root(self.first, f"mkdir -p {FOLDER}; test -e {FOLDER}/config.json || "

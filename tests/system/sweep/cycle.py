@@ -33,7 +33,7 @@ class Case:
 
     deploy = ""
     wanted = COMMITTED
-    # a second run of restart restarts again, by design
+    # whether a run after the one that worked changes nothing
     repeats = True
 
     def __init__(self, rig: Rig) -> None:

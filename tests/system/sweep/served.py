@@ -56,6 +56,7 @@ class Restart(OnPair):
     """The same profile, started anew."""
 
     deploy = "restart"
+    # each run starts it anew
     repeats = False
 
 
