@@ -27,4 +27,5 @@ def unit(lab: Lab) -> Unit:
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_one_more_run_after_an_interrupt(unit: Unit, number: int) -> None:
     row = run(unit, cell(21, "unit", number, KINDS))
+    print(f"TABLE | unit | {row.cell.kind} | {row.at_s:.1f} s | {row.operator} | {row.status} |")
     assert row.hit != MISSED, "the run was over before its moment, three times"

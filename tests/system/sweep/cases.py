@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from tests.system.lab.support import moving as m
+from tests.system.lab.test_weights import MAKE
 from tests.system.lease.rigs import OnLab
 from tests.system.sweep.cycle import Case
 
@@ -51,9 +52,12 @@ class Weights(LabCase):
     repeats = False
 
     def prepare(self) -> None:
-        self.rig.root(self.first, f"mkdir -p {FOLDER}; test -e {FOLDER}/config.json || "
-                      f"echo '{{}}' > {FOLDER}/config.json; "
-                      f"dd if=/dev/urandom of={BALLAST} bs=1M count=40 status=none")  # fmt: skip
+        made = MAKE.format(size=MB)
+        self.rig.root(
+            self.first,
+            f"test -e {FOLDER}/config.json || python3 - <<'END'\n{made}\nEND\n"
+            f"dd if=/dev/urandom of={BALLAST} bs=1M count=40 status=none",
+        )
         for name in self.rig.names[1:]:
             self.rig.root(name, f"rm -rf {BALLAST} {FOLDER}/.rigbook")
 
