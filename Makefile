@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
-	test-alive test-measure test-page test-kills test-lease lint bench \
+	test-alive test-measure test-page molecule chaos test-lease lint bench \
 	lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -56,9 +56,13 @@ test-page: setup ## a report's pages in Debian's chromium, with playwright and a
 	@lab/quiet $(PY) -m pip install --quiet --require-hashes -r requirements/browser.txt
 	@$(PY) -m tests.tiers page
 
-test-kills: setup tools ## 60 kills at random moments, each with one more run of the same command (hours; not in CI)
+molecule: setup tools ## the life of a rig as a molecule scenario, with the real vLLM (10 minutes; not in CI)
+	@lab/quiet $(PY) -m pip install --quiet --require-hashes -r requirements/molecule.txt
+	@$(PY) -m tests.tiers molecule
+
+chaos: setup tools ## N interrupts at random moments, each with one more run of the same command (hours; N=, SEED=, ONLY=unit,weights:3)
 	@lab/install-tools vm
-	@$(PY) -m tests.tiers kills
+	@RIGBOOK_CHAOS_N=$(N) RIGBOOK_CHAOS_SEED=$(SEED) RIGBOOK_CHAOS=$(ONLY) $(PY) -m tests.tiers chaos
 
 test-lease: setup tools ## 72 changes under a lease, each with a loss in its middle (a day; not in CI)
 	@lab/install-tools vm

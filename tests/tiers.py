@@ -68,6 +68,17 @@ def _needs_browser() -> str | None:
     return None
 
 
+def _needs_molecule() -> str | None:
+    """Why this machine cannot run the scenario, or None."""
+    if importlib.util.find_spec("molecule.app") is None:
+        return "needs the packages of requirements/molecule.txt"
+    return _needs_lab()
+
+
+# molecule starts pytest and ansible-playbook, and its playbooks python and pyinfra, by name
+_FIRST = f"PATH={Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+
+
 def _pytest(*paths: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "pytest", "-q", *paths)
 
@@ -151,10 +162,18 @@ TIERS = {
         _needs_lab,
         "three booted hosts, two of whose dockers keep images in containerd",
     ),
-    "kills": Tier(
-        (_pytest("tests/system/kills"),),
+    "molecule": Tier(
+        (
+            _pytest("tests/system/molecule"),
+            ("env", _FIRST, "molecule", "test"),
+        ),
+        _needs_molecule,
+        "two booted hosts with the real vLLM, made, changed, judged and removed by molecule",
+    ),
+    "chaos": Tier(
+        (_pytest("tests/system/sweep"),),
         lambda: _needs_lab() or _needs_vm(),
-        "60 operators killed at random moments, then one more run of the same command",
+        "deploys interrupted at random moments, then one more run of the same command",
     ),
     "lease": Tier(
         (_pytest("tests/system/lease"),),

@@ -76,10 +76,13 @@ class Place:
         return [LabHost(self, number, is_tower=True) for number in range(1, count + 1)]
 
 
-# The user's lab, and a second one that the tests make beside it.
+# The user's lab, and beside it those that the tests and the scenario of molecule/default make.
 USERS = Place("lab", "/var/lib/rigbook-lab", "lab", "tower", "10.88.0", "10.99.0", "rig")
 TESTS = Place("tests", "/var/lib/rigbook-tests", "test", "testtower", "10.89.0", "10.98.0", "rigt")
-PLACES = {place.name: place for place in (USERS, TESTS)}
+MOLECULE = Place(
+    "molecule", "/var/lib/rigbook-molecule", "mol", "moltower", "10.86.0", "10.96.0", "rigm"
+)
+PLACES = {place.name: place for place in (USERS, TESTS, MOLECULE)}
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ class LabSettings:
 
 
 def load(environ: Mapping[str, str] = os.environ) -> LabSettings:
-    """The lab that RIGBOOK_LAB names: `lab` (the default), the user's, or `tests`.
+    """The lab that RIGBOOK_LAB names: `lab` (the default), the user's, `tests` or `molecule`.
 
     RIGBOOK_LAB_HOME and RIGBOOK_CACHE name other folders than the defaults.
     """

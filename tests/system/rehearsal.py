@@ -87,10 +87,13 @@ class Lab:
     def verb(self, *words: str) -> Done:
         """Runs a verb of the lab (`stop test2`, `reboot test1` …)."""
         if words[0] in ("reboot", "stop"):
-            # else the next command waits for a connection whose other end is gone
-            end = self._shared(words[1], "-Oexit")
-            subprocess.run(end, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            self.hang_up(words[1])
         return self.run(sys.executable, "-m", "lab", *words)
+
+    def hang_up(self, host: str) -> None:
+        """Ends the shared connection, before its other end is gone: the next would wait for it."""
+        end = self._shared(host, "-Oexit")
+        subprocess.run(end, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
     def changes(self, host: str) -> list[dict[str, Any]]:
         """The host's journal, newest first."""

@@ -38,7 +38,7 @@ NOT_BUILT_KEYS = {"inplace"}
 PLACEHOLDER = re.compile(r"NAME|HASH|\*")
 PARTS = (
     "inventory|group_data|catalog|schema|facts|gates|operations|node|deploys|templates|lab|tests"
-    "|docs|requirements"
+    "|docs|requirements|molecule"
 )
 SECTIONS = [
     "Preconditions",

@@ -1,0 +1,1 @@
+"""Deploys that are interrupted at random moments, each followed by ONE more run of the same."""

@@ -1,0 +1,22 @@
+"""upgrade on the tower, interrupted at random moments: to the other of two real versions, and
+back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.lease.rigs import OnLab
+from tests.system.sweep.cycle import Case, run
+from tests.system.sweep.plan import Cell, cells
+from tests.system.sweep.served import Upgrade
+
+
+@pytest.fixture(scope="module")
+def made(tower: OnLab) -> Case:
+    """The case, which is measured once."""
+    return Upgrade(tower)
+
+
+@pytest.mark.parametrize("cell", cells("upgrade"), ids=lambda cell: cell.name)
+def test_one_more_run(made: Case, cell: Cell) -> None:
+    run(made, cell)
