@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.core import settings
 from lab.hosts import state
-from lab.hosts.ssh import ssh_argv
+from lab.hosts.consoles import Hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PYINFRA = Path(sys.executable).parent / "pyinfra"
@@ -37,12 +37,11 @@ class Done:
         raise AssertionError(f"no row {operation!r} in:\n{self.text}")
 
 
-class Lab:
+class Lab(Hosts):
     """Rehearsal hosts, as an operator and as a person at their console: those of RIGBOOK_LAB."""
 
     def __init__(self) -> None:
-        self.settings = settings.load()
-        self.hosts = {host.name: host for host in self.settings.hosts()}
+        super().__init__(settings.load())
 
     def pyinfra(self, deploy: str, *arguments: str, yes: bool = True, inventory: str = "") -> Done:
         """Runs a deploy of the project against the lab."""
@@ -65,44 +64,13 @@ class Lab:
         print(f"$ {' '.join(words[1:])}\n{done.stdout}\n(rc {done.returncode}, {took:.1f} s)")
         return Done(done.returncode, done.stdout, took)
 
-    def ssh(self, host: str, command: str, check: bool = True, stdin: str = "") -> str:
-        """Runs a shell command on a host as the login user; its standard output.
-
-        All commands for a host share one connection: the tests ask thousands of times.
-        """
-        words = [*self._shared(host), command]
-        done = subprocess.run(
-            words, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False
-        )
-        assert not check or done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
-
-    def _shared(self, host: str, *more: str) -> list[str]:
-        """ssh to a host over the connection that its other commands use."""
-        socket = self.settings.ssh_key.parent / "%h.socket"
-        shared = ("-oControlMaster=auto", "-oControlPersist=15", f"-oControlPath={socket}", *more)
-        *words, target = ssh_argv(self.settings, self.hosts[host])
-        return [*words, *shared, target]
-
     def verb(self, *words: str) -> Done:
         """Runs a verb of the lab (`stop test2`, `reboot test1` …)."""
         if words[0] in ("reboot", "stop"):
             # else the next command waits for a connection whose other end is gone
-            end = self._shared(words[1], "-Oexit")
+            end = self.shared(words[1], "-Oexit")
             subprocess.run(end, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         return self.run(sys.executable, "-m", "lab", *words)
-
-    def changes(self, host: str) -> list[dict[str, Any]]:
-        """The host's journal, newest first."""
-        text = self.ssh(host, "echo '{}' | sudo rignode journal")
-        return list(json.loads(text)["changes"])
-
-    def unit(self, host: str, *names: str) -> list[str]:
-        """Values of properties of the engine's unit."""
-        wanted = ",".join(names)
-        text = self.ssh(host, f"systemctl show -p {wanted} rigbook-engine.service")
-        values = dict(line.partition("=")[::2] for line in text.splitlines())
-        return [values[name] for name in names]
 
     def snapshots(self, *options: str) -> dict[str, dict[str, Any]]:
         """Both hosts' snapshots, without what moves by itself on a host that nobody touches."""
