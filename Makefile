@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
-	test-alive test-measure test-page test-kills test-lease lint bench \
+	test-alive test-measure test-page test-rehearse test-kills test-lease lint bench \
 	rehearse incident incident-check lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -35,6 +35,9 @@ test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulat
 
 test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run builds it: 20 minutes)
 	@$(PY) -m tests.tiers k8s
+
+test-rehearse: setup tools ## a twin of two Spark, incidents dealt and mended in a row (an hour; not in CI)
+	@$(PY) -m tests.tiers rehearse
 
 test-adopt: setup tools ## rigs that serve by other means, taken over and given back (25 minutes; not in CI)
 	@$(PY) -m tests.tiers adopt

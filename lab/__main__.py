@@ -93,6 +93,9 @@ def dispatch(arguments: argparse.Namespace) -> int:
         raise LabError("there is no lab: 'up' first")
     if verb == "ssh":
         return hosts_ssh.interactive(settings, settings.host(arguments.name), arguments.command)
+    if verb == INCIDENT:
+        incident.deal(settings, arguments.code)
+        return 0
     if verb == CHECK:
         return incident.check(settings, arguments.code)
     with alone(settings):
@@ -114,8 +117,6 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
         status.show(settings)
     elif verb == REHEARSE:
         rehearse.make(settings, arguments.inventory, arguments.snapshot)
-    elif verb == INCIDENT:
-        incident.deal(settings, arguments.code)
     elif verb == "engine":
         image.provide(settings)
     elif verb == "down":

@@ -97,8 +97,8 @@ class Lab(Hosts):
 
 
 @contextmanager
-def rehearsal(*options: str) -> Iterator[Lab]:
-    """The tests' own lab, up with these options of `python -m lab up`; away again if it was made.
+def rehearsal(*options: str, verb: str = "up") -> Iterator[Lab]:
+    """The tests' own lab, up by `python -m lab VERB` with these options; away again if it was made.
 
     It stands beside the user's lab and never touches it. RIGBOOK_KEEP_LAB=1 keeps it, for the next
     run of the tests; `make lab-down` takes it away then, as after tests that were killed.
@@ -114,7 +114,7 @@ def rehearsal(*options: str) -> Iterator[Lab]:
             # with an engine that runs, a disk that is full, a link that is down
             subprocess.run([sys.executable, "-m", "lab", "down"], cwd=ROOT, check=True)
             state.take(lab)
-        made = subprocess.run([sys.executable, "-m", "lab", "up", *options], cwd=ROOT, check=False)
+        made = subprocess.run([sys.executable, "-m", "lab", verb, *options], cwd=ROOT, check=False)
         assert made.returncode == 0, "the lab did not come up; its lines are above"
         try:
             yield Lab()
