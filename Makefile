@@ -2,8 +2,8 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
-	test-alive test-measure test-page molecule chaos test-lease lint bench \
-	lab-up lab-down lab-status lab-ssh setup tools
+	test-alive test-measure test-page test-rehearse molecule chaos test-lease lint bench \
+	rehearse incident incident-check lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -35,6 +35,9 @@ test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulat
 
 test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run builds it: 20 minutes)
 	@$(PY) -m tests.tiers k8s
+
+test-rehearse: setup tools ## a twin of two Spark, incidents dealt and mended in a row (an hour; not in CI)
+	@$(PY) -m tests.tiers rehearse
 
 test-adopt: setup tools ## rigs that serve by other means, taken over and given back (25 minutes; not in CI)
 	@$(PY) -m tests.tiers adopt
@@ -85,6 +88,15 @@ bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART
 
 lab-up: setup tools ## make or complete the rehearsal hosts (N=2), with the engine's image
 	@$(PY) -m lab up $(if $(N),--hosts $(N))
+
+rehearse: setup tools ## a twin of a rig on this machine (INVENTORY=inventory/spark.py, SNAPSHOT=FILE of deploys/snapshot.py)
+	@$(PY) -m lab rehearse $(INVENTORY) $(if $(SNAPSHOT),--snapshot $(SNAPSHOT))
+
+incident: ## break the twin as docs/incidents.md tells, say the symptom, start the clock (ID=C13)
+	@$(PY) -m lab incident $(ID)
+
+incident-check: ## whether the twin is mended, and in how many seconds (ID=C13)
+	@$(PY) -m lab incident-check $(ID)
 
 lab-down: ## leave nothing of the lab: hosts, mounts, bridges (also after a crash, also of tests)
 	@$(if $(PYTHON),$(PYTHON),python3) -m lab down --all

@@ -2,6 +2,7 @@
 
     hosts/        nspawn hosts: root tree, network, life cycle, ssh
     engine/       the real vLLM as an image and as a venv
+    rehearsal/    a twin of a rig, and incidents dealt on it
     vm/           an emulated machine with real GRUB and kernels
     kubernetes/   a real API server and a hollow node on a lab host
 

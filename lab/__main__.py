@@ -8,14 +8,17 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lab import status
 from lab.core import cache, console
-from lab.core.settings import DEFAULT_HOSTS, PLACES, LabError, LabSettings, load
+from lab.core.settings import DEFAULT_HOSTS, PLACES, TWIN, LabError, LabSettings, load
 from lab.engine import image, venv
 from lab.hosts import lifecycle, network, state
 from lab.hosts import ssh as hosts_ssh
+from lab.rehearsal import incident, rehearse
+
+REHEARSE, INCIDENT, CHECK = TWINS = ("rehearse", "incident", "incident-check")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,6 +51,14 @@ def parser() -> argparse.ArgumentParser:
     ssh = verbs.add_parser("ssh", help="a shell, or a command, on a host")
     ssh.add_argument("name")
     ssh.add_argument("command", nargs=argparse.REMAINDER)
+    twin = verbs.add_parser(REHEARSE, help="make a twin of a rig: its names, users, paths")
+    twin.add_argument("inventory", help="such as inventory/spark.py")
+    twin.add_argument("--snapshot", metavar="FILE", help="what deploys/snapshot.py recorded of it")
+    for name, text in (
+        (INCIDENT, "break the twin as docs/incidents.md tells"),
+        (CHECK, "whether it is mended, and after how many seconds"),
+    ):
+        verbs.add_parser(name, help=text).add_argument("code", help="such as C13")
     fabric = verbs.add_parser("fabric", help="unplug or plug the fabric link")
     fabric.add_argument("state", choices=("down", "up"))
     return top
@@ -71,17 +82,22 @@ def alone(settings: LabSettings) -> Iterator[None]:
 
 def dispatch(arguments: argparse.Namespace) -> int:
     """Do what the verb says; the exit code comes back."""
-    settings = load()
     verb = arguments.verb
+    settings = load(of_twins(os.environ) if verb in TWINS else os.environ)
     if verb == "status":
         status.show(settings)
         return 0
     if os.geteuid() != 0:
         raise LabError(f"'{verb}' needs root (namespaces, mounts, keys): run it with sudo")
-    if verb not in ("up", "down") and not settings.state_file.exists():
+    if verb not in ("up", "down", REHEARSE) and not settings.state_file.exists():
         raise LabError("there is no lab: 'up' first")
     if verb == "ssh":
         return hosts_ssh.interactive(settings, settings.host(arguments.name), arguments.command)
+    if verb == INCIDENT:
+        incident.deal(settings, arguments.code)
+        return 0
+    if verb == CHECK:
+        return incident.check(settings, arguments.code)
     with alone(settings):
         change(settings, arguments)
     return 0
@@ -99,6 +115,8 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
         if not without and any(not host.is_tower for host in made):
             image.provide(settings, arguments.image_on_one)
         status.show(settings)
+    elif verb == REHEARSE:
+        rehearse.make(settings, arguments.inventory, arguments.snapshot)
     elif verb == "engine":
         image.provide(settings)
     elif verb == "down":
@@ -121,6 +139,11 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     else:
         settings.fabric_down_flag.unlink(missing_ok=True)
         lifecycle.wait_fabric(settings)
+
+
+def of_twins(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the twins' lab where none is named."""
+    return {**environ, "RIGBOOK_LAB": environ.get("RIGBOOK_LAB") or TWIN.name}
 
 
 def others(settings: LabSettings) -> list[LabSettings]:

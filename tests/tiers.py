@@ -152,6 +152,11 @@ TIERS = {
         _needs_lab,
         "four booted hosts on one switch, with the real vLLM",
     ),
+    "rehearse": Tier(
+        (_pytest("tests/system/rehearse"),),
+        _needs_lab,
+        "a twin of two Spark with the real vLLM, and incidents dealt and mended in a row",
+    ),
     "adopt": Tier(
         (_pytest("tests/system/adopt"),),
         _needs_lab,

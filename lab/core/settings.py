@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 SSH_USER = "rig"
 DEFAULT_HOSTS = 2
@@ -82,7 +83,26 @@ TESTS = Place("tests", "/var/lib/rigbook-tests", "test", "testtower", "10.89.0",
 MOLECULE = Place(
     "molecule", "/var/lib/rigbook-molecule", "mol", "moltower", "10.86.0", "10.96.0", "rigm"
 )
-PLACES = {place.name: place for place in (USERS, TESTS, MOLECULE)}
+# A rehearsal of another rig.
+TWIN = Place("twin", "/var/lib/rigbook-twin", "twin", "twintower", "10.87.0", "10.97.0", "rigw")
+PLACES = {place.name: place for place in (USERS, TESTS, MOLECULE, TWIN)}
+
+
+@dataclass(frozen=True)
+class Twin:
+    """Whose twin a lab is: the rig's host names in rank order, its login user, the inventory that
+    was made for the twin (from the project's root), and the GPUs that each host shows.
+    """
+
+    names: tuple[str, ...]
+    user: str
+    inventory: str
+    gpus: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """For the lab's state file."""
+        return {"names": [*self.names], "user": self.user, "inventory": self.inventory,
+                "gpus": dict(self.gpus)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,17 +110,24 @@ class LabHost:
     """One rehearsal host: its lab, its number (from 1), name and addresses.
 
     A tower has its engine in a venv and no docker; its numbers count for themselves. A containerd
-    host is of a later Debian, and its docker keeps images in the containerd store.
+    host is of a later Debian, and its docker keeps images in the containerd store. `called` is the
+    name of the host whose twin it is.
     """
 
     place: Place
     number: int
     is_tower: bool = False
     containerd: bool = False
+    called: str = ""
 
     @property
     def name(self) -> str:
-        """Host name, e.g. ``lab1`` or ``tower1``."""
+        """Host name, e.g. ``lab1`` or ``tower1``; a twin has the name of the rig's host."""
+        return self.called or self.machine
+
+    @property
+    def machine(self) -> str:
+        """What this machine calls it: its folder, its links and its cgroup follow from it."""
         return f"{self.place.tower if self.is_tower else self.place.host}{self.number}"
 
     @property
@@ -164,17 +191,32 @@ class LabSettings:
 
     def host_dir(self, host: LabHost) -> Path:
         """Folder of one host: overlay, docker's folder, state, console log."""
-        return self.home / "hosts" / host.name
+        return self.home / "hosts" / host.machine
 
     def hosts(self) -> list[LabHost]:
         """The hosts of the lab that exists, or those the default lab would have."""
         try:
-            state = json.loads(self.state_file.read_text())
+            state = self._state()
             count, towers = int(state["hosts"]), int(state.get("towers", 0))
             containerd = bool(state.get("containerd", False))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             count, towers, containerd = DEFAULT_HOSTS, 0, False
-        return self.place.hosts(count, containerd) + self.place.towers(towers)
+        made = self.place.hosts(count, containerd) + self.place.towers(towers)
+        twin = self.twin()
+        if twin is None:
+            return made
+        return [replace(h, called=name) for h, name in zip(made, twin.names, strict=True)]
+
+    def twin(self) -> Twin | None:
+        """Whose twin this lab is; None where it is nobody's."""
+        try:
+            found = self._state()["twin"]
+            return Twin(tuple(found["names"]), found["user"], found["inventory"], found["gpus"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _state(self) -> Any:
+        return json.loads(self.state_file.read_text())
 
     def fabric_hosts(self) -> list[LabHost]:
         """The hosts that the fabric joins."""
@@ -190,7 +232,8 @@ class LabSettings:
 
 
 def load(environ: Mapping[str, str] = os.environ) -> LabSettings:
-    """The lab that RIGBOOK_LAB names: `lab` (the default), the user's, `tests` or `molecule`.
+    """The lab that RIGBOOK_LAB names: `lab` (the default), the user's, `tests`, `molecule` or
+    `twin`.
 
     RIGBOOK_LAB_HOME and RIGBOOK_CACHE name other folders than the defaults.
     """

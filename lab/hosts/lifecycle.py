@@ -22,6 +22,7 @@ from lab.core.settings import (
     LabError,
     LabHost,
     LabSettings,
+    Twin,
 )
 from lab.hosts import debian_root, network, prepare, processes, ssh
 from lab.hosts import state as hosts_state
@@ -39,13 +40,14 @@ def up(
     count: int | None = None,
     tower_layer: Callable[[LabSettings], Path] | None = None,
     containerd: bool = False,
+    twin: Twin | None = None,
 ) -> None:
     """Bring ``count`` hosts up and wait until they are ready; nothing to do when they are.
 
     ``count`` None: those that exist, else the default lab's, and none beside a tower alone. A
     tower that exists stays; ``tower_layer`` adds one, whose engine is in the folder that this
     gives. ``containerd``: from the second host on docker has
-    the containerd image store; that a lab is made with.
+    the containerd image store; that a lab is made with, and so is ``twin``.
     """
     exists = settings.state_file.exists()
     there = [host for host in settings.hosts() if not host.is_tower]
@@ -60,6 +62,10 @@ def up(
     if containerd and exists and not has_it:
         raise LabError("a lab without the containerd store exists; run 'down' first")
     containerd = containerd or has_it
+    of = settings.twin()
+    if twin and exists and (of is None or of.names != twin.names or of.user != twin.user):
+        raise LabError(f"hosts of another rig are in {settings.home}; 'down' first")
+    twin = twin or of
     if containerd and count < CONTAINERD_HOST:
         raise LabError(f"--containerd needs --hosts {CONTAINERD_HOST} or more")
     debian_root.check_tools()
@@ -70,9 +76,10 @@ def up(
         towers = settings.place.towers(1)
         note_layer(settings, towers[0], tower_layer(settings))
     settings.home.mkdir(parents=True, exist_ok=True)
-    state: dict[str, int | bool] = {"hosts": count}
+    state: dict[str, object] = {"hosts": count}
     state |= {"towers": len(towers)} if towers else {}
     state |= {"containerd": True} if containerd else {}
+    state |= {"twin": twin.as_json()} if twin else {}
     settings.state_file.write_text(json.dumps(state) + "\n")
     prepare.make_keys(settings)
     hosts = settings.hosts()
@@ -104,7 +111,7 @@ def start(settings: LabSettings, host: LabHost, lower: Path | None = None) -> No
     folder.mkdir(parents=True, exist_ok=True)
     network.bridge_up(settings.place)
     # what a killed supervisor left running would hold the overlay and the addresses
-    processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.name)
+    processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.machine)
     with (folder / "supervisor.log").open("ab") as log:
         child = subprocess.Popen(
             ["unshare", "--mount", "--propagation=private",
@@ -148,7 +155,7 @@ def stop(settings: LabSettings, host: LabHost, seconds: float = STOP_SECONDS) ->
             processes.send(supervisor, signum)
             if processes.wait_gone(supervisor, 3):
                 break
-    if not processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.name):
+    if not processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.machine):
         raise LabError(f"{host.name}: processes in its cgroup do not end")
 
 
@@ -172,14 +179,17 @@ def _every_host(settings: LabSettings) -> list[LabHost]:
 def down(settings: LabSettings) -> None:
     """Stop everything and remove all of it; also after a crash, and when run twice."""
     hosts_dir = settings.home / "hosts"
-    known = {host.name: host for host in _every_host(settings)}
+    of_a_rig = settings.twin() is not None
+    known = {host.machine: host for host in _every_host(settings)}
     hosts = [host for host in known.values() if settings.host_dir(host).exists()]
     if hosts:
         with console.phase(f"stop {len(hosts)} hosts", "5 s"):
             in_parallel(hosts, lambda host: stop(settings, host, DOWN_SECONDS))
-    network.remove_links(settings.place, [host.name for host in known.values()])
+    network.remove_links(settings.place, [*known])
     with contextlib.suppress(OSError):
         processes.lab_cgroup(settings.home).rmdir()
     with console.phase("remove the lab's files"):
         cache.remove(hosts_dir)
         cache.remove(settings.home)
+        if of_a_rig:
+            cache.remove(REPOSITORY / "build" / settings.place.name)

@@ -14,6 +14,7 @@ from lab.core.settings import (
     FABRIC_PREFIX,
     LAN_PREFIX,
     MODEL_PATH,
+    SSH_USER,
     LabHost,
     LabSettings,
 )
@@ -82,6 +83,8 @@ def write_files(settings: LabSettings, host: LabHost) -> None:
         return
     hosts = [f"{other.address} {other.name}\n" for other in settings.hosts()]
     keys = settings.ssh_key.parent
+    twin = settings.twin()
+    gpus = (twin.gpus.get(host.name) if twin else None) or gpu_state(host)
     files = {
         "etc/hostname": f"{host.name}\n",
         "etc/hosts": "127.0.0.1 localhost\n" + "".join(hosts),
@@ -89,7 +92,7 @@ def write_files(settings: LabSettings, host: LabHost) -> None:
         "etc/systemd/network/10-lan.network": network_file(
             "host0", f"{host.address}/{LAN_PREFIX}", None
         ),
-        "etc/rigbook-lab/gpu.json": json.dumps(gpu_state(host), indent=1) + "\n",
+        "etc/rigbook-lab/gpu.json": json.dumps(gpus, indent=1) + "\n",
     }
     if not host.is_tower:
         files["etc/systemd/network/10-fabric.network"] = network_file(
@@ -100,15 +103,33 @@ def write_files(settings: LabSettings, host: LabHost) -> None:
     for suffix, mode in (("", 0o600), (".pub", 0o644)):
         text = (keys / f"{host.name}_host_key{suffix}").read_text()
         write(root / f"etc/ssh/ssh_host_ed25519_key{suffix}", text, mode)
-    authorized = root / "home/rig/.ssh/authorized_keys"
-    write(authorized, (keys / "id_ed25519.pub").read_text(), 0o600)
-    authorized.parent.chmod(0o700)
-    owner = (root / "home/rig").stat()
+    if twin and twin.user != SSH_USER:
+        add_user(root, twin.user)
+        let_in(root, twin.user, keys)
+    owner = let_in(root, SSH_USER, keys)
     models = root / MODEL_PATH.lstrip("/")
     models.mkdir(parents=True, exist_ok=True)
-    for path in (authorized, authorized.parent, models.parent, models):
+    for path in (models.parent, models):
         os.chown(path, owner.st_uid, owner.st_gid)
     done.touch()
+
+
+def add_user(root: Path, name: str) -> None:
+    """A login user beside the lab's own, with the same rights."""
+    console.run(["chroot", root, "useradd", "--create-home", "--shell", "/bin/bash", name])
+    write(root / f"etc/sudoers.d/{name}", f"{name} ALL=(ALL) NOPASSWD: ALL\n", 0o440)
+
+
+def let_in(root: Path, user: str, keys: Path) -> os.stat_result:
+    """Lets the lab's key in as this user; gives who owns the home."""
+    home = root / "home" / user
+    authorized = home / ".ssh/authorized_keys"
+    write(authorized, (keys / "id_ed25519.pub").read_text(), 0o600)
+    authorized.parent.chmod(0o700)
+    owner = home.stat()
+    for path in (authorized, authorized.parent):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    return owner
 
 
 def write(path: Path, text: str, mode: int) -> None:

@@ -41,7 +41,7 @@ def nspawn_argv(settings: LabSettings, host: LabHost) -> list[str]:
         "--register=no",
         # no scope of systemd's: the lab's own cgroup holds the host, also where pid 1 is no systemd
         "--keep-unit",
-        f"--machine={host.name}",
+        f"--machine={host.machine}",
         f"--network-bridge={settings.place.bridge}",
         "--capability=all",
         "--system-call-filter=add_key keyctl bpf @mount",
@@ -103,7 +103,7 @@ def find_leader(nspawn_pid: int) -> Process | None:
 
 def start_nspawn(settings: LabSettings, host: LabHost) -> subprocess.Popen[bytes]:
     """Start systemd-nspawn in the host's own cgroup."""
-    cgroup = processes.lab_cgroup(settings.home) / host.name
+    cgroup = processes.lab_cgroup(settings.home) / host.machine
     processes.empty_cgroup(cgroup)
     cgroup.mkdir(parents=True)
 
@@ -169,7 +169,7 @@ def supervise(settings: LabSettings, host: LabHost, lower: Path) -> int:
         reason = "powered off" if code == 0 else f"systemd-nspawn exit {code}"
     except (LabError, OSError) as error:
         reason = str(error)
-    processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.name)
+    processes.empty_cgroup(processes.lab_cgroup(settings.home) / host.machine)
     hosts_state.write(settings, host, replace(state, nspawn=None, leader=None, ended=reason))
     print(f"ended: {reason}", flush=True)
     return 0 if code == 0 else 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.core import settings
 from lab.hosts import state
-from lab.hosts.ssh import ssh_argv
+from lab.hosts.consoles import Hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PYINFRA = Path(sys.executable).parent / "pyinfra"
@@ -37,12 +37,11 @@ class Done:
         raise AssertionError(f"no row {operation!r} in:\n{self.text}")
 
 
-class Lab:
+class Lab(Hosts):
     """Rehearsal hosts, as an operator and as a person at their console: those of RIGBOOK_LAB."""
 
     def __init__(self) -> None:
-        self.settings = settings.load()
-        self.hosts = {host.name: host for host in self.settings.hosts()}
+        super().__init__(settings.load())
 
     def pyinfra(self, deploy: str, *arguments: str, yes: bool = True, inventory: str = "") -> Done:
         """Runs a deploy of the project against the lab."""
@@ -65,25 +64,6 @@ class Lab:
         print(f"$ {' '.join(words[1:])}\n{done.stdout}\n(rc {done.returncode}, {took:.1f} s)")
         return Done(done.returncode, done.stdout, took)
 
-    def ssh(self, host: str, command: str, check: bool = True, stdin: str = "") -> str:
-        """Runs a shell command on a host as the login user; its standard output.
-
-        All commands for a host share one connection: the tests ask thousands of times.
-        """
-        words = [*self._shared(host), command]
-        done = subprocess.run(
-            words, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False
-        )
-        assert not check or done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
-
-    def _shared(self, host: str, *more: str) -> list[str]:
-        """ssh to a host over the connection that its other commands use."""
-        socket = self.settings.ssh_key.parent / "%h.socket"
-        shared = ("-oControlMaster=auto", "-oControlPersist=15", f"-oControlPath={socket}", *more)
-        *words, target = ssh_argv(self.settings, self.hosts[host])
-        return [*words, *shared, target]
-
     def verb(self, *words: str) -> Done:
         """Runs a verb of the lab (`stop test2`, `reboot test1` …)."""
         if words[0] in ("reboot", "stop"):
@@ -92,20 +72,8 @@ class Lab:
 
     def hang_up(self, host: str) -> None:
         """Ends the shared connection, before its other end is gone: the next would wait for it."""
-        end = self._shared(host, "-Oexit")
+        end = self.shared(host, "-Oexit")
         subprocess.run(end, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-
-    def changes(self, host: str) -> list[dict[str, Any]]:
-        """The host's journal, newest first."""
-        text = self.ssh(host, "echo '{}' | sudo rignode journal")
-        return list(json.loads(text)["changes"])
-
-    def unit(self, host: str, *names: str) -> list[str]:
-        """Values of properties of the engine's unit."""
-        wanted = ",".join(names)
-        text = self.ssh(host, f"systemctl show -p {wanted} rigbook-engine.service")
-        values = dict(line.partition("=")[::2] for line in text.splitlines())
-        return [values[name] for name in names]
 
     def snapshots(self, *options: str) -> dict[str, dict[str, Any]]:
         """Both hosts' snapshots, without what moves by itself on a host that nobody touches."""
@@ -132,8 +100,8 @@ class Lab:
 
 
 @contextmanager
-def rehearsal(*options: str) -> Iterator[Lab]:
-    """The tests' own lab, up with these options of `python -m lab up`; away again if it was made.
+def rehearsal(*options: str, verb: str = "up") -> Iterator[Lab]:
+    """The tests' own lab, up by `python -m lab VERB` with these options; away again if it was made.
 
     It stands beside the user's lab and never touches it. RIGBOOK_KEEP_LAB=1 keeps it, for the next
     run of the tests; `make lab-down` takes it away then, as after tests that were killed.
@@ -149,7 +117,7 @@ def rehearsal(*options: str) -> Iterator[Lab]:
             # with an engine that runs, a disk that is full, a link that is down
             subprocess.run([sys.executable, "-m", "lab", "down"], cwd=ROOT, check=True)
             state.take(lab)
-        made = subprocess.run([sys.executable, "-m", "lab", "up", *options], cwd=ROOT, check=False)
+        made = subprocess.run([sys.executable, "-m", "lab", verb, *options], cwd=ROOT, check=False)
         assert made.returncode == 0, "the lab did not come up; its lines are above"
         try:
             yield Lab()

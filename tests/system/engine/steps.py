@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +11,7 @@ from collections.abc import Callable
 
 from facts.endpoint.completion import Answer, Endpoint, ask
 from lab.core.settings import LabHost
+from lab.rehearsal.incidents import breaks
 from tests.system.rehearsal import PYINFRA, ROOT, Done, Lab
 
 # from the command line to the engine's start, on a machine that others use
@@ -89,21 +88,6 @@ def start(deploy: str, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def head_was_started(lab: Lab, known: set[str]) -> bool:
-    """Whether a change that is not among `known` has started the head."""
-    newest = next(iter(lab.changes(first(lab).name)), None)
-    return (
-        newest is not None
-        and str(newest["id"]) not in known
-        and any(step["op"] == "unit" and step["active"] == "start" for step in newest["steps"])
-    )
-
-
 def killed_operator(lab: Lab, deploy: str, *arguments: str) -> str:
     """The id of a change whose operator was killed -9 once the head had been started."""
-    known = {str(change["id"]) for change in lab.changes(first(lab).name)}
-    process = start(deploy, *arguments)
-    wait_until(f"{deploy} starts the head", BEGIN_S, lambda: head_was_started(lab, known))
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    return str(lab.changes(first(lab).name)[0]["id"])
+    return breaks.killed_operator(lab, first(lab).name, "inventory/lab.py", deploy, *arguments)

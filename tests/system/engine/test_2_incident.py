@@ -7,10 +7,10 @@ import signal
 import time
 
 from facts.endpoint.completion import ask
+from lab.rehearsal.incidents.breaks import head_was_started
 from node.rules.heartbeat import DEAD_S
 from tests.system.engine.steps import (
     head,
-    head_was_started,
     infra,
     killed_operator,
     start,
@@ -103,7 +103,7 @@ def test_an_operator_who_slept_finds_the_change_in_other_hands(serving: Lab) -> 
     """SIGSTOP is a laptop's lid: no end of its connection, and no sign of life."""
     known = {str(change["id"]) for change in serving.changes("test1")}
     sleeper = start("serve", "--data", "profile=latency")
-    wait_until("it starts the head", 120, lambda: head_was_started(serving, known))
+    wait_until("it starts the head", 120, lambda: head_was_started(serving, "test1", known))
     os.kill(sleeper.pid, signal.SIGSTOP)
     change = str(serving.changes("test1")[0]["id"])
     early = serving.pyinfra("serve")

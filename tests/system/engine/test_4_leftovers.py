@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 
 import pytest
 
 from facts.endpoint.completion import ask
+from lab.rehearsal.incidents.breaks import DROP_IN, drift, ghost_drop_in, orphan, stale_segment
 from tests.system.engine.steps import doctor, head, killed_operator, mended, named
 from tests.system.rehearsal import Lab
-
-DROP_IN = "/etc/systemd/system/rigbook-engine.service.d/50-ghost.conf"
-# A labelled stand-in engine: the title and the port of an orphan worker, no model.
-ORPHAN = (
-    "exec -a VLLM::Worker_TP1 python3 -c 'import socket, time; s = socket.socket(); "
-    's.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("", 29501)); '
-    "s.listen(); time.sleep(3600)'"
-)
-
-
-def orphan(lab: Lab, host: str) -> None:
-    """Leaves a stand-in engine behind on a host: its shell is gone, and its login."""
-    command = f"setsid -f bash -c {shlex.quote(ORPHAN)} </dev/null >/dev/null 2>&1"
-    lab.ssh(host, f"sudo bash -c {shlex.quote(command)}")
-    time.sleep(1)
 
 
 def test_stop_leaves_nothing_and_a_second_stop_changes_nothing(serving: Lab) -> None:
@@ -45,12 +30,8 @@ def test_the_evening_of_may_30(serving: Lab) -> None:
     """C13, C12, C10 stacked: a ghost ExecStart, stale segments, an orphan on 29501."""
     assert serving.pyinfra("stop").rc == 0
     orphan(serving, "test1")
-    segment = "/dev/shm/psm_0badcafe"
-    serving.ssh("test1", f"sudo truncate -s 4M {segment} && sudo touch -d -10min {segment}")
-    ghost = "[Service]\nExecStart=\nExecStart=/workspace/vllm-head-090.sh\n"
-    serving.ssh("test2", f"sudo mkdir -p {DROP_IN.rpartition('/')[0]}")
-    serving.ssh("test2", f"printf %s {shlex.quote(ghost)} | sudo tee {DROP_IN}")
-    serving.ssh("test2", "sudo systemctl daemon-reload")
+    stale_segment(serving, "test1")
+    ghost_drop_in(serving, "test2")
     time.sleep(6)
     rows = doctor(serving)
     assert {
@@ -109,15 +90,7 @@ def test_a_foreign_process_on_the_rendezvous_port_is_named_and_left_alone(servin
 @pytest.fixture
 def drifted(serving: Lab) -> Lab:
     """Both nodes launched by hand with other flags and the fork variable (C14)."""
-    for name in serving.hosts:
-        serving.ssh(
-            name,
-            "sudo sed -i 's/--max-model-len 512/--max-model-len 256/' /etc/rigbook/engine/serve.sh"
-            " && echo VLLM_WORKER_MULTIPROC_METHOD=fork | "
-            "sudo tee -a /etc/rigbook/engine/engine.env",
-        )
-    for name in ("test2", "test1"):
-        serving.ssh(name, "sudo systemctl restart --no-block rigbook-engine.service")
+    drift(serving, [*serving.hosts])
     time.sleep(20)
     return serving
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.rehearsal.incidents.breaks import lose_quotes, relaunch
 from tests.system.engine.steps import doctor, mended, named, wait_until
 from tests.system.engine.traits import STAND_IN_TRAITS, launch_stand_in, traits
 from tests.system.rehearsal import Lab
-
-SCRIPT = "/etc/rigbook/engine/serve.sh"
 
 
 @pytest.fixture
@@ -23,13 +22,6 @@ def by_hand(serving: Lab) -> Iterator[Lab]:
     for name in serving.hosts:
         serving.ssh(name, "sudo systemctl reset-failed rigbook-engine.service", check=False)
     yield serving
-
-
-def relaunch(lab: Lab, name: str, *edits: str) -> None:
-    """A hand's edits (sed) of a launch script, and the unit started again."""
-    for edit in edits:
-        lab.ssh(name, f"sudo sed -i '{edit}' {SCRIPT}")
-    lab.ssh(name, "sudo systemctl restart --no-block rigbook-engine.service")
 
 
 def test_a_crash_loop_ends_after_three_starts_and_is_named_with_its_cause(by_hand: Lab) -> None:
@@ -75,7 +67,7 @@ def test_a_worker_without_headless_is_named(serving: Lab) -> None:
 def test_json_that_lost_its_quotes_is_named_while_the_engine_lives(by_hand: Lab) -> None:
     """C7: this vLLM refuses what the seed's took in silence; the live argv tells it in both."""
     lab = by_hand
-    relaunch(lab, "test1", 's/.{"temperature":0}./{temperature:0}/')
+    lose_quotes(lab, "test1")
 
     def runs() -> bool:
         said = lab.ssh("test1", "sudo docker top rigbook-engine -eo pid,args", check=False)

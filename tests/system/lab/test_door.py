@@ -31,7 +31,7 @@ SHELLS = (
 
 def as_narrow(lab: Lab, command: str, host: str = "test1") -> subprocess.CompletedProcess[str]:
     """A command that the narrow login types on a host, over a connection of its own."""
-    *words, _ = [word for word in lab._shared(host) if not word.startswith("-oControl")]
+    *words, _ = [word for word in lab.shared(host) if not word.startswith("-oControl")]
     target = f"{LOGIN}@{lab.hosts[host].address}"
     return subprocess.run([*words, target, command], stdin=subprocess.DEVNULL, text=True,
                           capture_output=True, timeout=60, check=False)  # fmt: skip

@@ -14,7 +14,8 @@ import yaml
 from deploys.procedures.measure.history import VARIABLE
 from facts.endpoint.completion import ask
 from schema.measure.run import BenchRun, SoakRun
-from tests.system.engine.steps import head, head_was_started, start, wait_until
+from lab.rehearsal.incidents.breaks import head_was_started
+from tests.system.engine.steps import head, start, wait_until
 from tests.system.rehearsal import ROOT, Done, Lab
 
 SHORT = ("--data", "streams=1,4", "--data", "tokens=64", "--data", "contexts=256")
@@ -98,7 +99,7 @@ def _files(snapshots: dict[str, dict[str, object]]) -> dict[str, object]:
 def test_ctrl_c_in_a_profile_leads_back(serving: Lab, kept: Path) -> None:
     known = {str(change["id"]) for change in serving.changes("test1")}
     process = start("bench", *SHORT, "--data", "profiles=throughput")
-    wait_until("bench starts the head", 180, lambda: head_was_started(serving, known))
+    wait_until("bench starts the head", 180, lambda: head_was_started(serving, "test1", known))
     os.kill(process.pid, signal.SIGINT)
     text, _ = process.communicate(timeout=600)
     assert process.returncode == 1, text

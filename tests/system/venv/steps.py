@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from facts.endpoint.completion import Endpoint, ask
-from tests.system.rehearsal import PYINFRA, ROOT, Done, Lab
+from lab.rehearsal.incidents import breaks
+from tests.system.rehearsal import Done, Lab
 
 INVENTORY = "inventory/labtower.py"
 VENV = "/opt/engine/venv"
@@ -66,27 +64,9 @@ class Tower(Lab):
 
     def killed_operator(self, deploy: str, *arguments: str, budget_s: float = 900) -> str:
         """The id of a change whose operator was killed -9 once the engine had been started."""
-        known = {str(change["id"]) for change in self.changes(self.name)}
-        process = subprocess.Popen(
-            [str(PYINFRA), INVENTORY, f"deploys/{deploy}.py", *arguments, "-y"],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        return breaks.killed_operator(
+            self, self.name, INVENTORY, deploy, *arguments, budget_s=budget_s
         )
-
-        def started() -> bool:
-            newest = self.newest()
-            return str(newest["id"]) not in known and any(
-                step["op"] == "unit" and step["active"] == "start" for step in newest["steps"]
-            )
-
-        try:
-            wait_until(f"{deploy} starts the engine", budget_s, started)
-        finally:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        return str(self.newest()["id"])
 
 
 def wait_until(what: str, budget_s: float, true: Callable[[], object], poll_s: float = 2) -> float:

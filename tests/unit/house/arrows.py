@@ -83,11 +83,13 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "gates.weights": {"gates.core"},
     },
     "lab": {
-        "lab": {"lab.core", "lab.engine", "lab.hosts"},
+        "lab": {"lab.core", "lab.engine", "lab.hosts", "lab.rehearsal"},
         "lab.engine": {"lab.core", "lab.hosts"},
         "lab.gpu": {"lab.core", "lab.engine"},
         "lab.hosts": {"lab.core"},
         "lab.kubernetes": {"lab.core", "lab.hosts"},
+        "lab.rehearsal": {"lab.core", "lab.engine", "lab.hosts", "lab.rehearsal.incidents"},
+        "lab.rehearsal.incidents": {"lab.core", "lab.hosts"},
         "lab.vm": {"lab.core", "lab.hosts"},
     },
     "node": {

@@ -31,7 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "facts": {"schema", "node"},
     "operations": {"schema", "facts", "node"},
     "deploys": {"schema", "facts", "gates", "operations", "node"},
-    "lab": {"facts"},
+    "lab": {"facts", "schema"},
 }
 # The one file that knows the program that it sends. Other layers see of node its rules alone.
 DOOR = "facts/rignode/pack.py"

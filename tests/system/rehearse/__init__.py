@@ -1,0 +1,1 @@
+"""A twin of a rig, and incidents on it."""
