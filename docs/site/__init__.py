@@ -1,1 +1,1 @@
-"""The site: the pages of the project, with what is made from the code, by Sphinx (docs/adr/0033)."""
+"""The site: the project's pages, with what is made from the code, by Sphinx (docs/adr/0033)."""

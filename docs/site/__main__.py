@@ -1,4 +1,4 @@
-"""`python -m docs.site [FOLDER]`: builds the site into build/site. A dead link or anchor fails it."""
+"""`python -m docs.site [FOLDER]`: the site, into build/site. A dead link or anchor fails it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ INSTALL = "pip install --require-hashes -r requirements/docs.txt"
 NEEDED = ("sphinx", "myst_parser", "furo", "vl_convert")
 
 
+def sphinx(source: Path, folder: Path) -> int:
+    """Sphinx on these sources; its exit status, 1 after any warning."""
+    words = ("-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html", "-c", str(HERE))
+    kept = ("-d", str(folder.with_name(f"{folder.name}-doctrees")), str(source), str(folder))
+    return subprocess.run((sys.executable, *words, *kept), cwd=ROOT, check=False).returncode
+
+
 def build(folder: Path) -> int:
-    """Builds the site anew into a folder; Sphinx's exit status, 1 after any warning."""
+    """Builds the site anew into a folder; the exit status."""
     source = folder.with_name(f"{folder.name}-source")
     stage(source)
     shutil.rmtree(folder, ignore_errors=True)
-    words = ("-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html", "-c", str(HERE))
-    out = folder.with_name(f"{folder.name}-doctrees")
-    return subprocess.run(
-        (sys.executable, *words, "-d", str(out), str(source), str(folder)), cwd=ROOT, check=False
-    ).returncode
+    return sphinx(source, folder)
 
 
 def main() -> int:

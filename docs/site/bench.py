@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from deploys.procedures.report.charts import CONFIG, INK, Json, picture
 
-# A bar, its row and the room for its words, as wide as a phone's page allows when scaled.
-ROW, WIDTH, LABELS = 30, 330, 300
+# A row's height: its words, and the bar below them, so that it fits on a phone.
+ROW, BAR, WIDTH, FONT = 44, 14, 520, 15
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(?: s)?(?: \((\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\))?")
 
@@ -41,14 +41,11 @@ def bars(table: str) -> Iterator[Bar]:
 
 def spec(rows: list[Bar]) -> Json:
     """The bars as Vega-Lite, each with its figure, the range of its rounds and its target."""
-    y: Json = {
-        "field": "what", "type": "nominal", "sort": None, "title": None,
-        "axis": {"labelLimit": LABELS, "ticks": False, "domain": False},
-    }  # fmt: skip
-    x: Json = {"type": "quantitative", "title": "seconds"}
-    ends = {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}
-    aim = {"x": {"field": "target", "type": "quantitative"}}
-    words = {"text": {"field": "seconds"}, "x": {"field": "top", "type": "quantitative"}}
+    y: Json = {"field": "what", "type": "nominal", "sort": None, "axis": None}
+    number = {"type": "quantitative", "title": "seconds", "axis": {"tickCount": 5}}
+    ends = {"x": {**number, "field": "low"}, "x2": {"field": "high"}}
+    words = {"type": "text", "align": "left", "color": INK, "fontSize": FONT}
+    up, down = -ROW // 4, ROW // 4
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "width": WIDTH,
@@ -56,12 +53,17 @@ def spec(rows: list[Bar]) -> Json:
         "data": {"values": [_row(row) for row in rows]},
         "encoding": {"y": y},
         "layer": [
-            {"mark": {"type": "bar", "color": "var(--s1)", "height": ROW // 2},
-             "encoding": {"x": {**x, "field": "seconds"}}},
-            {"mark": {"type": "rule", "color": INK, "strokeWidth": 2}, "encoding": ends},
-            {"mark": {"type": "tick", "color": "var(--s2)", "thickness": 3}, "encoding": aim},
-            {"mark": {"type": "text", "align": "left", "dx": 6, "color": INK, "fontSize": 13},
-             "encoding": words},
+            {"mark": {"type": "bar", "color": "var(--s1)", "height": BAR, "yOffset": down},
+             "encoding": {"x": {**number, "field": "seconds"}}},
+            {"mark": {"type": "rule", "color": INK, "strokeWidth": 2, "yOffset": down},
+             "encoding": ends},
+            {"mark": {"type": "tick", "color": "var(--s2)", "thickness": 3, "size": BAR + 8,
+                      "yOffset": down},
+             "encoding": {"x": {**number, "field": "target"}}},
+            {"mark": {**words, "dx": 6, "yOffset": down},
+             "encoding": {"text": {"field": "seconds"}, "x": {**number, "field": "top"}}},
+            {"mark": {**words, "yOffset": up},
+             "encoding": {"text": {"field": "what"}, "x": {"value": 0}}},
         ],
         "config": CONFIG,
     }  # fmt: skip

@@ -37,23 +37,19 @@ def fixed(code: Code) -> str:
 
 def index(intro: str, found: Mapping[str, str]) -> str:
     """The page of all gates: a table for each layer, lowest first."""
-    return intro + "\n".join(_of_layer(layer, found) for layer in Layer)
+    told = intro.replace("Each section: layer", "Each page: layer")
+    return told + "\n".join(_of_layer(layer, found) for layer in Layer)
 
 
 def _of_layer(layer: Layer, found: Mapping[str, str]) -> str:
-    of = {name: code for name, code in CODES.items() if code.layer is layer}
     rows = [
         f"| [{name}](gates/{name}.md) | {DOES[code.severity]} | {'yes' if code.waivable else 'no'}"
-        f" | {_first(found[name])} |"
-        for name, code in of.items()
+        f" | {_first(found[name])} |\n"
+        for name, code in CODES.items()
+        if code.layer is layer
     ]
-    tree = "\n".join(f"gates/{name}.md" for name in of)
-    return (
-        f"## {layer.name.capitalize()}\n\n"
-        "| code | | waivable | symptom |\n|---|---|---|---|\n"
-        + "\n".join(rows)
-        + f"\n\n```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
-    )
+    head = "| code | | waivable | symptom |\n|---|---|---|---|\n"
+    return f"## {layer.name.capitalize()}\n\n{head}{''.join(rows)}"
 
 
 def _first(text: str) -> str:
@@ -70,16 +66,19 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def page(name: str, text: str) -> str:
-    """The page of a code, for the folder docs/gates/ of the site."""
-    code = CODES[name]
-    told = [f"# {name}", fixed(code)]
-    told += [f"## {part}\n\n{_from_here(words)}" for part, words in _parts(text)]
-    cause = CAUSES[name]
-    lines = [f"Likely cause: {cause.text}."]
-    lines += [f"Explains on the same node: {_links(cause.here)}."] if cause.here else []
-    lines += [f"Explains on any node: {_links(cause.anywhere)}."] if cause.anywhere else []
-    told.append("## What the doctor makes of it\n\n" + "\n\n".join(lines))
-    told.append("[All gates](../gates.md)")
+    """The page of a code, for the folder docs/gates/ of the site. Its way up is its first line:
+    one more entry a code beside every page would hide the others.
+    """
+    code, cause = CODES[name], CAUSES[name]
+    layer, *rest = fixed(code).split(" · ")
+    up = f"[Gates](../gates.md) · [{layer}](../gates.md#{layer})"
+    told = [f"---\norphan: true\n---\n\n# {name}", " · ".join((up, *rest))]
+    told += [f"**{part}:** {_from_here(words)}" for part, words in _parts(text)]
+    told.append(f"**Likely cause:** {cause.text}.")
+    if cause.here:
+        told.append(f"**Explains on the same node:** {_links(cause.here)}.")
+    if cause.anywhere:
+        told.append(f"**Explains on any node:** {_links(cause.anywhere)}.")
     return "\n\n".join(told) + "\n"
 
 

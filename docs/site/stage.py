@@ -41,7 +41,7 @@ def stage(source: Path) -> None:
     page = source / "docs" / "benchmarks.md"
     page.write_text(bench.with_pictures(page.read_text()))
     for page in source.rglob("*.md"):
-        _link_codes(page)
+        link_codes(page)
 
 
 def _gates(source: Path) -> None:
@@ -54,8 +54,8 @@ def _gates(source: Path) -> None:
         (folder / f"{name}.md").write_text(gates.page(name, text))
 
 
-def _link_codes(page: Path) -> None:
-    """`gates.md#CODE` becomes the page of that code; any other anchor stays, and fails the build."""
+def link_codes(page: Path) -> None:
+    """`gates.md#CODE` becomes the page of that code; another anchor stays, and fails the build."""
 
     def to_page(found: re.Match[str]) -> str:
         up, name = found.groups()
@@ -85,12 +85,12 @@ class ReadMe:
         shown = f"## A recorded run\n\n![make demo, recorded]({DEMO})\n\n" if demo else ""
         return (
             before
-            + "[Start here](start.md): the first rig, in ten minutes. "
+            + "[Start here](start.md): the first rig, step by step. "
             + "[Runbooks](docs/runbooks/index.md): what you want to do, and the page for it.\n\n"
             + after.lstrip()
             + shown
             + self.part("What it never does")
-            + (HERE / "contents.md").read_text()
+            + (HERE / "contents.txt").read_text()
         )
 
     def start(self) -> str:
@@ -101,10 +101,12 @@ class ReadMe:
     def runbooks(self) -> str:
         """README's table of what one wants to do, beside the pages themselves."""
         table = self.table.replace("](docs/runbooks/", "](")
+        names = sorted(path.stem for path in (ROOT / "docs" / "runbooks").glob("*.md"))
+        tree = "\n".join(f"{name} <{name}.md>" for name in names)
         return (
-            "# Runbooks\n\nEach page has the same parts: what it is for, what must be so before, the "
-            "commands, what they print,\nwhat it does, how it fails, and the way back.\n\n"
-            f"{table}\n```{{toctree}}\n:hidden:\n:glob:\n\n*\n```\n"
+            "# Runbooks\n\nEach page has the same parts: what it is for, what must be so before,\n"
+            "the commands, what they print, what it does, how it fails, and the way back.\n\n"
+            f"{table}\n```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
         )
 
 
