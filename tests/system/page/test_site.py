@@ -23,6 +23,8 @@ PAGES = (
     "docs/reference/faults", "docs/reference/node", "docs/architecture", "docs/benchmarks",
     "docs/decisions", "CONTRIBUTING", "CHANGELOG",
 )  # fmt: skip
+SEEN = [(page, width) for page in PAGES for width in WIDTHS]
+SEEN += [("docs/runbooks/serve", width) for width in BETWEEN]
 DEAD = {
     "a page": "[a](other.md)",
     "a heading of another page": "[a](there.md#nowhere)",
@@ -32,8 +34,7 @@ DEAD = {
 }
 
 
-@pytest.fixture(params=[*((page, width) for page in PAGES for width in WIDTHS),
-                        *(("docs/runbooks/serve", width) for width in BETWEEN)], ids=str)  # fmt: skip
+@pytest.fixture(params=SEEN, ids=str)
 def opened(request: Any, browser: Any, site: Path) -> Iterator[Opened]:
     page, width = request.param
     found = Opened(browser, site / f"{page}.html", width, "light", folder=site)
