@@ -1,7 +1,7 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
+.PHONY: help demo docs docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
 	test-alive test-measure test-page test-rehearse molecule chaos test-lease lint bench \
 	rehearse incident incident-check lab-up lab-down lab-status lab-ssh setup tools
 
@@ -54,9 +54,9 @@ test-alive: setup tools ## an engine that is silent, memory that runs out, with 
 test-measure: setup tools ## bench and soak with the real vLLM (half an hour; not in CI)
 	@$(PY) -m tests.tiers measure
 
-test-page: setup ## a report's pages in Debian's chromium, with playwright and axe-core (3 minutes; not in CI)
+test-page: setup ## a report's pages and the site in Debian's chromium, with playwright and axe-core (5 minutes; not in CI)
 	@lab/install-tools page
-	@lab/quiet $(PY) -m pip install --quiet --require-hashes -r requirements/browser.txt
+	@lab/quiet $(PY) -m pip install --quiet --require-hashes -r requirements/browser.txt -r requirements/docs.txt
 	@$(PY) -m tests.tiers page
 
 molecule: setup tools ## the life of a rig as a molecule scenario, with the real vLLM (10 minutes; not in CI)
@@ -70,6 +70,10 @@ chaos: setup tools ## N interrupts at random moments, each with one more run of 
 test-lease: setup tools ## 72 changes under a lease, each with a loss in its middle (a day; not in CI)
 	@lab/install-tools vm
 	@$(PY) -m tests.tiers lease
+
+docs: setup ## the pages as a site in build/site; a dead link fails it (Python 3.11 or newer)
+	@lab/quiet $(PY) -m pip install --quiet --require-hashes -r requirements/docs.txt
+	@$(PY) -m docs.site
 
 docs-picture: setup ## docs/architecture.svg, drawn from the imports
 	@lab/install-tools docs

@@ -62,9 +62,16 @@ def _needs_browser() -> str | None:
     """Why this machine cannot open a page, or None."""
     if shutil.which("chromium") is None:
         return "needs chromium, which is not installed"
-    for module in ("vl_convert", "playwright", "axe_playwright_python"):
+    for module in (
+        "vl_convert",
+        "playwright",
+        "axe_playwright_python",
+        "sphinx",
+        "myst_parser",
+        "furo",
+    ):
         if importlib.util.find_spec(module) is None:
-            return "needs the packages of requirements/browser.txt"
+            return "needs the packages of requirements/browser.txt and requirements/docs.txt"
     return None
 
 
@@ -142,7 +149,9 @@ TIERS = {
         (_pytest("tests/system/measure"),), _needs_lab, "bench and soak of the real vLLM"
     ),
     "page": Tier(
-        (_pytest("tests/system/page"),), _needs_browser, "a report's pages in a real browser"
+        (_pytest("tests/system/page"),),
+        _needs_browser,
+        "a report's pages and the site in a real browser",
     ),
     "tower": Tier(
         (_pytest("tests/system/venv"),), _needs_lab, "one booted host with the real vLLM in a venv"

@@ -172,18 +172,19 @@ def draw(charts: Iterable[Chart]) -> Mapping[str, Markup]:
 
     Without a chart the library is not asked for.
     """
-    return {chart.title: _picture(chart) for chart in charts}
+    return {c.title: picture(spec(c), f"{c.title}: {c.y} by {c.x}") for c in charts}
 
 
-def _picture(chart: Chart) -> Markup:
-    """The picture as an element of the page: scaled by its width, with one name for all of it."""
-    root = ElementTree.fromstring(library().vegalite_to_svg(spec(chart)))
+def picture(drawn: Json, name: str) -> Markup:
+    """A specification's picture as an element of the page, scaled by its width, with one name for
+    all of it. DeployError where the library is not installed.
+    """
+    root = ElementTree.fromstring(library().vegalite_to_svg(drawn))
     for part in root.iter():
         for key in [key for key in part.attrib if key == "role" or key.startswith("aria-")]:
             del part.attrib[key]
     for key in ("width", "height"):
         root.attrib.pop(key, None)
-    name = {"role": "img", "aria-label": f"{chart.title}: {chart.y} by {chart.x}"}
-    root.attrib |= name
+    root.attrib |= {"role": "img", "aria-label": name}
     ElementTree.register_namespace("", SVG)
     return Markup(ElementTree.tostring(root, encoding="unicode"))

@@ -57,6 +57,8 @@ TABLE: Table = {
     "swap": (run(*WANT, *GUARD), done(
         "a fresh process maps it", never=(SECRET,),
         steps=[f"{SWAP}+unit", "lab1 close COMMITTED"])),
+    "webhook in a file": (run(*WANT, "guard=true", "reapply=true", "webhook_file=/root/hook"), done(
+        "a fresh process maps it", steps=[f"{SWAP}+unit", "lab1 close COMMITTED"])),
     # without guard no unit is written
     "plain": (run(*WANT), done(steps=[SWAP, "lab1 close COMMITTED"])),
     # without its proof the swap is undone: overwritten in the same second, another file mapped

@@ -49,6 +49,7 @@ def ghost(plan: Plan) -> dict[str, NodeSnapshot]:
 TABLE: Table = {
     "healthy": (Scenario(DOCTOR, answers=Reply), quiet(
         f"{HEAD}, {WORKER}: tiny (balanced) serves; nothing blocks; a first answer in")),
+    "deep": (Scenario((*DOCTOR, *data("deep=true")), answers=Reply), quiet("nothing blocks")),
     "healthy json": (Scenario(JSON, answers=Reply), quiet()),
     "ill": (Scenario(DOCTOR, ill), refused(
         "5 finding(s) block serving", f"fabric-mtu on {HEAD}",

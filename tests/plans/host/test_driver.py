@@ -70,6 +70,7 @@ TABLE: Table = {
         "stops: the engine, nvidia-persistenced.service; loaded at once", "estimate: 210 s here",
         "unload nvidia, and let no boot load it", "exchange 4 packages; nvidia 580.142 must be")),
     "latest": (run("latest=true", how=("--dry",)), quiet("-> 580.142")),
+    "family": (run("family=580", "latest=true", how=("--dry",)), quiet("-> 580.142")),
     "again": (run(TO, on=d.done()), quiet("the driver 580.142 is there and loaded; as wanted")),
     # user space was upgraded under the module that runs (D12): the load alone is to be done
     "loaded": (run(TO, on=d.facts(versions=(d.NEW,), **{"apt.rows": ()})), done("COMMITTED")),

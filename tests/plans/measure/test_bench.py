@@ -118,6 +118,8 @@ TABLE = {
         "runs profile latency", "ROLLED_BACK; tiny serves again: ",
         steps=["lab1 open", "lab2 open", *EACH, "lab1 measure keep", *EACH, "lab1 measure keep",
                *BACK])),
+    "under a lease": (measured("leased", "profiles=throughput", "quick=true", "tokens=20",
+                               "lease=true"), done("ROLLED_BACK; tiny serves again: ")),
     # whatever ends it, the engine is back on the profile that it had
     "ctrl-c": (profiles("ctrl-c", faults={f"{HEAD}:ctrl-c": True}), failed(
         "interrupted by Ctrl-C; what was measured is kept", "ROLLED_BACK; tiny serves again",

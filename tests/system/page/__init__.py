@@ -1,1 +1,1 @@
-"""A report's pages in a real browser, with no network."""
+"""A report's pages and the site in a real browser, with no network."""

@@ -1,4 +1,4 @@
-"""Debian's chromium, which may ask for nothing but the page's own file."""
+"""Debian's chromium, which may ask for nothing but the page's own file or the site's folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Route, sync_playwright
 
 from deploys.procedures.report.pages import rig_page, runs_page
+from docs.site.__main__ import build
 from tests.unit.builders.pages import HOSTILE, finding, look, runs
 
 FOUND = (
@@ -37,6 +38,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built strictly; kept where RIGBOOK_PAGES names a folder."""
+    named = os.environ.get("RIGBOOK_PAGES")
+    folder = (Path(named).resolve() if named else tmp_path_factory.mktemp("pages")) / "site"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    assert build(folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One chromium for all tests; root's has no sandbox."""
     with sync_playwright() as driver:
@@ -49,13 +60,16 @@ def browser() -> Iterator[Any]:
 class Opened:
     """A page as a reader has it, with what the browser complained of and what was asked for."""
 
-    def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
+    def __init__(
+        self, browser: Any, path: Path, width: int, scheme: str, folder: Path | None = None
+    ) -> None:
         self.said: list[str] = []
         self.asked: list[str] = []
         own = path.as_uri()
+        inside = f"{folder.as_uri()}/" if folder else own
         size = {"width": width, "height": 900}
         context = browser.new_context(viewport=size, color_scheme=scheme, offline=True)
-        context.route("**/*", lambda route: self._may(route, own))
+        context.route("**/*", lambda route: self._may(route, inside))
         self.page = context.new_page()
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
@@ -63,8 +77,9 @@ class Opened:
         self.page.goto(own)
 
     def _may(self, route: Route, own: str) -> None:
-        if route.request.url == own:
+        url = route.request.url
+        if url == own or (own.endswith("/") and url.startswith(own)):
             route.continue_()
         else:
-            self.asked.append(route.request.url)
+            self.asked.append(url)
             route.abort()

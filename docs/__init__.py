@@ -1,0 +1,1 @@
+"""The project's pages; in site/ what makes a site of them."""
