@@ -147,7 +147,14 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         },
         "node.health": {"node.core", "node.files"},
         "node.host": {"node.core", "node.machine", "node.rules", "node.snapshot"},
-        "node.image": {"node.change", "node.core", "node.docker", "node.transfer"},
+        "node.image": {
+            "node.change",
+            "node.core",
+            "node.docker",
+            "node.files",
+            "node.rules",
+            "node.transfer",
+        },
         "node.kernel": {"node.core", "node.files"},
         "node.kube": {
             "node.change",
