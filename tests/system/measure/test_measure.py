@@ -13,8 +13,8 @@ import yaml
 
 from deploys.procedures.measure.history import VARIABLE
 from facts.endpoint.completion import ask
-from schema.measure.run import BenchRun, SoakRun
 from lab.rehearsal.incidents.breaks import head_was_started
+from schema.measure.run import BenchRun, SoakRun
 from tests.system.engine.steps import head, start, wait_until
 from tests.system.rehearsal import ROOT, Done, Lab
 
