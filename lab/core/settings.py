@@ -66,7 +66,7 @@ class Place:
         return tuple(f"{self.link}-fab{number}" for number in range(1, MAX_HOSTS + 1))
 
     def hosts(self, count: int, containerd: bool = False) -> list[LabHost]:
-        """`count` hosts, numbered from 1; `containerd`: those from the second on with that store."""
+        """`count` hosts, numbered from 1; `containerd`: from the second on with that store."""
         return [
             LabHost(self, number, containerd=containerd and number >= CONTAINERD_HOST)
             for number in range(1, count + 1)
