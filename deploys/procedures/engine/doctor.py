@@ -91,7 +91,9 @@ def diagnose(rig: Procedure) -> Diagnosis:
 
 def _backups(state: State, plan: Plan) -> backups.Stored:
     """The backups on each node of a rig whose engine is a venv; containers have none."""
-    return ask_each(state, plan, TreeBackups()) if plan.recipe.venv is not None else {}
+    if plan.recipe.venv is None:
+        return {}
+    return ask_each(state, plan, TreeBackups())
 
 
 def strips_of(rig: Procedure, diagnosis: Diagnosis) -> dict[str, Strip]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from node.backup import store
 from node.copies import place
 from node.copies.copy import copy
 from tests.unit.node.support.strace import Faulted
@@ -182,7 +183,7 @@ def test_a_path_in_a_foreign_manifest_leads_nowhere(engine: Engine, disk: Path) 
     there = Path(copied(engine, disk)["place"])
     manifest = json.loads((there / "manifest.json").read_text())
     manifest["files"] = {"/../../../outside": next(iter(manifest["files"].values()))}
-    manifest["seal"] = place.store.seal(manifest)
+    manifest["seal"] = store.seal(manifest)
     (there / "manifest.json").write_text(json.dumps(manifest))
     shutil.rmtree(engine.backups)
     assert engine.ask("take", {"backup": backup})["code"] == "bad_request"
@@ -222,7 +223,7 @@ def test_whole_disks_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             self.st_dev = device
 
     real = os.stat
-    monkeypatch.setattr(place.os, "stat", lambda path, **more: Info(devices[path])
+    monkeypatch.setattr(os, "stat", lambda path, **more: Info(devices[path])
                         if path in devices else real(path, **more))  # fmt: skip
     found = {path: place.disks(path) for path in devices}
     monkeypatch.undo()
