@@ -97,6 +97,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         end(process)
         return -1, f"{process.communicate()[0]}\nit did not end within {RUN_S} s"
+    finally:
+        # an interrupt of the tests themselves leaves no operator at work
+        if process.poll() is None:
+            end(process)
     return process.returncode, text
 
 
