@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from docs.site import bench, gates
+from gates.core.codes import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("CONTRIBUTING.md", "CHANGELOG.md", "docs")
@@ -59,7 +60,7 @@ def link_codes(page: Path) -> None:
 
     def to_page(found: re.Match[str]) -> str:
         up, name = found.groups()
-        known = name in gates.CODES
+        known = name in CODES
         return f"]({up}gates/{name}.md)" if known else found[0]
 
     page.write_text(_CODE_LINK.sub(to_page, page.read_text()))
