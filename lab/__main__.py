@@ -53,7 +53,6 @@ def parser() -> argparse.ArgumentParser:
     ssh.add_argument("command", nargs=argparse.REMAINDER)
     twin = verbs.add_parser(REHEARSE, help="make a twin of a rig: its names, users, paths")
     twin.add_argument("inventory", help="such as inventory/spark.py")
-    twin.add_argument("--snapshot", metavar="FILE", help="what deploys/snapshot.py recorded of it")
     for name, text in (
         (INCIDENT, "break the twin as docs/incidents.md tells"),
         (CHECK, "whether it is mended, and after how many seconds"),
@@ -116,7 +115,7 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
             image.provide(settings, arguments.image_on_one)
         status.show(settings)
     elif verb == REHEARSE:
-        rehearse.make(settings, arguments.inventory, arguments.snapshot)
+        rehearse.make(settings, arguments.inventory)
     elif verb == "engine":
         image.provide(settings)
     elif verb == "down":

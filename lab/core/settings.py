@@ -90,19 +90,17 @@ PLACES = {place.name: place for place in (USERS, TESTS, MOLECULE, TWIN)}
 
 @dataclass(frozen=True)
 class Twin:
-    """Whose twin a lab is: the rig's host names in rank order, its login user, the inventory that
-    was made for the twin (from the project's root), and the GPUs that each host shows.
+    """Whose twin a lab is: the rig's host names in rank order, its login user, and the inventory
+    that was made for the twin (from the project's root).
     """
 
     names: tuple[str, ...]
     user: str
     inventory: str
-    gpus: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         """For the lab's state file."""
-        return {"names": [*self.names], "user": self.user, "inventory": self.inventory,
-                "gpus": dict(self.gpus)}  # fmt: skip
+        return {"names": [*self.names], "user": self.user, "inventory": self.inventory}
 
 
 @dataclass(frozen=True)
@@ -211,7 +209,7 @@ class LabSettings:
         """Whose twin this lab is; None where it is nobody's."""
         try:
             found = self._state()["twin"]
-            return Twin(tuple(found["names"]), found["user"], found["inventory"], found["gpus"])
+            return Twin(tuple(found["names"]), found["user"], found["inventory"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

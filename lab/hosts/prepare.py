@@ -84,7 +84,6 @@ def write_files(settings: LabSettings, host: LabHost) -> None:
     hosts = [f"{other.address} {other.name}\n" for other in settings.hosts()]
     keys = settings.ssh_key.parent
     twin = settings.twin()
-    gpus = (twin.gpus.get(host.name) if twin else None) or gpu_state(host)
     files = {
         "etc/hostname": f"{host.name}\n",
         "etc/hosts": "127.0.0.1 localhost\n" + "".join(hosts),
@@ -92,7 +91,7 @@ def write_files(settings: LabSettings, host: LabHost) -> None:
         "etc/systemd/network/10-lan.network": network_file(
             "host0", f"{host.address}/{LAN_PREFIX}", None
         ),
-        "etc/rigbook-lab/gpu.json": json.dumps(gpus, indent=1) + "\n",
+        "etc/rigbook-lab/gpu.json": json.dumps(gpu_state(host), indent=1) + "\n",
     }
     if not host.is_tower:
         files["etc/systemd/network/10-fabric.network"] = network_file(

@@ -4,7 +4,6 @@ data.py      an inventory's hosts with their merged data, as pyinfra merges them
 shape.py     from that data to the twin: names, users, addresses, GPUs, what differs
 recipe.py    the rig's recipe for the lab's small engine, under the same names
 raising.py   makes the twin and what lies on its hosts
-disorder.py  what of a recorded snapshot is put on the twin
 incident.py  deals an incident, judges and times it
 incidents/   the incidents, each with how it breaks the twin
 """

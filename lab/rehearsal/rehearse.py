@@ -7,7 +7,7 @@ from lab.core.settings import LabSettings
 from lab.rehearsal import data, raising, shape
 
 
-def make(settings: LabSettings, inventory: str, snapshot: str | None = None) -> None:
+def make(settings: LabSettings, inventory: str) -> None:
     """Makes the twin of the rig in an inventory file; says how it differs and what is next."""
     made = shape.shape(settings, inventory, data.load(inventory))
     console.say(f"a twin of {inventory}: {', '.join(made.twin.names)}")

@@ -83,11 +83,9 @@ def shape(
     settings: LabSettings,
     inventory: str,
     hosts: Mapping[str, Mapping[str, Any]],
-    gpus: Mapping[str, Any] | None = None,
 ) -> Shape:
     """The twin of the rig in `inventory`, whose hosts have this data.
 
-    `gpus`: what the hosts' nvidia-smi is to show, from a snapshot; none: as the lab's hosts do.
     LabError for a rig that cannot have one.
     """
     plan = planned(inventory, hosts)
@@ -133,7 +131,7 @@ def shape(
         of=of,
         twin=Twin(
             tuple(node.name for node in nodes), users.pop(),
-            str(path / "inventory" / f"{of}.py"), gpus or {},
+            str(path / "inventory" / f"{of}.py"),
         ),
         data=data, recipe_name=name_of(plan.recipe), recipe=recipe, image=image_of(plan.recipe),
         weights=plan.recipe.weights.path, venv=str(venv.path) if venv else "",
