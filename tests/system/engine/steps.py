@@ -14,9 +14,6 @@ from lab.core.settings import LabHost
 from lab.rehearsal.incidents import breaks
 from tests.system.rehearsal import PYINFRA, ROOT, Done, Lab
 
-# from the command line to the engine's start, on a machine that others use
-BEGIN_S = 600
-
 
 def first(lab: Lab) -> LabHost:
     """The lab's head."""
