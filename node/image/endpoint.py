@@ -79,10 +79,10 @@ class Endpoint:
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self.port = 0
+        # why a blob could not be given, in better words than docker's
         self.error: Exception | None = None
-        """Why a blob could not be given, in better words than docker's."""
+        # the blobs of the giver that were asked for
         self.asked: set[str] = set()
-        """The blobs of the giver that were asked for."""
         self._server: Any = None
 
     def __enter__(self) -> Endpoint:

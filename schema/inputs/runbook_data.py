@@ -298,9 +298,7 @@ class BackupData(HostData):
     prune: bool = key(False, "remove all but the newest")
     keep: int = key(3, "how many stay", "backups", ge=1, le=1000)
     displaced: bool = key(False, "remove what restores displaced as well")
-    to: AbsolutePath | None = key(
-        None, "copy the newest verified backup to this folder of another disk of the node"
-    )
+    to: AbsolutePath | None = key(None, "a folder of another disk for a copy of the newest one")
     take: Name | None = key(None, "bring this backup, gone from the node, back from its copy")
     source: AbsolutePath | None = key(
         None, "with take: the folder that to= named; none: where a copy was noted", alias="from"
@@ -330,9 +328,7 @@ class FabricData(HostData):
 class TransferData(LeasedData):
     """What moves an image or weights from node to node."""
 
-    source: HostName | None = key(
-        None, "the node that gives; none: one that is whole", alias="from"
-    )
+    source: HostName | None = key(None, "the node that gives; none: a whole one", alias="from")
     port: int = key(29680, "the giver's TCP port for this transfer", ge=1024, le=65535)
 
 

@@ -178,7 +178,7 @@ TABLE = {
     "locked": (image(seen=rigs.locked), refused("lock-held")),
     "other store": (image(seen=other_store, how="--dry"), quiet("method=ssh", "vfs")),
     "containerd store": (
-        image(seen=containerd), Ends(0, steps=MOVED, says=(GIVES,), never=("this machine",))),
+        image(seen=containerd), Ends(0, steps=MOVED, says=(GIVES,), never=("docker save",))),
     "nobody": (
         image(seen=nobody, how="--dry"), quiet(f"[{HEAD}] docker pull rigbook/vllm-cpu:0.32.0")),
     "archive absent": (

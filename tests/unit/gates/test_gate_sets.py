@@ -86,6 +86,7 @@ ELSEWHERE = {
     "answer-slow", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
+    "backup-one-disk",  # host/test_backups.py
     "host-differs", "rebooted-unasked", "reboot-loop", "memory-kill",  # host/test_keeps_alive.py
     "guard-missing", "guard-tight",
     "enforce-eager",  # recipe/test_choices.py
