@@ -30,7 +30,7 @@ ARRIVING = {
     "test2": "/var/lib/containerd/io.containerd.content.v1.content/ingest",
     "test3": "/var/lib/containerd/io.containerd.content.v1.content/ingest",
 }
-NOTHING = ("-", "-", "5")
+NOTHING = ("-", "-", "7")
 
 
 @pytest.fixture
