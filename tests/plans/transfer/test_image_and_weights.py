@@ -122,21 +122,18 @@ def as_archive(*names: str, by_id: bool = True) -> Seen:
 
 def firewall(plan: Plan) -> Snapshots:
     """The worker lacks the image, and what it sends to the head's port is dropped."""
-    seen = dict(image_missing(plan))
+    seen = image_missing(plan)
     network = seen[WORKER].network
     assert isinstance(network, Network)
     rows = tuple(r.model_copy(update={"state": "filtered"}) for r in network.reach)
-    seen[WORKER] = put(seen[WORKER], "network.reach", rows)
-    return seen
+    return {**seen, WORKER: put(seen[WORKER], "network.reach", rows)}
 
 
 def two_builds(plan: Plan) -> Snapshots:
     """One tag, two builds."""
     other = {"digests": (), "layers": ("sha256:" + "9" * 64,), "id": "sha256:" + "8" * 64}
-    image = engine_parts.image(plan).model_copy(update=other)
-    seen = dict(healthy(plan))
-    seen[WORKER] = put(seen[WORKER], "docker.images.0", image)
-    return seen
+    image, seen = engine_parts.image(plan).model_copy(update=other), healthy(plan)
+    return {**seen, WORKER: put(seen[WORKER], "docker.images.0", image)}
 
 
 def image(*pairs: str, seen: Seen = image_missing, how: str = "-y", **more: Any) -> Scenario:
