@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo docs docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
-	test-alive test-measure test-page test-rehearse molecule chaos test-lease lint bench \
+	test-alive test-incidents test-measure test-page test-rehearse molecule chaos test-lease lint bench \
 	rehearse incident incident-check lab-up lab-down lab-status lab-ssh setup tools
 
 VENV := .venv
@@ -36,7 +36,7 @@ test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulat
 test-cluster: setup tools ## the Kubernetes deploys on a real API (the first run builds it: 20 minutes)
 	@$(PY) -m tests.tiers k8s
 
-test-rehearse: setup tools ## a twin of two Spark, incidents dealt and mended in a row (an hour; not in CI)
+test-rehearse: setup tools ## twins of two Spark, a tower, four Spark; incidents dealt and mended in a row (90 minutes; not in CI)
 	@$(PY) -m tests.tiers rehearse
 
 test-adopt: setup tools ## rigs that serve by other means, taken over and given back (25 minutes; not in CI)
@@ -48,8 +48,11 @@ test-containerd: setup tools ## image between docker's own store and the contain
 test-nodes: setup tools ## four hosts on one switch with the real vLLM (16 GB of memory; not in CI)
 	@$(PY) -m tests.tiers nodes
 
-test-alive: setup tools ## an engine that is silent, memory that runs out, with the real vLLM (half an hour; not in CI)
+test-alive: setup tools ## an engine that is killed or silent, memory that runs out, with the real vLLM (40 minutes; not in CI)
 	@$(PY) -m tests.tiers alive
+
+test-incidents: setup tools ## incidents on the real vLLM, a former setup beside it, a recipe's secrets (15 minutes; not in CI)
+	@$(PY) -m tests.tiers incidents
 
 test-measure: setup tools ## bench and soak with the real vLLM (half an hour; not in CI)
 	@$(PY) -m tests.tiers measure
@@ -87,14 +90,14 @@ sudoers: setup ## a narrow sudo for a rig's login: the script that root runs on 
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint
 
-bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART=rig, backup, moving or rollback)
+bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART=rig, growth, backup, streams, moving, weights or rollback)
 	@$(PY) -m tests.bench $(PART)
 
 lab-up: setup tools ## make or complete the rehearsal hosts (N=2), with the engine's image
 	@$(PY) -m lab up $(if $(N),--hosts $(N))
 
-rehearse: setup tools ## a twin of a rig on this machine (INVENTORY=inventory/spark.py)
-	@$(PY) -m lab rehearse $(INVENTORY)
+rehearse: setup tools ## a twin of a rig on this machine (INVENTORY=inventory/spark.py; SNAPSHOT=FILE)
+	@$(PY) -m lab rehearse $(INVENTORY) $(if $(SNAPSHOT),--snapshot $(SNAPSHOT))
 
 incident: ## break the twin as docs/incidents.md tells, say the symptom, start the clock (ID=C13)
 	@$(PY) -m lab incident $(ID)

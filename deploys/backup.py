@@ -1,40 +1,85 @@
-"""backup: the engine's installation on every host, read back at the end.
+"""backup: the engine's installation on every host, a venv or an image, read back at the end.
 
-Runbook: docs/runbooks/backup.md. Data: tree=FOLDER for another one than the recipe's venv;
+Runbook: docs/runbooks/backup.md. Data: tree=FOLDER for another one than the recipe's;
 list=true shows what there is; verify=ID (or all) reads back; prune=true keep=N removes the older;
-to=FOLDER copies the newest verified one to another disk; take=ID (from=FOLDER) brings one back.
+to=NODE, to=FOLDER, to=operator:FOLDER or to=sftp://… (recipient=age1…) copies the newest verified
+one; take=ID (from=, identity=FILE) brings one back; weekly=true has a timer read them each week.
 """
 
 from pyinfra import host
 
 from deploys.common.procedure import loaded
+from deploys.procedures.transfer import away, copies
 from deploys.procedures.venv import backup as procedure
+from deploys.procedures.venv import weekly
 from gates.gate_sets import CHANGING, LOOKING
+from operations.change.apply import apply
+from operations.engine import engine
+from operations.rollback.revert import undo_only
+from operations.sealed import backup as sealed
+from operations.transfer.copies import move
 from operations.venv import backup
 from schema.inputs.runbook_data import BackupData
 
 # Load: what the rig is, and what is asked for.
-rig = loaded("backup")
+rig = loaded("backup", revert=undo_only("the timers are as they were"))
 data = rig.data(BackupData)
 is_look = bool(data.as_list or data.verify)
+between = copies.asked(rig)
 
-# Gate: every node answers; before a change also that no other change is open.
-rig.gate(LOOKING if is_look else CHANGING)
+# Gate: every node answers; before a change also that no other change is open, and that there is a
+# way from node to node where a copy goes it.
+if between:
+    copies.gate(rig)
+elif data.weekly is not None:
+    rig.gate(CHANGING, weekly.wanted(rig))
+else:
+    rig.gate(LOOKING if is_look else CHANGING)
 
 # Act: what was asked for, on all hosts at the same time.
 if is_look:
     here = procedure.plan_look(rig, host)
     backup.verify(name="Read backups back", ids=here, made={}, pending=False)
+elif data.weekly is not None:
+    steps = weekly.plan(rig)
+    apply(
+        name="Read the backups each week",
+        run=rig.run,
+        label="weekly",
+        steps=steps[host.name],
+        members=[name for name, todo in steps.items() if todo],
+        idle="the timer is as it should be",
+    )
+    if rig.at_head:
+        engine.prove(
+            name="The timers run",
+            run=rig.run,
+            needed=any(steps.values()),
+            check=lambda: weekly.verify(rig),
+        )
 elif data.prune:
     asked = {"keep": data.keep, "displaced": data.displaced}
     surplus = procedure.plan_prune(host, asked)
     backup.prune(name="Remove older backups", request=asked, found=surplus)
+elif between:
+    move(name="Bring copies from node to node", run=rig.run, moves=copies.moves(rig))
+elif away.is_away(data.to):
+    leaving = away.plan_away(rig, host.name)
+    sealed.send(
+        name="Copy it out of the rig, encrypted",
+        place=leaving.place,
+        recipient=leaving.recipient,
+        row=leaving.row,
+    )
+elif data.take and away.is_away(data.source):
+    back = away.plan_back(rig, host.name)
+    sealed.bring(name="Bring it back from its encrypted copy", back=back)
 elif data.to:
     copy = procedure.plan_copy(rig, host)
     backup.copy(name="Copy it to another disk", request=copy.request, row=copy.row)
 elif data.take:
-    backup.take(name="Bring it back from its copy", request=procedure.plan_take(rig, host))
-elif host.name in procedure.trees(rig):
+    backup.take(name="Bring it back from its copy", request=procedure.plan_take(rig))
+else:
     work = procedure.plan(rig, host)
     backup.back_up(
         name="Back the installation up", request=work.request, found=work.found, done=work.made

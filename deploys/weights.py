@@ -31,17 +31,21 @@ if work.download is not None:
         then=work.then,
     )
 
-# Act: what lacks or differs, to all targets at the same time; full hashes where asked for.
-weights.move(
-    name="Move the weights",
-    run=rig.run,
-    transfer=work.transfer,
-    paths=work.paths,
-    replaced=work.replaced,
-    owner=rig.plan.rig.node(host.name).ssh_user,
-    prune=rig.data(WeightsData).prune,
-    then=work.then,
-)
+# Act: what lacks or differs, to as many nodes at the same time as have givers; full hashes where
+# asked for.
+for number, transfers in enumerate(work.rounds or [[]], 1):
+    many = f", round {number} of {len(work.rounds)}" if len(work.rounds) > 1 else ""
+    weights.move(
+        name=f"Move the weights{many}",
+        run=rig.run,
+        number=number,
+        transfers=transfers,
+        paths=work.paths,
+        replaced=work.replaced,
+        owner=rig.plan.rig.node(host.name).ssh_user,
+        prune=rig.data(WeightsData).prune,
+        then=work.then,
+    )
 weights.hash_all(
     name="Hash every file",
     run=rig.run,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from facts.rignode.fact import NodeFact
-from schema.observed.backup import BackupPlan, Backups, PrunePlan
+from schema.observed.backup import BackupPlan, Backups, Copies, PrunePlan
 
 
 class TreeBackups(NodeFact[Backups]):
@@ -15,6 +15,13 @@ class TreeBackups(NodeFact[Backups]):
     kind = Backups
 
 
+class TreeCopies(NodeFact[Copies]):
+    """node's `tree copies`."""
+
+    verb = "tree copies"
+    kind = Copies
+
+
 class TreeBackupPlan(NodeFact[BackupPlan]):
     """node's `tree backup` with `dry`, of its request without documents."""
 
@@ -22,6 +29,16 @@ class TreeBackupPlan(NodeFact[BackupPlan]):
     kind = BackupPlan
     always: ClassVar = {"dry": True}
     # A walk over a venv of 100,000 files on a cold disk.
+    timeout_s = 300
+
+
+class ImageBackupPlan(NodeFact[BackupPlan]):
+    """node's `image backup` with `dry`, of its request without documents."""
+
+    verb = "image backup"
+    kind = BackupPlan
+    always: ClassVar = {"dry": True}
+    # The names and sizes of an image's files on a cold disk.
     timeout_s = 300
 
 

@@ -1,15 +1,15 @@
-"""Each node's hardware: a command of its own, at the same time as the snapshot."""
+"""Each node's hardware: alone, or asked in the command of the snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import gevent
 from pyinfra.api import State
 
+from facts.kernels import observe_kernels
 from facts.observe import Looks
-from facts.rignode.context import real
 from facts.rignode.fact import NodeFact, ask_each
+from facts.rignode.together import Together
 from schema.desired.plan import Plan
 from schema.observed.hardware import HardwareFacts, MachineSnapshot
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -27,11 +27,18 @@ def hardware_of(state: State, plan: Plan) -> dict[str, HardwareFacts | Unreadabl
     return ask_each(state, plan, Hardware())
 
 
-def observe_machines(state: State, plan: Plan, look: Callable[[], Looks]) -> Looks:
-    """What `look` sees, with each node's hardware; both at the same time."""
-    job = gevent.spawn(hardware_of, real(state), plan)
-    seen = look()
-    return with_hardware(seen, job.get())
+def observe_machines(
+    state: State,
+    plan: Plan,
+    module: str | None,
+    fresh: bool = False,
+    asked: Together | None = None,
+) -> Looks:
+    """As `observe_kernels`, each node's snapshot a MachineSnapshot, by the same command."""
+    asked = asked or Together(state, plan.requests)
+    hardware = asked.add(Hardware())
+    seen = observe_kernels(state, plan, module, fresh, asked)
+    return with_hardware(seen, hardware())
 
 
 def with_hardware(seen: Looks, found: Mapping[str, HardwareFacts | Unreadable]) -> Looks:

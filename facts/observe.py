@@ -13,6 +13,7 @@ from pyinfra.api import State
 
 from facts.rignode.context import real
 from facts.rignode.fact import ask_each
+from facts.rignode.together import Together
 from facts.snapshot import Snapshot
 from schema.desired.plan import Plan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -26,17 +27,21 @@ def forget(state: State) -> None:
     real(state).__dict__.pop("rigbook_observed", None)
 
 
-def observe(state: State, plan: Plan, fresh: bool = False) -> Looks:
+def observe(state: State, plan: Plan, fresh: bool = False, asked: Together | None = None) -> Looks:
     """Each node's snapshot by name; an `Unreadable` says why a node could not be asked.
 
-    `fresh` asks again, for a look after a change.
+    `fresh` asks again, for a look after a change. `asked`: other facts of the same nodes, which
+    are asked in the same command.
     """
     state = real(state)
     with _LOCK:
         memo: dict[int, Looks] = state.__dict__.setdefault("rigbook_observed", {})
         key = id(plan)
         if fresh or key not in memo:
-            requests = {name: asked.model_dump_json() for name, asked in plan.requests.items()}
-            found = ask_each(state, plan, Snapshot(), requests)
+            requests = {name: one.model_dump_json() for name, one in plan.requests.items()}
+            if asked is None:
+                found = ask_each(state, plan, Snapshot(), requests)
+            else:
+                found = asked.add(Snapshot(), requests)()
             memo[key] = found
         return memo[key]

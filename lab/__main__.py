@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     ssh.add_argument("command", nargs=argparse.REMAINDER)
     twin = verbs.add_parser(REHEARSE, help="make a twin of a rig: its names, users, paths")
     twin.add_argument("inventory", help="such as inventory/spark.py")
+    twin.add_argument("--snapshot", metavar="FILE", help="default: the rig's own in snapshots/")
     for name, text in (
         (INCIDENT, "break the twin as docs/incidents.md tells"),
         (CHECK, "whether it is mended, and after how many seconds"),
@@ -115,7 +116,7 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
             image.provide(settings, arguments.image_on_one)
         status.show(settings)
     elif verb == REHEARSE:
-        rehearse.make(settings, arguments.inventory)
+        rehearse.make(settings, arguments.inventory, arguments.snapshot)
     elif verb == "engine":
         image.provide(settings)
     elif verb == "down":

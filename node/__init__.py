@@ -2,7 +2,8 @@
 
     cli/                       command line, verb table, console, progress            (top)
     growth/                    what is kept, and the rule by which it goes
-    backup/ venv/ patch/       verbs that open a change, by capability
+    backup/ restore/ venv/     verbs that open a change, by capability
+    patch/
     image/ weights/ engine/
     reap/ kube/ vgpu/ watch/
     kernel/ machine/ host/     step kinds and what they look at

@@ -9,7 +9,7 @@ import sys
 
 from node.cli import request, verb_table
 from node.core import signals, version
-from node.core.errors import Json, NodeError, OtherProgram, io_reason
+from node.core.errors import Json, NodeError, OtherProgram, failure
 
 # imports of a single verb stand in its function: a snapshot sends and compiles no others
 
@@ -66,12 +66,9 @@ def main(argv: list[str]) -> int:
             error.remedy += f", one of: {', '.join(verb_table.ALL)}"
         if error.spoken:
             return _spoken(error)
-        answer, code = error.as_json(), error.exit_status
-    except OSError as error:
-        answer, code = NodeError(io_reason(error), "io").as_json(), 1
+        answer, code = failure(error), error.exit_status
     except Exception as error:
-        text = f"a fault of rignode itself: {type(error).__name__}: {error}"
-        answer, code = NodeError(text, "internal").as_json(), 1
+        answer, code = failure(error), 1
     if answer is None:
         return code
     try:

@@ -5,7 +5,7 @@ observed/   what a host reports: the snapshot, its sections and the other docume
 recipe/     recipes, compatibility, patches, placeholders
 desired/    a rig, and the plan of a run on it
 importing/  recipes of eugr's spark-vllm-docker and of sparkrun, made into ours
-machine/    records about a board: attestations, checklists, wake-up
+machine/    records about a board: attestations, checklists, wake-up; a rig as it was seen
 render/     the files that land on a node
 inputs/     inventory, group data and --data, a type a runbook; the one loader        (top)
 """

@@ -128,9 +128,9 @@ TIERS = {
     ),
     "lab": Tier((_pytest("tests/system/lab"),), _needs_lab, "two booted hosts, without the engine"),
     "moving": Tier(
-        (_pytest("tests/system/transfer"),),
+        (_pytest("tests/system/transfer"), _pytest("tests/system/images")),
         _needs_lab,
-        "two booted hosts: builds and transfers that break",
+        "two booted hosts: builds and transfers that break; images back from backups, with vLLM",
     ),
     "k8s": Tier(
         (_pytest("tests/system/kubernetes"),),
@@ -143,7 +143,12 @@ TIERS = {
     "alive": Tier(
         (_pytest("tests/system/alive"),),
         _needs_lab,
-        "two booted hosts with the real vLLM that falls silent, or whose memory runs out",
+        "two booted hosts with the real vLLM that is killed, falls silent, or runs out of memory",
+    ),
+    "incidents": Tier(
+        (_pytest("tests/system/incidents"),),
+        _needs_lab,
+        "two booted hosts with the real vLLM: incidents, a former setup, secrets",
     ),
     "measure": Tier(
         (_pytest("tests/system/measure"),), _needs_lab, "bench and soak of the real vLLM"

@@ -168,14 +168,15 @@ def look_at_patches(
     """
     requests = {node: look_request(plan, node, venv) for node, venv in venvs.items()}
     answers = ask_all(state, "patch look", requests, LOOK_TIMEOUT_S)
-    states = {
-        node: tuple(
-            _state(patch, row, answer["version"])
-            for patch, row in zip(plan.recipe.file_patches, answer["files"], strict=True)
-        )
-        for node, answer in answers.items()
-    }
-    return states, answers
+    return {node: patch_states(plan, answer) for node, answer in answers.items()}, answers
+
+
+def patch_states(plan: Plan, answer: Mapping[str, Any]) -> tuple[PatchState, ...]:
+    """The state of each of the recipe's file patches, of a node's answer to `patch look`."""
+    return tuple(
+        _state(patch, row, answer["version"])
+        for patch, row in zip(plan.recipe.file_patches, answer["files"], strict=True)
+    )
 
 
 def look_request(plan: Plan, node: str, venv: str | None) -> dict[str, Any]:

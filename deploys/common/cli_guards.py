@@ -59,6 +59,8 @@ def install(state: State, arguments: Sequence[str]) -> None:
         # A lost host is named by the gate nodes-reachable, which stops the run on all hosts.
         config.FAIL_PERCENT = None
         state.should_raise_failed_hosts = None
+        # A step waits for all hosts that take part in it; pyinfra begins with 20 a core at most.
+        config.PARALLEL = config.PARALLEL or len(list(inventory))
         original(inventory, config, initial_limit=initial_limit)
         if asleep:
             leave_unconnected(inventory)
@@ -67,8 +69,7 @@ def install(state: State, arguments: Sequence[str]) -> None:
             raise PyinfraError(
                 f"{named} is not there or has no hosts; see inventory/spark.py for the shape"
             )
-        # A step waits for all hosts that take part in it; pyinfra would not begin with the rest.
-        if config.PARALLEL and len(list(inventory)) > config.PARALLEL:
+        if names and len(list(inventory)) > config.PARALLEL:
             raise PyinfraError(
                 f"--parallel {config.PARALLEL} breaks a rig of {len(list(inventory))} hosts, whose "
                 "steps run on all of them at once; run without it"

@@ -1,20 +1,18 @@
 """What the doctor asks of an engine's files: are the patches in force, is its version known bad.
 
-Asked beside the snapshots, at the same time; a node that cannot say is named as unknown.
+A node that cannot say is named as unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
 
-import gevent
-from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.ask_engine import look_at_patches, venv_of
+from deploys.common.ask_engine import look_request, patch_states, venv_of
 from deploys.common.known_bad import known
-from gates.artifact.file_patch_state import PatchState
+from facts.engine_files import PatchedFiles
+from facts.rignode.together import Together
 from gates.artifact.file_patches import told
 from gates.artifact.known_bad import below_gate, engine_gate
 from gates.core.check import Observed
@@ -22,42 +20,33 @@ from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.gate_sets import check
 from schema.desired.plan import Plan
-from schema.observed.snapshot import NodeSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 
 class InForce:
-    """A look at the recipe's patches on every node, under way from the moment it is made."""
+    """The recipe's patches on every node: a part of what the nodes are `asked`."""
 
-    def __init__(self, state: State, plan: Plan) -> None:
-        # Before a greenlet: the operator's data are those of the host in context.
-        venvs = {
-            node.name: venv_of(plan, node.name)
-            for node in (plan.rig.nodes if plan.recipe.file_patches else ())
-        }
-        self._jobs = {n: gevent.spawn(_look, state, plan, n, venv) for n, venv in venvs.items()}
+    def __init__(self, asked: Together, plan: Plan) -> None:
+        nodes = [node.name for node in (plan.rig.nodes if plan.recipe.file_patches else ())]
+        requests = {name: json.dumps(look_request(plan, name, venv_of(plan, name)))
+                    for name in nodes}  # fmt: skip
+        self._plan = plan
+        self._answers = asked.add(PatchedFiles(), requests)
 
     def findings(self, observed: Observed) -> list[Violation]:
         """What is not in force, on the nodes that answered at all."""
         found: list[Violation] = []
-        for name, job in self._jobs.items():
-            answer = job.get()
+        for name, answer in self._answers().items():
             if not isinstance(observed.get(name), NodeSnapshot):
                 continue  # nodes-reachable names it
-            if isinstance(answer, str):
-                found.append(_unknown(name, answer))
-            else:
-                found += told(name, answer)
+            if isinstance(answer, Unreadable):
+                found.append(_unknown(name, answer.unreadable))
+                continue
+            try:
+                found += told(name, patch_states(self._plan, answer))
+            except DeployError as error:
+                found.append(_unknown(name, str(error)))
         return found
-
-
-def _look(state: State, plan: Plan, name: str, venv: str | None) -> tuple[PatchState, ...] | str:
-    """The states of the patches on one node, or why they cannot be told."""
-    states: Mapping[str, Any]
-    try:
-        states, _ = look_at_patches(state, plan, {name: venv})
-    except DeployError as error:
-        return str(error)
-    return tuple(states[name])
 
 
 def _unknown(node: str, why: str) -> Violation:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deploys.common.procedure import NOWHERE, Nodes, Procedure
+from facts.rignode.together import Together
 from gates.core.check import Observed
 from gates.core.violation import Violation
 from operations.change.apply import Steps
@@ -84,8 +85,11 @@ class Runtime(Protocol):
     def verify(self, plan: Plan) -> Sequence[str]:
         """Lines about what answers; DeployError names what does not."""
 
-    def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
-        """The nodes, as `look` sees them, and the endpoint at the same time; for the doctor."""
+    def examine(self, plan: Plan, asked: Together, look: Callable[[], Observed]) -> Examined:
+        """The nodes, as `look` sees them, and the endpoint at the same time; for the doctor.
+
+        What else is asked of the nodes is added to `asked`, whose command `look` sends.
+        """
 
     def healthy(self, plan: Plan, seen: Examined) -> Sequence[str]:
         """Lines about what is well, for the doctor."""

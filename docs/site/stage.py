@@ -13,7 +13,7 @@ from docs.site import bench, gates
 from gates.core.codes import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("CONTRIBUTING.md", "CHANGELOG.md", "docs")
+COPIED = ("CONTRIBUTING.md", "CHANGELOG.md", "RELEASE.md", "docs")
 DEMO = "docs/demo.svg"
 HERE = ROOT / "docs" / "site"
 _CODE_LINK = re.compile(r"\]\((\.\./|)gates\.md#([\w-]+)\)")
@@ -96,8 +96,8 @@ class ReadMe:
 
     def start(self) -> str:
         """From a clone to the first rig that serves."""
-        first, trial = self.part("A first real rig"), self.part("Two commands to see it")
-        return f"# Start here\n\n{first}{trial}"
+        names = ("Install", "A first real rig", "Two commands to see it")
+        return "# Start here\n\n" + "".join(self.part(name) for name in names)
 
     def runbooks(self) -> str:
         """README's table of what one wants to do, beside the pages themselves."""

@@ -27,6 +27,7 @@ MOST_A_CHUNK = 8
 # Of the time from the request to the last token, the stream takes at least this: the prompt is
 # short, so prefill is soon over. A burst that is read on a busy machine takes some of it, too.
 LEAST_SHARE = 0.2
+_TEXTS = ("content", "reasoning", "reasoning_content")
 
 
 class NotMeasured(Exception):
@@ -159,7 +160,7 @@ def _streamed(response: Any, url: str, began: float) -> float:
             raise NotMeasured(f"{url}: a chunk that is no JSON: {data[:80]!r}") from None
         said = usage["completion_tokens"] if usage else said
         delta = (choices[0].get("delta") or {}) if choices else {}
-        if any(delta.get(key) for key in ("content", "reasoning", "reasoning_content")):
+        if _is_token(delta):
             last = time.monotonic()
             first = first or last
             counted += 1
@@ -167,6 +168,14 @@ def _streamed(response: Any, url: str, began: float) -> float:
     if counted * MOST_A_CHUNK < tokens or last - first < (last - began) * LEAST_SHARE:
         return _rate(tokens, last - began, url)
     return _rate(tokens - 1, last - first, url)
+
+
+def _is_token(delta: dict[str, Any]) -> bool:
+    """Whether a chunk brings a token: one that is a part of a character has an empty text. What
+    names the role may be sent before the first token is made.
+    """
+    texts = [delta[key] for key in _TEXTS if isinstance(delta.get(key), str)]
+    return any(texts) or (bool(texts) and "role" not in delta)
 
 
 def _whole(response: Any, url: str, began: float) -> float:

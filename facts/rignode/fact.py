@@ -35,8 +35,12 @@ class NodeFact(FactBase[T], Generic[T]):
 
     def command(self, request: str = "{}") -> str:
         """The one command; `request` is the verb's request as JSON text."""
-        wanted = {**json.loads(request), **self.always}
+        wanted = self.wanted(request)
         return bounded(pack.inline_command(self.verb, wanted), self.seconds(wanted))
+
+    def wanted(self, request: str) -> dict[str, object]:
+        """The verb's whole request, of what is asked for as JSON text."""
+        return {**json.loads(request), **self.always}
 
     def seconds(self, request: Mapping[str, object]) -> int:
         """How long the host may take over `request`."""
@@ -44,14 +48,10 @@ class NodeFact(FactBase[T], Generic[T]):
 
     def process(self, output: list[str]) -> T:
         """The typed answer; FactProcessError says in one line what the host answered instead."""
-        try:
-            document = json.loads(output[-1])
-        except (IndexError, ValueError):
-            document = None
-        if not isinstance(document, dict):
-            said = " ".join(output)[:300]
-            answered = f"no {self.verb} but: {said!r}" if said else f"nothing in {self.timeout_s} s"
-            raise FactProcessError(f"the host answered {answered}")
+        return self.answer(document_in(output, self.verb, self.timeout_s))
+
+    def answer(self, document: dict[str, Any]) -> T:
+        """The typed answer of node's document; FactProcessError with node's own line."""
         # A model says by itself what it lacks: a snapshot that somebody kept has no `ok`.
         if not document.pop("ok", self.kind is not dict):
             said = "; ".join(str(document[k]) for k in ("error", "remedy") if document.get(k))
@@ -94,6 +94,17 @@ def ask_some(
 
 
 def _ask(state: State, name: str, fact: NodeFact[T], request: str) -> T | Unreadable:
+    said = lines_of(state, name, pack.Call(fact.command(request), ""))
+    if isinstance(said, Unreadable):
+        return said
+    try:
+        return fact.process(said)
+    except FactProcessError as error:
+        return Unreadable(unreadable=str(error))
+
+
+def lines_of(state: State, name: str, sent: pack.Call) -> list[str] | Unreadable:
+    """What a host prints for a command of root's; an `Unreadable` says why it was not asked."""
     host: Host = state.inventory.get_host(name)
     if not state.is_host_in_limit(host):
         return Unreadable(unreadable="left out by --limit or --exclude; a rig is taken whole")
@@ -105,13 +116,28 @@ def _ask(state: State, name: str, fact: NodeFact[T], request: str) -> T | Unread
             state,
             host,
             host.run_shell_command,
-            StringCommand(fact.command(request)),
+            StringCommand(sent.line),
             print_output=state.print_fact_output,
             print_input=state.print_fact_input,
             **as_root(host),
+            **({"_stdin": sent.stdin} if sent.stdin else {}),
         )
-        return fact.process(output.stdout_lines or output.stderr_lines)
-    except FactProcessError as error:
-        return Unreadable(unreadable=str(error))
     except Exception as error:  # whatever went wrong: this node is unknown, not fine
         return Unreadable(unreadable=f"{type(error).__name__}: {error}")
+    lines: list[str] = output.stdout_lines or output.stderr_lines
+    return lines
+
+
+def document_in(output: list[str], verb: str, seconds: int) -> dict[str, Any]:
+    """node's document, the last line of what a host printed; FactProcessError says in one line
+    what the host answered instead.
+    """
+    try:
+        document = json.loads(output[-1])
+    except (IndexError, ValueError):
+        document = None
+    if not isinstance(document, dict):
+        said = " ".join(output)[:300]
+        answered = f"no {verb} but: {said!r}" if said else f"nothing in {seconds} s"
+        raise FactProcessError(f"the host answered {answered}")
+    return document

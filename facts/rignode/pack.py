@@ -12,6 +12,7 @@ import json
 import re
 import zipfile
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from node.cli import verb_table
@@ -161,10 +162,10 @@ def _imports(module: str) -> frozenset[str]:
 
 
 @functools.cache
-def needs(verb: str) -> tuple[str, ...]:
-    """Gives the modules that a verb needs, sorted: the host compiles no others."""
-    module = verb_table.module_of(verb)
-    wanted = {"node", "node.__main__", module, module.rpartition(".")[0]}
+def needs(*verbs: str) -> tuple[str, ...]:
+    """Gives the modules that the verbs need, sorted: the host compiles no others."""
+    modules = {verb_table.module_of(verb) for verb in verbs}
+    wanted = {"node", "node.__main__", *modules, *(name.rpartition(".")[0] for name in modules)}
     found: set[str] = set()
     while wanted:
         name = wanted.pop()
@@ -174,11 +175,11 @@ def needs(verb: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _program(verb: str) -> str:
-    """Gives the modules that a verb needs as a word, each whether it is a package and its source
+def _program(*verbs: str) -> str:
+    """Gives the modules that the verbs need as a word, each whether it is a package and its source
     without docstrings: packed once, however many hosts there are.
     """
-    files = {name: _files()[name] for name in needs(verb)}
+    files = {name: _files()[name] for name in needs(*verbs)}
     return _word({name: (file.endswith("/__init__.py"), bare(node_program.raw(file).decode()))
                   for name, file in files.items()})  # fmt: skip
 
@@ -210,12 +211,31 @@ class Call(NamedTuple):
     stdin: str
 
 
+class Part(NamedTuple):
+    """One of several verbs, its request, and how many seconds it may take."""
+
+    verb: str
+    request: dict[str, object]
+    seconds: int
+
+
 def stdin_call(verb: str, request: dict[str, object]) -> Call:
     """Gives what runs a verb without writing any file on the host, with a request of any length:
     program and request go through stdin. For what only reads.
     """
+    return _by_stdin(verb, request, verb)
+
+
+def several_call(parts: Sequence[Part]) -> Call:
+    """Gives what runs several reading verbs in one process, as `stdin_call` does one."""
+    rows = [part._asdict() for part in parts]
+    verbs = sorted(part.verb for part in parts)
+    return _by_stdin(verb_table.SEVERAL, {"parts": rows}, verb_table.SEVERAL, *verbs)
+
+
+def _by_stdin(verb: str, request: dict[str, object], *needed: str) -> Call:
     asked = _asked(verb, json.dumps(request, default=revealed))
-    return Call(f"{_PYTHON} {_quoted(_RUN)}", f"{asked}.{_program(verb)}")
+    return Call(f"{_PYTHON} {_quoted(_RUN)}", f"{asked}.{_program(*needed)}")
 
 
 def install_call(

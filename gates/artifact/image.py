@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gates.core.check import Observed, answering_nodes, collect, deploy_command, per_node, require
 from gates.core.codes import violation
 from gates.core.violation import Violation
+from node.rules.image_names import repository
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Docker, Image
@@ -27,9 +28,7 @@ def full_name(reference: str) -> str:
     for prefix in ("docker.io/library/", "docker.io/"):
         short = short.removeprefix(prefix)
     if "@" in short:
-        repository, digest = short.split("@", 1)
-        folder, slash, name = repository.rpartition("/")
-        return f"{folder}{slash}{name.split(':')[0]}@{digest}"
+        return f"{repository(short)}@{short.partition('@')[2]}"
     return short if ":" in short.rpartition("/")[2] else f"{short}:latest"
 
 

@@ -36,7 +36,7 @@ def unasked(
     rigbook's own reboots are known by its journal, also where their last lines were lost.
     """
     ours = {change.boot_id.replace("-", "") for change in changes if change.deploy in _OURS}
-    following = [*boots[1:], None]
+    following = [*boots[1:], None][: len(boots)]
     return [
         (boot, after)
         for boot, after in zip(boots, following, strict=True)

@@ -19,6 +19,7 @@ LIMITS = {
     "programs": 100 * MIB,
     "displaced": 20 * GIB,
     "backups": 100 * GIB,
+    "copies": 100 * GIB,
     "images": 100 * GIB,
     "evidence": 64 * MIB,
 }

@@ -173,7 +173,7 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
 def port_free(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """Nobody listens on the port that the giver uses for this one transfer."""
     _, source, _ = _giving(asked, plan, observed)
-    return list(route.port_free(asked, plan, observed, source))
+    return list(route.port_free(asked, plan, observed, {source}))
 
 
 def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:

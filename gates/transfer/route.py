@@ -28,7 +28,7 @@ class TransferRequest:
 
     `is_made`: the right content is not a node's, but what a build's inputs or an archive say.
     `is_whole`: an image goes through docker save and load. `is_compared`: every node is compared
-    with the giver. `is_fetched`: the giver gets it first, from elsewhere.
+    with the giver. `is_fetched`: the giver gets it first, from elsewhere. `takers`: of a backup.
     """
 
     source: str | None
@@ -38,6 +38,7 @@ class TransferRequest:
     is_whole: bool = False
     is_compared: bool = False
     is_fetched: bool = False
+    takers: Collection[str] = ()
 
 
 # The gates before any transfer: nodes, fabric, nobody else at work.
@@ -136,12 +137,12 @@ def route_open(
 
 
 def port_free(
-    asked: TransferRequest, plan: Plan, observed: Observed, source: str | None
+    asked: TransferRequest, plan: Plan, observed: Observed, givers: Collection[str | None]
 ) -> Iterator[Violation]:
-    """A finding where somebody listens on the giver's port, on the address that it would use."""
+    """A finding where somebody listens on a giver's port, on the address that it would use."""
     addresses, _ = route_of(plan, used_waivers(plan, observed, asked.waive))
     for node, snapshot in answering_nodes(plan, observed):
-        if node.name != source or isinstance(snapshot.ports, Unreadable):
+        if node.name not in givers or isinstance(snapshot.ports, Unreadable):
             continue
         own = _ANY | {addresses[node.name]}
         holder = next(

@@ -61,8 +61,13 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
 
 
 def port_free(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
-    """Nobody listens on the port that the giver uses for this one transfer."""
-    return list(route.port_free(asked, plan, observed, asked.source))
+    """Nobody listens on the port that a giver uses for this one transfer.
+
+    To more than two targets whoever has got the weights gives, too (operations/transfer).
+    """
+    names = {node.name for node in plan.rig.nodes}
+    givers = names if asked.source and len(names) > 3 else {asked.source}
+    return list(route.port_free(asked, plan, observed, givers))
 
 
 def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:

@@ -16,9 +16,10 @@ from lab.core.settings import LabError
 
 ROOT = Path(__file__).resolve().parents[2]
 LOAD_SECONDS = 60
+HostsData = dict[str, dict[str, Any]]
 
 
-def load(inventory: str) -> dict[str, dict[str, Any]]:
+def load(inventory: str) -> HostsData:
     """Host name → data of an inventory file; LabError in one line for one that cannot be read."""
     if not Path(ROOT, inventory).is_file():
         known = ", ".join(f"inventory/{f.name}" for f in sorted((ROOT / "inventory").glob("*.py")))
@@ -31,13 +32,13 @@ def load(inventory: str) -> dict[str, dict[str, Any]]:
         raise LabError(
             f"{inventory}: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
         )
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    found: HostsData = json.loads(done.stdout.splitlines()[-1])
     if not found:
         raise LabError(f"{inventory} has no hosts")
     return found
 
 
-def merged(inventory: str) -> dict[str, dict[str, Any]]:
+def merged(inventory: str) -> HostsData:
     """The same, in this process."""
     # here: importing them patches the standard library for gevent
     from pyinfra.api import State

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lab.core import console
 from lab.core.parallel import in_parallel
-from lab.core.settings import ENGINE_IMAGE, MODEL_PATH, LabError, LabHost, LabSettings
-from lab.engine import image, venv
+from lab.core.settings import MODEL_PATH, LabError, LabHost, LabSettings
+from lab.engine import image, stand_ins, venv
 from lab.hosts import lifecycle, ssh
 from lab.rehearsal.shape import ROOT, Shape, files
 
@@ -49,7 +49,7 @@ def furniture(made: Shape) -> str:
     weights = at_home(made.weights, home)
     lines = ["set -e"]
     if not made.is_venv:
-        lines.append(f"docker tag {ENGINE_IMAGE} {shlex.quote(made.image)}")
+        lines.append(stand_ins.command(made.image, stand_ins.files(made.recipe)))
     if HUB in weights:
         lines += [f"mkdir -p {shlex.quote(weights)}/refs",
                   f"printf {COMMIT} > {shlex.quote(weights)}/refs/main"]  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.core.settings import ENGINE_VERSION, LabError
+from lab.engine import stand_ins
 from schema.recipe.recipe import Recipe
 
 # The longest context of the lab's model; the recipe's lengths shrink in proportion.
@@ -49,7 +50,7 @@ def twin_recipe(recipe: Recipe, nodes: int) -> tuple[dict[str, Any], list[str]]:
     if recipe.weights.format != "safetensors":
         raise LabError(f"recipe {recipe.name}: the small engine reads no {recipe.weights.format}")
     out: list[str] = []
-    longest = _longest(recipe)
+    longest = longest_of(recipe)
     serve = _flags(recipe.vllm_serve, longest)
     dropped = set(recipe.vllm_serve) - set(serve)
     profiles = {}
@@ -76,12 +77,12 @@ def twin_recipe(recipe: Recipe, nodes: int) -> tuple[dict[str, Any], list[str]]:
         "expect": {"start_budget_s": max(START_BUDGET_S, recipe.expect.start_budget_s),
                    "needs_nvidia": False, "tolerance": 0.7},
     }  # fmt: skip
-    made |= _runtime(recipe, nodes)
-    out += _left_out(recipe, set(recipe.env) - set(made["env"]))
+    made |= _runtime(recipe, nodes) | _parts(recipe)
+    out += _left_out(recipe, made)
     return made, out
 
 
-def _longest(recipe: Recipe) -> int:
+def longest_of(recipe: Recipe) -> int:
     """The longest context that the recipe or a profile asks for."""
     rows: Sequence[Mapping[str, Any]] = [
         recipe.vllm_serve, *(one.vllm_serve for one in recipe.profiles.values())
@@ -92,9 +93,13 @@ def _longest(recipe: Recipe) -> int:
 def _flags(flags: Mapping[str, Any], longest: int) -> dict[str, Any]:
     kept = {name: value for name, value in flags.items() if name in KEPT}
     if kept.get("max_model_len"):
-        scaled = LENGTH * int(kept["max_model_len"]) // longest
-        kept["max_model_len"] = max(SHORTEST, scaled)
+        kept["max_model_len"] = scaled(int(kept["max_model_len"]), longest)
     return kept
+
+
+def scaled(length: int, longest: int) -> int:
+    """A length of the rig's in proportion to the small engine's, of which `longest` is LENGTH."""
+    return max(SHORTEST, LENGTH * length // longest)
 
 
 def _own(recipe: Recipe, name: str) -> str:
@@ -120,23 +125,47 @@ def _runtime(recipe: Recipe, nodes: int) -> dict[str, Any]:
     return made
 
 
-def _left_out(recipe: Recipe, env: set[str]) -> list[str]:
+def _parts(recipe: Recipe) -> dict[str, Any]:
+    """The patches and modules that a container's image is told by, of any version: their stand-ins
+    are in the twin's image.
+    """
+    if recipe.container is None:
+        return {}
+    patches = [
+        {"id": row.id, "path": row.path, "contains": row.contains, "count": row.count,
+         "required": row.required, "reason": row.reason}
+        for row in recipe.patches if stand_ins.place(row.path)
+    ]  # fmt: skip
+    modules = [
+        {"name": row.name, "files": [*row.files], "reason": row.reason} for row in recipe.modules
+        if not any("*" in name for name in row.files)
+    ]  # fmt: skip
+    parts = {"patches": patches, "modules": modules}
+    return {name: rows for name, rows in parts.items() if rows}
+
+
+def _left_out(recipe: Recipe, made: Mapping[str, Any]) -> list[str]:
     """Other parts of the rig's recipe that the twin's has not."""
     box = recipe.container
+    patches = {row["id"] for row in made.get("patches", ())}
+    modules = {row["name"] for row in made.get("modules", ())}
     parts = {
-        "env": ", ".join(sorted(env)),
+        "env": ", ".join(sorted(set(recipe.env) - set(made["env"]))),
         "secrets": ", ".join(sorted(recipe.secrets)),
         "gpus": box and box.gpus,
         "runtime": box and box.runtime,
         "privileged": "true" if box and box.privileged else "",
         "digest": box and box.image.partition("@")[2],
-        "patches": ", ".join(one.id for one in recipe.patches),
+        "patches": ", ".join(one.id for one in recipe.patches if one.id not in patches),
         "file_patches": ", ".join(one.id for one in recipe.file_patches),
         "patch_tools": ", ".join(one.id for one in recipe.patch_tools),
-        "modules": ", ".join(one.name for one in recipe.modules),
+        "modules": ", ".join(one.name for one in recipe.modules if one.name not in modules),
         "baselines": ", ".join(sorted({one.profile for one in recipe.expect.baselines})),
     }
     rows = [f"{key} of {recipe.name}: {value}" for key, value in parts.items() if value]
+    if patches | modules:
+        named = ", ".join(sorted(patches | modules))
+        rows.append(f"files of {recipe.name}'s image: stand-ins for {named}")
     if recipe.expect.reasoning or recipe.expect.tools:
         rows.append(f"expect of {recipe.name}: reasoning or tools: a random model has neither")
     return rows

@@ -6,12 +6,13 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from node.core.errors import Json, NodeError
@@ -22,6 +23,8 @@ CHUNK = 1 << 20
 MAX_THREADS = 8
 # the payload goes to the disk in pieces of this size while the rest is being made
 FLUSH = 64 << 20
+# pieces that are compressed before they are hashed
+AHEAD = 8
 PROGRESS_S = 5.0
 _F_SETPIPE_SZ = 1031
 
@@ -138,19 +141,9 @@ def pack(
     tap: Callable[[bytes], None],
     stop: Callable[[], None],
 ) -> Json:
-    """Write the members to a new file, 0600; gives its sha256 and size. It is on the disk then.
+    """Write the members to a new file, as `squeeze` does. Raises NodeError when tar fails, too."""
 
-    `tap` gets every piece of the tar before zstd does, in a thread of its own. `stop` is called
-    between two pieces. Both may raise to end it. Raises NodeError when tar or zstd fail, OSError
-    when the file cannot be written.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(target, flags, 0o600)
-    threads = min(os.cpu_count() or 1, MAX_THREADS)
-    said = StderrTail()
-    children: list[subprocess.Popen[bytes]] = []
-    last = ""
-    try:
+    def tar_of(said: StderrTail, children: list[subprocess.Popen[bytes]]) -> Iterator[bytes]:
         tar = start(
             ["tar", "--create", "--file=-", "--format=posix", "--numeric-owner", "--xattrs",
              "--xattrs-include=*", "--pax-option=delete=atime,delete=ctime", "--sparse",
@@ -159,16 +152,46 @@ def pack(
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said.write_fd,
         )  # fmt: skip
         children.append(tar)
+        assert tar.stdin and tar.stdout
         enlarge_pipe(tar.stdout)
+        threading.Thread(target=_feed, args=(tar.stdin, paths), daemon=True).start()
+        pipe = tar.stdout.fileno()
+        return iter(lambda: os.read(pipe, CHUNK), b"")
+
+    return squeeze(tar_of, target, level, progress, tap, stop)
+
+
+def squeeze(
+    begin: Callable[[StderrTail, list[subprocess.Popen[bytes]]], Iterator[bytes]],
+    target: str,
+    level: int,
+    progress: Progress,
+    tap: Callable[[bytes], None],
+    stop: Callable[[], None],
+) -> Json:
+    """Write a tar, compressed, to a new file, 0600; gives its sha256 and size. It is on the disk
+    then.
+
+    `begin` gives the tar's pieces, of children that it adds to a list, if of any. `tap` gets every
+    piece, in a thread of its own. `stop` is called between two pieces. All may
+    raise to end it. Raises NodeError when a child fails, OSError when the file cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(target, flags, 0o600)
+    threads = min(os.cpu_count() or 1, MAX_THREADS)
+    said = StderrTail()
+    children: list[subprocess.Popen[bytes]] = []
+    last = ""
+    try:
+        pieces = begin(said, children)
         zstd = start(["zstd", f"-{level}", f"-T{threads}", "--no-progress", "-q", "-c"],
                      stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                      stderr=said.write_fd)  # fmt: skip
         children.append(zstd)
-        assert tar.stdin and tar.stdout and zstd.stdin and zstd.stdout
+        assert zstd.stdin and zstd.stdout
         enlarge_pipe(zstd.stdin)
         enlarge_pipe(zstd.stdout)
-        threading.Thread(target=_feed, args=(tar.stdin, paths), daemon=True).start()
-        passing = _Passing(tar.stdout, zstd.stdin, tap)
+        passing = _Passing(pieces, zstd.stdin, tap)
         digest, size = hashlib.sha256(), 0
         with _Flusher(fd) as flusher:
             while True:
@@ -190,7 +213,7 @@ def pack(
         reap_children(children)
         last = said.last()
         os.close(fd)
-    for name, code in zip(("tar", "zstd"), codes, strict=False):
+    for name, code in zip(("tar", "zstd")[-len(codes) :], codes, strict=True):
         if code != 0:
             raise NodeError(f"{name} ended with {code}: {last or 'no word'}", "tree_failed",
                             "mend that, then run it again")  # fmt: skip
@@ -220,31 +243,46 @@ def _feed(pipe: Any, paths: Iterable[str]) -> None:
 
 
 class _Passing:
-    """What a child writes is handed on to another one, each piece looked at before; in a thread."""
+    """Pieces are handed on to a child, in a thread; in a second one `tap` gets each of them, at
+    most AHEAD pieces behind.
+    """
 
-    def __init__(self, source: Any, sink: Any, tap: Callable[[bytes], None]) -> None:
+    def __init__(self, pieces: Iterator[bytes], sink: Any, tap: Callable[[bytes], None]) -> None:
         self.count = 0
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._work, args=(source, sink, tap), daemon=True)
-        self._thread.start()
+        self._pieces: queue.Queue[bytes | None] = queue.Queue(AHEAD)
+        self._threads = [
+            threading.Thread(target=self._pass, args=(pieces, sink), daemon=True),
+            threading.Thread(target=self._tap, args=(tap,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def _work(self, source: Any, sink: Any, tap: Callable[[bytes], None]) -> None:
+    def _pass(self, pieces: Iterator[bytes], sink: Any) -> None:
         with contextlib.suppress(OSError, ValueError), sink:  # why zstd ended is told by itself
-            while True:
-                raw = os.read(source.fileno(), CHUNK)
-                if not raw:
-                    return
+            try:
+                for raw in pieces:
+                    self._pieces.put(raw)
+                    if self._error is not None:
+                        break
+                    sink.write(raw)
+                    self.count += len(raw)
+            except NodeError as error:
+                self._error = error
+        self._pieces.put(None)
+
+    def _tap(self, tap: Callable[[bytes], None]) -> None:
+        while (raw := self._pieces.get()) is not None:
+            if self._error is None:
                 try:
                     tap(raw)
-                except NodeError as error:
+                except Exception as error:  # whatever it is: the pieces have to be taken on
                     self._error = error
-                    return
-                sink.write(raw)
-                self.count += len(raw)
 
     def over(self) -> None:
-        """Wait for the end of it; raises what `tap` raised."""
-        self._thread.join()
+        """Wait for the end of it; raises what `tap` or the pieces raised."""
+        for thread in self._threads:
+            thread.join()
         if self._error:
             raise self._error
 

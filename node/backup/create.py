@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from node.backup import compress, contents, increment, kept_files, store
 from node.backup import request as backup_request
@@ -40,40 +40,53 @@ def backup(request: Json) -> Json:
         listing = backup_walk.walk(wanted["real"], wanted["roots"])
         facts = contents.collect(wanted["real"])
         digest = listing.sha256()
-        twin = _twin(wanted, digest)
-        if twin and twin.manifest and _same(twin.manifest, wanted, facts):
+        twin = find_twin(wanted, digest)
+        if twin and twin.manifest and is_same(twin.manifest, wanted, facts):
             detail = f"{twin.id} is verified and holds the same files; nothing was stored"
-            return _answer(twin.manifest, False, detail, began)
+            return answer(twin.manifest, False, detail, began)
         less = None if twin else increment.find(wanted["real"], wanted["roots"], listing)
         need = less.size if less else listing.apparent
         check_room(store.folder(), 0 if twin else need, 16)
         # whatever is edited from here on has later times than any that were read
         time.sleep(TICK_S)
         backup_id = store.new_id(wanted["tree"])
-        partial = store.of(backup_id) + store.PARTIAL
-        os.mkdir(partial, 0o700)
-        try:
-            manifest = _make(backup_id, partial, wanted, listing, twin, less)
-            manifest.update(facts=facts, tree_sha256=digest, seconds=time.time() - began)
-            store.save_manifest(os.path.join(partial, store.MANIFEST), manifest)
-            state_dir.sync_folder(partial)
-            os.rename(partial, store.of(backup_id))
-            state_dir.sync_folder(store.folder())
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+
+        def make(partial: str) -> Json:
+            made = _make(backup_id, partial, wanted, listing, twin, less)
+            return {**made, "facts": facts, "tree_sha256": digest, "seconds": time.time() - began}
+
+        manifest = whole(backup_id, make)
     detail = f"the files are those of {twin.id}, which shares them" if twin else "stored"
     if less:
         detail = f"stored what differs from {less.base.row['backup']}"
-    return _answer(manifest, True, detail, began)
+    return answer(manifest, True, detail, began)
+
+
+def whole(backup_id: str, make: Callable[[str], Json]) -> Json:
+    """Have a backup's folder filled, which has its name once it is whole; gives its manifest.
+
+    `make` fills the folder that it gets and gives the manifest. Nothing is left on an error.
+    """
+    partial = store.of(backup_id) + store.PARTIAL
+    os.mkdir(partial, 0o700)
+    try:
+        manifest = make(partial)
+        store.save_manifest(os.path.join(partial, store.MANIFEST), manifest)
+        state_dir.sync_folder(partial)
+        os.rename(partial, store.of(backup_id))
+        state_dir.sync_folder(store.folder())
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return manifest
 
 
 def _dry(wanted: Json) -> Json:
     """Gives whether a backup would store something; reads only."""
     listing = backup_walk.walk(wanted["real"], wanted["roots"])
     facts = contents.collect(wanted["real"])
-    twin = _twin(wanted, listing.sha256())
-    known = bool(twin and twin.manifest and _same(twin.manifest, wanted, facts))
+    twin = find_twin(wanted, listing.sha256())
+    known = bool(twin and twin.manifest and is_same(twin.manifest, wanted, facts))
     less = None if twin else increment.find(wanted["real"], wanted["roots"], listing)
     return {"base": less.base.row["backup"] if less else None,
             "changed_bytes": less.size if less else 0 if twin else listing.apparent,
@@ -96,31 +109,42 @@ def _make(
     if wanted["copy"] and wanted["roots"] == ["."]:
         copy = _instant_copy(wanted["real"], listing, os.path.join(partial, store.COPY))
     if twin and twin.manifest:
-        keys = ("format", "payload", "members", "stamps", "base", "changed", "removed")
-        parts = {key: twin.manifest[key] for key in keys if key in twin.manifest}
-        for name in store.SHARED:
-            if os.path.lexists(store.of(twin.id, name)):
-                os.link(store.of(twin.id, name), os.path.join(partial, name))
+        parts = linked(twin.id, twin.manifest, partial)
     elif less:
         parts = _pack_increment(partial, wanted, listing, less)
     else:
         parts = _pack(partial, wanted, listing)
     _require_unedited(wanted, listing)
-    files = kept_files.write(os.path.join(partial, store.FILES), wanted["files"])
     return {
         "id": backup_id,
+        "instant_copy": copy,
+        **kept(partial, wanted, twin),
+        **parts,
+        **backup_walk.as_json(listing),
+    }
+
+
+def kept(partial: str, wanted: Json, twin: store.Backup | None) -> Json:
+    """Write what goes beside a payload; gives the manifest's words for what is backed up."""
+    return {
         "created_unix_s": time.time(),
         "tree": wanted["tree"],
         "real": wanted["real"],
         "link": wanted["link"],
         "roots": wanted["roots"],
         "documents": {"given": wanted["documents"]},
-        "files": files,
-        "instant_copy": copy,
+        "files": kept_files.write(os.path.join(partial, store.FILES), wanted["files"]),
         "shares": twin.id if twin else None,
-        **parts,
-        **backup_walk.as_json(listing),
     }
+
+
+def linked(backup: str, manifest: Json, partial: str) -> Json:
+    """Link another backup's payload and lists into a folder; gives its manifest's words for it."""
+    for name in store.SHARED:
+        if os.path.lexists(store.of(backup, name)):
+            os.link(store.of(backup, name), os.path.join(partial, name))
+    keys = ("format", "payload", "members", "stamps", "base", "changed", "removed")
+    return {key: manifest[key] for key in keys if key in manifest}
 
 
 def _pack(partial: str, wanted: Json, listing: backup_walk.Listing) -> Json:
@@ -171,7 +195,7 @@ def _payload(
     target = os.path.join(partial, store.PAYLOAD)
     try:
         payload = compress.pack(wanted["real"], paths, target, wanted["level"],
-                                progress, reader.feed, _stop)  # fmt: skip
+                                progress, reader.feed, stop)  # fmt: skip
         reader.finish()
     except NodeError as error:
         if error.code == "backup_damaged":  # tar met another file than the one that was listed
@@ -189,7 +213,7 @@ def _require_unedited(wanted: Json, listing: backup_walk.Listing) -> None:
                         "tree_changing", "stop what changes it, then run it again")  # fmt: skip
 
 
-def _stop() -> None:
+def stop() -> None:
     """Raise NodeError when a signal asked to end."""
     number = signals.interrupted()
     if number:
@@ -212,7 +236,7 @@ def check_room(folder: str, need: int, entries: int) -> None:
                         " needed", "no_room", "make room there")  # fmt: skip
 
 
-def _twin(wanted: Json, digest: str) -> store.Backup | None:
+def find_twin(wanted: Json, digest: str) -> store.Backup | None:
     """Gives the newest verified backup of the very same files, or None.
 
     Not one of the former form: its list of members has no hashes.
@@ -227,7 +251,7 @@ def _twin(wanted: Json, digest: str) -> store.Backup | None:
     return None
 
 
-def _same(manifest: Json, wanted: Json, facts: Json) -> bool:
+def is_same(manifest: Json, wanted: Json, facts: Json) -> bool:
     """Gives True when all that stands beside the files is the same, too (but the boot)."""
     old, new = dict(manifest["facts"]), dict(facts)
     for row in (old, new):
@@ -260,7 +284,7 @@ def _instant_copy(real: str, listing: backup_walk.Listing, target: str) -> str |
     return None
 
 
-def _answer(manifest: Json, stored: bool, detail: str, began: float) -> Json:
+def answer(manifest: Json, stored: bool, detail: str, began: float) -> Json:
     """Gives what became of a backup."""
     return {
         "backup": manifest["id"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -10,8 +11,11 @@ from node.backup import store, walk
 from node.change import journal, tree_step
 from node.core import proc, signals, validate
 from node.core.errors import Json, NodeError
+from node.files import atomic, state_dir
 from node.files.host_lock import Lock
 
+# installed by deploys/backup.py --data weekly=true
+WEEKLY_TIMER = "/etc/systemd/system/rigbook-verify.timer"
 _PARTS = (*store.SHARED, store.MANIFEST)
 
 
@@ -28,7 +32,8 @@ def list_all(request: Json) -> Json:
         if store.busy():
             notes = [proc.read_text(store.of(name, store.NOTE)) for name in names]
             working = [text for text in notes if text]
-    return {"backups": backups, "partial": partial, "working": working, "displaced": displaced()}
+    return {"backups": backups, "partial": partial, "working": working, "displaced": displaced(),
+            "weekly": weekly()}  # fmt: skip
 
 
 def describe(row: store.Backup) -> Json:
@@ -57,7 +62,32 @@ def describe(row: store.Backup) -> Json:
         "shares": manifest["shares"],
         "base": (manifest.get("base") or {}).get("backup"),
         "copies": store.copies(row.id),
+        "image": store.image_of(manifest),
     }
+
+
+def weekly() -> Json | None:
+    """Gives what the weekly reading of all backups came to, and since when there is one; None where
+    none is set up."""
+    try:
+        found: Json = {"since_unix_s": os.stat(WEEKLY_TIMER).st_mtime, "unix_s": None,
+                       "read": 0, "problem": ""}  # fmt: skip
+    except OSError:
+        return None
+    try:
+        seen = json.loads(proc.read_text(os.path.join(state_dir.root(), "weekly.json")))
+        found.update(unix_s=float(seen["unix_s"]), read=int(seen["read"]),
+                     problem=str(seen["problem"]))  # fmt: skip
+    except (ValueError, KeyError, TypeError):
+        pass
+    return found
+
+
+def note_weekly(note: Json) -> None:
+    """Note what a weekly reading came to."""
+    state_dir.ensure()
+    raw = json.dumps(note).encode("utf-8") + b"\n"
+    atomic.save_private(os.path.join(state_dir.root(), "weekly.json"), raw)
 
 
 def displaced() -> list[Json]:

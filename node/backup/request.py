@@ -13,6 +13,7 @@ from node.core.errors import Json, NodeError
 from node.files import atomic, state_dir
 
 MAX_DOCUMENTS = 1 << 20
+BESIDE = ("documents", "documents_sha256", "files", "dry")
 
 
 def tree(value: Any, where: str = "tree") -> str:
@@ -77,14 +78,27 @@ def digest(given: Json) -> str:
     return hashlib.sha256(json.dumps(given, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def backup(request: Json) -> Json:
-    """Gives a backup's request; `tree` as it was named, `real` as the folder behind its links.
+def beside(body: Json) -> Json:
+    """Gives what of a request, with the keys BESIDE, goes beside a payload.
 
     With `dry` the documents may be given by their hash alone: a reading command's line can be
     read by every user of the host.
     """
-    allowed = ("tree", "paths", "documents", "documents_sha256", "files", "level", "copy", "dry")
-    body = validate.keys(request, "request", allowed, ("tree",))
+    given = documents(body.get("documents", {}))
+    known = digest(given)
+    if body.get("documents_sha256") is not None:
+        known = validate.sha256(body["documents_sha256"], "documents_sha256")
+    return {
+        "dry": validate.boolean(body.get("dry", False), "dry"),
+        "digest": known,
+        "documents": given,
+        "files": kept_files.collect(body.get("files", [])),
+    }
+
+
+def backup(request: Json) -> Json:
+    """Gives a backup's request; `tree` as it was named, `real` as the folder behind its links."""
+    body = validate.keys(request, "request", (*BESIDE, "tree", "paths", "level", "copy"), ("tree",))
     path = tree(body["tree"])
     with atomic.Folder(path):
         pass  # nobody else may swap what is read here
@@ -93,19 +107,12 @@ def backup(request: Json) -> Json:
         raise NodeError(f"{path} is not there, or no folder", "no_tree",
                         "name the folder of the installation")  # fmt: skip
     tree(real)
-    given = documents(body.get("documents", {}))
-    known = digest(given)
-    if body.get("documents_sha256") is not None:
-        known = validate.sha256(body["documents_sha256"], "documents_sha256")
     return {
-        "dry": validate.boolean(body.get("dry", False), "dry"),
-        "digest": known,
+        **beside(body),
         "tree": path,
         "real": real,
         "link": os.readlink(path) if os.path.islink(path) else None,
         "roots": roots(body.get("paths"), path, real),
-        "documents": given,
-        "files": kept_files.collect(body.get("files", [])),
         "level": int(validate.number(body.get("level", 1), "level", 1, 19)),
         "copy": validate.boolean(body.get("copy", True), "copy"),
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from node.backup import compress, increment, kept_files, store
@@ -56,12 +57,24 @@ def read_back(backup: str, manifest: Json, what: str) -> Read:
 def read_layer(
     backup: str, layer: store.Layer, what: str, sink: Callable[[bytes], object] | None = None
 ) -> Read:
-    """Read a payload from the disk to its end; `sink` gets each piece after it was looked at.
+    """Read a payload from the disk to its end, as `pieces` does; `sink` gets each piece."""
+    found = Read([], [])
+    with contextlib.closing(pieces(backup, layer, what, found)) as passing:
+        for piece in passing:
+            if sink:
+                sink(piece)
+    return found
+
+
+def pieces(backup: str, layer: store.Layer, what: str, found: Read) -> Generator[bytes, None, None]:
+    """Gives a payload's tar from the disk, each piece after it was looked at, the last one after
+    all of it was; `found` then has what was read.
 
     Raises NodeError (`backup_damaged`) for anything that is not as the manifest says, every file's
     bytes among it, and for what no payload may hold.
     """
     safety = Safety()
+    last = b""
     payload = layer.sealed
     note = store.of(backup, store.NOTE)
     progress = compress.Progress(what, payload["bytes"], note)
@@ -74,8 +87,9 @@ def read_layer(
                 if not piece:
                     break
                 reader.feed(piece)
-                if sink:
-                    sink(piece)
+                if last:
+                    yield last
+                last = piece
                 stop()
             digest, code = source.finish(), source.code()
         finally:
@@ -88,7 +102,9 @@ def read_layer(
         reader.finish()
     if reader.count != layer.listed["count"]:
         raise refused(f"{reader.count} members, not {layer.listed['count']}")
-    return Read(safety.setuid, reader.hashes)
+    found.setuid.extend(safety.setuid)
+    found.hashes.extend(reader.hashes)
+    yield last
 
 
 def verify(request: Json) -> Json:

@@ -23,6 +23,8 @@ from node.rules.source_text import bare
 _UNIT = r"[A-Za-z0-9_@.:][A-Za-z0-9_@.:-]{0,254}"
 _IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,499}"
 _ID = r"[0-9a-f]{1,64}"
+_BACKUP = r"/var/lib/rigbook/backups/[0-9]{8}T[0-9]{6}Z-[0-9A-Za-z._-]{1,40}-[0-9a-f]{4}"
+_FILE = r"[a-z][a-z0-9.-]{0,80}"
 # facts/boot_id.py and unit_state.py, operations/{rollback,host,transfer}, the kernel's trial
 LINES = tuple(map(re.compile, (
     r"cat /proc/sys/kernel/random/boot_id",
@@ -43,6 +45,10 @@ LINES = tuple(map(re.compile, (
     rf"docker image inspect --format '\{{\{{(?:json )?\.[A-Za-z.]+\}}\}}' {_IMAGE}",
     rf"docker save {_IMAGE}",
     r"docker load --quiet",
+    # a backup that leaves the rig, and one that comes back (operations/sealed)
+    rf"tail -c \+\d{{1,15}} {_BACKUP}/{_FILE} \| head -c \d{{1,10}}",
+    rf"dd of={_BACKUP}\.partial/{_FILE} bs=1M seek=\d{{1,15}} oflag=seek_bytes"
+    r" conv=notrunc,fsync iflag=fullblock status=none",
 )))  # fmt: skip
 _TIMED = re.compile(r"timeout -k 5 ([0-9]{1,6}) sh -c (.*)", re.DOTALL)
 _READS = ["python3", "-I", "-S", "-B", "-c"]

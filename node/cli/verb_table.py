@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from node.core.errors import Json
 
+# other reading verbs in one process
+SEVERAL = "several"
 # read-only, JSON in and out
 READING: dict[str, str] = {
+    SEVERAL: "node.cli.several:several",
     "snapshot": "node.snapshot.collect:collect",
     "dropin": "node.systemd.dropin_check:check_drop_in",
     "wheels": "node.venv.pip_plan:inspect_wheels",
@@ -17,6 +21,7 @@ READING: dict[str, str] = {
     "patch look": "node.patch.inspect:inspect_patches",
     "growth": "node.growth.prune:growth",
     "tree list": "node.backup.listing:list_all",
+    "tree copies": "node.copies.others:copies",
     "venv look": "node.venv.versions:inspect_versions",
     "venv check": "node.venv.check:check_venv",
     "preflight": "node.engine.preflight:preflight",
@@ -60,7 +65,14 @@ CHANGING: dict[str, str] = {
     "tree verify": "node.backup.verify:verify",
     "tree copy": "node.copies.copy:copy",
     "tree take": "node.copies.copy:take",
-    "tree restore": "node.backup.restore:restore",
+    "tree unpack": "node.restore.restore:unpack",
+    "tree restore": "node.restore.restore:restore",
+    "tree offer": "node.copies.offer:offer",
+    "tree receive": "node.copies.receive:receive",
+    "tree note": "node.copies.others:note",
+    "tree pieces": "node.copies.pieces:pieces",
+    "tree expect": "node.copies.pieces:expect",
+    "tree arrived": "node.copies.pieces:arrived",
     "tree prune": "node.backup.listing:prune",
     "measure keep": "node.measure.keep:keep",
     "venv install": "node.venv.install:install",
@@ -68,6 +80,8 @@ CHANGING: dict[str, str] = {
     "venv prune": "node.venv.prune:prune",
     "image offer": "node.image.verbs:offer_image",
     "image receive": "node.image.verbs:receive",
+    "image backup": "node.image.backup:backup",
+    "image restore": "node.image.restore:restore",
     "image tag": "node.image.verbs:tag",
     "weights offer": "node.weights.offer:offer_weights",
     "weights receive": "node.weights.receive:receive",
@@ -92,6 +106,7 @@ UNIT: dict[str, str] = {
     "watch pod": "node.kube.watched:run",
     "lease keep": "node.lease.keeper:run",
     "candidate": "node.kernel.candidate:run",
+    "check backups": "node.copies.weekly:run",
     "library guard": "node.vgpu.guard:run",
     "limit guard": "node.kube.limit_guard:run",
     "container stop": "node.engine.prelaunch:stop_container",
@@ -122,5 +137,9 @@ def function_of(verb: str) -> Callable[..., Any]:
 
 def run(verb: str, request: Json) -> Json:
     """Runs a reading or changing verb; gives its answer."""
+    if verb == SEVERAL:
+        others = {name: partial(run, name) for name in READING if name != SEVERAL}
+        found: Json = function_of(verb)(request, others)
+        return found
     answer: Json = function_of(verb)(request)
     return answer

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 
 from node.backup import kept_files, store, verify
-from node.backup.compress import CHUNK, FLUSH, Progress
+from node.backup.compress import CHUNK, FLUSH
 from node.backup.payload_reader import forget
 from node.core.errors import Json, NodeError
 from node.files import state_dir
 
+# told the bytes that were written or read; it may raise
+Told = Callable[[int], None]
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def whole(source: str, target: str, manifest: Json, beside: list[str], progress: Progress) -> None:
+def whole(source: str, target: str, manifest: Json, beside: list[str], told: Told) -> None:
     """Bring a backup's folder `source` to `target`, which is there once it is whole.
 
     Until then it is `target`.partial, and a later call goes on with it. Files that a backup of the
@@ -24,10 +27,18 @@ def whole(source: str, target: str, manifest: Json, beside: list[str], progress:
     """
     partial = target + store.PARTIAL
     store.private_folder(partial)
-    for name, row in known(manifest).items():
+    for name, row in store.travelling(manifest).items():
         verify.stop()
-        _one(os.path.join(source, name), os.path.join(partial, name), row, beside, progress)
-    found = kept_files.check(manifest["id"], manifest, os.path.join(source, store.FILES))
+        _one(os.path.join(source, name), os.path.join(partial, name), row, beside, told)
+    files = os.path.join(source, store.FILES)
+    finish(target, manifest, kept_files.check(manifest["id"], manifest, files))
+
+
+def finish(target: str, manifest: Json, found: kept_files.Found) -> None:
+    """Make `target` of `target`.partial, whose files have come: the host's files and the manifest
+    are what lacks. Raises NodeError, OSError.
+    """
+    partial = target + store.PARTIAL
     files = os.path.join(partial, store.FILES)
     if not os.path.isdir(files):
         temporary = files + store.PARTIAL
@@ -41,20 +52,20 @@ def whole(source: str, target: str, manifest: Json, beside: list[str], progress:
     state_dir.sync_folder(os.path.dirname(target))
 
 
-def known(manifest: Json) -> dict[str, Json]:
-    """Gives the files to bring, with their size and sha256; the stamps are for the next backup."""
-    stamps = (manifest.get("base") or manifest).get("stamps")
-    return {**store.parts(manifest), **({store.STAMPS: stamps} if stamps else {})}
-
-
-def check(target: str, manifest: Json, progress: Progress) -> None:
+def check(target: str, manifest: Json, told: Told) -> None:
     """Read a copy back. Raises NodeError (`copy_damaged`) unless it is as the manifest says."""
-    for name, row in known(manifest).items():
+    for name, row in store.travelling(manifest).items():
         verify.stop()
         path = os.path.join(target, name)
-        if not os.path.isfile(path) or _hash(path, progress) != row["sha256"]:
+        if not os.path.isfile(path) or sha256(path, told) != row["sha256"]:
             raise damaged(path)
     kept_files.check(manifest["id"], manifest, os.path.join(target, store.FILES))
+
+
+def require_same(manifest: Json, target: str) -> None:
+    """Raise NodeError when another backup lies in `target` under the same id."""
+    if store.parse(manifest["id"], target)["seal"] != manifest["seal"]:
+        raise damaged(target)
 
 
 def damaged(path: str) -> NodeError:
@@ -63,33 +74,33 @@ def damaged(path: str) -> NodeError:
                      "look at both disks (sudo dmesg --level=err), then copy again")  # fmt: skip
 
 
-def _one(source: str, target: str, row: Json, beside: list[str], progress: Progress) -> None:
+def _one(source: str, target: str, row: Json, beside: list[str], told: Told) -> None:
     size = os.path.getsize(target) if os.path.isfile(target) else 0
     if size == 0:
-        size = _link(target, row, beside)
+        size = link(target, row, beside)
     again = size > 0
     if size != row["bytes"]:
-        _append(source, target, row["bytes"], progress)
-    if _hash(target, progress) == row["sha256"]:
+        _append(source, target, row["bytes"], told)
+    if sha256(target, told) == row["sha256"]:
         return
     os.unlink(target)
     if not again:
         raise damaged(target)
     # what an earlier call left was no good
-    _append(source, target, row["bytes"], progress)
-    if _hash(target, progress) != row["sha256"]:
+    _append(source, target, row["bytes"], told)
+    if sha256(target, told) != row["sha256"]:
         os.unlink(target)
         raise damaged(target)
 
 
-def _link(target: str, row: Json, beside: list[str]) -> int:
+def link(target: str, row: Json, beside: list[str]) -> int:
     """Link a file of the same bytes in another backup, where there is one; gives its size."""
     for folder in beside:
         try:
             manifest = store.parse(os.path.basename(folder), folder)
         except NodeError:
             continue
-        for name, other in known(manifest).items():
+        for name, other in store.travelling(manifest).items():
             if other["sha256"] == row["sha256"] and row["bytes"]:
                 try:
                     os.link(os.path.join(folder, name), target, follow_symlinks=False)
@@ -99,7 +110,7 @@ def _link(target: str, row: Json, beside: list[str]) -> int:
     return 0
 
 
-def _append(source: str, target: str, total: int, progress: Progress) -> None:
+def _append(source: str, target: str, total: int, told: Told) -> None:
     """Write what lacks of a file; it is on the disk then, and in no page cache."""
     reading, writing = os.open(source, _READ), os.open(target, _WRITE, 0o600)
     try:
@@ -115,7 +126,7 @@ def _append(source: str, target: str, total: int, progress: Progress) -> None:
             while view:
                 view = view[os.write(writing, view) :]
             done += len(raw)
-            progress.add(len(raw))
+            told(len(raw))
             verify.stop()
             if done - flushed >= FLUSH:
                 os.fdatasync(writing)
@@ -129,7 +140,7 @@ def _append(source: str, target: str, total: int, progress: Progress) -> None:
         os.close(writing)
 
 
-def _hash(path: str, progress: Progress) -> str:
+def sha256(path: str, told: Told) -> str:
     """Gives a file's sha256, read from the disk."""
     digest = hashlib.sha256()
     fd = os.open(path, _READ)
@@ -138,7 +149,7 @@ def _hash(path: str, progress: Progress) -> str:
         done = 0
         while raw := os.read(fd, CHUNK):
             digest.update(raw)
-            progress.add(len(raw))
+            told(len(raw))
             done += len(raw)
             if done % FLUSH < CHUNK:
                 forget(fd)

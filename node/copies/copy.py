@@ -28,17 +28,17 @@ def copy(request: Json) -> Json:
         manifest = row.manifest or {}
         target = place.folder(to, row.id)
         folder = place.make(to)
-        size = sum(part["bytes"] for part in carry.known(manifest).values())
+        size = store.travelling_bytes(manifest)
         made = not os.path.isdir(target)
         progress = compress.Progress(f"copy {row.id} to {to}", size * (2 if made else 1),
                                      store.of(row.id, store.NOTE))  # fmt: skip
         try:
             if made:
-                _room(folder, target, size)
-                carry.whole(store.of(row.id), target, manifest, _beside(folder), progress)
+                room(folder, target, size)
+                carry.whole(store.of(row.id), target, manifest, beside(folder), progress.add)
             else:
-                _same(row.id, manifest, target)
-                carry.check(target, manifest, progress)
+                carry.require_same(manifest, target)
+                carry.check(target, manifest, progress.add)
         finally:
             progress.over()
         store.note_copy(row.id, target, time.time())
@@ -60,13 +60,13 @@ def take(request: Json) -> Json:
                             "restore it: rignode tree restore")  # fmt: skip
         source = _source(backup, body.get("from"))
         manifest = store.parse(backup, source)
-        for path in manifest["files"]:
+        for path in manifest.get("files", ()):
             validate.path(path, "files")
-        size = sum(part["bytes"] for part in carry.known(manifest).values())
-        _room(store.folder(), store.of(backup), size)
+        size = store.travelling_bytes(manifest)
+        room(store.folder(), store.of(backup), size)
         progress = compress.Progress(f"take {backup} from {source}", size * 2)
-        beside = [store.of(row.id) for row in store.all_backups()]
-        carry.whole(source, store.of(backup), manifest, beside, progress)
+        own = [store.of(row.id) for row in store.all_backups()]
+        carry.whole(source, store.of(backup), manifest, own, progress.add)
     read = verify.verify({"backup": backup})
     return {**read, "place": source, "took_s": round(time.time() - began, 2)}
 
@@ -87,19 +87,13 @@ def _verified(wanted: object) -> store.Backup:
     return found
 
 
-def _same(backup: str, manifest: Json, target: str) -> None:
-    """Raise NodeError when another backup lies there under the same id."""
-    if store.parse(backup, target)["seal"] != manifest["seal"]:
-        raise carry.damaged(target)
-
-
-def _beside(folder: str) -> list[str]:
+def beside(folder: str) -> list[str]:
     """Gives the copies that lie in a folder."""
     return [os.path.join(folder, name) for name in sorted(os.listdir(folder))
             if store.ID.match(name)]  # fmt: skip
 
 
-def _room(folder: str, target: str, size: int) -> None:
+def room(folder: str, target: str, size: int) -> None:
     """Raise NodeError when the rest of a copy has no room; what a kill left counts as there."""
     partial = target + store.PARTIAL
     there = 0

@@ -46,6 +46,18 @@ def io_reason(error: OSError) -> str:
     return f"{where}{error.strerror or error}"
 
 
+def failure(error: BaseException) -> Json:
+    """Gives what the program answers for an exception: the protocol's object."""
+    if isinstance(error, NodeError):
+        return error.as_json()
+    if isinstance(error, CannotRead):
+        return NodeError(str(error), "io").as_json()
+    if isinstance(error, OSError):
+        return NodeError(io_reason(error), "io").as_json()
+    text = f"a fault of rignode itself: {type(error).__name__}: {error}"
+    return NodeError(text, "internal").as_json()
+
+
 def guarded(part: Callable[[], Any]) -> Any:
     """Gives what is read, or why it cannot be: one part of a snapshot never spoils the others."""
     try:

@@ -161,7 +161,7 @@ def containerd(info: Json) -> str | None:
     return os.path.join(str(info.get("DockerRootDir", "")), "containerd", "daemon")
 
 
-def _unpacked(found: Json) -> int:
+def unpacked(found: Json) -> int:
     """Gives the bytes that an image of the containerd store takes without its compression.
 
     Its inspection counts the blobs as they came, compressed ones too; the list counts blobs and
@@ -190,7 +190,7 @@ def read(images: list[str]) -> Json:
     found = [image(row) for row in rows if row is not None]
     root = containerd(info)
     if root is not None:
-        found = [{**row, "size": _unpacked(row)} for row in found]
+        found = [{**row, "size": unpacked(row)} for row in found]
     return {
         "version": str(info.get("ServerVersion", "")),
         "storage_driver": str(info.get("Driver", "")),

@@ -36,10 +36,11 @@ KEPT: dict[str, Kept] = {
     "blobs": Kept(0, changes.blobs),
     "programs": Kept(3, programs.versions),
     "backups": Kept(5, trees.backups),
+    "copies": Kept(3, trees.copies),
     "images": Kept(2, images.images),
     "evidence": Kept(evidence_folder.KEEP, evidence.bundles),
 }
-_TOLD = ("changes", "blobs", "programs", "displaced", "backups", "images", "evidence")
+_TOLD = ("changes", "blobs", "programs", "displaced", "backups", "copies", "images", "evidence")
 # how long a close may take over it; the rest goes with the next one
 MOST_S = 60.0
 _ERRORS = (NodeError, CannotRead, OSError)
@@ -115,7 +116,9 @@ def close(request: Json) -> Json:
     change = answer["change"]
     if change["status"] != "COMMITTED" or not answer["changed"]:
         return answer
-    wanted = set(KEPT) - {"backups"}  # a person made them, and a person removes them
+    wanted = set(KEPT)
+    if change["deploy"] != "upgrade":
+        wanted.remove("backups")  # each upgrade makes one; of the others a person made them
     if all(row["op"] != "tag" for row in change["steps"]):
         wanted.remove("images")  # docker need not be asked
     try:

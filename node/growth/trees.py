@@ -1,4 +1,4 @@
-"""Backups, and the trees that restores displaced."""
+"""Backups, the copies kept for other hosts, and the trees that restores displaced."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from functools import partial
 
 from node.backup import listing, store, walk
+from node.copies import others
 from node.core.errors import NodeError
 from node.growth import changes
 from node.growth.item import Item
@@ -34,3 +35,12 @@ def backups() -> list[Item]:
             found.append(Item(row.id, listing.size(row.id), partial(store.remove, row.id),
                               listing.why_needed(row, last), real, bool(row.problem)))  # fmt: skip
     return found
+
+
+def copies() -> list[Item]:
+    """Gives the copies that are kept for other hosts, newest first, by host and tree."""
+    return [Item(f"{row['host']}/{row['backup']}", row["bytes"],
+                 partial(others.remove, row["host"], row["backup"]),
+                 "whose it is cannot be told" if row["problem"] else "",
+                 f"{row['host']} {row['tree']}")
+            for row in others.rows()]  # fmt: skip

@@ -7,7 +7,6 @@ from its registry. Given on as they are, they make the same image under the same
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 from node.core.errors import Json, NodeError
 from node.files import cold_read
+from node.rules.oci_layout import digest_of
 from node.rules.patterns import DIGEST
 from node.transfer import server
 from node.transfer.block import BLOCK
@@ -73,7 +73,7 @@ class Content(server.Source):
             return None
         with os.fdopen(fd, "rb") as file:
             raw = file.read(MAX_DOCUMENT)
-        if "sha256:" + hashlib.sha256(raw).hexdigest() != digest:
+        if digest_of(raw) != digest:
             raise NodeError(f"{path} is damaged", "image_store", "pull the image again")
         return raw
 

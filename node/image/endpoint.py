@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import hmac
 import http.server
 import json
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.core.errors import Json, NodeError
+from node.rules.oci_layout import digest_of
 
 HOST = "127.0.0.1"
 REPOSITORY = "rigbook-pull"
@@ -47,11 +47,6 @@ class Served:
     kind: str
     raw: bytes | None = None
     item: int = -1
-
-
-def digest_of(raw: bytes) -> str:
-    """Gives the digest of bytes, as images name it."""
-    return "sha256:" + hashlib.sha256(raw).hexdigest()
 
 
 def document(raw: bytes) -> Served:

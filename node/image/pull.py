@@ -19,6 +19,7 @@ from node.docker import api
 from node.docker.http import connect
 from node.image import endpoint
 from node.image import load as image_load
+from node.rules.oci_layout import digest_of
 from node.transfer import client
 from node.transfer import spool as spooling
 
@@ -38,8 +39,8 @@ class ImagePull:
         self._key, self._peer = body["key"], peer
         documents, self._blobs = self._offered(listing)
         self._config = documents[-1]
-        self.digest = endpoint.digest_of(documents[0])
-        content = {endpoint.digest_of(raw): endpoint.document(raw) for raw in documents}
+        self.digest = digest_of(documents[0])
+        content = {digest_of(raw): endpoint.document(raw) for raw in documents}
         content |= {digest: endpoint.blob(size, item) for item, digest, size in self._blobs}
         self._endpoint = endpoint.Endpoint(content, self._fetch)
         self._progress: spooling.Progress | None = None
@@ -59,11 +60,11 @@ class ImagePull:
                      for n in range(len(self._want["layers"]))]  # fmt: skip
             rows = list(zip(self._want["layers"], sizes, strict=True))
             documents = [endpoint.manifest_of(config, rows), config]
-            found = endpoint.digest_of(config)
+            found = digest_of(config)
         else:
             documents = [base64.b64decode(str(row)) for row in listing["documents"]]
             rows = [(str(digest), int(size)) for digest, size in listing["blobs"]]
-            found = endpoint.digest_of(documents[0])
+            found = digest_of(documents[0])
         if found != self._want["id"]:
             raise NodeError(
                 "the giving node has another image by now", "not_the_same", "run it again"
@@ -78,7 +79,7 @@ class ImagePull:
 
     def own_id(self, containerd: bool) -> str:
         """Gives the id that the image has in a store of this kind."""
-        return self.digest if containerd else endpoint.digest_of(self._config)
+        return self.digest if containerd else digest_of(self._config)
 
     def end(self) -> None:
         """Clears the progress away."""

@@ -9,6 +9,7 @@ from node.core.step_kind import TAG, Kind, Steps, differing
 from node.core.step_state import DONE, UNDONE, UNKNOWN
 from node.docker import containers
 from node.image.load import inspect
+from node.rules.image_names import repository
 
 # The name under which an image stays that lost its tag: `docker image prune` leaves it alone.
 KEPT = "rigbook-kept"
@@ -30,7 +31,7 @@ def name_for(reference: str, containerd: bool) -> str:
     Raises NodeError where docker keeps images by itself: there only a pull from the registry that
     the name says sets it.
     """
-    repository, at, digest = reference.partition("@")
+    _, at, digest = reference.partition("@")
     if not at:
         return reference
     if not containerd:
@@ -38,8 +39,7 @@ def name_for(reference: str, containerd: bool) -> str:
             f"{reference} is a name by digest: with docker's own store only a pull from its"
             " registry sets it", "bad_request", "docker pull it; or name the image by a tag",
         )  # fmt: skip
-    folder, slash, name = repository.rpartition("/")
-    return f"{folder}{slash}{name.partition(':')[0]}:rigbook-{digest[7:19]}"
+    return f"{repository(reference)}:rigbook-{digest[7:19]}"
 
 
 def tagged(reference: str) -> str | None:

@@ -8,48 +8,19 @@ whole image, and sets the tag last.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import os
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from node.change import journal, transaction
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError
-from node.docker import api, overlay2
-from node.image import content, load, tag_step
+from node.image import load, stores, tag_step
 from node.image import receive as image_receive
 from node.transfer import client, server
 from node.transfer import spool as spooling
 
 _TAG_KEYS = ("change", "image", "want")
-
-
-@dataclass(frozen=True)
-class Store:
-    """This host's image store: its folder, and whether it is containerd's."""
-
-    root: str
-    containerd: bool
-
-
-def store() -> Store:
-    """Gives docker's image store. Raises NodeError (`image_store`) for a kind that is not known."""
-    try:
-        info = api.get("/info")
-    except CannotRead as error:
-        raise NodeError(str(error), "docker") from None
-    root = api.containerd(info)
-    if root is not None:
-        return Store(root, True)
-    driver, root = str(info.get("Driver", "")), str(info.get("DockerRootDir", ""))
-    if driver != overlay2.DRIVER or not os.path.isdir(os.path.join(root, "image", overlay2.DRIVER)):
-        raise NodeError(f"docker's store here is {driver or 'unknown'}, neither {overlay2.DRIVER}"
-                        " nor containerd", "image_store",
-                        "deploys/image.py --data method=ssh")  # fmt: skip
-    return Store(root, False)
 
 
 def _wanted(image: Json) -> Json:
@@ -62,44 +33,10 @@ def _wanted(image: Json) -> Json:
     }
 
 
-class Stored(server.Source):
-    """An image of docker's own store (overlay2)."""
-
-    def __init__(self, root: str, want: Json) -> None:
-        self._want = want
-        chains = overlay2.chains(want["layers"])
-        self._config = overlay2.raw_config(root, want["id"])
-        self._layers = [
-            overlay2.Layer(root, chain, layer)
-            for chain, layer in zip(chains, want["layers"], strict=True)
-        ]
-
-    def listing(self) -> Json:
-        """Gives the config as it is stored; what it hashes to is the image's id."""
-        return {"config": base64.b64encode(self._config).decode("ascii")}
-
-    def size(self, item: int) -> int:
-        """Gives the length of a layer's tar."""
-        return self._layers[item].size()
-
-    def blocks(self, item: int, offset: int) -> Iterator[memoryview]:
-        """Gives a layer's tar."""
-        return self._layers[item].blocks(offset)
-
-    def passed(self, item: int, sha256: str) -> None:
-        """Its diff id is known."""
-
-    def sha256(self, item: int, tick: Callable[[], None]) -> str:
-        """Gives the layer's diff id."""
-        return str(self._want["layers"][item])[7:]
-
-
 def offer_image(request: Json) -> Json:
     """`image offer`: give an image to the peers, then be gone."""
     wanted = server.parse_request(request, ["want"])
-    own, want = store(), _wanted(request["want"])
-    return server.serve(content.Content(own.root, want) if own.containerd
-                        else Stored(own.root, want), wanted)  # fmt: skip
+    return server.serve(stores.stored_in(stores.find(), _wanted(request["want"])), wanted)
 
 
 def _parse_request(request: Json) -> Json:
@@ -162,7 +99,7 @@ def _bring(peer: client.Peer, body: Json) -> _Came:
     """Brings the image whole, without a tag, and tells the giver how it ended."""
     error: str | None = "it failed"
     try:
-        own = store()
+        own = stores.find()
         name = tag_step.name_for(body["image"], own.containerd)
         came = _Came(name, body["want"]["id"], {"layers": 0, "bytes": 0, "resumed_bytes": 0})
         if not load.is_complete(body["want"]):
@@ -183,7 +120,7 @@ def _bring(peer: client.Peer, body: Json) -> _Came:
         peer.bye(error)
 
 
-def _by_layer(came: _Came, own: Store, peer: client.Peer, body: Json, listing: Json) -> None:
+def _by_layer(came: _Came, own: stores.Store, peer: client.Peer, body: Json, listing: Json) -> None:
     job = image_receive.ImageReceiver(body, peer)
     try:
         job.bring(own.root, listing)
@@ -192,7 +129,7 @@ def _by_layer(came: _Came, own: Store, peer: client.Peer, body: Json, listing: J
     came.figures = job.figures
 
 
-def _by_pull(came: _Came, own: Store, peer: client.Peer, body: Json, listing: Json) -> None:
+def _by_pull(came: _Came, own: stores.Store, peer: client.Peer, body: Json, listing: Json) -> None:
     # here: http.server is of no use to any other verb
     from node.image import pull
 
@@ -212,7 +149,7 @@ def tag(request: Json) -> Json:
     """`image tag`: set the tag on an image that is here whole, as a journalled step."""
     body = validate.keys(request, "request", _TAG_KEYS, _TAG_KEYS)
     reference, want = validate.image(body["image"], "image"), _wanted(body["want"])
-    name = tag_step.name_for(reference, "@" in reference and store().containerd)
+    name = tag_step.name_for(reference, "@" in reference and stores.find().containerd)
     request = {"change": journal.parse_change(body["change"]), "image": reference, "want": want}
     changed = _tag(request, name, want["id"])
     # The image came by another way: what a transfer that was given up left is of no use.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from node.transfer import protocol
@@ -19,12 +20,16 @@ class Sink:
 
     `dir_fd`: the folder that `path` is in, where it is a bare name.
     `direct`: try to write past the page cache (O_DIRECT). What cannot be written so, because the
-    filesystem does not do it or the end of a file is no whole sector, goes through the cache.
+    filesystem does not do it or the end of a file is no whole sector, goes through the cache. Such
+    a write waits for the disk, so a thread does it while the next block comes: one block at most is
+    on its way, and what fails is raised by the next write, or at the end.
     """
 
     def __init__(self, path: str, offset: int, direct: bool, dir_fd: int | None = None) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = -1
+        self._writer = ThreadPoolExecutor(1) if direct else None
+        self._pending: Future[None] | None = None
         self._direct = direct and hasattr(os, "O_DIRECT")
         if self._direct:
             try:
@@ -41,15 +46,34 @@ class Sink:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        os.close(self._fd)
+        try:
+            self._settle()
+        finally:
+            if self._writer is not None:
+                self._writer.shutdown()
+            os.close(self._fd)
 
     @property
     def direct(self) -> bool:
-        """Gives whether the next block is tried past the page cache."""
+        """Gives whether the next block is tried past the page cache. Raises OSError."""
+        self._settle()
         return self._direct
 
     def write(self, block: protocol.Bytes) -> None:
-        """Writes a block whole. Raises OSError."""
+        """Takes a block, which stays as it is until the next call has returned. Raises OSError."""
+        self._settle()
+        if self._writer is None:
+            self._whole(block)
+        else:
+            self._pending = self._writer.submit(self._whole, block)
+
+    def _settle(self) -> None:
+        """Waits for the block that is on its way. Raises OSError."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _whole(self, block: protocol.Bytes) -> None:
         left = memoryview(block)
         while left:
             try:

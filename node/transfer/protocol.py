@@ -98,9 +98,10 @@ class Connection:
         self._session = session
         self._ways = (b"s", b"c") if server else (b"c", b"s")
         self._counts = [0, 0]
-        # Whole pages: a block can be written from here past the page cache
-        # (node/transfer/direct_writer.py).
-        self._buffer = mmap.mmap(-1, BLOCK)
+        # Whole pages: a block can be written from here past the page cache, and while the next one
+        # comes (node/transfer/direct_writer.py).
+        self._buffers = (mmap.mmap(-1, BLOCK), mmap.mmap(-1, BLOCK))
+        self._blocks = 0
         self.wire_bytes = 0
 
     def close(self) -> None:
@@ -129,7 +130,7 @@ class Connection:
         self.wire_bytes += _HEAD.size + MAC + len(block)
 
     def receive(self, running: RunningDigest | None = None) -> tuple[Json | None, memoryview]:
-        """Gives the next message, or None and a block of data (valid until the next call).
+        """Gives the next message, or None and a block of data (valid until the second block after).
 
         `running`: what the other end checks blocks with; it takes each one that is right.
         """
@@ -146,7 +147,8 @@ class Connection:
             raise Damaged("the head of a block was damaged, or is not of this transfer")
         if kind != _DATA or length > BLOCK:
             raise WireError("the other end does not keep to the protocol")
-        block = _receive(self.sock, self._buffer, length)
+        self._blocks += 1
+        block = _receive(self.sock, self._buffers[self._blocks % 2], length)
         right = running.came(block, word) if running else zlib.crc32(block) == word
         if not right:
             raise Damaged("a block was damaged on the wire")

@@ -17,7 +17,7 @@ from node.core.errors import Json, NodeError
 from node.files import state_dir
 
 ROOM_LEFT = 512 << 20
-KINDS = ("image", "weights")
+KINDS = ("image", "weights", "tree")
 
 
 def folder() -> str:

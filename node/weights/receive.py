@@ -27,7 +27,8 @@ from node.transfer import client, server, spool
 from node.weights import beside, parts, set_step
 from node.weights import manifest as manifests
 
-STREAMS = 4
+# A core or two a stream: it hashes, and its thread writes.
+STREAMS = min(8, max(4, os.cpu_count() or 4))
 # Bytes after which a file's flush begins while more of it comes: else all of it waits for the end.
 FLUSH = 64 << 20
 

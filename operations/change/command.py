@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, State
 
 from operations.change.node_call import StepFailed
+from operations.change.run import Run
 
 
 def told(
@@ -28,3 +30,15 @@ def told(
         return True
 
     return FunctionCommand(execute, (), {})
+
+
+def told_together(
+    run: Run,
+    label: str,
+    members: Collection[str],
+    work: Callable[[State, Host], str],
+    wait_s: float,
+) -> FunctionCommand:
+    """The same as a step that `members` do at the same time: one that fails ends the run on all."""
+    me = run.host(host.name)
+    return run.step(label, members, lambda: me.log_styled(work(run.state, me), fg="green"), wait_s)

@@ -1,8 +1,8 @@
-"""Operations that bring a backup of a venv back, and what is open before it undone."""
+"""Operations that bring a backup back, and what is open before a venv's undone."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from operations.change.node_call import call
 from operations.change.run import Run
 from operations.rollback.revert import RESTORE_TIMEOUT_S, stop_unit
 from operations.venv.venv import check_venv
+from schema.observed.backup import BackupRow
 
 
 @operation()
@@ -37,6 +38,36 @@ def undo_open(run: Run, node: str, change: str | None) -> Generator[FunctionComm
 
     run.show_once(host, "undo", partial(host.log, f"undo {change}, without a start"))
     yield run.step("undo", [host.name], work)
+
+
+@operation()
+def unpack(
+    run: Run, node: str, backup: str, force: bool, line: str | None
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Unpack a backup beside the present tree and prove it, while the engine goes on as it is.
+
+    + run: the change
+    + node: the rig's node
+    + backup: the backup's id
+    + force: it was compared a moment ago, and is different
+    + line: what is to be done; None: nothing is to be unpacked
+    """
+    if line is None:
+        host.noop("nothing is to be unpacked beside the tree")
+        return
+
+    def work() -> None:
+        run.touch(node)
+        request = {"change": run.change(), "backup": backup, "allow": ["older"], "force": force}
+        answer = call(run.state, run.host(node), "tree unpack", request, RESTORE_TIMEOUT_S)
+        said = "the tree is as the backup"
+        if answer["changed"]:
+            said = f"unpacked and proven, {answer['took_s']:.0f} s"
+        run.host(node).log(f"{backup}: {said}")
+
+    run.show_once(host, "unpack", partial(host.log, line))
+    yield run.step("unpack", [host.name], work)
 
 
 @operation()
@@ -76,3 +107,48 @@ def restore(
     for line in words:
         run.show_once(host, line, partial(host.log, line))
     yield run.step("restore", [host.name], work)
+
+
+@operation()
+def restore_image(
+    run: Run,
+    rows: Mapping[str, BackupRow],
+    words: Mapping[str, Sequence[str]],
+    unasked: Collection[str],
+) -> Generator[FunctionCommand, None, None]:
+    """
+    Bring a backup's image back under its name, and unit and launch files as they were.
+
+    + run: the change
+    + rows: the backup of each node
+    + words: what comes back on each node, a line each; none: nothing is to do there
+    + unasked: the nodes whose backup was not there when this was planned
+    """
+    node = host.name
+    lines = words.get(node, ())
+    if not lines:
+        host.noop("the image and its files are as the backup")
+        return
+
+    def work() -> None:
+        target = run.host(node)
+        run.touch(node)
+        request: dict[str, Any] = {
+            "change": run.change(), "backup": rows[node].id, "allow": ["older"]
+        }  # fmt: skip
+        answer = call(run.state, target, "image restore", request, RESTORE_TIMEOUT_S)
+        for line in answer.get("cleared", ()):
+            target.log(line)
+        for line in answer["weights"] if node in unasked else ():
+            target.log_styled(f"the weights are not as they were: {line}", fg="yellow")
+        how = f"{answer['took_s']:.0f} s" if answer["changed"] else "nothing was different"
+        what = "loaded" if answer.get("loaded") else "docker had it"
+        files = "".join(f"; {each}" for each in answer["files"])
+        target.log_styled(
+            f"{rows[node].id} is back: {answer['tree']} ({what}, {how}){files}", fg="green"
+        )
+
+    for line in lines:
+        run.show_once(host, line, partial(host.log, line))
+    members = [name for name, each in words.items() if each]
+    yield run.step("restore", members, work, RESTORE_TIMEOUT_S)

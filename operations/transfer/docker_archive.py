@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from facts.rignode import pack
+from node.rules.oci_layout import blob, digest_of, layout
 from node.rules.patterns import DIGEST
 
 _CHUNK = 1 << 20
 _MAX_CONFIG = 8 << 20
-_BLOBS = "blobs/sha256/"
 # an index may name an index; no image is deeper
 _DEEPEST = 4
 
@@ -46,7 +46,7 @@ class Archive:
     @property
     def digest(self) -> str | None:
         """The digest by which a registry's name may name it; None in the older form."""
-        return _digest(self.documents[0]) if self.documents else None
+        return digest_of(self.documents[0]) if self.documents else None
 
     def check(self) -> None:
         """Reads every layer. BadArchive where one is not what its digest says."""
@@ -62,7 +62,7 @@ class Archive:
     @property
     def image_id(self) -> str:
         """The sha256 of the config."""
-        return "sha256:" + hashlib.sha256(self.config).hexdigest()
+        return digest_of(self.config)
 
     @property
     def config_sha256(self) -> str:
@@ -74,9 +74,10 @@ class Archive:
         names = [f"{diff[7:]}/layer.tar" for diff in self.diff_ids]
         config = f"{self.image_id[7:]}.json"
         if self.documents:
-            names = [f"{_BLOBS}{digest[7:]}" for digest in _blobs(self.documents[-1])]
-            config = f"{_BLOBS}{self.image_id[7:]}"
-            yield from _layout(self.documents)
+            names = [blob(each) for each in _blobs(self.documents[-1])]
+            config = blob(self.image_id)
+            for name, raw in layout(self.documents).items():
+                yield _member(name, raw)
         manifest = [{"Config": config, "RepoTags": None, "Layers": names}]
         yield _member(config, self.config)
         yield _member("manifest.json", json.dumps(manifest).encode())
@@ -98,24 +99,8 @@ def _part(file: BinaryIO, path: Path, offset: int, left: int) -> Iterator[bytes]
         yield chunk
 
 
-def _digest(raw: bytes) -> str:
-    return "sha256:" + hashlib.sha256(raw).hexdigest()
-
-
 def _blobs(manifest: bytes) -> tuple[str, ...]:
     return tuple(str(row["digest"]) for row in json.loads(manifest)["layers"])
-
-
-def _layout(documents: tuple[bytes, ...]) -> Iterator[bytes]:
-    """The members that make an archive an OCI layout: the image by its digest, under no name."""
-    said = json.loads(documents[0])
-    shape = "index" if "manifests" in said else "manifest"
-    kind = said.get("mediaType") or f"application/vnd.oci.image.{shape}.v1+json"
-    row = {"mediaType": kind, "digest": _digest(documents[0]), "size": len(documents[0])}
-    yield _member("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
-    yield _member("index.json", json.dumps({"schemaVersion": 2, "manifests": [row]}).encode())
-    for raw in documents:
-        yield _member(f"{_BLOBS}{_digest(raw)[7:]}", raw)
 
 
 def _head(name: str, length: int) -> bytes:
@@ -163,9 +148,9 @@ def _archive(path: Path, tar: tarfile.TarFile, members: dict[str, tarfile.TarInf
     documents: tuple[bytes, ...] = ()
     if "index.json" in members:
         rows = json.loads(_small(tar, members, "index.json"))["manifests"]
-        documents = _documents(tar, members, rows, _digest(config), 0)
+        documents = _documents(tar, members, rows, digest_of(config), 0)
     if documents:
-        names = [f"{_BLOBS}{digest[7:]}" for digest in _blobs(documents[-1])]
+        names = [blob(each) for each in _blobs(documents[-1])]
     if len(names) != len(diff_ids):
         raise BadArchive(f"{path} names {len(names)} layers, its config {len(diff_ids)}")
     places = tuple(_place(members, name) for name in names)
@@ -177,11 +162,11 @@ def _documents(
 ) -> tuple[bytes, ...]:
     """What leads to the image of this config; nothing where no row does."""
     for row in rows if depth < _DEEPEST else ():
-        name = f"{_BLOBS}{str(row['digest'])[7:]}"
+        name = blob(str(row["digest"]))
         if not DIGEST.fullmatch(str(row["digest"])) or _plain(name) not in members:
             continue  # of another processor's image the archive has no content
         raw = _small(tar, members, name)
-        if _digest(raw) != row["digest"]:
+        if digest_of(raw) != row["digest"]:
             raise BadArchive(f"{name} is not what its name says")
         said = json.loads(raw)
         if "layers" in said and said["config"]["digest"] == config:

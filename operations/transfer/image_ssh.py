@@ -19,18 +19,15 @@ from typing import Any
 from pyinfra.api import Host
 
 from facts.local.secret_values import SecretMissing, value_of
-from facts.rignode.call import bounded
-from facts.rignode.context import as_root
 from operations.change.node_call import StepFailed, call
 from operations.change.run import Run
 from operations.transfer import docker_archive
 from operations.transfer.docker_archive import Archive
+from operations.transfer.ssh_command import Command, last_words
 from schema.desired.rig import Node
 from schema.render.engine_spec import on_node
 from schema.render.image_build import LABEL, Context
 
-TIMEOUT_S = 4 * 3600
-_CHUNK = 1 << 20
 _SAY_EVERY_S = 5.0
 Same = Callable[[Archive], bool]
 
@@ -40,7 +37,7 @@ def between(run: Run, source: str, target: str, reference: str, want: dict[str, 
     # By id, so that docker load sets no tag.
     save = f"docker save {shlex.quote(str(want['id']))}"
     try:
-        with closing(_Command(run.host(source), save)) as giver:
+        with closing(Command(run.host(source), save)) as giver:
             loaded = _load(run.host(target), giver.chunks())
             giver.finish()
     except StepFailed as error:
@@ -72,7 +69,7 @@ def keep(run: Run, source: str, reference: str, path: Path, same: Same) -> Archi
             raise StepFailed(f"{path} holds another image: move it away")
         path.parent.mkdir(parents=True, exist_ok=True)
         save = f"docker save {shlex.quote(reference)}"
-        with closing(_Command(run.host(source), save)) as giver, part.open("wb") as file:
+        with closing(Command(run.host(source), save)) as giver, part.open("wb") as file:
             for chunk in giver.chunks():
                 file.write(chunk)
             giver.finish()
@@ -104,7 +101,7 @@ def build(run: Run, target: str, context: Context) -> str:
         script, sent = build_script(context, node, len(raw))
     except SecretMissing as error:
         raise StepFailed(f"{error}; {error.remedy}") from None
-    with closing(_Command(host, script, "build")) as builder:
+    with closing(Command(host, script, "docker build")) as builder:
         builder.write(sent + raw)
         said = builder.finish(lambda step: host.log(step) if _is_step(step) else None, _reason)
     if not said.strip().startswith("sha256:"):
@@ -169,14 +166,10 @@ def _reason(lines: list[str]) -> str:
     clean = [_COLOUR.sub("", line) for line in lines]
     ours = [n for n, line in enumerate(clean) if "rigbook: " in line]
     if not ours:
-        return _last_words(clean)
+        return last_words(clean)
     before = clean[ours[0] - 1] if ours[0] else ""
     told = "" if _is_step(before) or before.startswith((" --->", "Removing")) else before.strip()
     return clean[ours[0]].partition("rigbook: ")[2][:600] + (f"; {told[-200:]}" if told else "")
-
-
-def _last_words(lines: list[str]) -> str:
-    return " ".join(line for line in lines[-4:] if line)[-300:]
 
 
 def _is_step(line: str) -> bool:
@@ -194,7 +187,7 @@ def tag(run: Run, node: str, reference: str, want: dict[str, Any]) -> None:
 def _load(host: Host, chunks: Iterator[bytes]) -> str:
     """Feeds docker load on a host; the id of what it says it loaded."""
     done, told = 0, time.monotonic()
-    with closing(_Command(host, "docker load --quiet")) as loader:
+    with closing(Command(host, "docker load --quiet")) as loader:
         for chunk in chunks:
             loader.write(chunk)
             done += len(chunk)
@@ -207,56 +200,3 @@ def _load(host: Host, chunks: Iterator[bytes]) -> str:
     if not last[0].startswith("Loaded image ID: sha256:"):
         raise StepFailed(f"{host.name}: docker load answered: {last[0][:200] or 'nothing'}")
     return last[0].split()[-1]
-
-
-class _Command:
-    """A command on a host over pyinfra's own ssh connection, with its streams open."""
-
-    def __init__(self, host: Host, command: str, name: str = "") -> None:
-        client = getattr(host.connector, "client", None)
-        if client is None:
-            raise StepFailed(f"{host.name}: method=ssh needs an ssh connection to it")
-        self._host, self._name = host, name or command.split()[1]
-        shell = as_root(host)["_shell_executable"]
-        line = f"sudo -n {shell} -c {shlex.quote(bounded(command, TIMEOUT_S))}"
-        self._stdin, self._stdout, self._stderr = client.exec_command(line, timeout=TIMEOUT_S)
-        self._channel = self._stdout.channel
-
-    def chunks(self) -> Iterator[bytes]:
-        """What the command writes, as it comes."""
-        read: Callable[[int], bytes] = self._channel.recv
-        return iter(lambda: read(_CHUNK), b"")
-
-    def write(self, chunk: bytes) -> None:
-        """Feeds the command. Raises StepFailed when it ended."""
-        try:
-            self._channel.sendall(chunk)
-        except OSError:
-            self.finish()
-            raise StepFailed(f"{self._host.name}: docker {self._name} ended early") from None
-
-    def finish(
-        self,
-        told: Callable[[str], None] = lambda line: None,
-        reason: Callable[[list[str]], str] | None = None,
-    ) -> str:
-        """Waits for its end; what else it wrote. Raises StepFailed for its exit status.
-
-        `told` gets the lines of its standard error as they come; `reason` gives the words for a
-        failure, and belongs to a command that takes the end of its input for our end.
-        """
-        if reason is None:
-            self._channel.shutdown_write()
-        errors = []
-        for line in self._stderr:
-            errors.append(line.rstrip())
-            told(errors[-1])
-        said = self._stdout.read().decode("utf-8", "replace")
-        if self._channel.recv_exit_status() != 0:
-            why = (reason or _last_words)(errors)
-            raise StepFailed(f"{self._host.name}: docker {self._name}: {why}")
-        return str(said)
-
-    def close(self) -> None:
-        """Closes the channel; the command ends by its broken pipe."""
-        self._channel.close()

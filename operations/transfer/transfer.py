@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,24 @@ class Route:
         return {"address": self.addresses[source], "port": self.port, "device": device}
 
 
+def tree(source: str, targets: Sequence[str]) -> list[list[tuple[str, tuple[str, ...]]]]:
+    """Who gives to whom, in rounds, so that the source's link is not the bound of many targets.
+
+    Two targets get theirs at the same time: a second round would take as long. Of more, whoever has
+    all of it gives to one that has nothing, and N targets take log2(N + 1) rounds.
+    """
+    if len(targets) <= 2:
+        return [[(source, tuple(targets))]] if targets else []
+    having, waiting = [source], list(targets)
+    rounds: list[list[tuple[str, tuple[str, ...]]]] = []
+    while waiting:
+        pairs = list(zip(having, waiting, strict=False))
+        rounds.append([(giver, (taker,)) for giver, taker in pairs])
+        having += [taker for _, taker in pairs]
+        waiting = waiting[len(pairs) :]
+    return rounds
+
+
 class Transfer:
     """A transfer under way; its greenlets share the key, and what came of each node."""
 
@@ -68,11 +86,14 @@ class Transfer:
         return call(self.run.state, host, f"{self.what} offer", request, DEADLINE_S)
 
     def receive(self, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
-        """One target's part, with its progress shown; node's answer. Raises StepFailed."""
+        """One target's part in the run's change; node's answer. Raises StepFailed."""
         # Before the call: a lost connection may have left an open change there.
         self.run.touch(name)
+        return self.fetch(name, {"change": self.run.change(), **more})
+
+    def fetch(self, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        """One target's part, with its progress shown; node's answer. Raises StepFailed."""
         request = {
-            "change": self.run.change(),
             "from": self.route.listen(self.source, name),
             "key": self._key,
             "deadline_s": DEADLINE_S,

@@ -16,7 +16,8 @@ from operations.transfer.transfer import DEADLINE_S, Transfer, came, watched_cal
 @operation()
 def move(
     run: Run,
-    transfer: Transfer | None,
+    number: int,
+    transfers: Sequence[Transfer],
     paths: Mapping[str, str],
     replaced: Mapping[str, Sequence[tuple[str, int]]],
     owner: str,
@@ -24,27 +25,31 @@ def move(
     then: Mapping[str, Steps],
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Bring the files that a node lacks, or has otherwise, from the node that gives.
+    Bring the files that a node lacks, or has otherwise, from a node that has them all.
 
     + run: the change
-    + transfer: who gives, who takes, and by which way; None when nothing is to move
+    + number: which round of it this is
+    + transfers: who gives, who takes, and by which way, at the same time
     + paths: the weights' path on each node
     + replaced: by node, name and bytes of the files there that are replaced or deleted
     + owner: who owns the files here
     + prune: delete what the giving node has not
     + then: by node, journalled steps once the files are there
     """
-    members = (transfer.source, *transfer.targets) if transfer else ()
-    if transfer is None or host.name not in members:
-        host.noop("the weights are here as they should be")
+    members = {each.source: each for each in transfers}
+    members |= {name: each for each in transfers for name in each.targets}
+    transfer = members.get(host.name)
+    if transfer is None:
+        host.noop("nothing of it moves here")
         return
-    run.show_once(host, "move", lambda: host.log(_line(transfer, host.name, paths)))
+    label = f"move {number}"
+    run.show_once(host, label, lambda: host.log(_line(transfer, host.name, paths)))
     former = replaced.get(host.name)
-    if former:
+    if former and host.name in transfer.targets:
         run.show_once(host, "replaced", lambda: host.log_styled(_replaces(former), fg="yellow"))
     reporter = host
     yield run.step(
-        "move",
+        label,
         members,
         lambda: _part(run, reporter, transfer, paths[reporter.name], owner, prune, then),
         DEADLINE_S,

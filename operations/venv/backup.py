@@ -10,9 +10,10 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 
 from facts.backups import TreeBackups
 from facts.rignode.context import fact_of
-from operations.change.command import told
+from operations.change.command import told, told_together
 from operations.change.node_call import call
 from operations.change.progress import call_with_progress
+from operations.change.run import Run
 from schema.observed.backup import BackupPlan, BackupRow, PrunePlan
 
 # 30 GB at 20 MB/s; the remote side ends by then.
@@ -26,9 +27,9 @@ def back_up(
     request: Mapping[str, Any], found: BackupPlan, done: dict[str, str]
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Back a tree up, unless a verified backup holds the very same files and documents.
+    Back a tree or an image up, unless a verified backup holds the very same of it.
 
-    + request: what node's `tree backup` takes
+    + request: what node's `tree backup` takes, or with an `image` its `image backup`
     + found: what its dry run told
     + done: gets the backup's id by host, for the verification
     """
@@ -39,10 +40,16 @@ def back_up(
     size = f"{found.members} files and folders, {found.apparent_bytes / MIB:.0f} MiB"
     if found.base:
         size += f", of which {found.changed_bytes / MIB:.0f} MiB differ from {found.base}"
-    host.log(f"back up {found.tree}: {found.versions.text}; {size}")
+    verb, what = "tree backup", found.versions.text
+    if "image" in request:
+        verb, what = "image backup", "the image, its unit and launch files"
+        size = f"{found.members} layers, {found.apparent_bytes / MIB:.0f} MiB"
+        if found.shares:
+            size = f"its content is in {found.shares}"
+    host.log(f"back up {found.tree}: {what}; {size}")
 
     def work(state: State, host: Host) -> str:
-        answer = _call(state, host, "tree backup", request)
+        answer = _call(state, host, verb, request)
         done[host.name] = answer["backup"]
         return (
             f"backup {answer['backup']}: {answer['detail']}, {answer['bytes'] / MIB:.0f} MiB, "
@@ -103,11 +110,15 @@ def copy(request: Mapping[str, Any], row: BackupRow) -> Generator[FunctionComman
 
 
 @operation()
-def take(request: Mapping[str, Any]) -> Generator[FunctionCommand, None, None]:
+def take(
+    request: Mapping[str, Any], run: Run | None = None, members: Collection[str] = ()
+) -> Generator[FunctionCommand, None, None]:
     """
     Bring a backup that is gone from the host back from its copy, and verify it.
 
-    + request: what node's `tree take` takes; empty where the backup is on the host
+    + request: what node's `tree take` takes; empty where nothing is to come to the host
+    + run: the run that ends on all nodes where it fails on one; None: each host by itself
+    + members: the nodes of that run to which one comes
     """
     if not request:
         host.noop("it is on the host")
@@ -119,7 +130,7 @@ def take(request: Mapping[str, Any]) -> Generator[FunctionCommand, None, None]:
         size = f"{answer['members']} members, {answer['took_s']:.1f} s"
         return f"{answer['backup']} is back from {answer['place']}, and whole: {size}"
 
-    yield told(work)
+    yield told_together(run, "take", members, work, BACKUP_TIMEOUT_S) if run else told(work)
 
 
 @operation()

@@ -94,3 +94,15 @@ Hcas = Annotated[tuple[Hca, ...], BeforeValidator(listed)]
 Names = Annotated[tuple[Name, ...], BeforeValidator(listed)]
 Arguments = Annotated[tuple[Argument, ...], BeforeValidator(listed)]
 Paths = Annotated[tuple[AbsolutePath, ...], BeforeValidator(listed)]
+
+
+def as_text(value: object) -> object:
+    """A number as the text that it was; pyinfra reads digits as a number."""
+    return str(value) if type(value) is int else value
+
+
+def as_version(value: object) -> object:
+    """A version that pyinfra read as a number: 0.5 is not what was typed for 0.50."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError("was read as a number; allowed: all of it, such as 0.32.0")
+    return value

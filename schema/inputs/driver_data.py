@@ -8,9 +8,8 @@ from pydantic import BeforeValidator
 
 from node.rules.heartbeat import LEASE_S, LEAST_LEASE_S
 from schema.core.host_keys import key
-from schema.core.types import Name, Release
+from schema.core.types import Name, Release, as_text
 from schema.inputs.host_data import LeasedData, as_lease
-from schema.inputs.runbook_data import as_text
 from schema.recipe.venv import Version
 
 

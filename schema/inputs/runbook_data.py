@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
@@ -24,9 +23,12 @@ from schema.core.types import (
     Paths,
     Release,
     Url,
+    as_text,
+    as_version,
     listed,
 )
 from schema.inputs.host_data import HostData, LeasedData
+from schema.inputs.places import AwayPlace, CopyPlace, HubRepo, Recipient
 from schema.observed.artifact import commit_or_pr
 from schema.recipe.venv import Version
 from schema.render.drop_in import (
@@ -39,30 +41,9 @@ from schema.render.drop_in import (
     listed_argv,
 )
 
-_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][\w./-]*)?")
 GATED = frozenset({"waive", "reason", "deep", "former_rig", "lease"})
 
 
-def as_text(value: object) -> object:
-    """A number as the text that it was; pyinfra reads digits as a number."""
-    return str(value) if type(value) is int else value
-
-
-def as_version(value: object) -> object:
-    """A version that pyinfra read as a number: 0.5 is not what was typed for 0.50."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        raise ValueError("was read as a number; allowed: all of it, such as 0.32.0")
-    return value
-
-
-def _as_repo(value: str) -> str:
-    """A repository on the hub, with or without a revision."""
-    if not _REPO.fullmatch(value) or ".." in value:
-        raise ValueError("is not a repository; allowed: ORG/NAME or ORG/NAME@REVISION")
-    return value
-
-
-HubRepo = Annotated[str, AfterValidator(_as_repo)]
 Commit = Annotated[str, BeforeValidator(as_text), AfterValidator(commit_or_pr)]
 GroupName = Annotated[str, AfterValidator(group_name)]
 CommandLine = Annotated[Argv | None, BeforeValidator(listed_argv)]
@@ -112,10 +93,20 @@ class DoctorData(DoctorKeys, HostData):
     unused = GATED - {"deep"}
 
 
-class OfABackupData(HostData):
+class OverFabricData(HostData):
+    """What moves something from node to node."""
+
+    port: int = key(29680, "the giver's TCP port for this transfer", ge=1024, le=65535)
+
+
+class OfABackupData(OverFabricData):
     """What restores a backup."""
 
     backup: Name | None = key(None, "the backup to restore; last: the newest verified one")
+    source: AwayPlace | None = key(
+        None, "also look for a copy there, outside the rig: operator:FOLDER, sftp://…", alias="from"
+    )
+    identity: AbsolutePath | None = key(None, "with from: age's file here that opens it")
 
 
 class RestoreData(OfABackupData):
@@ -289,19 +280,26 @@ class ProvenanceData(EngineFolderData):
     as_json: bool = key(False, "print it for a machine", alias="json")
 
 
-class BackupData(HostData):
+class BackupData(OverFabricData):
     """backup."""
 
-    tree: AbsolutePath | None = key(None, "the folder; none: the recipe's venv")
+    tree: AbsolutePath | None = key(None, "the folder; none: the recipe's venv or image")
     as_list: bool = key(False, "show what there is", alias="list")
     verify: bool | Name | None = key(None, "read this backup back; all: every one")
     prune: bool = key(False, "remove all but the newest")
     keep: int = key(3, "how many stay", "backups", ge=1, le=1000)
     displaced: bool = key(False, "remove what restores displaced as well")
-    to: AbsolutePath | None = key(None, "a folder of another disk for a copy of the newest one")
+    to: CopyPlace | None = key(
+        None, "a copy of the newest one goes there: a node, a folder, operator:FOLDER, sftp://…"
+    )
+    recipient: Recipient | None = key(None, "age1…: who can open what leaves the rig")
+    identity: AbsolutePath | None = key(None, "with take: age's file here that opens it")
+    weekly: bool | None = key(
+        None, "read them back each week; true: a timer on each node does; false: no more"
+    )
     take: Name | None = key(None, "bring this backup, gone from the node, back from its copy")
-    source: AbsolutePath | None = key(
-        None, "with take: the folder that to= named; none: where a copy was noted", alias="from"
+    source: CopyPlace | None = key(
+        None, "with take: what to= named; none: a node that keeps it, a disk noted", alias="from"
     )
 
 
@@ -325,11 +323,10 @@ class FabricData(HostData):
     port: int = key(29680, "the TCP port that a measurement uses", ge=1024, le=65535)
 
 
-class TransferData(LeasedData):
+class TransferData(LeasedData, OverFabricData):
     """What moves an image or weights from node to node."""
 
     source: HostName | None = key(None, "the node that gives; none: a whole one", alias="from")
-    port: int = key(29680, "the giver's TCP port for this transfer", ge=1024, le=65535)
 
 
 class ImageData(TransferData):

@@ -26,9 +26,18 @@ class CopyRow(Frozen):
     unix_s: float
 
 
+class ImageRow(Frozen):
+    """A backed up image: docker's id where it was, and a hash of its content that is the same on
+    each host."""
+
+    id: str
+    content: str
+
+
 class BackupRow(Frozen):
     """One backup, as `tree list` tells it. What stands behind `usable` is None for one whose
-    manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds."""
+    manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds. Of an image `tree`
+    is its name, `real` that without tag and digest."""
 
     id: str
     usable: bool
@@ -49,6 +58,14 @@ class BackupRow(Frozen):
     shares: str | None = None
     base: str | None = None
     copies: tuple[CopyRow, ...] = ()
+    image: ImageRow | None = None
+
+    @property
+    def holds(self) -> str:
+        """What is in it, in words; empty where its manifest cannot be read."""
+        if self.image is not None:
+            return f"image {self.image.id[:19]}"
+        return self.versions.text if self.versions is not None else ""
 
 
 class DisplacedRow(Frozen):
@@ -59,13 +76,25 @@ class DisplacedRow(Frozen):
     status: str
 
 
+class Weekly(Frozen):
+    """The weekly reading of a node's backups: set up since when, last done when (None: never), how
+    many were whole, and what was wrong."""
+
+    since_unix_s: float
+    unix_s: float | None
+    read: int
+    problem: str
+
+
 class Backups(Frozen):
-    """What `tree list` tells: the backups newest first; `working` says how far work on them is."""
+    """What `tree list` tells: the backups newest first; `working` says how far work on them is;
+    `weekly` is None where no timer reads them."""
 
     backups: tuple[BackupRow, ...]
     partial: tuple[str, ...]
     working: tuple[str, ...]
     displaced: tuple[DisplacedRow, ...]
+    weekly: Weekly | None = None
 
 
 class BackupPlan(Frozen):
@@ -113,3 +142,40 @@ class PrunePlan(Frozen):
     displaced_kept: tuple[KeptDisplaced, ...]
     freed_bytes: int
     dry: bool
+
+
+class CopyOf(Frozen):
+    """What a copy of a backup says of it, where it was seen: None and 0 where it was not, or where
+    its manifest cannot be read."""
+
+    backup: str
+    place: str
+    tree: str | None
+    bytes: int
+    created_unix_s: float | None = None
+    image: ImageRow | None = None
+
+
+class NotedCopy(CopyOf):
+    """Where a node noted a copy of a backup of its own, which may be gone from it. `is_here`: on a
+    disk that is mounted there now; only there it was seen."""
+
+    unix_s: float
+    is_here: bool
+
+
+class OtherRow(CopyOf):
+    """A copy of the backup of another host, `host`, that a node keeps; `problem` says why it cannot
+    be used."""
+
+    host: str
+    problem: str | None
+
+
+class Copies(Frozen):
+    """What `tree copies` tells: the host's own name, where copies of its backups were noted, and
+    what it keeps for others."""
+
+    host: str
+    noted: tuple[NotedCopy, ...]
+    others: tuple[OtherRow, ...]

@@ -174,7 +174,9 @@ class HubModel(Frozen):
     took_s: float
 
 
-What = Literal["changes", "blobs", "programs", "displaced", "backups", "images", "evidence"]
+What = Literal[
+    "changes", "blobs", "programs", "displaced", "backups", "copies", "images", "evidence"
+]
 
 
 class Kept(Frozen):

@@ -1,8 +1,11 @@
 """`python -m tests.bench [PART…]`: what is measured, by parts; all of them without a name.
 
 - rig: a rig that is as it should be is found to be so (on a lab that serves)
+- growth: what a run that changes nothing costs as a rig grows (on stand-in hosts)
 - backup: backup and restore against plain tar and zstd (on 3 GB of real venvs)
-- moving: an image and weights between two hosts, against the seed's pipe (on a lab with its engine)
+- moving: an image between two hosts, against the seed's pipe (on a lab with its engine)
+- streams: two ends of a transfer where neither disk nor wire is the bound (on this machine)
+- weights: a folder of weights between two hosts, against disk and wire (on a lab)
 - rollback: seconds until the former engine's process is started (on the lab's tower that serves)
 
 Prints the tables and writes each part's section of docs/benchmarks.md; exit status 1 when a target
@@ -16,21 +19,26 @@ import os
 import sys
 from pathlib import Path
 
-from tests.bench import backup, moving, page, rig, rollback
-from tests.bench.report import table
+from tests.bench import backup, growth, moving, page, rig, rollback, streams, weights
+from tests.bench.report import ROUNDS, table
 from tests.infra.plugin import ROOT
 
-PARTS = ("rig", "backup", "moving", "rollback")
-ROUNDS = {"rig": 3, "backup": 3, "moving": 2, "rollback": 2}
+PARTS = ("rig", "growth", "backup", "streams", "moving", "weights", "rollback")
 
 
 def part(name: str, asked: argparse.Namespace) -> page.Part:
     """One part, measured; RuntimeError says why it was not."""
-    rounds = asked.rounds or ROUNDS[name]
+    rounds = asked.rounds
     if name == "backup":
         return backup.part(asked.tree, asked.work, rounds)
+    if name == "growth":
+        return growth.part(rounds)
+    if name == "streams":
+        return streams.part(rounds)
     if name == "moving":
         return moving.part(rounds)
+    if name == "weights":
+        return weights.part(rounds)
     if name == "rollback":
         return rollback.part(rounds)
     return rig.part(asked.rig, asked.rig_data, rounds)
@@ -46,7 +54,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--rig", default="inventory/lab.py", metavar="INVENTORY")
     parser.add_argument("--rig-data", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tree", type=Path, help="backup: a venv; it is copied until it is 3 GB")
     parser.add_argument("--work", type=Path, help="backup: where 4 times its size has room")
     parser.add_argument("--write", type=Path, default=ROOT / "docs" / "benchmarks.md")

@@ -17,11 +17,10 @@ from schema.observed.units import Unit
 from tests.bench.ansible import AnsibleRun
 from tests.bench.measure import Bench, timed
 from tests.bench.page import Part, machine
-from tests.bench.report import RESTARTS, Figures, document, rows
+from tests.bench.report import Figures, document, rows
 from tests.infra.observe import observe
 from tests.infra.plugin import Connections, Rig, load_rig
 
-ROUNDS = 3
 State = Mapping[str, Mapping[str, object]]
 
 
@@ -90,10 +89,10 @@ def measured(rig: Rig, connections: Connections, rounds: int) -> Figures:
     return figures
 
 
-def restarted(bench: Bench, figures: Figures) -> None:
+def restarted(bench: Bench, figures: Figures, rounds: int) -> None:
     """The restarts, which do change the rig: it serves again at the end."""
-    for number in range(1, RESTARTS + 1):
-        print(f"restart {number} of {RESTARTS}", flush=True)
+    for number in range(1, rounds + 1):
+        print(f"restart {number} of {rounds}", flush=True)
         figures.by_hand.append(bench.by_hand())
         figures.restart.append(bench.restart())
 
@@ -112,7 +111,7 @@ def part(inventory: str, pairs: list[str], rounds: int) -> Part:
         changed = different(before, state_of(rig, connections))
         if changed:
             raise RuntimeError(f"the rig is not what it was before: {changed}")
-        restarted(Bench(rig, connections), figures)
+        restarted(Bench(rig, connections), figures, rounds)
     finally:
         connections.close()
     listed = rows(figures)

@@ -100,14 +100,17 @@ class Lab(Hosts):
 
 
 @contextmanager
-def rehearsal(*options: str, verb: str = "up") -> Iterator[Lab]:
-    """The tests' own lab, up by `python -m lab VERB` with these options; away again if it was made.
+def rehearsal(
+    *options: str, verb: str = "up", place: settings.Place = settings.TESTS
+) -> Iterator[Lab]:
+    """The lab of `place`, up by `python -m lab VERB` with these options; away again if it was made.
 
-    It stands beside the user's lab and never touches it. RIGBOOK_KEEP_LAB=1 keeps it, for the next
-    run of the tests; `make lab-down` takes it away then, as after tests that were killed.
+    The tests' own stands beside the user's lab and never touches it. RIGBOOK_KEEP_LAB=1 keeps it,
+    for the next run of the tests; `make lab-down` takes it away then, as after tests that were
+    killed.
     """
     former = os.environ.get("RIGBOOK_LAB")
-    os.environ["RIGBOOK_LAB"] = settings.TESTS.name
+    os.environ["RIGBOOK_LAB"] = place.name
     try:
         lab = settings.load()
         kept = lab.state_file.exists() and not lab.owner_file.exists()

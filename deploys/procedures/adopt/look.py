@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.cli_guards import own_folder
 from deploys.common.load_and_gate import data_of, inventory_name, once_a_run
 from facts.former import FormerFact
-from facts.rignode.fact import ask_some
+from facts.rignode.together import Together
 from facts.snapshot import Snapshot
 from schema.adoption.command_line import parse
 from schema.core.errors import SpecError
@@ -67,10 +67,9 @@ def asked() -> AdoptData:
 @once_a_run
 def look() -> Seen:
     """Asks all hosts at the same time; read-only."""
-    names = {host.name: "{}" for host in state.inventory}
-    formers = ask_some(state, FormerFact(), names)
-    snapshots = ask_some(state, Snapshot(), names)
-    return Seen(formers, snapshots)
+    asked = Together(state, [host.name for host in state.inventory])
+    formers, snapshots = asked.add(FormerFact()), asked.add(Snapshot())
+    return Seen(formers(), snapshots())
 
 
 def host_values(name: str) -> dict[str, object]:

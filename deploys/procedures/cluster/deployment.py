@@ -24,6 +24,7 @@ from deploys.procedures.cluster.gpu_limit import (
     model_findings,
 )
 from facts.rignode.context import real
+from facts.rignode.together import Together
 from gates.cluster import gpu_limit, vgpu_library
 from gates.cluster.mounted_library import state_of
 from gates.core.check import Observed
@@ -102,7 +103,7 @@ class Deployment:
                 f"{error}; find out why with: pyinfra {inventory_name()} deploys/doctor.py -y"
             ) from None
 
-    def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
+    def examine(self, plan: Plan, asked: Together, look: Callable[[], Observed]) -> Examined:
         """The host, then what its cluster says of library, Deployment and answer."""
         before, node = look(), plan.rig.head.name
         if not isinstance(before[node], NodeSnapshot):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import platform
 import tarfile
@@ -16,11 +15,10 @@ import gevent
 from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
+from deploys.procedures.engine import hidden
 from facts import unit_state
-from facts.local.secret_values import SecretMissing, value_of
 from facts.rignode.context import fact_of, real
 from gates.core.check import Observed
-from node.rules.secret import MASK, SECRET_FLAG, SECRET_NAME, holds_secret, masked_text
 from schema.desired.plan import UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot
 
@@ -55,12 +53,13 @@ def write(
 
     A file that is there is not overwritten.
     """
-    known = _values(plan)
+    known = hidden.values(plan)
     files = {
-        "findings.json": _json(findings, known),
-        "versions.json": _json(_versions(plan, observed), known),
-        **{f"snapshots/{name}.json": _json(one.to_json(), known) for name, one in observed.items()},
-        **{f"logs/{name}.log": "".join(_hidden(line, known) + "\n" for line in rows)
+        "findings.json": hidden.as_text(findings, known),
+        "versions.json": hidden.as_text(_versions(plan, observed), known),
+        **{f"snapshots/{name}.json": hidden.as_text(one.to_json(), known)
+           for name, one in observed.items()},
+        **{f"logs/{name}.log": "".join(hidden.text(line, known) + "\n" for line in rows)
            for name, rows in lines.items()},
     }  # fmt: skip
     try:
@@ -103,42 +102,3 @@ def _node(snapshot: NodeSnapshot) -> dict[str, object]:
         "docker": getattr(docker, "version", None),
         "node": snapshot.node_version,
     }
-
-
-def _values(plan: Plan) -> list[str]:
-    """The values of the recipe's secrets that this machine has: no text may hold one."""
-    found = []
-    for name, source in plan.recipe.secrets.items():
-        try:
-            secret = value_of(name, source)
-        except SecretMissing:
-            continue
-        found += [secret.reveal()] if secret is not None else []
-    return found
-
-
-def _hidden(text: str, known: Sequence[str]) -> str:
-    for value in known:
-        text = text.replace(value, MASK)
-    return masked_text(text)
-
-
-def _json(value: object, known: Sequence[str]) -> str:
-    return json.dumps(_masked(value, known), indent=1, sort_keys=True) + "\n"
-
-
-def _masked(value: object, known: Sequence[str], name: str = "") -> object:
-    """Plain data with its texts masked, and those under a secret's name wholly."""
-    if isinstance(value, Mapping):
-        return {str(key): _masked(one, known, str(key)) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        before = [None, *value]
-        return [
-            MASK if isinstance(flag, str) and SECRET_FLAG.match(flag) else _masked(one, known, name)
-            for flag, one in zip(before, value, strict=False)
-        ]
-    if isinstance(value, str):
-        # a variable's name is written in capitals; `max_tokens` and its like are no secrets
-        whole = name.isupper() and SECRET_NAME.search(name) and len(value) > 5
-        return MASK if whole or holds_secret(name, inside=True) else _hidden(value, known)
-    return value

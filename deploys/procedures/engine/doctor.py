@@ -8,9 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import gevent
 from pyinfra import logger, state
-from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.away import told
@@ -26,9 +24,8 @@ from facts.backups import TreeBackups
 from facts.growth import Growths
 from facts.hardware import observe_machines
 from facts.host import Hosts
-from facts.kernels import observe_kernels
 from facts.rignode.context import real
-from facts.rignode.fact import ask_each
+from facts.rignode.together import Together
 from gates.core.waiver import blocking
 from gates.doctor.examine import examine
 from gates.doctor.healthy import went_back_lines
@@ -40,7 +37,6 @@ from gates.host import backups, growth, keeps_alive
 from gates.host import boots as boot_ends
 from gates.kernel.known_bad import boots
 from gates.kernel.next_boot import as_warning
-from schema.desired.plan import Plan
 from schema.inputs.host_data import HostData
 from schema.inputs.runbook_data import DoctorData
 
@@ -62,38 +58,32 @@ class Diagnosis:
 
 
 def diagnose(rig: Procedure) -> Diagnosis:
-    """One look: all hosts and the endpoint at the same time, read-only."""
+    """One look: all hosts, each by one command, and the endpoint at the same time; read-only."""
     plan, here = rig.plan, real(state)
     module, lists = driver_module(plan, rig.data(HostData)), load_lists()
-    growing = gevent.spawn(ask_each, here, plan, Growths())
-    storing = gevent.spawn(_backups, here, plan)
-    hosting = gevent.spawn(ask_each, here, plan, Hosts())
+    asked = Together(here, plan.requests)
+    growing, hosting = asked.add(Growths()), asked.add(Hosts())
+    # Of a rig whose engine rigbook installs.
+    storing = asked.add(TreeBackups(), {} if plan.runtime == "deployment" else None)
     seen = runtime_of(plan).examine(
-        plan, lambda: observe_machines(here, plan, lambda: observe_kernels(here, plan, module))
+        plan, asked, lambda: observe_machines(here, plan, module, asked=asked)
     )
     hands = (
         *checklist.doctor(lists, time.time()),
         as_warning(boots(known())),
         xids(known_xids()),
     )
-    kept, hosts, stored = growing.get(), hosting.get(), storing.get()
+    kept, hosts, stored = growing(), hosting(), storing()
     more = (
         *seen.more,
         *growth.findings(plan, seen.observed, kept),
-        *backups.findings(plan, seen.observed, stored),
+        *backups.findings(plan, seen.observed, stored, time.time()),
         *keeps_alive.findings(plan, seen.observed, hosts),
         *boot_ends.findings(plan, seen.observed, hosts),
     )
     told(seen.observed)
     found = examine(plan, seen.observed, seen.probe, seen.after, more, hands)
     return Diagnosis(found, seen, kept, hosts, stored)
-
-
-def _backups(state: State, plan: Plan) -> backups.Stored:
-    """The backups on each node of a rig whose engine is a venv; containers have none."""
-    if plan.recipe.venv is None:
-        return {}
-    return ask_each(state, plan, TreeBackups())
 
 
 def strips_of(rig: Procedure, diagnosis: Diagnosis) -> dict[str, Strip]:

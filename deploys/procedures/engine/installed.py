@@ -28,6 +28,7 @@ from facts.endpoint.tool_call import ask_for_call
 from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from facts.rignode.context import real
+from facts.rignode.together import Together
 from gates.core.check import Observed
 from gates.core.violation import Violation
 from gates.doctor.healthy import healthy_line
@@ -222,15 +223,15 @@ class Installed:
         lines = _answers_and_metrics(plan, endpoint(plan))
         return [*lines, told(seen_networks(plan))[1]] if expects_rdma(plan) else lines
 
-    def examine(self, plan: Plan, look: Callable[[], Observed]) -> Examined:
+    def examine(self, plan: Plan, asked: Together, look: Callable[[], Observed]) -> Examined:
         """All hosts and the endpoint at the same time.
 
         Only an engine that lists its model and fails at a chat is looked at twice: it may be dying.
         """
-        patches = InForce(real(state), plan)
-        asked = gevent.spawn(probe_endpoint, plan)
+        patches = InForce(asked, plan)
+        probing = gevent.spawn(probe_endpoint, plan)
         before = look()
-        answer = asked.get()
+        answer = probing.get()
         after = None
         if answer.models == 200 and answer.failure in ("status", "disconnected"):
             gevent.sleep(DYING_S)

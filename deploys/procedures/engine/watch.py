@@ -14,7 +14,8 @@ from facts import unit_state as engine_facts
 from facts.rignode.context import fact_of
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
-from operations.engine.watch import install_steps, remove_steps
+from operations.change.steps import unit_step
+from operations.engine.timed import install_steps, remove_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Document, Plan
 from schema.inputs.cluster_runbook_data import ClusterWatchData
@@ -69,8 +70,12 @@ def plan(rig: Procedure, want: Want) -> Steps:
     files = {path: row for path, row in files_in(snapshot).items() if path in paths}
     timer = units_in(snapshot).get(WATCH_TIMER)
     if _data(rig).remove:
-        return remove_steps(files, timer)
-    return install_steps(want.documents, files, timer)
+        return remove_steps(WATCH_TIMER, files, timer)
+    steps = install_steps(WATCH_TIMER, want.documents, files, timer)
+    if steps:
+        # One look at once: it proves the configuration, the program and the webhook's file.
+        steps.append(unit_step(WATCH_SERVICE, "start", reload=False))
+    return steps
 
 
 def verify(rig: Procedure, want: Want) -> str:

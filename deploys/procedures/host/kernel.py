@@ -93,11 +93,8 @@ def parse_request(rig: Procedure) -> Want:
 
 def inspect(state: State, want: Want) -> Mapping[str, NodeSnapshot | Unreadable]:
     """The rig with each node's kernels; with its hardware, where the run reboots it."""
-
-    def kernels() -> Mapping[str, NodeSnapshot | Unreadable]:
-        return observe_kernels(state, want.plan, want.module)
-
-    return observe_machines(state, want.plan, kernels) if want.candidate else kernels()
+    look = observe_machines if want.candidate else observe_kernels
+    return look(state, want.plan, want.module)
 
 
 def gates(want: Want) -> tuple[Gate, ...]:

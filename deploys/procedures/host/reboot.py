@@ -10,7 +10,6 @@ from deploys.common.boot_needs import driver_module, load_lists
 from deploys.common.known_bad import known
 from deploys.common.procedure import Procedure
 from facts.hardware import observe_machines
-from facts.kernels import observe_kernels
 from gates.core.check import Gate, Observed
 from gates.firmware.checklist import rebootable
 from gates.gate_sets import REBOOTING
@@ -29,7 +28,7 @@ def gates(rig: Procedure) -> tuple[Gate, ...]:
 def inspect(rig: Procedure) -> Observed:
     """The rig with each node's kernels and hardware."""
     module = driver_module(rig.plan, rig.data(RebootData))
-    return observe_machines(state, rig.plan, lambda: observe_kernels(state, rig.plan, module))
+    return observe_machines(state, rig.plan, module)
 
 
 def nodes(rig: Procedure) -> frozenset[str]:

@@ -6,7 +6,7 @@ not run either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
@@ -15,11 +15,13 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_all, venv_of, wheels_spec
-from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
+from deploys.common.load_and_gate import endpoint, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_may_run
 from deploys.procedures.measure.history import last_rates
 from deploys.procedures.rollback.rollback import Chosen, choose
+from deploys.procedures.transfer import gone
+from deploys.procedures.transfer.gone import Returning
 from deploys.procedures.venv.backup import MIB, backups, describe
 from facts.backups import TreeBackups
 from facts.rignode.context import fact_of, real
@@ -46,6 +48,8 @@ class RestoreWork:
     is_needed: bool
     unpacks: bool = True
     files: tuple[str, ...] = ()
+    # what comes back to the node first
+    back: Returning = field(default_factory=Returning)
 
     @property
     def stops(self) -> list[str]:
@@ -55,7 +59,12 @@ class RestoreWork:
     @property
     def force(self) -> bool:
         """Whether it was compared a moment ago, and is different."""
-        return self.unpacks and not self.open.id
+        return self.is_needed and self.unpacks and not self.open.id and not self.is_away
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is gone from the node, and a copy of it is taken first."""
+        return bool(self.back.copies)
 
     @property
     def starts(self) -> list[str]:
@@ -67,8 +76,6 @@ class RestoreWork:
 def plan(rig: Procedure, wanted: str) -> RestoreWork:
     """The work of this run; DeployError when there is no backup `wanted` (an id, or `last`)."""
     plan, state = rig.plan, rig.run.state
-    if plan.recipe.venv is None:
-        raise DeployError(f"recipe {plan.recipe.name} runs in a container: it has no backups")
     node = plan.rig.head.name
     venv = str(venv_of(plan, node))
     seen = backups(state, state.inventory.get_host(node)).backups
@@ -77,13 +84,14 @@ def plan(rig: Procedure, wanted: str) -> RestoreWork:
         chosen = next((row for row in usable if row.verified_unix_s), None)
     else:
         chosen = next((row for row in usable if row.id == wanted), None)
+    away = None if chosen else _copy_of(rig, node, venv, wanted)
+    if away is not None:
+        return away
     if chosen is None:
         known = ", ".join(row.id for row in usable[:5]) or "none"
         raise DeployError(
-            f"{node}: no backup {wanted} of {venv} that can be used; known: {known}; see: "
-            f"pyinfra {inventory_name()} deploys/backup.py -y --data list=true; one that lies on "
-            f"another disk comes back with: pyinfra {inventory_name()} deploys/backup.py -y --data "
-            "take=ID"
+            f"{node}: no backup {wanted} of {venv} that can be used; known: {known}"
+            f"{gone.elsewhere(rig, node, wanted)}"
         )
     open_ = choose(rig, None)
     for line in open_.lines:
@@ -105,6 +113,20 @@ def plan(rig: Procedure, wanted: str) -> RestoreWork:
         bool(open_.id or seen_now["unpacks"]),
         tuple(seen_now["files"]),
     )
+
+
+def _copy_of(rig: Procedure, node: str, venv: str, backup: str) -> RestoreWork | None:
+    """The work with a backup that is gone from the node, whose copy was seen; None: none was."""
+    found = next((one for one in gone.copies_for(rig, node)
+                  if (one.row.id, one.row.tree) == (backup, venv)), None)  # fmt: skip
+    if found is None:
+        return None
+    open_ = choose(rig, None)
+    for line in open_.lines:
+        logger.info(f"    first {line}")
+    runs, package = engine_may_run(rig.snapshots[node]), wheels_spec(rig.plan).package
+    back = gone.returning(rig, {node: found})
+    return RestoreWork(node, venv, package, found.row, open_, runs, is_needed=True, back=back)
 
 
 def _dry(state: State, node: str, backup: str) -> dict[str, Any]:
@@ -129,15 +151,26 @@ def _report(state: State, node: str) -> None:
             logger.info(f"    {line}")
 
 
+def unpacking(work: RestoreWork) -> str | None:
+    """What is unpacked before the engine stops, in words; None: nothing, or an open change is
+    undone first, and only then it is known what is different."""
+    if not (work.force or (work.is_away and not work.open.id)):
+        return None
+    size = f" ({work.row.apparent_bytes / MIB:.0f} MiB)" if work.row.apparent_bytes else ""
+    tree = work.row.real or work.venv
+    return f"unpack {work.row.id}{size} beside {tree}; the engine goes on as it is"
+
+
 def words(work: RestoreWork) -> list[str]:
     """What the restore will do, a line each."""
     row = work.row
     if not work.is_needed:
         return []
-    size = f"{(row.apparent_bytes or 0) / MIB:.0f} MiB"
+    if work.is_away:
+        return [f"restore {row.id} in {work.venv}; unit and files too"]
     tree = (
-        f"restore {row.id} ({size}) beside {row.real}, then trade places; what lies there now is "
-        "kept until it is pruned"
+        f"restore {row.id}: it trades places with what lies in {row.real} now, which is kept until "
+        "it is pruned"
     )
     return [
         *([tree] if work.unpacks else []),

@@ -12,7 +12,7 @@ from deploys.common.procedure import Procedure
 from gates.transfer.route import TransferRequest, route_of, with_route_probe
 from operations.transfer.transfer import Route
 from schema.desired.plan import Plan
-from schema.inputs.runbook_data import TransferData
+from schema.inputs.runbook_data import OverFabricData
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def wanted(rig: Procedure, ask: Callable[[Plan], TransferRequest]) -> Want:
 
     `ask` gives the transfer, from the plan that is to be observed.
     """
-    data = rig.data(TransferData)
+    data = rig.data(OverFabricData)
     plan = with_route_probe(rig.plan, data.port, data.waive)
     return Want(plan, ask(plan))
 
@@ -42,5 +42,5 @@ def planned_route(rig: Procedure) -> Route:
             "what moves goes over the LAN as plain text: who listens there can read it; "
             "a one-time key and hashes keep it from being changed"
         )
-    data = rig.data(TransferData)
+    data = rig.data(OverFabricData)
     return Route(addresses, devices, data.port)

@@ -21,7 +21,7 @@ from gates.weights.files import replaced, weights_of
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
-from operations.transfer.transfer import Transfer
+from operations.transfer.transfer import Transfer, tree
 from operations.transfer.weights import differences
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import WeightsData
@@ -35,7 +35,8 @@ class WeightsWork:
     paths: Mapping[str, str]
     # by node, what the move replaces there: name and bytes
     replaced: Mapping[str, Sequence[tuple[str, int]]]
-    transfer: Transfer | None
+    # by rounds: who gives to whom at the same time
+    rounds: Sequence[Sequence[Transfer]]
     hashing: frozenset[str]
     download: Download | None
     # by node, what makes the snapshot of a hub cache that came there the one that counts
@@ -45,7 +46,7 @@ class WeightsWork:
     @property
     def needed(self) -> bool:
         """Whether anything is to do."""
-        return bool(self.download or self.transfer or self.hashing)
+        return bool(self.download or self.rounds or self.hashing)
 
 
 def parse_request(rig: Procedure) -> Want:
@@ -93,9 +94,12 @@ def plan(rig: Procedure) -> WeightsWork:
         logger.info(
             "    names, sizes and headers are the same everywhere; verify=true reads it all"
         )
-    transfer = None
-    if source is not None and targets:
-        transfer = Transfer(rig.run, "weights", source, targets, planned_route(rig))
+    route = planned_route(rig) if source is not None and targets else None
+    rounds = [
+        [Transfer(rig.run, "weights", giver, takers, route) for giver, takers in row]
+        for row in (tree(source, targets) if source is not None else [])
+        if route is not None
+    ]
     giving = seen.get(source or "")
     part = download.part if download else _snapshot(giving)
     there = {n.name: (w and w.folder) or plan.specs[n.name].weights
@@ -115,7 +119,7 @@ def plan(rig: Procedure) -> WeightsWork:
             for name in targets
             if giving and (taking := seen[name])
         },
-        transfer=transfer,
+        rounds=rounds,
         hashing=frozenset(seen) if data.verify else frozenset(),
     )
 

@@ -1,4 +1,4 @@
-"""What backup has to do on each host: which tree, which documents go with it, what may go."""
+"""What backup has to do on each host: which tree or image, what goes with it, what may go."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import inventory_name, once, once_a_run
 from deploys.common.procedure import Procedure
-from facts.backups import TreeBackupPlan, TreeBackups, TreePrunePlan
+from facts.backups import (
+    ImageBackupPlan,
+    TreeBackupPlan,
+    TreeBackups,
+    TreeCopies,
+    TreePrunePlan,
+)
 from facts.rignode.context import in_host, real
+from gates.artifact.image import image_name
 from schema.desired.plan import UNIT, Plan
 from schema.inputs.runbook_data import BackupData
-from schema.observed.backup import BackupPlan, BackupRow, Backups, PrunePlan
+from schema.observed.backup import BackupPlan, BackupRow, Backups, Copies, PrunePlan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.node_program import unversioned
 
@@ -28,8 +35,8 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class BackupWork:
-    """One host's backup: what node's `tree backup` takes, what its dry run told, and the ids that
-    are made, by host.
+    """One host's backup: what node's `tree backup` or `image backup` takes, what its dry run told,
+    and the ids that are made, by host.
     """
 
     request: Mapping[str, Any]
@@ -46,17 +53,12 @@ class CopyWork:
 
 
 def trees(rig: Procedure) -> dict[str, str]:
-    """The folder of every node's engine: --data tree=…, else the recipe's venv; DeployError where
-    there is neither.
+    """What every node's engine is installed as: the folder of --data tree=…, else the recipe's
+    venv, else the name of its image.
     """
     recipe = rig.plan.recipe
     tree = rig.data(BackupData).tree or (recipe.venv.path if recipe.venv else None)
-    if tree is None:
-        raise DeployError(
-            f"recipe {recipe.name} runs in a container: no venv to back up; an image has its "
-            "digest; name a folder to back up all the same: --data tree=/opt/engine/venv"
-        )
-    return dict.fromkeys(rig.plan.requests, tree)
+    return dict.fromkeys(rig.plan.requests, tree or image_name(rig.plan) or "")
 
 
 def plan(rig: Procedure, host: Host) -> BackupWork:
@@ -77,8 +79,8 @@ def plan_look(rig: Procedure, host: Host) -> list[str]:
 
 
 def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[str, Any]:
-    """What node's `tree backup` takes: the tree, the unit with its drop-ins and launch files as
-    they are on the host, and what the recipe renders."""
+    """What node's `tree backup` takes, or for an image its `image backup`: the tree, the unit with
+    its drop-ins and launch files as they are on the host, and what the recipe renders."""
     files = [document.path for document in plan.documents[node]]
     if not isinstance(snapshot.units, Unreadable):
         for unit in snapshot.units:
@@ -90,7 +92,13 @@ def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[st
         "rendered": {d.path: unversioned(d.content) for d in plan.documents[node]},
         "argv": list(plan.specs[node].argv),
     }
-    return {"tree": tree, "files": sorted(set(files)), "documents": documents}
+    asked: dict[str, Any] = {"files": sorted(set(files)), "documents": documents}
+    if tree != image_name(plan):
+        return {"tree": tree, **asked}
+    spec = plan.specs[node]
+    # their values stand in the launch files, the secrets' nowhere
+    documents["environment"] = sorted({*spec.environ, *spec.secrets})
+    return {"image": tree, "weights": spec.weights, **asked}
 
 
 def inspect(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:
@@ -98,7 +106,8 @@ def inspect(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:
     text = json.dumps(wanted["documents"], sort_keys=True).encode()
     asked = {key: value for key, value in wanted.items() if key != "documents"}
     asked["documents_sha256"] = hashlib.sha256(text).hexdigest()
-    found: BackupPlan = _fact(state, host, TreeBackupPlan, json.dumps(asked))
+    kind = ImageBackupPlan if "image" in wanted else TreeBackupPlan
+    found: BackupPlan = _fact(state, host, kind, json.dumps(asked))
     if not found.stored:
         logger.info(f"    [{host.name}] {found.backup} is verified and holds the same files")
     return found
@@ -151,7 +160,7 @@ def describe(row: BackupRow) -> str:
     size = f"{row.bytes / MIB:.0f} MiB of {(row.apparent_bytes or 0) / MIB:.0f}"
     base = f" beside {row.base}" if row.base else ""
     copies = "".join(f"; copy in {copy.place}, read {stamped(copy.unix_s)}" for copy in row.copies)
-    return f"{row.id}: {age} old, {row.tree}, {row.versions.text}, {size}{base}, {checked}{copies}"
+    return f"{row.id}: {age} old, {row.tree}, {row.holds}, {size}{base}, {checked}{copies}"
 
 
 def stamped(unix_s: float) -> str:
@@ -159,23 +168,42 @@ def stamped(unix_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
 
 
+@once_a_run
+def copies_of_all(rig: Procedure) -> dict[str, Copies]:
+    """Where copies of backups lie, as every node tells it, by name."""
+    return {
+        node.name: _fact(rig.run.state, rig.run.host(node.name), TreeCopies)
+        for node in rig.plan.rig.nodes
+    }
+
+
+def newest_of(rig: Procedure, node: str) -> BackupRow | None:
+    """The newest verified backup of a node's tree."""
+    tree = trees(rig)[node]
+    rows = [row for row in backups_of_all(rig)[node].backups if row.tree == tree]
+    return next((row for row in rows if row.verified_unix_s and not row.problem), None)
+
+
+def nothing_to_copy(rig: Procedure, node: str) -> DeployError:
+    """The refusal where there is no verified backup of the tree."""
+    return DeployError(
+        f"{node}: no verified backup of {trees(rig)[node]} to copy; make one first: pyinfra "
+        f"{inventory_name()} deploys/backup.py -y"
+    )
+
+
 def plan_copy(rig: Procedure, host: Host) -> CopyWork:
-    """What to copy from a host; DeployError where there is no verified backup of its tree."""
-    tree = trees(rig)[host.name]
-    rows = [row for row in backups_of_all(rig)[host.name].backups if row.tree == tree]
-    newest = next((row for row in rows if row.verified_unix_s and not row.problem), None)
+    """What to copy from a host to another disk of it; DeployError where nothing is to copy."""
+    newest = newest_of(rig, host.name)
     if newest is None:
-        raise DeployError(
-            f"{host.name}: no verified backup of {tree} to copy; make one first: pyinfra "
-            f"{inventory_name()} deploys/backup.py -y"
-        )
+        raise nothing_to_copy(rig, host.name)
     return CopyWork({"backup": newest.id, "to": rig.data(BackupData).to}, newest)
 
 
-def plan_take(rig: Procedure, host: Host) -> dict[str, Any]:
-    """What node's `tree take` takes; empty where the backup is on the host."""
+def plan_take(rig: Procedure) -> dict[str, Any]:
+    """What node's `tree take` takes; empty where a node has the backup: it is that one's alone."""
     data = rig.data(BackupData)
-    if any(row.id == data.take for row in backups_of_all(rig)[host.name].backups):
+    if any(row.id == data.take for seen in backups_of_all(rig).values() for row in seen.backups):
         return {}
     return {"backup": data.take, **({"from": data.source} if data.source else {})}
 

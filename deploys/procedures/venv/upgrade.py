@@ -28,9 +28,9 @@ from deploys.procedures.measure.history import last_rates
 from deploys.procedures.venv import backup as venv_backup
 from deploys.procedures.venv import patch
 from facts.endpoint.completion import Endpoint
+from facts.engine_files import Place
 from facts.observe import observe
 from facts.rignode.context import fact_of
-from facts.venv_versions import Place
 from gates.artifact.pip_plan import wheels, would_install
 from gates.core.waiver import blocking
 from gates.engine.state import engine_unit

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.core.settings import LabError
+from lab.engine import stand_ins
 from lab.hosts.consoles import Hosts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,6 +23,10 @@ SCRIPT = "/etc/rigbook/engine/serve.sh"
 ENVIRONMENT = "/etc/rigbook/engine/engine.env"
 DROP_IN = f"/etc/systemd/system/{ENGINE}.d/50-ghost.conf"
 GHOST = "/workspace/vllm-head-090.sh"
+DEPLOY_S = 1800
+OLD_UNIT = "vllm-old.service"
+DISK = "/mnt/second"
+WHEELS_NOTE = "/etc/rigbook-lab/wheels"
 SEGMENT = "psm_0badcafe"
 # A labelled stand-in engine: the title and the port of an orphan worker, no model.
 ORPHAN = (
@@ -67,18 +72,26 @@ def relaunch(hosts: Hosts, name: str, *edits: str) -> None:
     hosts.ssh(name, f"sudo systemctl restart --no-block {ENGINE}")
 
 
+def edits(flags: Mapping[str, int]) -> list[str]:
+    """The edits of a launch script that give flags these values."""
+    words = {name.replace("_", "-"): value for name, value in flags.items()}
+    return [rf"s/\(--{word}\) [0-9]*/\1 {value}/" for word, value in words.items()]
+
+
+def set_environ(hosts: Hosts, name: str, environ: Mapping[str, str]) -> None:
+    """Variables put into the engine's environment file by hand; the next start has them."""
+    for key, value in environ.items():
+        hosts.ssh(name, f"printf '%s\\n' {shlex.quote(f'{key}={value}')} | "
+                        f"sudo tee -a {ENVIRONMENT} >/dev/null")  # fmt: skip
+
+
 def drift(hosts: Hosts, names: Sequence[str]) -> None:
     """All nodes launched by hand with half the length and the fork variable (C14)."""
-    for name in names:
-        script = hosts.ssh(name, f"sudo cat {SCRIPT}")
-        length = script.partition("--max-model-len ")[2].split()[0]
-        hosts.ssh(
-            name,
-            f"sudo sed -i 's/--max-model-len {length}/--max-model-len {int(length) // 2}/' {SCRIPT}"
-            f" && echo VLLM_WORKER_MULTIPROC_METHOD=fork | sudo tee -a {ENVIRONMENT}",
-        )
     for name in reversed(names):
-        hosts.ssh(name, f"sudo systemctl restart --no-block {ENGINE}")
+        script = hosts.ssh(name, f"sudo cat {SCRIPT}")
+        length = int(script.partition("--max-model-len ")[2].split()[0])
+        set_environ(hosts, name, {"VLLM_WORKER_MULTIPROC_METHOD": "fork"})
+        relaunch(hosts, name, *edits({"max_model_len": length // 2}))
 
 
 def ghost_of_our_unit(hosts: Hosts, host: str) -> None:
@@ -117,6 +130,27 @@ def weights_of_another_loader(hosts: Hosts, host: str, path: str, user: str) -> 
     )
 
 
+def file_of_another_revision(hosts: Hosts, host: str, path: str) -> None:
+    """The end of a shard is another revision's: the size and the header are the same (D17)."""
+    file = shlex.quote(f"{path}/model.safetensors")
+    text = f"size=$(stat -c %s {file}); printf other | dd of={file} bs=1 seek=$((size - 5)) " \
+           "conv=notrunc status=none"  # fmt: skip
+    hosts.ssh(host, f"sudo sh -c {shlex.quote(text)}")
+
+
+def old_unit(hosts: Hosts, host: str) -> None:
+    """A unit that starts another engine at the next boot, stopped now (D15)."""
+    unit = "[Service]\nExecStart=/bin/sleep infinity\nExecStartPre=/bin/echo vllm serve\n" \
+           "[Install]\nWantedBy=multi-user.target\n"  # fmt: skip
+    hosts.ssh(host, f"sudo tee /etc/systemd/system/{OLD_UNIT}", stdin=unit)
+    hosts.ssh(host, f"sudo systemctl daemon-reload && sudo systemctl enable -q {OLD_UNIT}")
+
+
+def no_old_unit(hosts: Hosts, host: str) -> None:
+    """That unit's file away."""
+    hosts.ssh(host, f"sudo rm /etc/systemd/system/{OLD_UNIT} && sudo systemctl daemon-reload")
+
+
 def rebuilt_image(hosts: Hosts, host: str, image: str) -> None:
     """Another build under the image's name on one host alone."""
     quoted = shlex.quote(image)
@@ -125,6 +159,69 @@ def rebuilt_image(hosts: Hosts, host: str, image: str) -> None:
         f"id=$(sudo docker create {quoted} true) && "
         f"sudo docker commit --change 'LABEL built=here' $id {quoted} && sudo docker rm $id",
     )
+
+
+def image_of_other_files(hosts: Hosts, host: str, image: str, texts: Mapping[str, str]) -> None:
+    """Another build under the image's name on one host alone, with these files in it."""
+    hosts.ssh(host, f"sudo sh -c {shlex.quote(stand_ins.command(image, texts))}")
+
+
+def run_deploy(inventory: str, deploy: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A runbook on the twin, as the operator would type it."""
+    return subprocess.run(
+        [str(PYINFRA), inventory, f"deploys/{deploy}.py", *arguments, "-y"], cwd=ROOT,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=DEPLOY_S, check=False,
+    )  # fmt: skip
+
+
+def backed_up(inventory: str, *arguments: str) -> None:
+    """A backup as of every night; LabError where it fails."""
+    done = run_deploy(inventory, "backup", *arguments)
+    if done.returncode != 0:
+        raise LabError(f"no backup could be made:\n{done.stdout}")
+
+
+def pip_install(hosts: Hosts, host: str, venv: Mapping[str, str], version: str) -> None:
+    """Another version of the engine, installed into the venv that serves, and started."""
+    path = shlex.quote(venv["path"])
+    hosts.ssh(host, f"sudo -u $(stat -Lc %U {path}) {path}/bin/python -m pip install --quiet "
+                    f"--no-index --no-deps --find-links={shlex.quote(venv['wheels'])} "
+                    f"vllm=={version}")  # fmt: skip
+    hosts.ssh(host, f"sudo systemctl restart --no-block {ENGINE}")
+
+
+def lose_wheel(hosts: Hosts, host: str, wheels: str, version: str) -> None:
+    """The folder of wheels without one version's; `find_wheel` puts the lab's own back."""
+    text = (
+        f"mkdir -p {WHEELS_NOTE.rpartition('/')[0]}; readlink -f {wheels} > {WHEELS_NOTE}; "
+        f'rm {wheels}; mkdir {wheels}; for f in $(cat {WHEELS_NOTE})/*; do case "$f" in '
+        f"*/vllm-{version}*) ;; *) ln -s $f {wheels}/;; esac; done"
+    )
+    hosts.ssh(host, f"sudo sh -c {shlex.quote(text)}")
+
+
+def find_wheel(hosts: Hosts, host: str, wheels: str) -> None:
+    """The folder of wheels as the lab has it."""
+    text = f"rm -rf {wheels} && ln -s $(cat {WHEELS_NOTE}) {wheels}"
+    hosts.ssh(host, f"sudo sh -c {shlex.quote(text)}")
+
+
+def second_disk(hosts: Hosts, host: str) -> None:
+    """Another disk (a tmpfs stands in for it), mounted."""
+    text = f"mkdir -p {DISK} && mount -t tmpfs -o size=6g,mode=0755 tmpfs {DISK}"
+    hosts.ssh(host, f"mountpoint -q {DISK} || sudo sh -c {shlex.quote(text)}")
+
+
+def no_second_disk(hosts: Hosts, host: str) -> None:
+    """That disk away again."""
+    hosts.ssh(host, f"sudo umount {DISK}")
+
+
+def lose_disk(hosts: Hosts, host: str, venv: str) -> None:
+    """What lay on the engine's own disk is gone: the venv, the backups, the journal (D18)."""
+    text = f"rm -rf $(readlink -f {venv}) /var/lib/rigbook"
+    hosts.ssh(host, f"sudo sh -c {shlex.quote(text)}")
 
 
 def lost_program(hosts: Hosts, host: str, venv: str) -> None:

@@ -12,12 +12,12 @@ from schema.inputs.load import plan
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.scenario import ROOT, Runs, Scenario, Snapshots, data, host, serving
 from tests.plans.support.table import Ends, done, each_row, failed, quiet
-from tests.unit.builders.four_nodes import recipe_of_four
+from tests.unit.builders.four_nodes import recipe_over
 from tests.unit.builders.snapshots import healthy, put
 
 MADE = TemporaryDirectory(prefix="rigbook-four-")
 atexit.register(MADE.cleanup)
-OF_FOUR = recipe_of_four(Path(MADE.name), "tiny")
+OF_FOUR = recipe_over(Path(MADE.name), "tiny")
 NAMES = tuple(f"@fake/lab{n}" for n in (1, 2, 3, 4))
 HEAD, *WORKERS = NAMES
 
@@ -42,6 +42,23 @@ def of(state: Any, *changes: tuple[str, str, Any]) -> Any:
     return make
 
 
+MANY = recipe_over(Path(MADE.name) / "64", "tiny", 64)
+
+
+def sixty_four(address: str) -> list[Any]:
+    """More hosts than pyinfra begins with by itself on a machine of two or three cores."""
+    rows = []
+    for n in range(1, 65):
+        more = {} if n == 1 else {"lan_address": f"127.0.1.{n}"}
+        rows.append((f"@fake/lab{n}", host(n, address, **MANY, rank=n - 1, **more)))
+    return rows
+
+
+def all_serve(two: Plan) -> Snapshots:
+    """Each of the sixty-four as serve leaves it."""
+    return dict(serving(plan(dict(sixty_four(str(two.rig.head.lan_address))), None, ROOT)))
+
+
 def on(words: str, what: str) -> set[str]:
     """The same step on the hosts with these numbers."""
     return {f"lab{n} {what}" for n in words}
@@ -55,6 +72,8 @@ ANSWERS = {"reap": NOTHING, "shm": {"removed": [], "kept": [], "changed": False}
            "caches": {"verdict": "nothing", "before": {}, "after": {}}}  # fmt: skip
 SERVE, STOP, RESTART = (("deploys/serve.py", "-y"), ("deploys/stop.py", "-y"),
                         ("deploys/restart.py", "-y"))  # fmt: skip
+LACKING = [(name, path, value) for name in WORKERS
+           for path, value in (("weights.0.exists", False), ("weights.0.files", ()))]  # fmt: skip
 FILES = on("1234", "apply file+unit")
 STARTS = [on("234", "apply start"), "lab1 apply start"]
 CLOSED = on("1234", "close COMMITTED")
@@ -69,6 +88,9 @@ TABLE = {
     "fresh": (scenario(SERVE, of(healthy)), done(
         *(f"[{name}] Success" for name in NAMES), steps=[FILES, *STARTS, CLOSED])),
     "as it should": (scenario(SERVE, of(serving)), quiet("serving as the recipe says")),
+    "sixty-four": (
+        Scenario(SERVE, all_serve, hosts=sixty_four, answers=Reply),
+        quiet("serving as the recipe says")),
     "stop": (scenario(STOP, of(serving)), done(
         f"stopped on {', '.join(NAMES)}", steps=[
             on("234", "open"), "lab1 apply stop", on("234", "apply stop"), CLOSED])),
@@ -85,6 +107,18 @@ TABLE = {
             f"{NAMES[2]}:apply start": {"error": "systemctl start: failed", "code": "unit"}}),
         failed("apply: systemctl start: failed", "ROLLED_BACK; no engine ran before",
                "none runs now")),
+    # whoever has all of it gives: two rounds, in place of three times the giver's link
+    "weights": (
+        scenario(("deploys/weights.py", "-y"), of(healthy, *LACKING)),
+        done("round 2 of 2", steps=[
+            {"lab1 weights offer", "lab2 weights receive"},
+            {"lab1 weights offer", "lab3 weights receive", "lab2 weights offer",
+             "lab4 weights receive"},
+            on("234", "close COMMITTED")])),
+    "weights of two": (
+        scenario(("deploys/weights.py", "-y"), of(healthy, *LACKING[2:])),
+        done(steps=[{"lab1 weights offer", "lab3 weights receive", "lab4 weights receive"},
+                    on("34", "close COMMITTED")])),
     "fabric": (
         scenario(("deploys/fabric.py", "-y"), of(healthy), faults={
             **{f"{name}:says rate receive": {"gbit_s": 17.0} for name in WORKERS},

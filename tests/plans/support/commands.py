@@ -16,9 +16,10 @@ _PACKED = re.compile(r"printf %s ([A-Za-z0-9+/=]+\.[A-Za-z0-9+/=]+) \|")
 # answered by node's own functions, on folders that the test made (tests/plans/support/fakehost.py)
 LOOKING = frozenset({"patch look", "artifact", "wheels"})
 READING = LOOKING | {
+    "several",
     "dropin", "snapshot", "former", "kernel", "driver", "hardware", "host", "growth", "wake",
-    "journal", "unit-state", "boot-id", "log", "nccl-log", "tree list", "library look",
-    "library check",
+    "journal", "unit-state", "boot-id", "log", "nccl-log", "tree list", "tree copies",
+    "library look", "library check",
     "kube look", "kube answer", "models look", "venv look", "venv check", "secrets look",
     "preflight", "weights hub", "rate look", "rate receive", "rate send",
     "measure load", "measure sample",
@@ -38,6 +39,12 @@ class Sent:
     request: dict[str, Any] = field(default_factory=dict)
     installs: bool = False
     raw: str = ""
+
+    @property
+    def parts(self) -> tuple[Sent, ...]:
+        """The verbs that `several` runs, each as if it had been sent alone."""
+        rows = self.request["parts"] if self.verb == "several" else ()
+        return tuple(Sent(self.host, row["verb"], row["request"], False) for row in rows)
 
     @property
     def what(self) -> str:

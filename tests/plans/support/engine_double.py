@@ -69,6 +69,9 @@ class EngineDouble:
 
             def do_GET(self) -> None:
                 double.keys.append(self.headers["Authorization"])
+                if self.path == "/health":
+                    self._send(200, "")
+                    return
                 known = self.path == "/metrics" and metrics is not None
                 self._send(200 if known else 404, metrics or "not found")
 

@@ -27,7 +27,7 @@ from node.lease import settings
 from node.patch import inspect
 from node.transfer import server
 from schema.desired.plan import UNIT
-from tests.plans.support import boot_double, launched, measure_double
+from tests.plans.support import boot_double, launched, measure_double, several_double
 from tests.plans.support.commands import LOOKING, Sent, sent
 from tests.plans.support.tree_double import TreeDouble
 from tests.plans.support.usual import CONTAINER, MAGIC, USUAL
@@ -81,11 +81,11 @@ class FakeNode:
     `faults`, by `HOST:WHAT`: `apply WORD` (an error document), `start` ("dies"), `former` (how our
     unit is, once a former setup's engine has our port; with `former-stays` also after an undo),
     `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
-    (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what breaks
-    the connection), `blob` (what the changes of its journal kept beside the steps), `slow`
-    (what takes a moment), `ctrl-c` (pressed while the client loads), `nccl` (lines of its log),
-    `says VERB` (a reading verb's answer, or a list of them), `then WORD` (answers or errors, each
-    once, before the usual one).
+    and `keeps` (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost`
+    (what breaks the connection), `blob` (what the changes of its journal kept beside the steps),
+    `slow` (what takes a moment), `ctrl-c` (pressed while the client loads), `nccl` (lines of its
+    log), `says VERB` (a reading verb's answer, or a list of them), `then WORD` (answers or errors,
+    each once, before the usual one).
     """
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
@@ -102,11 +102,13 @@ class FakeNode:
         self.kernel: Json | None = None
         self.starts = self.asked = 0
         self.dying = False
-        rows = list(self.faults.get("backups", []))
-        self.trees = TreeDouble(rows, bool(self.faults.get("as-backup")))
+        rows, kept = (list(self.faults.get(key, [])) for key in ("backups", "keeps"))
+        self.trees = TreeDouble(rows, name, kept, bool(self.faults.get("as-backup")))
 
     def answer(self, command: Sent) -> tuple[bool, str, str]:
         """What the host says to a command: done or not, stdout, stderr."""
+        if command.parts:
+            return several_double.answer(command, self.answer)
         if self.faults.get("lost") == command.what:
             raise OSError("stand-in: the line was cut")
         if self.faults.get("slow") == command.what:
@@ -171,7 +173,7 @@ class FakeNode:
             return measure_double.answer(command.verb, command.request, self.faults)
         if command.verb == "patch tool":
             return self._tool(command.request)
-        if command.verb.startswith("tree "):
+        if command.verb.startswith(("tree ", "image backup", "image restore")):
             return self.trees.answer(command.verb, command.request)
         if command.verb.startswith(("image ", "weights ")):
             return self._transfer(command.verb, command.request)

@@ -7,6 +7,7 @@ from typing import Any
 from node.backup import store
 from node.core import validate
 from node.core.errors import NodeError
+from node.transfer import server
 
 Json = dict[str, Any]
 VERSIONS = {"vllm": "0.27.0", "torch": "2.8.0", "cuda": "12.8"}
@@ -23,11 +24,43 @@ def row(id_: str, verified: bool = True, **more: object) -> Json:
     }  # fmt: skip
 
 
+def image_row(id_: str, content: str = "a" * 64, **more: object) -> Json:
+    """A backup of the lab's image as node lists it."""
+    mine: Json = {
+        "tree": "rigbook/vllm-cpu:0.32.0", "real": "rigbook/vllm-cpu", "members": 10,
+        "versions": {"vllm": None, "torch": None, "cuda": None}, "python": None,
+        "image": {"id": "sha256:" + "1" * 64, "content": content}, **more,
+    }  # fmt: skip
+    return row(id_, **mine)
+
+
+def kept(host: str, id_: str, **more: object) -> Json:
+    """A copy as the node that keeps it lists it."""
+    return {"host": host, "backup": id_, "place": f"/kept/{host}/{id_}",
+            "tree": "/opt/engine/venv", "bytes": 800 << 20, "problem": None, **more}  # fmt: skip
+
+
+def noted(id_: str, is_here: bool = True, **more: object) -> Json:
+    """A copy on another disk of the host, as it notes it."""
+    return {"backup": id_, "place": f"/mnt/disk/rigbook/x/{id_}", "unix_s": 1.7e9,
+            "is_here": is_here, "tree": "/opt/engine/venv" if is_here else None,
+            "bytes": 800 << 20, **more}  # fmt: skip
+
+
+def of_image(content: str = "a" * 64, created_unix_s: float = 1.7e9) -> Json:
+    """What a copy of a backup of the lab's image says of it."""
+    mine = image_row("", content)
+    return {"tree": mine["tree"], "image": mine["image"], "created_unix_s": created_unix_s}
+
+
 class TreeDouble:
     """The tree verbs of one host; the newest backup of `rows` holds the tree as it is."""
 
-    def __init__(self, rows: list[Json], as_backup: bool = False) -> None:
-        self.rows = rows
+    def __init__(self, rows: list[Json], name: str, others: list[Json], as_backup: bool) -> None:
+        self.rows, self.name = rows, name
+        # a copy on a disk of the host has no host
+        self.others = [each for each in others if "host" in each]
+        self.noted = [each for each in others if "host" not in each]
         self.as_backup = as_backup
 
     def answer(self, verb: str, request: Json) -> Json:
@@ -54,6 +87,20 @@ class TreeDouble:
         return {"backup": made, "stored": True, "detail": "stored", "bytes": 800 << 20,
                 "took_s": 11.0, **about}  # fmt: skip
 
+    def image_backup(self, request: Json) -> Json:
+        """A new backup, unless the newest is verified."""
+        asked = {**request, "tree": "/" + validate.image(request["image"], "image")}
+        assert validate.path(asked.pop("weights"), "weights")
+        found = self.tree_backup(asked)
+        if found["stored"] and not request.get("dry"):
+            self.rows[0] = image_row(found["backup"], verified=False)
+        return {**found, "tree": request["image"], "members": 2}
+
+    def image_restore(self, request: Json) -> Json:
+        """Brings a known backup back, unless docker has it."""
+        found = self.tree_restore(request)
+        return {**found, "weights": [], "loaded": not self.as_backup}
+
     def tree_verify(self, request: Json) -> Json:
         """Marks one as verified."""
         for each in self.rows:
@@ -68,11 +115,44 @@ class TreeDouble:
         return {"backup": request["backup"], "place": place, "made": True, "bytes": 800 << 20,
                 "took_s": 9.0}  # fmt: skip
 
+    def tree_copies(self, request: Json) -> Json:
+        """What it keeps for others."""
+        return {"host": self.name, "noted": self.noted, "others": self.others}
+
+    def tree_offer(self, request: Json) -> Json:
+        """As node's: checks the request."""
+        server.parse_request(request, ["backup", "host"])
+        return {"peers": {address: {"done": True} for address in request["peers"]}}
+
+    def tree_receive(self, request: Json) -> Json:
+        """One that comes to be kept, or comes back."""
+        validate.keys(request, "request", ("backup", "host", "from", "key", "deadline_s"))
+        server.parse_address(request["from"])
+        place = f"/kept/{request['host']}/{request['backup']}"
+        if request["host"] is None:
+            self._came(request)
+            place = f"/backups/{request['backup']}"
+        return {"backup": request["backup"], "place": place, "made": True, "bytes": 800 << 20,
+                "resumed_bytes": 0, "damaged": 0, "members": 77492, "took_s": 9.0}  # fmt: skip
+
+    def tree_note(self, request: Json) -> Json:
+        """As node's: checks the request."""
+        validate.keys(request, "request", ("backup", "place"), ("backup", "place"))
+        return {"backup": store.checked_id(request["backup"]), "copies": []}
+
     def tree_take(self, request: Json) -> Json:
         """One that comes back."""
-        self.rows.append(row(store.checked_id(request["backup"])))
+        self._came(request)
         return {"backup": request["backup"], "place": "/mnt/disk", "members": 77492,
                 "took_s": 9.0}  # fmt: skip
+
+    def _came(self, request: Json) -> None:
+        made = row if "-venv-" in request["backup"] else image_row
+        self.rows.append(made(store.checked_id(request["backup"])))
+
+    def tree_unpack(self, request: Json) -> Json:
+        """One that is unpacked and proven."""
+        return {"backup": store.checked_id(request["backup"]), "changed": True, "took_s": 9.0}
 
     def tree_restore(self, request: Json) -> Json:
         """Brings a known backup back, unless the tree is as it is."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from tests.plans.support.rigs import Seen, change_open, locked
+from tests.plans.support.rigs import Seen, broken, change_open, locked
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, serving
-from tests.plans.support.table import done, each_row, failed, quiet, refused
-from tests.plans.support.tree_double import row
+from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
+from tests.plans.support.tree_double import image_row, kept, row
 
 BACKUP = "deploys/backup.py"
 TREE = "tree=/opt/engine/venv"
@@ -20,6 +20,8 @@ def have(*rows: dict[str, object]) -> dict[str, object]:
 
 
 ERROR = {"error": "changed while it was read: x was edited", "code": "tree_changing"}
+AGE = "recipient=age1" + "q" * 58
+NO_PEER = {"error": "nobody answers", "code": "no_peer"}
 DAMAGED = {"error": "its sha256 is another one", "code": "backup_damaged"}
 
 
@@ -31,7 +33,12 @@ def backup(
 
 
 BOTH = have(row(NEW), row(OLD))
+firewall = broken(serving, (HEAD, "network.reach.0.state", "filtered"))
 DRY = "back up /opt/engine/venv: vLLM 0.27.0, torch 2.8.0, cuda 12.8; 77492"
+IMAGE_DRY = (
+    "back up rigbook/vllm-cpu:0.32.0: the image, its unit and launch files; 2 layers, 3072 MiB"
+)
+NO_IMAGE = {"error": "this host has no image rigbook/vllm-cpu:0.32.0", "code": "no_image"}
 TABLE = {
     "dry": (backup(TREE, how="--dry"), quiet(*(f"[{name}] {DRY}" for name in (HEAD, WORKER)))),
     "first": (backup(TREE), done("is whole: 77492 members")),
@@ -42,7 +49,20 @@ TABLE = {
     "damaged": (
         backup(TREE, faults={f"{HEAD}:tree verify": DAMAGED}), failed("its sha256 is another one")),
     "odd": (backup("tree=/opt/a;touch x"), done()),
-    "container": (backup(), refused("runs in a container: no venv to back up")),
+    "image dry": (backup(how="--dry"), quiet(f"[{WORKER}] {IMAGE_DRY}")),
+    "image": (
+        backup(), done("is whole: 10 members", steps=[
+            {"lab1 image backup", "lab2 image backup"}, {"lab1 tree verify", "lab2 tree verify"}])),
+    "image again": (
+        backup(faults=have(image_row(NEW))), quiet(f"{NEW} is verified and holds the same files")),
+    "image list": (
+        backup("list=true", faults=have(image_row(NEW))),
+        quiet(f"{NEW}: 2 h old, rigbook/vllm-cpu:0.32.0, image sha256:111111111111, 800 MiB")),
+    "image copy": (
+        backup("to=/mnt/disk", faults=have(image_row(NEW), row(OLD))),
+        done(f"{NEW} copied, and read back", steps=[{"lab1 tree copy", "lab2 tree copy"}])),
+    "image gone": (
+        backup(faults={f"{WORKER}:image backup": NO_IMAGE}), failed("this host has no image")),
     "open": (backup(TREE, seen=change_open), refused("change-open")),
     "locked": (backup(TREE, seen=locked), refused("lock-held")),
     "list": (
@@ -75,6 +95,67 @@ TABLE = {
         done(f"{OLD} is back from /mnt/disk, and whole",
              steps=[{"lab1 tree take", "lab2 tree take"}])),
     "take, there": (backup(f"take={NEW}", faults=have(row(NEW))), quiet()),
+    "to a node, dry": (
+        backup(TREE, f"to={WORKER}", how="--dry", faults=BOTH),
+        quiet(f"[{HEAD}] copy {NEW} to {WORKER}, out of bond0, or read the copy back there")),
+    "to a node": (
+        backup(TREE, f"to={WORKER}", faults=BOTH),
+        done(f"[{WORKER}] {NEW} copied, and read back in /kept/{HEAD}/{NEW}: 838.9 MB, 9.0 s",
+             steps=[{"lab1 tree offer", "lab2 tree receive"}, "lab1 tree note"])),
+    "to a node, broken off": (
+        backup(TREE, f"to={WORKER}", faults={**BOTH, f"{WORKER}:tree receive": NO_PEER}),
+        Ends(1, steps=None, says=("nobody answers",), never=("tree note",))),
+    "to no node": (backup(TREE, "to=lab9"), refused("to=lab9: no such node; the rig has")),
+    "to a node, nothing there": (
+        backup(TREE, f"to={WORKER}"), refused("no verified backup of /opt/engine/venv to copy")),
+    "to a node behind a firewall": (
+        backup(TREE, f"to={HEAD}", seen=firewall, faults=BOTH), refused("transfer-way")),
+    "back from a node": (
+        backup(f"take={OLD}", faults={**have(row(NEW)), f"{WORKER}:keeps": [kept(HEAD, OLD)]}),
+        done(f"[{HEAD}] {OLD} is back from {WORKER}, and whole",
+             steps=[{"lab1 tree receive", "lab2 tree offer"}])),
+    "back from a node that is named": (
+        backup(f"take={OLD}", f"from={WORKER}", how="--dry",
+               faults={f"{WORKER}:keeps": [kept(HEAD, OLD)]}),
+        quiet(f"[{HEAD}] bring {OLD} back from {WORKER}, out of bond0")),
+    "back from a node without it": (
+        backup(f"take={OLD}", f"from={WORKER}", faults={f"{WORKER}:keeps": [kept(HEAD, NEW)]}),
+        refused(f"{WORKER} keeps no whole copy of {OLD}; it keeps: {NEW}")),
+    "back from a node for a host that is called otherwise now": (
+        backup(f"take={OLD}", faults={f"{WORKER}:keeps": [kept("spark-a", OLD)]}),
+        refused(f"{WORKER} keeps {OLD} for a host called spark-a", "hostnamectl")),
+    "back from a node, on the node that it is of": (
+        backup(f"take={OLD}", f"from={WORKER}", faults={f"{HEAD}:backups": [row(OLD)],
+                                                        f"{WORKER}:keeps": [kept(HEAD, OLD)]}),
+        quiet()),
+    "back from a node, here": (
+        backup(f"take={OLD}", f"from={WORKER}",
+               faults={**BOTH, f"{WORKER}:keeps": [kept(HEAD, OLD)]}), quiet()),
+    "out of the rig, dry": (
+        backup(TREE, "to=operator:/srv/copies", AGE, how="--dry", faults=BOTH),
+        quiet(f"[{HEAD}] copy {NEW} to operator:/srv/copies, encrypted for age1")),
+    "out of the rig, for nobody": (
+        backup(TREE, "to=sftp://nas/rig", faults=BOTH), refused("recipient: is missing")),
+    "out of the rig, no ssh": (
+        backup(TREE, "to=operator:/tmp", AGE, faults={**BOTH, f"{WORKER}:tree pieces": ERROR,
+                                                      f"{HEAD}:tree pieces": ERROR}),
+        failed("x was edited")),
+    "from outside, no identity": (
+        backup(f"take={OLD}", "from=operator:/tmp"), refused("identity: is missing")),
+    "from outside, not there": (
+        backup(f"take={OLD}", "from=operator:/tmp", "identity=/none"),
+        refused(f"no copy in operator:/tmp: rigbook/{HEAD}/{OLD}")),
+    "from outside, no folder": (
+        backup(f"take={OLD}", "from=operator:/nosuch", "identity=/none"),
+        refused("/nosuch is not there")),
+    "from outside, here": (
+        backup(f"take={NEW}", "from=operator:/tmp", "identity=/none", faults=BOTH), quiet()),
+    "weekly, dry": (backup("weekly=true", how="--dry"), quiet(
+        *(f"[{name}] {line}" for name in (HEAD, WORKER) for line in (
+            "write /etc/systemd/system/rigbook-verify.timer (mode 0644, owner root)",
+            "enable and start rigbook-verify.timer")))),
+    "weekly": (backup("weekly=true"), done("the backups are read each week; change")),
+    "weekly, no more": (backup("weekly=false"), quiet()),
     "prune dry": (
         backup("prune=true", "keep=1", how="--dry", faults=BOTH), quiet(f"remove backup {OLD}")),
     "prune": (
@@ -83,7 +164,8 @@ TABLE = {
     "prune nothing": (backup("prune=true", faults=have(row(NEW))), quiet()),
     **{pair: (backup(pair), refused(pair.partition("=")[0]))
        for pair in ("tree=venv", "tree=-rf", "keep=0", "keep=-1", "verify=$(id)", "verify=-rf",
-                    "prune=perhaps", "to=disk", "take=$(id)", "from=x")},
+                    "prune=perhaps", "to=./disk", "take=$(id)", "from=x/y", "to=operator:x",
+                    "to=sftp://nas", "to=sftp://nas/a/../b", "to=sftp://-o/x", "recipient=age1x")},
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 
@@ -106,3 +188,13 @@ def test_an_odd_path_stays_one_argument(ran: Runs) -> None:
     assert all("touch" not in command.raw for command in commands)
     asked = [c.request["tree"] for c in commands if c.verb == "tree backup"]
     assert set(asked) == {"/opt/a;touch x"} and len(asked) == 4
+
+
+def test_an_image_goes_with_what_starts_it_and_no_secret(ran: Runs) -> None:
+    sent = next(c for c in ran["image"].changing if c.verb == "image backup").request
+    assert sent["image"] == "rigbook/vllm-cpu:0.32.0" and sent["weights"] == "/srv/models/tiny"
+    assert "/etc/systemd/system/rigbook-engine.service" in sent["files"]
+    assert not any("secrets" in path for path in sent["files"])
+    documents = sent["documents"]
+    assert documents["recipe"]["name"] == "tiny" and "HF_HUB_OFFLINE" in documents["environment"]
+    assert all(name.isidentifier() for name in documents["environment"])

@@ -17,8 +17,9 @@ import yaml
 from schema.desired.plan import Plan
 from tests.plans.support.engine_double import Reply, completion
 from tests.plans.support.scenario import ROOT, Ran, Runs, Scenario, Snapshots, data
+from tests.plans.support.sealed import sealed_in
 from tests.plans.support.table import done, each_row, failed, quiet, refused
-from tests.plans.support.tree_double import row
+from tests.plans.support.tree_double import noted, row
 from tests.plans.venv.test_venv_rig import NAME, half_done, hosts, serves
 from tests.unit.builders import tower_rig as t
 from tests.unit.builders.snapshots import put
@@ -113,6 +114,9 @@ def of_a_candidate(address: str) -> list[Any]:
 IN_PLACE, TO = "inplace=true", f"version={NEW}"
 DRY = ("--dry", "--diff")
 DIES: dict[str, object] = {f"{NAME}:start": "dies"}
+GONE_ID = "20260101T000000Z-venv-0a0a"
+IDENTITY = sealed_in(Path(MADE.name), {
+    f"{NAME}/{GONE_ID}": {"tree": t.VENV, "created_unix_s": 1.6e9}})  # fmt: skip
 GONE = "remove /opt/engine/venvs/0.33.0 (0.33.0, 2048 MiB): neither active nor former"
 RESTORED = "write /etc/systemd/system/rigbook-engine.service, as recorded"
 
@@ -132,9 +136,9 @@ def prune(*removed: str, how: tuple[str, ...] = ("-y",)) -> Scenario:
     return scenario("prune=true", how=how, answers={"venv prune": pruned(*removed)})
 
 
-def restore(backup: str = "last", **more: Any) -> Scenario:
+def restore(backup: str = "last", *pairs: str, **more: Any) -> Scenario:
     """A rollback to a backup."""
-    return scenario(f"backup={backup}", deploy="rollback", **more)
+    return scenario(f"backup={backup}", *pairs, deploy="rollback", **more)
 
 
 TABLE = {
@@ -202,12 +206,42 @@ TABLE = {
     "number": (scenario("version=0.50"), refused("was read as a number")),
     # not stopped and not measured
     "down": (scenario(TO, seen=down), done("the engine does not answer; baseline")),
+    # the engine stops only once the backup lies beside, proven
     "restore": (restore(), done(RESTORED, steps=on_tower(
-        "apply stop", "tree restore", "apply start", "close COMMITTED"))),
+        "tree unpack", "apply stop", "tree restore", "apply start", "close COMMITTED"))),
+    "restore no room": (
+        restore(faults={f"{NAME}:tree unpack": error("no room in /opt/engine", "no_room")}),
+        failed("no room in /opt/engine",
+               never=("stop rigbook-engine.service\n    [@fake/tower1] Success",))),
     # undone first, without a start
     "restore open": (restore(KEPT, seen=half_done), done()),
     "restore dry": (restore(how=DRY), quiet(RESTORED)),
     "restored": (restore(faults={f"{NAME}:as-backup": True}), quiet()),
+    # gone from the node, and its copy lies on a disk that is mounted there
+    "restore a copy": (
+        restore(GONE_ID, faults={f"{NAME}:keeps": [noted(GONE_ID)]}),
+        done(f"{GONE_ID} is back from /mnt/disk, and whole", steps=on_tower(
+            "tree take", "tree unpack", "apply stop", "tree restore", "apply start",
+            "close COMMITTED"))),
+    "restore a copy, dry": (
+        restore(GONE_ID, how=DRY, faults={f"{NAME}:keeps": [noted(GONE_ID)]}),
+        quiet(f"{GONE_ID} is gone from {NAME}: bring it back from /mnt/disk/rigbook/x/{GONE_ID}, "
+              "800 MiB", f"unpack {GONE_ID} beside {t.VENV}; the engine goes on as it is")),
+    "restore a copy, by its own runbook": (
+        scenario(f"backup={GONE_ID}", "port=29690", deploy="restore",
+                 faults={f"{NAME}:keeps": [noted(GONE_ID)]}),
+        done(f"{GONE_ID} is back from /mnt/disk, and whole")),
+    "restore a copy that rots": (
+        restore(GONE_ID, faults={f"{NAME}:keeps": [noted(GONE_ID)],
+                                 f"{NAME}:tree take": error("is not as it was recorded")}),
+        failed("is not as it was recorded", steps=on_tower("tree take"))),
+    "restore a copy that is away": (
+        restore(GONE_ID, faults={f"{NAME}:keeps": [noted(GONE_ID, is_here=False)]}),
+        refused(f"no backup {GONE_ID} of", f"not looked at: {GONE_ID} in /mnt/disk", "take=ID")),
+    "restore a copy from outside, dry": (
+        restore(GONE_ID, f"from=operator:{MADE.name}", f"identity={IDENTITY}", how=DRY),
+        quiet(f"{GONE_ID} is gone from {NAME}: bring it back from operator:{MADE.name}/rigbook/"
+              f"{NAME}/{GONE_ID}, encrypted, 800 MiB", f"unpack {GONE_ID} beside {t.VENV}")),
     "unknown backup": (restore("20200101T000000Z-x-0000"), refused(
         "no backup 20200101T000000Z-x-0000", KEPT)),
 }  # fmt: skip

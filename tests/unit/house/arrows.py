@@ -32,9 +32,10 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "deploys.procedures.rollback": {
             "deploys.common",
             "deploys.procedures.measure",
+            "deploys.procedures.transfer",
             "deploys.procedures.venv",
         },
-        "deploys.procedures.transfer": {"deploys.common"},
+        "deploys.procedures.transfer": {"deploys.common", "deploys.procedures.venv"},
         "deploys.procedures.venv": {"deploys.common", "deploys.procedures.measure"},
     },
     "facts": {
@@ -89,7 +90,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "lab.hosts": {"lab.core"},
         "lab.kubernetes": {"lab.core", "lab.hosts"},
         "lab.rehearsal": {"lab.core", "lab.engine", "lab.hosts", "lab.rehearsal.incidents"},
-        "lab.rehearsal.incidents": {"lab.core", "lab.hosts"},
+        "lab.rehearsal.incidents": {"lab.core", "lab.engine", "lab.hosts"},
         "lab.vm": {"lab.core", "lab.hosts"},
     },
     "node": {
@@ -103,7 +104,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.rules",
             "node.snapshot",
         },
-        "node.backup": {"node.change", "node.core", "node.engine", "node.files", "node.systemd"},
+        "node.backup": {"node.change", "node.core", "node.files", "node.systemd"},
         "node.change": {"node.core", "node.files", "node.systemd"},
         "node.cli": {
             "node.change",
@@ -113,7 +114,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.rules",
             "node.transfer",
         },
-        "node.copies": {"node.backup", "node.core", "node.files"},
+        "node.copies": {"node.backup", "node.core", "node.files", "node.transfer"},
         "node.core": {"node.rules"},
         "node.docker": {"node.core", "node.rules", "node.transfer"},
         "node.driver": {
@@ -139,6 +140,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "node.growth": {
             "node.backup",
             "node.change",
+            "node.copies",
             "node.core",
             "node.docker",
             "node.files",
@@ -148,12 +150,16 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "node.health": {"node.core", "node.files"},
         "node.host": {"node.core", "node.machine", "node.rules", "node.snapshot"},
         "node.image": {
+            "node.backup",
             "node.change",
             "node.core",
             "node.docker",
+            "node.engine",
             "node.files",
+            "node.restore",
             "node.rules",
             "node.transfer",
+            "node.weights",
         },
         "node.kernel": {"node.core", "node.files"},
         "node.kube": {
@@ -182,6 +188,13 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.rules",
             "node.snapshot",
             "node.systemd",
+        },
+        "node.restore": {
+            "node.backup",
+            "node.change",
+            "node.core",
+            "node.engine",
+            "node.files",
         },
         "node.snapshot": {
             "node.change",
@@ -235,6 +248,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "operations.engine",
             "operations.venv",
         },
+        "operations.sealed": {"operations.change", "operations.transfer"},
         "operations.transfer": {"operations.change"},
         "operations.venv": {"operations.change", "operations.engine"},
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,25 +26,30 @@ def module_of(path: Path, root: Path = ROOT) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(path: Path) -> set[str]:
-    """The names that a file imports, anywhere in it, each with the module it comes from."""
+@cache
+def _read(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that a file's text imports, and the modules that it names in strings."""
     names: set[str] = set()
-    for item in ast.walk(ast.parse(path.read_text())):
+    strings: set[str] = set()
+    for item in ast.walk(ast.parse(text)):
         if isinstance(item, ast.Import):
             names.update(alias.name for alias in item.names)
         elif isinstance(item, ast.ImportFrom) and item.module:
             names.update(f"{item.module}.{alias.name}" for alias in item.names)
-    return names
+        elif isinstance(item, ast.Constant) and isinstance(item.value, str):
+            found = _NAMED.fullmatch(item.value)
+            strings.update((found[1],) if found else ())
+    return frozenset(names), frozenset(strings)
 
 
-def named(path: Path) -> set[str]:
+def imported(path: Path) -> frozenset[str]:
+    """The names that a file imports, anywhere in it, each with the module it comes from."""
+    return _read(path.read_text())[0]
+
+
+def named(path: Path) -> frozenset[str]:
     """The modules that a file names in strings, for importlib."""
-    texts = (
-        item.value
-        for item in ast.walk(ast.parse(path.read_text()))
-        if isinstance(item, ast.Constant) and isinstance(item.value, str)
-    )
-    return {found[1] for found in map(_NAMED.fullmatch, texts) if found}
+    return _read(path.read_text())[1]
 
 
 def _known(names: Iterable[str], modules: Mapping[str, Path]) -> set[str]:
@@ -57,7 +63,7 @@ def module_arrows(parts: Iterable[str], root: Path = ROOT, strings: bool = True)
     modules = {module_of(path, root): path for part in parts for path in files(part, root)}
     arrows: Graph = {}
     for module, path in modules.items():
-        names = imported(path) | (named(path) if strings else set())
+        names = imported(path) | (named(path) if strings else frozenset())
         arrows[module] = _known(names, modules) - {module}
     return arrows
 

@@ -49,11 +49,12 @@ def digest() -> str:
 def _lines() -> Iterator[str]:
     """The graph in the DOT language."""
     yield f"digraph rigbook {{ {_STYLE}"
+    shown = {part: _shown(part) for part in PARTS}
     for part in PARTS:
         yield f'subgraph "cluster_{part}" {{ label="{part}/"; style="rounded,filled";'
         yield " color=gray70; fillcolor=gray95; fontsize=13;"
         packages = package_arrows(part)
-        for package in _shown(part):
+        for package in shown[part]:
             label = package.removeprefix(f"{part}.") if package != part else f"{part}/*.py"
             yield f'"{package}" [label="{label}"];'
         for package, targets in sorted(packages.items()):
@@ -62,7 +63,7 @@ def _lines() -> Iterator[str]:
     for part, targets in layer_arrows().items():
         for target in sorted(targets):
             yield (
-                f'"{_shown(part)[0]}" -> "{_shown(target)[0]}"'
+                f'"{shown[part][0]}" -> "{shown[target][0]}"'
                 f' [ltail="cluster_{part}", lhead="cluster_{target}",'
                 " penwidth=1.6, color=black];"
             )

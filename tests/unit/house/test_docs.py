@@ -16,7 +16,7 @@ from tests.tiers import TIERS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASE.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 RUNBOOKS = ROOT / "docs" / "runbooks"

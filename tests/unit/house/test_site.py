@@ -67,12 +67,13 @@ def test_bars_are_the_rows_in_seconds() -> None:
     assert [row["top"] for row in values] == [3.0, 8.6]
 
 
-def test_each_part_of_the_benchmarks_has_bars() -> None:
+def test_each_part_of_the_benchmarks_that_tells_seconds_has_bars() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     parts = re.findall(r"^## .+\n(?:(?!## ).*\n)*", text, re.M)
-    drawn = [len([*bench.bars(table)]) for part in parts for table in re.findall(
-        r"(?:^\|.*\n)+", part, re.M)]  # fmt: skip
-    assert len(drawn) >= len(parts) >= 5 and min(drawn) > 1
+    tables = [table for part in parts for table in re.findall(r"(?:^\|.*\n)+", part, re.M)]
+    # weights are told in MB/s
+    drawn = [len([*bench.bars(table)]) for table in tables if "MB/s (" not in table]
+    assert len(tables) >= len(parts) > 5 and len(drawn) >= 5 and min(drawn) > 1
 
 
 def test_a_recorded_run_is_drawn_without_its_long_middle_and_asks_for_nothing() -> None:
@@ -112,4 +113,4 @@ def test_every_page_is_in_the_contents() -> None:
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     apart = {page for page in pages if re.match("docs/(adr|runbooks)/", page)}
     made = {"start.md", "docs/runbooks/index.md", "docs/recipes.md", "docs/decisions.md"}
-    assert pages - apart == listed - made - {"CONTRIBUTING.md", "CHANGELOG.md"}
+    assert pages - apart == listed - made - {"CONTRIBUTING.md", "CHANGELOG.md", "RELEASE.md"}

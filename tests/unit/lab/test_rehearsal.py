@@ -145,6 +145,12 @@ def test_every_incident_is_on_a_twin_or_has_a_reason() -> None:
     assert all(reason.strip() for reason in NOT_HELD.values()) and len(HELD) == len(ROWS)
 
 
+def test_the_page_of_incidents_says_which_can_be_dealt() -> None:
+    text = " ".join((ROOT / "docs/incidents.md").read_text().split())
+    (named,) = re.findall(r"deals these on a twin of a rig, to be practised: ([^(]+) \(", text)
+    assert named.split(", ") == [*HELD]
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.code)
 def test_a_row_names_findings_and_runbooks_that_exist(row: Any) -> None:
     assert row.codes and set(row.codes) <= set(CODES)

@@ -23,7 +23,7 @@ class Stand:
 
     def __init__(self) -> None:
         self.pause_s, self.status, self.tokens = 0.002, 200, 20
-        self.burst, self.chunks, self.read_s = False, 20, 0.0
+        self.burst, self.chunks, self.read_s, self.silent = False, 20, 0.0, 0
         self.asked: list[dict[str, object]] = []
         stand = self
 
@@ -38,8 +38,10 @@ class Stand:
                     return
                 if stand.burst:
                     time.sleep(stand.tokens * stand.pause_s)
-                for _ in range(stand.chunks if stand.burst else stand.tokens):
-                    self._say({"choices": [{"delta": {"content": "a"}}]})
+                self._say({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+                for number in range(stand.chunks if stand.burst else stand.tokens):
+                    text = "a" if number >= stand.silent else ""
+                    self._say({"choices": [{"delta": {"content": text}}]})
                     time.sleep(stand.read_s if stand.burst else stand.pause_s)
                 self._say({"choices": [], "usage": {"completion_tokens": stand.tokens}})
                 self.wfile.write(b"data: [DONE]\n\n")
@@ -94,6 +96,12 @@ def test_tokens_that_come_all_at_once_are_as_slow_as_they_were_made(
     stand.burst, stand.chunks, stand.pause_s, stand.read_s = True, chunks, 0.01, read_s
     rate = measure(stand.endpoint, runs=3, tokens=20)
     assert rate.high < 1 / 0.01
+
+
+def test_a_token_that_is_a_part_of_a_character_counts_from_when_it_came(stand: Stand) -> None:
+    """On the lab's model 8 of 96 had no text: its rate was 8.7 % above the engine's own clock."""
+    stand.silent, stand.pause_s = 14, 0.01
+    assert measure(stand.endpoint, runs=3, tokens=20).high < 2 / 0.01
 
 
 def test_an_engine_that_refuses_is_not_measured(stand: Stand) -> None:

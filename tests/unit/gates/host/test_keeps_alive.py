@@ -205,10 +205,12 @@ def test_what_cannot_be_read_is_no_silence(plan: Plan, part: str) -> None:
     assert one.code == "host-unreadable"
 
 
-def test_a_journal_without_former_boots_is_said(plan: Plan) -> None:
-    rows = [boot("b", 1, now(plan), asked_for=None)]
-    assert boots.lines({NODE: facts(plan)}) == []
-    (line,) = boots.lines({NODE: facts(plan, boots=rows)})
+@pytest.mark.parametrize("kept", [0, 1], ids=["no boot at all", "this one"])
+def test_a_journal_without_former_boots_is_said(plan: Plan, kept: int) -> None:
+    """A container, or a host whose journal was just emptied, has not even the boot that runs."""
+    seen = facts(plan, boots=[boot("b", 1, now(plan), asked_for=None)][:kept])
+    assert found(plan, seen) == [] and boots.lines({NODE: facts(plan)}) == []
+    (line,) = boots.lines({NODE: seen})
     assert "how they ended is unknown" in line
 
 

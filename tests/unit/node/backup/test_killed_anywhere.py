@@ -15,9 +15,9 @@ import pytest
 
 from node.backup.create import backup
 from node.backup.listing import list_all
-from node.backup.restore import restore
 from node.backup.verify import verify
 from node.change.undo import undo
+from node.restore.restore import restore
 from tests.unit.node.support import strace
 from tests.unit.node.support.host import change
 from tests.unit.node.support.strace import Faulted

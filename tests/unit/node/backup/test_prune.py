@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from facts.rignode import pack
-from tests.unit.node.backup.test_restore import upgrade
 from tests.unit.node.backup.test_verify import payload
+from tests.unit.node.restore.test_restore import upgrade
 from tests.unit.node.support.host import change, file_step
 from tests.unit.node.support.trees import Engine
 

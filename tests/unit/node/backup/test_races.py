@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from node.backup.restore import restore
 from node.change.tree_step import TreeKind
 from node.core.errors import Json, NodeError
 from node.core.step_kind import Steps
+from node.restore.restore import restore
 from tests.unit.node.support.host import change
 from tests.unit.node.support.trees import Engine, picture
 

@@ -22,6 +22,7 @@ from facts.rignode.context import as_root
 from facts.unit_state import Log, Unit
 from node.cli import door
 from operations.door import script as made
+from operations.sealed.backup import read_line, write_line
 from schema.render import node_program
 
 ID = "sha256:" + "a" * 64
@@ -30,6 +31,7 @@ NCCL = (
     "journalctl -o cat --no-pager _SYSTEMD_INVOCATION_ID=$(systemctl show --value "
     "--property=InvocationID -- {}) | LC_ALL=C grep -aoE {} | sort | uniq -c | head -n 60; true"
 )
+BACKUP = "/var/lib/rigbook/backups/20261120T221136Z-venv-afd9"
 LINES = [
     NCCL.format("rigbook-engine.service", "'via NET/[A-Z]+|Using network [A-Za-z0-9_]+'"),
     BootId().command(),
@@ -47,6 +49,8 @@ LINES = [
     bounded(f"docker image inspect --format {shlex.quote('{{json .RootFS.Layers}}')} a:5000/b", 60),
     bounded(f"docker save {ID}", 60),
     bounded("docker load --quiet", 60),
+    bounded(read_line(f"{BACKUP}/payload.tar.zst", 33 << 20, 32 << 20), 60),
+    bounded(write_line(f"{BACKUP}.partial/base.jsonl", 0), 60),
 ]
 SHELLS = [
     "id", "sh", "sh -i", "bash -c id", "cat /etc/shadow", "",
@@ -65,6 +69,11 @@ SHELLS = [
     bounded("docker image inspect --format '{{.Id}}' a; id", 60),
     bounded("cat /var/lib/rigbook/spool/../../../etc/shadow 2>/dev/null || true", 10),
     bounded("cat /var/lib/rigbook/spool/a.progress /etc/shadow", 10),
+    bounded(read_line("/etc/shadow", 0, 9), 60),
+    bounded(read_line(f"{BACKUP}/../../../shadow", 0, 9), 60),
+    bounded(read_line(f"{BACKUP}/payload /etc/shadow", 0, 9), 60),
+    bounded(write_line(f"{BACKUP}/manifest.json", 0), 60),
+    bounded(write_line("/etc/sudoers.d/x", 0), 60),
     "printf %s x | python3 -I -S -B -c 'import os' ; id", "python3 -c 'import os'",
     "python3 -I -S -B -c a b", "printf %s $(id) | sh",
 ]  # fmt: skip
@@ -113,7 +122,7 @@ def test_a_line_is_run_with_its_limit(installed: Path) -> None:
     assert through(installed, "-c", timed).returncode == 0
 
 
-def test_the_program_runs_in_each_of_its_three_ways(installed: Path) -> None:
+def test_the_program_runs_in_each_of_its_ways(installed: Path) -> None:
     """In the line, through stdin, and installed first: a request of any length, quotes in it."""
     paths = {"paths": [f"/no'such \"file {n}" for n in range(20)]}
     line = bounded(pack.inline_command("models look", paths), 60)
@@ -121,6 +130,9 @@ def test_the_program_runs_in_each_of_its_three_ways(installed: Path) -> None:
     call = pack.stdin_call("models look", paths)
     done = through(installed, "-c", bounded(call.line, 60), stdin=call.stdin)
     assert len(answer(done)["files"]) == 20
+    call = pack.several_call([pack.Part("models look", paths, 60), pack.Part("growth", {}, 60)])
+    done = through(installed, "-c", bounded(call.line, 60), stdin=call.stdin)
+    assert len(answer(done)["parts"]["models look"]["files"]) == 20
     call = pack.install_call("close", {"change": "none", "status": "COMMITTED", "x": "y" * 300_000})
     done = through(installed, "-c", bounded(call.line, 60), stdin=call.stdin)
     assert answer(done)["code"] == "bad_request", done

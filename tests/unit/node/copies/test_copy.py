@@ -83,6 +83,12 @@ def test_an_incremental_one_shares_its_base_there_too(engine: Engine, disk: Path
     full = there.with_name(first) / "payload.tar.zst"
     assert (there / "base.tar.zst").stat().st_ino == full.stat().st_ino
     shutil.rmtree(engine.backups)
+    noted = {row["backup"]: row for row in engine.ask("copies")["noted"]}
+    assert noted[second]["is_here"] and noted[second]["tree"] == str(engine.tree)
+    (there / "manifest.json").rename(there / "away")
+    assert {row["is_here"] for row in engine.ask("copies")["noted"] if row["backup"] == second} == {
+        False}  # fmt: skip
+    (there / "away").rename(there / "manifest.json")
     assert engine.ask("take", {"backup": second})["ok"], "where it lies is noted"
     shutil.rmtree(engine.tree)
     assert engine.restore()["changed"] is True and picture(engine.tree) == before

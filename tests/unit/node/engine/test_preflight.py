@@ -1,5 +1,5 @@
 """preflight: a target's own parser, run where the target runs. vLLM and docker are stand-ins here;
-tests/system/engine/test_0_preflight.py asks the real ones.
+tests/system/engine/test_1_serve.py asks the real ones.
 """
 
 from __future__ import annotations

@@ -193,6 +193,34 @@ def test_backups_beyond_the_newest_of_each_tree_go_by_hand_alone(engine: Engine)
     assert {row["name"] for row in answer["removed"]} == set(made[2:6])
 
 
+def test_backups_beyond_the_newest_go_with_an_upgrade(engine: Engine) -> None:
+    """Each upgrade makes one: five of them stay, and the last verified one."""
+    made = several(engine, 7, 0)
+    request = apply_request(file_step(engine.host.file(), "x\n"), name="up-0001", deploy="upgrade")
+    assert engine.host.call("apply", request)["ok"]
+    answer = engine.host.call("close", {"change": "up-0001", "status": "COMMITTED"})
+    assert any("removed 1 backups beyond the 5 newest" in line for line in answer["freed"]), answer
+    left = {row["id"] for row in engine.ask("list")["backups"]}
+    assert left == {made[0], *made[2:]}
+
+
+def test_copies_kept_for_others_have_a_bound(engine: Engine) -> None:
+    for backup in several(engine, 5):
+        place = engine.host.state / "copies-of-others" / "lab9" / backup
+        shutil.copytree(engine.backups / backup, place)
+    damaged = place.with_name("20200101T000000Z-venv-0a0a")
+    damaged.mkdir()
+    shutil.rmtree(engine.backups)
+    commit(engine.host)
+    left = engine.host.call("tree copies")["others"]
+    assert [row["backup"] for row in left[:3]] == [
+        row["backup"] for row in left if not row["problem"]
+    ]
+    assert len(left) == 4 and damaged.is_dir(), "what cannot be read is left to a person"
+    grown = {row["what"]: row for row in engine.host.call("growth", {})["rows"]}["copies"]
+    assert grown["count"] == 4 and grown["bytes"] > 1000
+
+
 def displaced(host: Host, number: int, status: str = "COMMITTED", tree: str = "venv") -> Path:
     """The folder in which a restore keeps what it displaced."""
     path = host.root / f".rigbook-{tree}-old-{number:04}"
@@ -235,7 +263,7 @@ def test_growth_is_told_with_counts_and_bytes(own: Host) -> None:
     displaced(own, 2)
     rows = {row["what"]: row for row in own.call("growth", {})["rows"]}
     assert list(rows) == [
-        "changes", "blobs", "programs", "displaced", "backups", "images", "evidence",
+        "changes", "blobs", "programs", "displaced", "backups", "copies", "images", "evidence",
     ]  # fmt: skip
     assert (rows["blobs"]["count"], rows["blobs"]["bytes"]) == (1, 3 * MIB)
     assert rows["changes"]["count"] == 2 and rows["displaced"]["count"] == 1

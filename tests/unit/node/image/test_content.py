@@ -3,53 +3,18 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from node.core.errors import NodeError
 from node.image.content import Content
+from node.rules.oci_layout import digest_of
 from node.transfer.block import BLOCK
+from tests.unit.node.support.content_store import Store
 
 LAYERS = [b"compressed lower", bytes(range(256)) * (BLOCK // 128)]
 DIFF_IDS = ["sha256:" + "1" * 64, "sha256:" + "2" * 64]
-
-
-def digest(raw: bytes) -> str:
-    """The digest of bytes, as images name it."""
-    return "sha256:" + hashlib.sha256(raw).hexdigest()
-
-
-@dataclass
-class Store:
-    """A content store as containerd lays it out."""
-
-    root: Path
-    blobs: dict[str, bytes] = field(default_factory=dict)
-
-    def put(self, raw: bytes) -> str:
-        """Stores a blob; its digest."""
-        self.path(digest(raw)).parent.mkdir(parents=True, exist_ok=True)
-        self.path(digest(raw)).write_bytes(raw)
-        return digest(raw)
-
-    def path(self, name: str) -> Path:
-        """A blob's file."""
-        return self.root / "io.containerd.content.v1.content/blobs/sha256" / name[7:]
-
-    def document(self, **said: Any) -> str:
-        """Stores a document; its digest."""
-        return self.put(json.dumps(said).encode())
-
-    def manifest(self, diff_ids: list[str], layers: list[bytes]) -> str:
-        """Stores an image; the digest of its manifest."""
-        config = self.document(rootfs={"diff_ids": diff_ids})
-        rows = [{"digest": self.put(raw), "size": len(raw)} for raw in layers]
-        return self.document(config={"digest": config}, layers=rows)
 
 
 @pytest.fixture
@@ -65,20 +30,19 @@ def given(store: Store, name: str, layers: list[str] | None = None) -> Content:
 
 def listed(found: Content) -> list[str]:
     """The digests of the documents that it lists."""
-    return [digest(base64.b64decode(row)) for row in found.listing()["documents"]]
+    return [digest_of(base64.b64decode(row)) for row in found.listing()["documents"]]
 
 
 def test_documents_and_layers_are_given_as_they_lie_there(store: Store) -> None:
     name = store.manifest(DIFF_IDS, LAYERS)
     found = given(store, name)
     assert listed(found)[0] == name and len(listed(found)) == 2
-    assert found.listing()["blobs"] == [[digest(raw), len(raw)] for raw in LAYERS]
+    assert found.listing()["blobs"] == [[digest_of(raw), len(raw)] for raw in LAYERS]
     for offset in (0, 5, BLOCK, len(LAYERS[1])):
         blocks = list(found.blocks(1, offset))
         assert b"".join(blocks) == LAYERS[1][offset:] and all(len(b) <= BLOCK for b in blocks)
-    assert (
-        found.size(0) == len(LAYERS[0]) and found.sha256(0, lambda: None) == digest(LAYERS[0])[7:]
-    )
+    assert found.size(0) == len(LAYERS[0])
+    assert found.sha256(0, lambda: None) == digest_of(LAYERS[0])[7:]
 
 
 def test_of_an_index_the_image_of_these_layers_is_given(store: Store) -> None:
@@ -127,7 +91,7 @@ def test_a_layer_that_is_not_whole_is_told_before_anything_is_given(
 ) -> None:
     """containerd leaves out what another image had unpacked already."""
     name = store.manifest(DIFF_IDS, LAYERS)
-    path = store.path(digest(LAYERS[1]))
+    path = store.path(digest_of(LAYERS[1]))
     path.unlink()
     if damage == "cut":
         path.write_bytes(LAYERS[1][:-1])

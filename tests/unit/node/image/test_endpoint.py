@@ -13,12 +13,13 @@ import pytest
 
 from node.core.errors import NodeError
 from node.image import endpoint
+from node.rules.oci_layout import digest_of
 
 LAYER = bytes(range(200))
 CONFIG = b'{"rootfs": {"type": "layers", "diff_ids": []}}'
-MANIFEST = endpoint.manifest_of(CONFIG, [(endpoint.digest_of(LAYER), len(LAYER))])
-INDEX = json.dumps({"manifests": [{"digest": endpoint.digest_of(MANIFEST)}]}).encode()
-OF = {raw: endpoint.digest_of(raw) for raw in (LAYER, CONFIG, MANIFEST, INDEX)}
+MANIFEST = endpoint.manifest_of(CONFIG, [(digest_of(LAYER), len(LAYER))])
+INDEX = json.dumps({"manifests": [{"digest": digest_of(MANIFEST)}]}).encode()
+OF = {raw: digest_of(raw) for raw in (LAYER, CONFIG, MANIFEST, INDEX)}
 CONTENT = {OF[raw]: endpoint.document(raw) for raw in (CONFIG, MANIFEST, INDEX)}
 CONTENT[OF[LAYER]] = endpoint.blob(len(LAYER), 7)
 BASE = f"/v2/{endpoint.REPOSITORY}"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from node.core.errors import NodeError
-from node.image import load, verbs
+from node.image import load, stores, verbs
 from node.image import receive as image_receive
 from node.transfer import client, protocol, server, spool
 from tests.unit.node.support import transfers as t
@@ -235,7 +235,7 @@ def test_a_giver_that_listens_later_still_hears_that_nothing_is_needed(
         monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
         monkeypatch.setattr(server, "ParentWatch", AnOperator)
         # stand-ins for docker: the image is there, and the tag is set
-        monkeypatch.setattr(verbs, "store", lambda: verbs.Store("/nosuch", False))
+        monkeypatch.setattr(stores, "find", lambda: stores.Store("/nosuch", False))
         monkeypatch.setattr(load, "is_complete", lambda want: True)
         monkeypatch.setattr(load, "remove_partial_images", lambda: None)
         monkeypatch.setattr(load, "remove_pulled_names", lambda: None)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.unit.node.support.host import Host
-from tests.unit.node.support.keepers import HEAD, LINE, WORKER, Line, Pair
+from tests.unit.node.support.keepers import Pair
+
+AT_ONCE = 4
 
 
-@pytest.fixture
-def pair(tmp_path: Path, pyz: Path) -> Iterator[Pair]:
-    """Both have the change, and no keeper runs yet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind((LINE[HEAD], 0))
-        port = free.getsockname()[1]
-    hosts = {}
-    for name in (HEAD, WORKER):
-        root = tmp_path / name
-        (root / "bin").mkdir(parents=True)
-        engine = str(root / "node.json")
-        hosts[name] = Host(root, pyz, env={"RIGBOOK_ENGINE": engine, "RIGBOOK_CANDIDATE": engine})
-    made = Pair(hosts, port)
-    made.lines = {name: Line(name, port, seed) for seed, name in enumerate(hosts)}
-    made.begin()
-    yield made
-    made.close()
+@pytest.fixture(scope="module")
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pyz: Path
+) -> Iterator[dict[str, Future[None]]]:
+    """The module's PLAYS by name, each on a pair of its own: they wait for leases to run out, so
+    a few run at once.
+    """
+
+    def play(name: str) -> None:
+        pair = Pair.made(tmp_path_factory.mktemp("pair"), pyz)
+        try:
+            request.module.PLAYS[name](pair)
+        finally:
+            pair.close()
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {name: pool.submit(play, name) for name in request.module.PLAYS}

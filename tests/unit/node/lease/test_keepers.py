@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
@@ -12,8 +15,7 @@ from tests.unit.node.support.keepers import BACK, HEAD, RUN, WORKER, Pair, is_ba
 STAYS = {HEAD: "COMMITTED", WORKER: "COMMITTED"}
 
 
-@pytest.mark.parametrize("mischief", [False, True], ids=["a good line", "lost, twice and late"])
-def test_nobody_renews_it_and_both_go_back(pair: Pair, mischief: bool) -> None:
+def nobody_renews_it_and_both_go_back(mischief: bool, pair: Pair) -> None:
     for name, line in pair.lines.items():
         line.mischief = mischief
         pair.keep(name)
@@ -25,7 +27,7 @@ def test_nobody_renews_it_and_both_go_back(pair: Pair, mischief: bool) -> None:
         assert change["taken"]["operator"].startswith("keeper@")
 
 
-def test_a_run_that_lives_is_left_alone_and_then_closes(pair: Pair) -> None:
+def a_run_that_lives_is_left_alone_and_then_closes(pair: Pair) -> None:
     """More than twice the lease, a sign of life in each; then COMMITTED: the keepers go."""
     for name in pair.hosts:
         pair.keep(name)
@@ -41,7 +43,7 @@ def test_a_run_that_lives_is_left_alone_and_then_closes(pair: Pair) -> None:
     assert [pair.file(name) for name in pair.hosts] == [NEW, NEW]
 
 
-def test_a_node_that_is_still_renewed_keeps_the_other_from_going_back(pair: Pair) -> None:
+def a_node_that_is_still_renewed_keeps_the_other_from_going_back(pair: Pair) -> None:
     """The cable of one node is out, the run goes on with the other: nothing is undone."""
     for name in pair.hosts:
         pair.keep(name)
@@ -55,7 +57,7 @@ def test_a_node_that_is_still_renewed_keeps_the_other_from_going_back(pair: Pair
     assert pair.beat(WORKER)["mine"]
 
 
-def test_both_nodes_are_cut_from_each_other(pair: Pair) -> None:
+def both_nodes_are_cut_from_each_other(pair: Pair) -> None:
     """Without agreement both wait; when the line is back, both go back."""
     for name, line in pair.lines.items():
         line.cut = True
@@ -68,7 +70,7 @@ def test_both_nodes_are_cut_from_each_other(pair: Pair) -> None:
     assert pair.ends() == BACK and is_back(pair)
 
 
-def test_a_cut_between_the_two_phases_is_waited_for(pair: Pair) -> None:
+def a_cut_between_the_two_phases_is_waited_for(pair: Pair) -> None:
     """The worker has promised and does not hear it: it stays, refuses the run, and goes back when
     the line is there again.
     """
@@ -82,7 +84,7 @@ def test_a_cut_between_the_two_phases_is_waited_for(pair: Pair) -> None:
     assert pair.ends() == BACK and is_back(pair)
 
 
-def test_a_reboot_inside_the_lease_begins_it_anew(pair: Pair) -> None:
+def a_reboot_inside_the_lease_begins_it_anew(pair: Pair) -> None:
     """The rebooted host does not take the time that it was down for silence."""
     for name in pair.hosts:
         pair.keep(name)
@@ -95,7 +97,7 @@ def test_a_reboot_inside_the_lease_begins_it_anew(pair: Pair) -> None:
     assert pair.ends() == BACK and is_back(pair)
 
 
-def test_what_one_node_has_committed_the_other_closes_too(pair: Pair) -> None:
+def what_one_node_has_committed_the_other_closes_too(pair: Pair) -> None:
     """The run closed the proven change on the head, and was cut off before the worker."""
     done = {"change": "change-1", "status": "COMMITTED", "reason": "proven", "run": RUN}
     assert pair.hosts[HEAD].call("close", done)["changed"]
@@ -108,7 +110,7 @@ def test_what_one_node_has_committed_the_other_closes_too(pair: Pair) -> None:
     assert reason.endswith("it was proven: spark1 has it COMMITTED"), reason
 
 
-def test_what_one_node_undid_the_other_undoes_too(pair: Pair) -> None:
+def what_one_node_undid_the_other_undoes_too(pair: Pair) -> None:
     """The run's own return reached the head alone."""
     assert pair.hosts[HEAD].call("undo", {"change": "change-1", "run": RUN})["changed"]
     for name in pair.hosts:
@@ -116,7 +118,7 @@ def test_what_one_node_undid_the_other_undoes_too(pair: Pair) -> None:
     assert pair.ends() == BACK and is_back(pair)
 
 
-def test_a_later_edit_keeps_both_as_they_are(pair: Pair) -> None:
+def a_later_edit_keeps_both_as_they_are(pair: Pair) -> None:
     """Half of it would be worse: it says which file is in the way, and waits."""
     (pair.hosts[WORKER].root / "file.conf").write_text("by hand\n")
     worker = pair.keep(WORKER)
@@ -128,7 +130,7 @@ def test_a_later_edit_keeps_both_as_they_are(pair: Pair) -> None:
     assert (pair.file(HEAD), pair.file(WORKER)) == (NEW, "by hand\n")
 
 
-def test_another_run_takes_it_up_before_it_is_over(pair: Pair) -> None:
+def another_run_takes_it_up_before_it_is_over(pair: Pair) -> None:
     """The same command, run again: the new run's signs of life are as good as the first one's."""
     for name, host in pair.hosts.items():
         claim = {"change": "change-1", "run": "b2", "former": RUN, "operator": "anna@desk",
@@ -138,3 +140,28 @@ def test_another_run_takes_it_up_before_it_is_over(pair: Pair) -> None:
     time.sleep(0.5)
     assert {pair.journal(name)["run"] for name in pair.hosts} == {"b2"}
     assert pair.ends() == BACK and is_back(pair)
+
+
+PLAYS: dict[str, Callable[[Pair], None]] = {
+    "nobody renews it": partial(nobody_renews_it_and_both_go_back, False),
+    "lost, twice and late": partial(nobody_renews_it_and_both_go_back, True),
+    **{
+        play.__name__: play
+        for play in (
+            a_run_that_lives_is_left_alone_and_then_closes,
+            a_node_that_is_still_renewed_keeps_the_other_from_going_back,
+            both_nodes_are_cut_from_each_other,
+            a_cut_between_the_two_phases_is_waited_for,
+            a_reboot_inside_the_lease_begins_it_anew,
+            what_one_node_has_committed_the_other_closes_too,
+            what_one_node_undid_the_other_undoes_too,
+            a_later_edit_keeps_both_as_they_are,
+            another_run_takes_it_up_before_it_is_over,
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", PLAYS)
+def test_two_keepers(played: dict[str, Future[None]], name: str) -> None:
+    played[name].result()

@@ -102,6 +102,24 @@ class Pair:
     lines: dict[str, Line] = field(default_factory=dict)
     keepers: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
+    @classmethod
+    def made(cls, folder: Path, pyz: Path) -> Pair:
+        """Both have the change, and no keeper runs yet."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+            free.bind((LINE[HEAD], 0))
+            port = free.getsockname()[1]
+        hosts = {}
+        for name in (HEAD, WORKER):
+            root = folder / name
+            (root / "bin").mkdir(parents=True)
+            engine = str(root / "node.json")
+            env = {"RIGBOOK_ENGINE": engine, "RIGBOOK_CANDIDATE": engine}
+            hosts[name] = Host(root, pyz, env=env)
+        pair = cls(hosts, port)
+        pair.lines = {name: Line(name, port, seed) for seed, name in enumerate(hosts)}
+        pair.begin()
+        return pair
+
     def lease(self, name: str, seconds: float = LEASE_S) -> dict[str, Any]:
         """The lease of a host, as a run asks for it."""
         other = WORKER if name == HEAD else HEAD

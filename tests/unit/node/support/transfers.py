@@ -196,10 +196,15 @@ class Meddler:
         while True:
             try:
                 near, _ = self._listener.accept()
-                wait_for(lambda: listening(self._behind))
-                far = socket.create_connection((HERE, self._behind))
+                if not self.connections:  # the giver may still start
+                    wait_for(lambda: listening(self._behind))
             except (OSError, AssertionError):
                 return
+            try:
+                far = socket.create_connection((HERE, self._behind))
+            except OSError:
+                near.close()  # nobody is there any more
+                continue
             self.connections += 1
             for one, other, number in ((near, far, None), (far, near, self.connections)):
                 threading.Thread(target=self._pass, args=(one, other, number), daemon=True).start()

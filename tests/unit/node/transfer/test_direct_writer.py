@@ -6,6 +6,8 @@ import mmap
 import os
 from pathlib import Path
 
+import pytest
+
 from node.transfer import protocol
 from node.transfer.direct_writer import Sink
 
@@ -46,6 +48,16 @@ def test_bytes_anywhere_in_memory_and_any_offset_arrive(tmp_path: Path) -> None:
         file.write(raw[777:5000])
         file.write(memoryview(raw)[5000:])
     assert (tmp_path / "f").read_bytes() == raw
+
+
+def test_a_write_that_fails_is_raised_at_the_latest_at_the_end(small_disk: Path) -> None:
+    path = small_disk / "f"
+    most = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    block = aligned(os.urandom(1 << 20))
+    with pytest.raises(OSError, match="No space left"), Sink(str(path), 0, direct=True) as file:
+        for _ in range(most // len(block) + 1):
+            file.write(block)
+    assert path.read_bytes()[: len(block)] == bytes(block)
 
 
 def test_a_running_hash_takes_what_is_right_and_nothing_else() -> None:

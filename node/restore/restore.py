@@ -1,33 +1,25 @@
-"""tree restore: unpack beside, prove it, then trade places; a journalled change."""
+"""tree restore: unpack beside, prove it, then trade places; a journalled change.
+
+tree unpack: the first half alone, while the engine runs; tree restore then only trades.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import time
 
-from node.backup import (
-    compare,
-    compatibility,
-    compress,
-    contents,
-    create,
-    host_files,
-    kept_files,
-    store,
-)
+from node.backup import compare, compress, contents, create, host_files, kept_files, store
 from node.backup import request as backup_request
-from node.backup import unpack as backup_unpack
+from node.backup.unpack import Unpacked
 from node.change import journal, link_step, transaction, work_folder_step
 from node.change.transaction import Transaction
 from node.change.tree_step import TreeKind
-from node.change.work_folder_step import WorkFolderKind
 from node.core import validate
 from node.core.errors import Json, NodeError
-from node.core.step_state import UNDONE
 from node.engine import held_stopped
 from node.files import dirfd
+from node.restore import beside, compatibility
 
 
 def _parse_request(request: Json) -> Json:
@@ -66,18 +58,48 @@ def restore(request: Json) -> Json:
         if wanted["dry"]:
             return _plan(manifest, place, waived)
         with transaction.opened(wanted["change"], "tree restore") as steps:
-            _clear(steps)
+            found = beside.ready(steps, manifest)
+            beside.clear(steps, found[0] if found else None)
             place["files"] = _files(manifest, place)
-            unpacks = wanted["force"] or bool(_different(manifest, place))
+            unpacks = bool(found or wanted["force"] or _different(manifest, place))
             if not unpacks and not place["files"]:
                 return _nothing(steps, manifest, place)
-            if unpacks:
+            if unpacks and not found:
                 _room(manifest, place)
             engine = held_stopped.engine_if_stopped()
             with held_stopped.unit_held(steps, engine):
                 cleared = held_stopped.end_leftovers(engine) if engine else []
-                answer = _restore(steps, manifest, place, waived, unpacks)
+                answer = _restore(steps, manifest, place, waived, unpacks, found)
             return {**answer, "cleared": cleared}
+
+
+def unpack(request: Json) -> Json:
+    """Unpack a backup beside its tree and prove it; the engine may run meanwhile.
+
+    The change stays OPEN: `restore` with it trades the places, an undo removes what was unpacked.
+    Nothing is unpacked where that was done in this change, or the tree is as the backup already
+    (`force` leaves that comparison out). On any error nothing is left.
+    """
+    wanted = _parse_request(request)
+    compress.programs()
+    with store.Held(shared=True):
+        manifest = compatibility.select(wanted["backup"], wanted["tree"])
+        place = _place(manifest, wanted["tree"])
+        compatibility.require_compatible(manifest, place["tree"], wanted["allow"])
+        with transaction.opened(wanted["change"], "tree unpack") as steps:
+            found = beside.ready(steps, manifest)
+            beside.clear(steps, found[0] if found else None)
+            began = time.time()
+            if not found and (wanted["force"] or _different(manifest, place)):
+                _room(manifest, place)
+                try:
+                    beside.keep(steps, manifest, *beside.make(steps, manifest, place))
+                except (NodeError, OSError) as error:
+                    raise steps.take_back(error) from error
+                return {**_about(manifest, place), **steps.answer(), "changed": True,
+                        "took_s": round(time.time() - began, 2)}  # fmt: skip
+            return {**_about(manifest, place), **steps.answer(), "changed": False,
+                    "took_s": 0.0}  # fmt: skip
 
 
 def _place(manifest: Json, tree: str | None) -> Json:
@@ -145,16 +167,13 @@ def _nothing(steps: Transaction, manifest: Json, place: Json) -> Json:
             "files": [], "detail": "the tree is as the backup"}  # fmt: skip
 
 
-def _clear(steps: Transaction) -> None:
-    """Remove what a killed restore of this change had unpacked and never used."""
-    for entry in steps.rows:
-        if entry["op"] == "work" and not entry["used"] and entry["state"] != UNDONE:
-            WorkFolderKind("work").revert(entry, overwrite=False)
-            steps.finish(entry, UNDONE)
-
-
 def _restore(
-    steps: Transaction, manifest: Json, place: Json, waived: list[str], unpacks: bool
+    steps: Transaction,
+    manifest: Json,
+    place: Json,
+    waived: list[str],
+    unpacks: bool,
+    found: tuple[Json, Unpacked] | None,
 ) -> Json:
     """Do it, step by step; on an error before the first trade nothing is left of it."""
     began = time.time()
@@ -163,9 +182,7 @@ def _restore(
     unpacked_s = 0.0
     try:
         if unpacks:
-            work = work_folder_step.make(_folder(steps, place), steps)
-            new = os.path.join(work["path"], work_folder_step.NEW)
-            unpacked = backup_unpack.unpack(manifest["id"], manifest, new)
+            work, unpacked = found or beside.make(steps, manifest, place)
             setuid = unpacked.setuid
             unpacked_s = time.time() - began
             kept = _trade(steps, manifest, place, work)
@@ -185,7 +202,7 @@ def _restore(
             "took_s": round(time.time() - began, 2)}  # fmt: skip
 
 
-def _look(manifest: Json, place: Json, unpacked: backup_unpack.Unpacked) -> None:
+def _look(manifest: Json, place: Json, unpacked: Unpacked) -> None:
     """Raise NodeError unless what lies there now is the backup, the host's files too.
 
     A file whose inode and ctime are those it was proven with is not read once more: nobody can
@@ -201,13 +218,6 @@ def _look(manifest: Json, place: Json, unpacked: backup_unpack.Unpacked) -> None
     if wrong:
         raise NodeError(f"what lies in {place['real']} is not what was restored: {wrong}",
                         "tree_failed", "end what writes there, then run it again")  # fmt: skip
-
-
-def _folder(steps: Transaction, place: Json) -> str:
-    """Gives a free name beside the tree for the folder in which the restore works."""
-    name = re.sub(r"[^0-9A-Za-z._-]", "_", os.path.basename(place["real"]))[:60]
-    folder = f"{os.path.dirname(place['real'])}/.rigbook-{name}-{steps.change['id']}"
-    return folder + "-" + secrets.token_hex(2) if os.path.lexists(folder) else folder
 
 
 def _trade(steps: Transaction, manifest: Json, place: Json, work: Json) -> list[str]:

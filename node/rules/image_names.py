@@ -1,0 +1,9 @@
+"""Names of images as recipes and docker write them."""
+
+from __future__ import annotations
+
+
+def repository(reference: str) -> str:
+    """Gives a reference without its tag and its digest."""
+    folder, slash, name = reference.partition("@")[0].rpartition("/")
+    return f"{folder}{slash}{name.partition(':')[0]}"

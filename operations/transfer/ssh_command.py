@@ -1,0 +1,73 @@
+"""A command of root's on a host whose streams this end reads and writes as they pass."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+
+from pyinfra.api import Host
+
+from facts.rignode.call import bounded
+from facts.rignode.context import as_root
+from operations.change.node_call import StepFailed
+
+TIMEOUT_S = 4 * 3600
+_CHUNK = 1 << 20
+
+
+def last_words(lines: list[str]) -> str:
+    """Gives the last lines of what a command wrote."""
+    return " ".join(line for line in lines[-4:] if line)[-300:]
+
+
+class Command:
+    """A command on a host over pyinfra's own ssh connection, with its streams open."""
+
+    def __init__(self, host: Host, command: str, name: str = "") -> None:
+        client = getattr(host.connector, "client", None)
+        self._host, self._name = host, name or " ".join(command.split()[:2])
+        if client is None:
+            raise StepFailed(f"{host.name}: {self._name} needs an ssh connection to it")
+        shell = as_root(host)["_shell_executable"]
+        line = f"sudo -n {shell} -c {shlex.quote(bounded(command, TIMEOUT_S))}"
+        self._stdin, self._stdout, self._stderr = client.exec_command(line, timeout=TIMEOUT_S)
+        self._channel = self._stdout.channel
+
+    def chunks(self) -> Iterator[bytes]:
+        """What the command writes, as it comes."""
+        read: Callable[[int], bytes] = self._channel.recv
+        return iter(lambda: read(_CHUNK), b"")
+
+    def write(self, chunk: bytes) -> None:
+        """Feeds the command. Raises StepFailed when it ended."""
+        try:
+            self._channel.sendall(chunk)
+        except OSError:
+            self.finish()
+            raise StepFailed(f"{self._host.name}: {self._name} ended early") from None
+
+    def finish(
+        self,
+        told: Callable[[str], None] = lambda line: None,
+        reason: Callable[[list[str]], str] | None = None,
+    ) -> str:
+        """Waits for its end; what else it wrote. Raises StepFailed for its exit status.
+
+        `told` gets the lines of its standard error as they come; `reason` gives the words for a
+        failure, and belongs to a command that takes the end of its input for our end.
+        """
+        if reason is None:
+            self._channel.shutdown_write()
+        errors = []
+        for line in self._stderr:
+            errors.append(line.rstrip())
+            told(errors[-1])
+        said = self._stdout.read().decode("utf-8", "replace")
+        if self._channel.recv_exit_status() != 0:
+            why = (reason or last_words)(errors)
+            raise StepFailed(f"{self._host.name}: {self._name}: {why}")
+        return str(said)
+
+    def close(self) -> None:
+        """Closes the channel; the command ends by its broken pipe."""
+        self._channel.close()

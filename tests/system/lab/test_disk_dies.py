@@ -1,0 +1,139 @@
+"""A node's disk dies (D18): what rigbook kept and the engine's folder go with it. They come back
+from another node's copy, and from an encrypted one on the operator's machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.lab.support import moving as m
+from tests.system.rehearsal import Lab
+
+MB = 1_000_000
+TREE = "/opt/engine/venv"
+OF_TREE = ("--data", f"tree={TREE}")
+# Nothing of it is shared with another tree, and zstd cannot make it smaller.
+MAKE = f"""set -e
+rm -rf {TREE} && mkdir -p {TREE}/bin {TREE}/lib && cd {TREE}
+head -c 24000000 /dev/urandom > lib/kernel.so && ln lib/kernel.so lib/same.so
+printf '#!/bin/sh\\necho engine\\n' > bin/vllm && chown 12345:0 bin/vllm && chmod 4750 bin/vllm
+ln -s ../lib/kernel.so bin/link && setfattr -n user.word -v here lib/kernel.so 2>/dev/null || true
+touch -d @1700000000.123456789 lib/kernel.so
+"""
+PICTURE = f"""cd {TREE} 2>/dev/null || exit 0
+find . -printf '%p %y %m %U %G %l %T@\\n' | grep -v '^\\./* d' | sort
+find . -type f -exec sha256sum {{}} + | sort
+"""
+DIES = f"""systemctl disable --now rigbook-verify.timer 2>/dev/null
+rm -rf /var/lib/rigbook /usr/local/lib/rigbook {TREE}"""
+KEPT = "/var/lib/rigbook/copies-of-others"
+
+
+def root(lab: Lab, host: str, script: str) -> str:
+    """A script of root's on a host."""
+    return lab.ssh(host, "sudo bash -s", stdin=script)
+
+
+def backed_up(lab: Lab) -> str:
+    """test1's tree in a verified backup; its id."""
+    done = lab.pyinfra("backup", *OF_TREE)
+    assert done.rc == 0, done.text
+    found = re.search(r"\[test1\] (\S+) is whole", done.text)
+    assert found, done.text
+    return found[1]
+
+
+@pytest.fixture
+def venv(lab: Lab) -> Iterator[str]:
+    """Both hosts have a folder of an engine; what test1's looks like."""
+    m.clear(lab)
+    for host in lab.hosts:
+        root(lab, host, f"rm -rf /var/lib/rigbook/backups {KEPT}; rm -rf /var/lib/rigbook/copies")
+        root(lab, host, MAKE)
+    yield root(lab, "test1", PICTURE)
+    for host in lab.hosts:
+        root(lab, host, f"rm -rf {TREE} {KEPT} /var/lib/rigbook/backups")
+    m.clear(lab)
+
+
+def restored(lab: Lab, backup: str) -> str:
+    """The tree after a restore at the console."""
+    said = lab.ssh("test1", "sudo rignode tree restore", stdin=f'{{"backup": "{backup}"}}')
+    assert json.loads(said)["changed"] is True, said
+    return root(lab, "test1", PICTURE)
+
+
+def half(lab: Lab, host: str, folder: str) -> int:
+    """The bytes of a payload that is on its way to a host."""
+    said = root(lab, host, f"stat -c %s {folder}*.partial/payload.tar.zst 2>/dev/null || true")
+    return int(said or 0)
+
+
+def test_the_tree_is_back_from_the_other_node(lab: Lab, venv: str) -> None:
+    backup = backed_up(lab)
+    dry = lab.pyinfra("backup", *OF_TREE, "--data", "to=test2", "--dry", yes=False)
+    assert dry.rc == 0 and f"[test1] copy {backup} to test2, out of bond0" in dry.text
+    # an operator that loses its power in the middle, and the same command
+    with m.slow_fabric(lab, 40):
+        started = m.start("backup", *OF_TREE, "--data", "to=test2")
+        m.wait_for(lambda: half(lab, "test2", f"{KEPT}/test1/") > 4 * MB)
+        m.kill(started)
+        m.wait_for(lambda: not m.listens(lab), 30)
+    assert root(lab, "test2", f"ls {KEPT}/test1").endswith(".partial")
+    done = lab.pyinfra("backup", *OF_TREE, "--data", "to=test2")
+    assert done.rc == 0 and "copied, and read back in /var/lib/rigbook/copies-of" in done.text
+    assert m.megabytes(done.text, "came in an earlier run") > 4
+    assert root(lab, "test2", f"stat -c '%U %a' {KEPT} {KEPT}/test1/{backup}") == (
+        "root 700\nroot 700")  # fmt: skip
+    again = lab.pyinfra("backup", *OF_TREE, "--data", "to=test2")
+    assert again.rc == 0 and "was there; it was read back" in again.text
+
+    root(lab, "test1", DIES)
+    back = lab.pyinfra("backup", "--data", f"take={backup}")
+    assert back.rc == 0 and f"{backup} is back from test2, and whole" in back.text
+    assert restored(lab, backup) == venv != ""
+
+
+def test_the_tree_is_back_from_the_operators_machine(lab: Lab, venv: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["age-keygen", "-o", str(key)], check=True, capture_output=True)
+    made = subprocess.run(["age-keygen", "-y", str(key)], check=True, capture_output=True)
+    place, recipient = f"operator:{tmp_path}", made.stdout.decode().strip()
+    backup = backed_up(lab)
+    away = (*OF_TREE, "--data", f"to={place}", "--data", f"recipient={recipient}")
+    done = lab.pyinfra("backup", *away)
+    assert done.rc == 0, done.text
+    assert f"{backup} encrypted, and read back in {place}/rigbook/test1" in done.text
+    assert "was there; it was read back" in lab.pyinfra("backup", *away).text
+    for path in (tmp_path / "rigbook").rglob("*.age"):
+        assert path.read_bytes().startswith(b"age-encryption.org/v1\n")
+
+    root(lab, "test1", DIES)
+    back = lab.pyinfra("backup", "--data", f"take={backup}", "--data", f"from={place}",
+                       "--data", f"identity={key}")  # fmt: skip
+    assert back.rc == 0 and f"{backup} is back from {place}, and whole" in back.text
+    assert restored(lab, backup) == venv != ""
+
+
+def test_they_are_read_each_week(lab: Lab, venv: str) -> None:
+    backup = backed_up(lab)
+    done = lab.pyinfra("backup", "--data", "weekly=true")
+    assert done.rc == 0 and "the backups are read each week" in done.text
+    again = lab.pyinfra("backup", "--data", "weekly=true")
+    assert again.counts("Grand total")[1:] == ("-", "-", "3"), again.text
+    assert root(lab, "test1", "systemctl is-active rigbook-verify.timer") == "active"
+    root(lab, "test1", "systemctl start rigbook-verify.service")
+    assert '"problem": ""' in root(lab, "test1", "cat /var/lib/rigbook/weekly.json")
+    payload = f"/var/lib/rigbook/backups/{backup}/payload.tar.zst"
+    root(lab, "test1", f"printf x | dd of={payload} bs=1 seek=9000000 conv=notrunc status=none")
+    root(lab, "test1", "systemctl start rigbook-verify.service || true")
+    assert root(lab, "test1", "systemctl is-failed rigbook-verify.service || true") == "failed"
+    assert backup in root(lab, "test1", "cat /var/lib/rigbook/weekly.json")
+    off = lab.pyinfra("backup", "--data", "weekly=false")
+    assert off.rc == 0, off.text
+    assert root(lab, "test1", "ls /etc/systemd/system | grep verify || true") == ""
