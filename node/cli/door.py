@@ -92,9 +92,9 @@ def asked(inner: str, stdin: Callable[[], str], program: str) -> tuple[list[str]
         if words[:2] == ["printf", "%s"] and words[3:-1] == ["|", *_READS]:
             return _carried(words[2], program)
         if words[:-1] == _READS:
-            return _carried(stdin(), program)
+            return _carried(stdin().strip(), program)
         if words[:-1] == _CHANGES:
-            return _installed(stdin(), program)
+            return _installed(stdin().strip(), program)
     except (ValueError, KeyError, TypeError, zlib.error):
         raise Refused("the request is not one of rigbook's") from None
     return None

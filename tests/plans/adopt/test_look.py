@@ -48,7 +48,7 @@ TABLE: Table = {
         "at the next boot: vllm-ds4.service, vllm_ds4, /etc/crontab:12",
         f"[{WORKER}] vLLM: pid 812 by docker exec in container vllm_ds4, rank 1, headless",
         "deploys/adopt.py -y --data write=NAME writes inventory, group_data and recipe",
-        asks=["former", "former", "snapshot", "snapshot"])),
+        asks=["several", "several"])),
     "by hand": (looks(parts.by_hand(), parts.by_hand()), quiet(
         "started by hand, pid 812", "at the next boot: nothing starts it",
         "lost when it stops: container vllm_ds4 (--rm)")),

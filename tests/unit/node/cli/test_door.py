@@ -92,8 +92,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def through(installed: Path, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """The door started as sudo starts it."""
-    return subprocess.run([str(installed / "door"), *argv], input=stdin, text=True,
+    """The door started as sudo starts it; pyinfra ends what it writes to stdin with a newline."""
+    return subprocess.run([str(installed / "door"), *argv], input=f"{stdin}\n", text=True,
                           capture_output=True, timeout=60, check=False)  # fmt: skip
 
 
