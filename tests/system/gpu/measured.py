@@ -68,7 +68,7 @@ def loaders(rig: Rig) -> str:
     argv = "tr '\\0' ' ' < /proc/$(systemctl show -p MainPID --value rigbook-engine)/cmdline"
     before = rig.on(argv)
     names = ("runai_streamer", "fastsafetensors")
-    done = rig.deploy("bench", f"loaders={','.join(names)}", "rounds=3", limit_s=570)
+    done = rig.deploy("bench", f"loaders={','.join(names)}", "rounds=3", limit_s=900)
     assert done.rc == 0, tail(done)
     rows = {}
     for line in (line.strip() for line in done.text.splitlines()):
