@@ -5,6 +5,8 @@ NVLink multicast stays off by three variables of the recipe: a unit has an envir
 
 from __future__ import annotations
 
+import yaml
+
 from tests.system.gpu.holders import hold, release
 from tests.system.gpu.rig_host import IDLE_MIB, RECIPE, Rig, tail
 
@@ -44,17 +46,16 @@ def one_of_two(rig: Rig) -> str:
 
 def use_both() -> None:
     """The recipe for two ranks on one host."""
-    text = RECIPE.read_text()
-    if "tensor_parallel_size: 2" not in text:
-        text = text.replace(
-            "tensor_parallel_size: 1",
-            "tensor_parallel_size: 2\n  distributed_executor_backend: mp\n"
-            "  disable_custom_all_reduce: true",
-        )
-        RECIPE.write_text(text.replace("env:\n", f"env:\n{MULTICAST_OFF}"))
+    recipe = yaml.safe_load(RECIPE.read_text())
+    recipe["vllm_serve"] |= BOTH
+    recipe["env"] |= MULTICAST_OFF
+    RECIPE.write_text(yaml.safe_dump(recipe))
 
 
-MULTICAST_OFF = """  NCCL_NVLS_ENABLE: "0"
-  TORCH_SYMM_MEM_DISABLE_MULTICAST: "1"
-  NVSHMEM_DISABLE_NVLS: "1"
-"""
+BOTH = {
+    "tensor_parallel_size": 2, "distributed_executor_backend": "mp",
+    "disable_custom_all_reduce": True,
+}  # fmt: skip
+MULTICAST_OFF = {
+    "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"
+}  # fmt: skip
