@@ -91,6 +91,7 @@ lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint
 
 bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART=rig, growth, backup, streams, moving, weights or rollback)
+	@lab/quiet $(PY) -m pip install --quiet --require-hashes -r requirements/report.txt
 	@$(PY) -m tests.bench $(PART)
 
 lab-up: setup tools ## make or complete the rehearsal hosts (N=2), with the engine's image

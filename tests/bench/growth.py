@@ -1,7 +1,8 @@
 """`python -m tests.bench growth`: what a run that changes nothing costs as a rig grows.
 
 On stand-in hosts: the operator's side alone, with pyinfra's whole command line. They answer at
-once, and lie in the same process, so what is measured is what grows with the nodes here.
+once, and lie in the same process, so what is measured is what grows with the nodes here. Its
+picture, docs/growth.svg, is drawn with the packages of requirements/report.txt.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from deploys.procedures.report.charts import INSTALL
 from schema.inputs.load import plan
 from tests.bench.page import Part, machine, today
 from tests.bench.report import MB, SPREAD, Row, in_seconds, table
@@ -30,6 +32,7 @@ from tests.plans.support.scenario import INVENTORY, host, serving
 from tests.unit.builders.four_nodes import recipe_over
 
 NODES = (2, 4, 8, 16, 64)
+PICTURE = ROOT / "docs" / "growth.svg"
 RUNS = ("serve", "doctor", "image", "weights")
 
 
@@ -136,12 +139,56 @@ def rows(found: dict[int, dict[str, Figures]]) -> list[Row]:
     return listed
 
 
+def chart(found: dict[int, dict[str, Figures]]) -> dict[str, Any]:
+    """The seconds against the nodes as Vega-Lite: a line a runbook, with the range of its rounds.
+
+    The series differ by mark and by dash too.
+    """
+    values = [
+        {"runbook": name, "nodes": nodes, "s": median(each), "low": min(each), "high": max(each)}
+        for nodes, runs in found.items()
+        for name, figures in runs.items()
+        for each in [figures.seconds]
+    ]
+    seconds = {"field": "s", "type": "quantitative", "title": "wall, s", "scale": {"zero": True}}
+    series = {
+        "field": "runbook",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(RUNS)},
+        "legend": {"title": None, "symbolSize": 90},
+    }
+    nodes = {"field": "nodes", "type": "quantitative", "title": "nodes",
+             "scale": {"type": "log", "base": 2}, "axis": {"values": list(NODES)}}  # fmt: skip
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "background": "white", "width": 460, "height": 260, "data": {"values": values},
+        "encoding": {"x": nodes, "color": series},
+        "layer": [
+            {"mark": "line", "encoding": {"y": seconds, "strokeDash": {**series, "legend": None}}},
+            {"mark": "rule", "encoding": {"y": {**seconds, "field": "low"},
+                                          "y2": {"field": "high"}}},
+            {"mark": {"type": "point", "filled": True, "size": 60},
+             "encoding": {"y": seconds, "shape": series}},
+        ],
+        "config": {"font": "sans-serif"},
+    }  # fmt: skip
+
+
 def part(rounds: int) -> Part:
     """The section of docs/benchmarks.md and its rows; RuntimeError when it was not measured."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise RuntimeError(f"its picture is not drawn: {INSTALL}") from None
     where = machine()
-    listed = rows(measured(rounds))
+    found = measured(rounds)
+    PICTURE.write_text(vl_convert.vegalite_to_svg(chart(found)) + "\n")
+    listed = rows(found)
     text = f"""Measured {today()} on {where}: stand-in hosts that serve as
 their recipe says and answer at once. {rounds} rounds. Run again: `python -m tests.bench growth`.
+
+![Seconds against nodes, a line a runbook; the table has the same figures]({PICTURE.name})
 
 {table(listed)}
 {SPREAD}
