@@ -270,6 +270,9 @@ figure. Run again: `python -m tests.bench backup`.
   restore checks every header, the hash and every entry, and trades places.
 - upgraded: a package of {bench.upgraded / 10**6:.0f} MB, each file written anew and a byte longer.
   The restore is of the first backup.
+- What binds a restore is the proof: of one copy of the venv (2.1 GB, 15.3 s) 5.5 s went into zstd
+  and tar, 1.2 s into the flush, 7.8 s into reading every file back from the disk and hashing it,
+  with 9.3 s of processor.
 - memory: node with tar and zstd together, looked at twenty times a second.
 """
     return Part("Backup and restore", text, listed)
