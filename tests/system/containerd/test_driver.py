@@ -55,15 +55,20 @@ jq '.features.cdi = true' /opt/stand-in/daemon.json > /etc/docker/daemon.json
 systemctl restart docker.service
 tar -chf - /bin/sh /lib64/ld-linux-x86-64.so.2 {LIBRARIES}/libc.so.6 2>/dev/null \\
     | docker import - {IMAGE} >/dev/null
+# systemd-nspawn's /sys is a tmpfs that has no /sys/module
+mkdir -p /sys/module
 mount -t tmpfs tmpfs /sys/module
 install -d /sys/module/nvidia
 echo 0 > /sys/module/nvidia/refcnt
 """
+# a set-up that broke off may have left docker at its start limit
 CLEAR = f"""
 umount /sys/module
+rmdir /sys/module
 rm -f /usr/local/bin/nvidia-ctk {LIBRARIES}/libnvidia-ml.so.* {SPEC}
 cp /opt/stand-in/daemon.json /etc/docker/daemon.json
 cp /opt/stand-in/gpu.json /etc/rigbook-lab/gpu.json
+systemctl reset-failed docker.service
 systemctl restart docker.service
 docker rmi -f {IMAGE} >/dev/null 2>&1
 rm -rf /opt/stand-in
