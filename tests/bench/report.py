@@ -124,6 +124,14 @@ compete; on a real rig B and C do not cost the operator's processor.
   its processes by getrusage.
 - restart against by hand: both end with the first completion; the engine's own stop (its container
   gets 10 s and more) and start are in both.
+- What binds the doctor: of 1.9 s, timed step by step on 2026-11-26 with the engine running, 0.43 s
+  are the start of the command line, 0.55 s the imports while ssh connects, 0.8 s the hosts'
+  answers, 0.15 s the rest. On one host alone the six reports take 0.45 s, 0.11 s of it to compile
+  the program that is sent; here two hosts and the engine share two cores.
+- What binds restart's own part: of a run of 54.7 s, timed by its lines on the same day, 1.9 s
+  passed before the stop; orphans, /dev/shm and the page cache took 0.9 s; between the first answer
+  and COMMITTED lay 3.1 s: the unit's own completion, the operator's next look at it, a second
+  completion, and the commit on both nodes.
 - That nothing was changed is checked: containers, files and journal are compared before and after.
 """
 
