@@ -19,13 +19,21 @@ from gates.gate_sets import REACHING, check
 from gates.host.storage import EACH_NODE, GOES_ON, UNDOES_FIRST, seconds_since_last_sign
 from operations.change.node_call import StepFailed, call
 from operations.change.ownership import Ownership, operator, proven_dead
-from operations.rollback.revert import RESTORE_TIMEOUT_S
+from operations.rollback.revert import RESTORE_TIMEOUT_S, UNDO_TIMEOUT_S, undone
 from schema.desired.plan import UNIT, Plan
 from schema.observed.files import ChangeSummary, Journal
 from schema.observed.snapshot import NodeSnapshot
 
 # Units that these runs start themselves, with other files: the former engine is not started for it.
 _STAY_DOWN = {"serve": (UNIT,), "upgrade": (UNIT,)}
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A node where a change that is open elsewhere is closed: COMMITTED or ROLLED_BACK."""
+
+    node: str
+    status: str
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,8 @@ def take_up(
     deploy: str, plan: Plan, look: Callable[[], Observed]
 ) -> tuple[Observed, TakenUp | None]:
     """What `look` sees, once a dead run's change of this runbook is this run's: it is not among the
-    changes any more. None: there is none. DeployError: its run may be alive, or it is not to be
-    taken up here.
+    changes any more. None: there is none, or it is closed by now. DeployError: its run may be
+    alive, or it is not to be taken up here.
     """
     seen = look()
     found = _left_open(deploy, plan, seen)
@@ -50,9 +58,9 @@ def take_up(
     change = next(iter(found.values()))
     for node, row in found.items():
         refuse_live(node, seen[node], row)
-    proven = None if deploy in EACH_NODE else _elsewhere(seen, change, next(iter(found)))
+    closed = None if deploy in EACH_NODE else _elsewhere(seen, change, next(iter(found)))
     undoes = deploy in UNDOES_FIRST
-    line = _line(change, found, undoes, proven)
+    line = _line(change, found, undoes, closed)
     if dry_run():
         logger.info(f"    would first: {line}; what follows is planned on what lies there now")
         return _without(seen, change.id), None
@@ -64,13 +72,18 @@ def take_up(
     try:
         nodes = [node.name for node in plan.rig.nodes if node.name in found]
         for node in nodes:
-            if proven is None or not _closed(node, change.id, proven):
+            if closed is not None and closed.status == "ROLLED_BACK":
+                _went_back_too(owner, node, found[node].run, closed.node)
+            elif closed is None or not _closed(node, change.id, closed.node):
                 context.update(_claimed(owner, node, found[node].run, undoes))
     except StepFailed as error:
         owner.end(settled=False)
         raise DeployError(f"change {change.id} was not taken up: {error}") from None
     forget(state)
     seen = look()
+    if closed is not None and closed.status == "ROLLED_BACK":
+        owner.end(settled=True)
+        return seen, None
     if not owner.nodes:
         return seen, None
     owner.begin()
@@ -108,17 +121,18 @@ def refuse_live(node: str, snapshot: object, change: ChangeSummary) -> None:
     )
 
 
-def _elsewhere(seen: Observed, change: ChangeSummary, node: str) -> str | None:
-    """The node where the change is COMMITTED already: it was proven, and only to be closed here.
+def _elsewhere(seen: Observed, change: ChangeSummary, node: str) -> Closed | None:
+    """Where the change is closed already: COMMITTED, so it was proven and is only to be closed on
+    the others; or ROLLED_BACK, so it goes back on them too: node takes no step of a closed change.
 
-    DeployError where it was undone: node takes no step of a closed change.
+    DeployError where it is INCONSISTENT.
     """
     for other, snapshot in seen.items():
         for row in changes_of(snapshot):
             if row.id != change.id or row.status == "OPEN":
                 continue
-            if row.status == "COMMITTED":
-                return other
+            if row.status != "INCONSISTENT":
+                return Closed(other, row.status)
             raise DeployError(
                 f"nothing was changed: change {change.id} is OPEN on {node} and {row.status} on "
                 f"{other}; undo the rest of it: {rollback(change.id)}"
@@ -127,11 +141,17 @@ def _elsewhere(seen: Observed, change: ChangeSummary, node: str) -> str | None:
 
 
 def _line(
-    change: ChangeSummary, found: Mapping[str, ChangeSummary], undoes: bool, proven: str | None
+    change: ChangeSummary,
+    found: Mapping[str, ChangeSummary],
+    undoes: bool,
+    closed: Closed | None,
 ) -> str:
     where = ", ".join(found)
-    if proven is not None:
-        return f"change {change.id} is proven on {proven} and open on {where}: closes it there"
+    if closed is not None and closed.status == "ROLLED_BACK":
+        back = f"change {change.id} went back on {closed.node} and is open on {where}"
+        return f"{back}: undoes it there, too"
+    if closed is not None:
+        return f"change {change.id} is proven on {closed.node} and open on {where}: closes it there"
     what = "undoes what is half done, and goes on in it" if undoes else "goes on in it"
     return f"takes up change {change.id}, left open on {where} by {change.owner}: {what}"
 
@@ -154,6 +174,14 @@ def _closed(node: str, change: str, proven: str) -> bool:
             raise
         return False
     return True
+
+
+def _went_back_too(owner: Ownership, node: str, former: str | None, other: str) -> None:
+    """Undoes on a node what is undone on `other` already; StepFailed where it is not whole."""
+    _claimed(owner, node, former, undoes=False)
+    reason = f"went back on {other}, and by the same command again here"
+    request = {"change": owner.change, "run": owner.token, "reason": reason}
+    undone(owner.state, [node], request, UNDO_TIMEOUT_S)
 
 
 def _claimed(owner: Ownership, node: str, former: str | None, undoes: bool) -> Mapping[str, Any]:

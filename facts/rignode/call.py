@@ -35,8 +35,9 @@ def document_of(host: str, verb: str, output: Any, timeout_s: int) -> dict[str, 
         document = None
     if not isinstance(document, dict):
         said = " ".join(output.stderr_lines + output.stdout_lines)[-300:].strip()
-        said = said or f"nothing within {timeout_s} s"
-        raise AskFailed(f"{host}: {verb}: the host answered: {said}")
+        # empty after a moment too: a host that lost its power ends the channel
+        told = f": {said}" if said else f" nothing (limit {timeout_s} s)"
+        raise AskFailed(f"{host}: {verb}: the host answered{told}")
     if not document.get("ok"):
         remedy = document.get("remedy")
         line = f"{host}: {verb}: {document.get('error')}"

@@ -138,6 +138,6 @@ def document_in(output: list[str], verb: str, seconds: int) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         said = " ".join(output)[:300]
-        answered = f"no {verb} but: {said!r}" if said else f"nothing in {seconds} s"
+        answered = f"no {verb} but: {said!r}" if said else f"nothing (limit {seconds} s)"
         raise FactProcessError(f"the host answered {answered}")
     return document

@@ -76,7 +76,7 @@ def revert_change(
     request.update({key: value for key, value in (("run", run), ("despite", despite)) if value})
     if plan.runtime == "deployment":
         # Its server rolls the former pods out; there is no unit to stop, and no venv to execute.
-        return _undone(state, ordered, request, DEPLOYMENT_TIMEOUT_S)
+        return undone(state, ordered, request, DEPLOYMENT_TIMEOUT_S)
     kept, silent = _all_recorded(state, ordered, change, recorded)
     _refuse_another_runs(kept, run)
     ordered = list(kept)
@@ -307,14 +307,17 @@ def undo_only(words: str = "", timeout_s: int = UNDO_TIMEOUT_S) -> Callable[[Run
 
     def revert(run: Run) -> str:
         request = {"change": run.id, "run": run.owner.token}
-        told = _undone(run.state, sorted(run.touched), request, timeout_s)
+        told = undone(run.state, sorted(run.touched), request, timeout_s)
         return f"{told}; {words}" if words else told
 
     return revert
 
 
-def _undone(state: State, nodes: Collection[str], request: dict[str, Any], timeout_s: int) -> str:
-    """Undoes the change on these nodes and gives the line to tell; StepFailed: it is not whole."""
+def undone(state: State, nodes: Collection[str], request: dict[str, Any], timeout_s: int) -> str:
+    """Undoes the change on these nodes and gives the line to tell; StepFailed: it is not whole.
+
+    No engine is asked. `request`: of node's verb `undo`; `timeout_s`: seconds for each node.
+    """
     for node in nodes:
         if problem := _undo(state, node, request, None, timeout_s):
             raise StepFailed(problem)

@@ -134,9 +134,20 @@ TABLE: Table = {
     "booted": (again("kernel", booted, PIN, kernels=dict.fromkeys(BOTH, STAGED)), refused(
         "may still be at work")),
     "dry": (again("serve", left("serve"), how="--dry"), quiet(f"would first: {taken('serve')}")),
-    # the automatic return died: what is undone stays undone
-    "undone there": (again("serve", left("serve", on=(HEAD,), other="ROLLED_BACK")), refused(
-        f"OPEN on {HEAD} and ROLLED_BACK on {WORKER}", f"change={IDS['serve']}")),
+    # the automatic return died, or a node was down meanwhile: the rest of it goes back first
+    "undone there": (again("serve", left("serve", on=(HEAD,), other="ROLLED_BACK")), done(
+        f"change {IDS['serve']} went back on {WORKER} and is open on {HEAD}: undoes it there, too",
+        "serving as the recipe says", steps=["lab1 claim", "lab1 undo"])),
+    "undone there, dry": (
+        again("serve", left("serve", on=(HEAD,), other="ROLLED_BACK"), how="--dry"),
+        quiet(f"would first: change {IDS['serve']} went back on {WORKER}")),
+    "undone there, not whole": (
+        again("serve", left("serve", on=(HEAD,), other="ROLLED_BACK"), faults={
+            f"{HEAD}:then undo": [{"error": "edited after the change: /x", "code": "later_edit"}]}),
+        failed("was not taken up", "edited after the change: /x",
+               steps=["lab1 claim", "lab1 undo", "lab1 beat"])),
+    "half undone there": (again("serve", left("serve", on=(HEAD,), other="INCONSISTENT")), refused(
+        f"OPEN on {HEAD} and INCONSISTENT on {WORKER}", f"change={IDS['serve']}")),
     # the proof came, and the run died between the two journals: nothing is undone
     "proven there": (again("serve", left("serve", on=(WORKER,), other="COMMITTED")), done(
         f"is proven on {HEAD} and open on {WORKER}: closes it there",

@@ -80,12 +80,11 @@ class FakeNode:
 
     `faults`, by `HOST:WHAT`: `apply WORD` (an error document), `start` ("dies"), `former` (how our
     unit is, once a former setup's engine has our port; with `former-stays` also after an undo),
-    `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups`
-    and `keeps` (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost`
-    (what breaks the connection), `blob` (what the changes of its journal kept beside the steps),
-    `slow` (what takes a moment), `ctrl-c` (pressed while the client loads), `nccl` (lines of its
-    log), `says VERB` (a reading verb's answer, or a list of them), `then WORD` (answers or errors,
-    each once, before the usual one).
+    `snapshot` (raw text), `undo` (an error document), `check` (what dropin answers), `backups` and
+    `keeps` (rows of tree_double.py), `as-backup`, `answers` (a verb's whole answer), `lost` (what
+    breaks the connection), `blob` (what its changes kept beside the steps), `slow` (what takes a
+    moment), `ctrl-c` (pressed while the client loads), `nccl` (lines of its log), `says VERB` (a
+    reading verb's answer, or a list of them), `then WORD` (answers or errors, each once).
     """
 
     def __init__(self, name: str, snapshot: Json | None, faults: Json, folder: Path) -> None:
@@ -151,8 +150,7 @@ class FakeNode:
         if planned is not None:
             raise NodeError(planned["error"], planned["code"], planned.get("remedy", ""))
         if queue := self.faults.get(f"then {command.what}"):
-            said = queue.pop(0)
-            if "error" in said:
+            if "error" in (said := queue.pop(0)):
                 raise NodeError(said["error"], said["code"])
             return dict(said)
         answers = self.faults.get("answers", {})
@@ -194,9 +192,11 @@ class FakeNode:
         validate.keys(command.request, "request", ("change", "status", "reason", "run"))
         validate.choice(command.request["status"], "status", journal.STATUSES[1:])
         validate.text(command.request["reason"], "reason", 2000)
-        for row in self.now["journal"]["changes"]:
-            if row["id"] == id_:
-                row["status"] = command.request["status"]
+        return self._settled(id_, command.request["status"])
+
+    def _settled(self, id_: str, status: str) -> Json:
+        for row in self.now.get("journal", {}).get("changes", ()):
+            row["status"] = status if row["id"] == id_ else row["status"]
         return {"change": {"id": id_}, "changed": True}
 
     def _claim(self, id_: str, command: Sent) -> Json:
@@ -286,9 +286,9 @@ class FakeNode:
         validate.keys(request, "request", ("change", "overwrite", "start_units", "reason",
                                           "run", "despite"), ("change",))  # fmt: skip
         validate.text(request.get("reason", ""), "reason", 2000)
-        for path in request.get("overwrite", ()):
-            validate.path(path, "overwrite")
+        _ = [validate.path(path, "overwrite") for path in request.get("overwrite", ())]
         self.now = json.loads(self.before)
+        self._settled(id_, "ROLLED_BACK")
         if self.faults.get("former-stays"):
             launched.former_answers(self.now, "active/running")
         self.dying = False

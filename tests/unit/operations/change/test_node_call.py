@@ -62,7 +62,7 @@ def test_a_document_comes_back_and_the_request_went_out(monkeypatch: pytest.Monk
         ("", "sudo: a password is required", "lab1: close: the host answered: sudo: a password"),
         ("7", "", "lab1: close: the host answered: 7"),
         ("Killed", "", "lab1: close: the host answered: Killed"),
-        ("", "", "lab1: close: the host answered: nothing within 7 s"),
+        ("", "", "lab1: close: the host answered nothing (limit 7 s)"),
     ],
 )
 def test_anything_else_is_one_line(
