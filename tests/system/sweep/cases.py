@@ -1,14 +1,18 @@
-"""The deploys that need no engine: unit, weights and image on two hosts of the lab."""
+"""The deploys that need no engine: unit, weights, image on two hosts, libvgpu on one."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from tests.system.lab.support import moving as m
+from tests.system.lab.test_libvgpu import OLARES, TARGET, sha
 from tests.system.lab.test_weights import MAKE
 from tests.system.lease.rigs import OnLab
 from tests.system.sweep.cycle import Case
+from tests.unit.node.support.libs import library
 
 MB = 1_000_000
 FOLDER = "/srv/models/tiny"
@@ -94,3 +98,27 @@ class Image(LabCase):
     def prove(self) -> None:
         ids = {m.image_id(self.rig.lab, name) for name in self.rig.names}
         assert len(ids) == 1 and ids != {""}, f"the nodes have other images: {ids}"
+
+
+class Libvgpu(LabCase):
+    """The library that the GPU's sharing preloads: each run swaps one of two for the other."""
+
+    deploy = "libvgpu"
+
+    def __init__(self, rig: OnLab, folder: Path) -> None:
+        super().__init__(OnLab(rig.lab, OLARES, rig.names[:1], rig.endpoint))
+        self._ours = [library(folder / f"{fill}.so", 670_000, fill) for fill in (1, 2)]
+        plugins = library(folder / "plugins.so", 850_000, 3)
+        raw = base64.b64encode(plugins.read_bytes()).decode()
+        script = f"base64 -d > {TARGET} <<'END'\n{raw}\nEND\nchmod 755 {TARGET}"
+        self.rig.root(self.first, f"mkdir -p {Path(TARGET).parent}\n{script}")
+
+    def prepare(self) -> None:
+        self._ours.reverse()
+
+    def data(self) -> Sequence[str]:
+        return (f"library={self._ours[0]}", f"sha256={sha(self._ours[0])}")
+
+    def prove(self) -> None:
+        there = self.rig.root(self.first, f"sha256sum {TARGET}").split()[0]
+        assert there == sha(self._ours[0]), f"another library lies at {TARGET}"

@@ -24,17 +24,18 @@ ON_HOSTS = (
     "power cut",
 )
 ON_PAIR = (*ON_HOSTS, "the pair's timer")
-ON_TOWER = tuple(kind for kind in ON_HOSTS if kind != "dockerd killed")
+ON_ONE = tuple(kind for kind in ON_HOSTS if kind != "dockerd killed")
 ON_VM = ("operator killed", "two operators", "node killed", "reboot -ff", "power cut")
 # The deploys of a sweep, and what may happen to each. A power cut of the VM is QEMU killed.
 DEPLOYS = {
     "unit": ON_HOSTS,
     "weights": ON_HOSTS,
     "image": ON_HOSTS,
+    "libvgpu": ON_ONE,
     "serve": ON_PAIR,
     "restart": ON_PAIR,
     "rollback": ON_PAIR,
-    "upgrade": ON_TOWER,
+    "upgrade": ON_ONE,
     "kernel": ON_VM,
 }
 

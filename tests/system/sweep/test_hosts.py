@@ -1,25 +1,34 @@
-"""unit, weights and image on two hosts without the engine, interrupted at random moments."""
+"""unit, weights, image and libvgpu on hosts without the engine, interrupted at random moments."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from tests.system.lease.rigs import OnLab
-from tests.system.sweep.cases import Image, Unit, Weights
+from tests.system.sweep.cases import Image, LabCase, Libvgpu, Unit, Weights
 from tests.system.sweep.cycle import Case, run
 from tests.system.sweep.plan import Cell, cells
+from tests.unit.node.support.libs import folder
 
-CASES = {"unit": Unit, "weights": Weights, "image": Image}
+CASES: dict[str, type[LabCase]] = {"unit": Unit, "weights": Weights, "image": Image}
 
 
 @pytest.fixture(scope="module")
-def made(hosts: OnLab) -> dict[str, Case]:
+def made(hosts: OnLab) -> Iterator[dict[str, Case]]:
     """The cases, each of which is measured once."""
-    return {name: kind(hosts) for name, kind in CASES.items()}
+    with folder() as built:
+        yield {
+            **{name: kind(hosts) for name, kind in CASES.items()},
+            "libvgpu": Libvgpu(hosts, built),
+        }
 
 
 @pytest.mark.parametrize(
-    "cell", [cell for name in CASES for cell in cells(name)], ids=lambda cell: cell.name
+    "cell",
+    [cell for name in (*CASES, "libvgpu") for cell in cells(name)],
+    ids=lambda cell: cell.name,
 )
 def test_one_more_run(made: dict[str, Case], cell: Cell) -> None:
     run(made[cell.deploy], cell)
