@@ -24,5 +24,5 @@ def test_an_answer_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("output", [[], ["sudo: no"], ['{"ok": false, "error": "bad unit"}']])
 def test_no_answer_is_an_error(output: list[str]) -> None:
-    with pytest.raises(FactProcessError, match=r"nothing in 60 s|no dropin but|bad unit"):
+    with pytest.raises(FactProcessError, match=r"nothing \(limit 60 s\)|no dropin but|bad unit"):
         DropInCheck().process(output)

@@ -56,7 +56,7 @@ def test_a_section_that_could_not_be_read_stays_unknown() -> None:
 @pytest.mark.parametrize(
     ("lines", "line"),
     [
-        ([], f"nothing in {Snapshot.timeout_s} s"),
+        ([], f"nothing (limit {Snapshot.timeout_s} s)"),
         (["sh: 1: python3: not found"], "no snapshot but: 'sh: 1: python3: not found'"),
         (['{"ok": false, "error": "not root"}'], "node snapshot failed: not root"),
         (['{"format": 2}'], "does not fit at format"),

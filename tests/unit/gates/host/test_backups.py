@@ -68,7 +68,7 @@ def test_a_rig_of_one_node_has_no_peer_to_name() -> None:
 
 def test_backups_that_cannot_be_listed_are_no_silence() -> None:
     plan = spark_plan()
-    seen = {node.name: Unreadable(unreadable="nothing in 120 s") for node in plan.rig.nodes}
+    seen = {node.name: Unreadable(unreadable="nothing (limit 120 s)") for node in plan.rig.nodes}
     found = backups.findings(plan, healthy(plan), seen, NOW)
     assert {v.code for v in found} == {"backups-unreadable"} and len(found) == len(seen)
     assert backups.lines(seen, NOW) == []

@@ -34,7 +34,7 @@ def test_what_cannot_be_told_is_no_silence() -> None:
     seen, names = healthy(plan), [node.name for node in plan.rig.nodes]
     silent = kept("images", 0, "docker did not answer in 8 s")
     odd: dict[str, Growth | Unreadable] = dict.fromkeys(names, silent)
-    odd[names[0]] = Unreadable(unreadable="nothing in 120 s")
+    odd[names[0]] = Unreadable(unreadable="nothing (limit 120 s)")
     found = growth.findings(plan, seen, odd)
     assert [v.code for v in found] == ["growth-unreadable"] * len(names)
     assert {v.severity for v in found} == {"warn"}
