@@ -26,10 +26,13 @@ def end(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
-def strike(rig: Rig, kind: str, name: str, begin: Callable[[], object]) -> str:
-    """Makes an interrupt on a host; what was hit. `begin` starts a second operator.
+def strike(
+    rig: Rig, kind: str, name: str, begin: Callable[[], object], over: Callable[[], bool]
+) -> str:
+    """Makes an interrupt on a host; what was hit, or MISSED. `begin` starts a second operator.
 
-    "operator killed" is the caller's, who has the process.
+    What is not there yet is waited for until the run is `over`. "operator killed" is the caller's,
+    who has the process.
     """
     if kind == "two operators":
         begin()
@@ -47,13 +50,14 @@ def strike(rig: Rig, kind: str, name: str, begin: Callable[[], object]) -> str:
         rig.lab.hang_up(name)
         rig.power(name, "cut")
         return name
-    hit = _kill(rig.lab.hosts[name], rig, IS[kind])
-    return f"{name}: {hit}"
+    killed = _kill(rig.lab.hosts[name], rig, IS[kind], over)
+    return f"{name}: {killed} killed" if killed else MISSED
 
 
 def _is_node(argv: list[str], cgroup: str) -> bool:
-    """node runs below a login's session; a host's own Python programs do not."""
-    return "user.slice" in cgroup and Path(argv[0]).name.startswith("python3")
+    """node runs below a login's session, in the lab below sshd; a host's own programs do not."""
+    of_a_login = "user.slice" in cgroup or "ssh.service" in cgroup
+    return of_a_login and Path(argv[0]).name.startswith("python3")
 
 
 def _is_connection(argv: list[str], cgroup: str) -> bool:
@@ -89,16 +93,18 @@ def _running(rig: OnLab, host: LabHost) -> Iterator[tuple[processes.Process, lis
                 yield process, argv.rstrip("\0").split("\0"), str(file)
 
 
-def _kill(host: LabHost, rig: OnLab, hit: Callable[[list[str], str], bool]) -> str:
+def _kill(
+    host: LabHost, rig: OnLab, hit: Callable[[list[str], str], bool], over: Callable[[], bool]
+) -> int:
     """Kills -9 a host's processes of a kind as soon as there are some; how many."""
     until = time.monotonic() + THERE_S
-    while time.monotonic() < until:
+    while time.monotonic() < until and not over():
         found = [process for process, argv, cgroup in _running(rig, host) if hit(argv, cgroup)]
         done = sum(processes.send(process, signal.SIGKILL) for process in found)
         if done:
-            return f"{done} killed"
+            return done
         time.sleep(0.02)
-    return MISSED
+    return 0
 
 
 def _reboot(rig: OnLab, host: LabHost) -> None:
@@ -129,5 +135,5 @@ def _on_vm(rig: OnVm, kind: str, name: str) -> str:
         held = "fuser /var/lib/rigbook/lock 2>/dev/null"
         wait = f'for _ in $(seq 100); do pids=$({held}); [ -n "$pids" ] && break; sleep 0.1; done'
         said = rig.root(name, f'{wait}; [ -n "$pids" ] && kill -9 $pids && echo hit', check=False)
-        return f"{name}: {'killed' if 'hit' in said else MISSED}"
+        return f"{name}: killed" if "hit" in said else MISSED
     return name

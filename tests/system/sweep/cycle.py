@@ -168,7 +168,7 @@ def _interrupted(case: Case, cell: Cell, logs: dict[str, str]) -> Row:
             end(process)
             hit = "its process group"
         else:
-            hit = strike(rig, cell.kind, name, second)
+            hit = strike(rig, cell.kind, name, second, lambda: process.poll() is not None)
     except (AssertionError, OSError, RuntimeError) as error:
         fault = f"the interrupt itself: {error}"
     code, text = ended(process)
@@ -223,18 +223,20 @@ def table(rows: Sequence[Row] = ROWS) -> list[str]:
     """A row a deploy, a column a kind: how many ended, and with which status; then each cell."""
     kinds = list(dict.fromkeys(kind for found in DEPLOYS.values() for kind in found))
     deploys = [name for name in DEPLOYS if any(row.cell.deploy == name for row in rows)]
-    good = sum(not row.fault for row in rows)
+    hits = [row for row in rows if row.hit != MISSED or row.fault]
+    good = sum(not row.fault for row in hits)
+    missed = len(rows) - len(hits)
     seeds = ", ".join(dict.fromkeys(str(row.cell.seed) for row in rows))
     lines = [
-        f"{len(rows)} interrupts, seed {seeds}: {good} were as asked after one more run, "
-        f"{len(rows) - good} outside",
+        f"{len(hits)} interrupts, seed {seeds}: {good} were as asked after one more run, "
+        f"{len(hits) - good} outside" + (f"; {missed} had nothing to hit" if missed else ""),
         f"| deploy | {' | '.join(kinds)} |",
         "|---|" + "---|" * len(kinds),
     ]
     for deploy in deploys:
         words = []
         for kind in kinds:
-            found = [r for r in rows if r.cell.deploy == deploy and r.cell.kind == kind]
+            found = [r for r in hits if r.cell.deploy == deploy and r.cell.kind == kind]
             bad = sum(bool(row.fault) for row in found)
             ends = sorted({row.status for row in found if not row.fault})
             words.append(f"{len(found)} {', '.join(ends)}{f', {bad} FAULT' if bad else ''}"
