@@ -8,7 +8,7 @@ from tests.system.nodes.conftest import Four
 
 FOLDER = "/srv/models/tiny"
 MORE = f"head -c 200000000 /dev/urandom | sudo tee {FOLDER}/more.bin > /dev/null"
-MOVED = re.compile(r"\[(test\d)\] get what lacks in .* from (test\d),")
+MOVED = re.compile(r"\[(\w+)\] get what lacks in .* from (\w+),")
 
 
 def sums(four: Four, host: str) -> str:
