@@ -19,7 +19,7 @@ from gates.gate_sets import REACHING, check
 from gates.host.storage import EACH_NODE, GOES_ON, UNDOES_FIRST, seconds_since_last_sign
 from operations.change.node_call import StepFailed, call
 from operations.change.ownership import Ownership, operator, proven_dead
-from operations.rollback.revert import RESTORE_TIMEOUT_S, UNDO_TIMEOUT_S, undone
+from operations.rollback.revert import RESTORE_TIMEOUT_S, undone
 from schema.desired.plan import UNIT, Plan
 from schema.observed.files import ChangeSummary, Journal
 from schema.observed.snapshot import NodeSnapshot
@@ -181,7 +181,7 @@ def _went_back_too(owner: Ownership, node: str, former: str | None, other: str) 
     _claimed(owner, node, former, undoes=False)
     reason = f"went back on {other}, and by the same command again here"
     request = {"change": owner.change, "run": owner.token, "reason": reason}
-    undone(owner.state, [node], request, UNDO_TIMEOUT_S)
+    undone(owner.state, [node], request, RESTORE_TIMEOUT_S)
 
 
 def _claimed(owner: Ownership, node: str, former: str | None, undoes: bool) -> Mapping[str, Any]:
