@@ -27,7 +27,7 @@ GOES_ON = ("restart", "stop", "adopt", "image", "weights", "restore")
 # of which these end on each node by itself,
 EACH_NODE = ("image", "weights")
 # and these undo first what is half done of it.
-UNDOES_FIRST = ("serve", "upgrade", "kernel", "driver", "unit")
+UNDOES_FIRST = ("serve", "upgrade", "kernel", "driver", "unit", "libvgpu")
 
 
 @per_node

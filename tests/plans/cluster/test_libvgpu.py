@@ -33,7 +33,7 @@ DARK = look(mappers=Unreadable(unreadable="no permission"))
 
 def run(
     *pairs: str, how: tuple[str, ...] = ("-y",), deploy: str = "libvgpu", first: Any = None,
-    then: Any = DONE, fits: Any = FITS, fresh: Any = None,
+    then: Any = DONE, fits: Any = FITS, fresh: Any = None, **more: Any,
 ) -> Scenario:  # fmt: skip
     """A run on a host that shows `first` and `then`, and to which the candidate looks so."""
     faults = {
@@ -41,7 +41,7 @@ def run(
         "says library check": [said(fits), fresh or mapped(OURS)],
         "says kube look": said(kube_parts.look()),
     }
-    return scenario(f"deploys/{deploy}.py", *how, *data(*pairs), faults=faults)
+    return scenario(f"deploys/{deploy}.py", *how, *data(*pairs), faults=faults, **more)
 
 
 SWAP = "lab1 apply file+directory"

@@ -17,9 +17,12 @@ import pytest
 
 from operations.change.ownership import operator
 from schema.desired.plan import UNIT, Plan
+from tests.plans.cluster.test_libvgpu import SWAP, WANT
+from tests.plans.cluster.test_libvgpu import run as libvgpu
 from tests.plans.host.test_kernel import PIN, STAGED
 from tests.plans.host.test_unit import BARE, DS4, SLEEP
 from tests.plans.support import rigs
+from tests.plans.support.clusters import bare
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.rigs import Seen
 from tests.plans.support.scenario import (
@@ -38,7 +41,7 @@ from tests.plans.venv.test_venv_rig import NAME, serves
 from tests.unit.builders.host_parts import change
 from tests.unit.builders.snapshots import put
 
-DEPLOYS = ("serve", "upgrade", "restart", "kernel", "unit", "stop", "patch")
+DEPLOYS = ("serve", "upgrade", "restart", "kernel", "unit", "stop", "patch", "libvgpu")
 IDS = {deploy: f"20260530T065800Z-{deploy}-1a2b" for deploy in DEPLOYS}
 BOTH = (HEAD, WORKER)
 MILO = "milo@x"
@@ -110,6 +113,9 @@ TABLE: Table = {
         done(taken("kernel"))),
     "upgrade": (
         upgrade(seen=left("upgrade", serves, (NAME,))), done(f"takes up change {IDS['upgrade']}")),
+    "libvgpu": (libvgpu(*WANT, seen=left("libvgpu", bare, (HEAD,))), done(
+        "undoes what is half done, and goes on in it", "a fresh process maps it",
+        steps=["lab1 claim", SWAP, "lab1 close COMMITTED"])),
     "stop": (again("stop", left("stop")), done("goes on in it")),
     "restart": (again("restart", left("restart"), faults={
         f"{name}:answers": {"reap": {

@@ -36,7 +36,7 @@ def bare(plan: Plan) -> Snapshots:
 def scenario(*arguments: str, faults: dict[str, object] | None = None, **more: Any) -> Scenario:
     """A run against the stand-in; `faults` are the host's."""
     return Scenario(
-        arguments, bare, hosts=more.pop("hosts", one()),
+        arguments, more.pop("seen", bare), hosts=more.pop("hosts", one()),
         faults={f"{HEAD}:{key}": value for key, value in (faults or {}).items()}, **more,
     )  # fmt: skip
 

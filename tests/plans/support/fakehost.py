@@ -201,7 +201,7 @@ class FakeNode:
 
     def _claim(self, id_: str, command: Sent) -> Json:
         """As node's claim: the change is that run's, and what it did to the files is gone."""
-        if command.verb == "claim" and command.request["take_back"]:
+        if command.verb == "claim" and command.request["take_back"] and self.now["units"]:
             self._set_active("stop")
         row = self._known()[id_]
         said = {"status": "OPEN", "run": command.request["run"], "operator": "milo@forge"}
