@@ -153,6 +153,8 @@ def collect(request: Any) -> Json:
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         jobs.append((name, limit, thread))
+    # before what waits: the clocks of nodes that are asked at once are compared
+    who = identity.read()
     open_files = proc.open_files()
     direct: Json = {
         "memory": guarded(memory.read),
@@ -171,7 +173,7 @@ def collect(request: Any) -> Json:
     _add_docker_root(direct)
     return {
         "format": 1,
-        "identity": identity.read(),
+        "identity": who,
         **direct,
         "node_version": installed_version(),
         "took_s": round(time.monotonic() - started, 4),

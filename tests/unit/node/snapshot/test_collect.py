@@ -116,6 +116,15 @@ def test_a_hung_driver_is_ended_and_told(host: Host, monkeypatch: pytest.MonkeyP
         assert not Path(f"/proc/{pid}").exists(), "the hung nvidia-smi was left running"
 
 
+def test_the_clock_is_read_before_what_waits(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two nodes that are asked at once, a slow one would seem to be ahead of the other."""
+    double(host, monkeypatch, "sleep 3")
+    began = time.time()
+    seen = take()
+    assert time.time() - began > 3
+    assert seen.identity.clock_unix_s - began < 2
+
+
 def test_a_fault_in_a_section_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "read", lambda *_: 1 / 0)
     seen = take(weights=["/x"])
