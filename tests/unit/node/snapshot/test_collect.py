@@ -106,23 +106,16 @@ def test_no_driver_and_a_failing_one_are_unreadable_with_its_words(
 
 
 def test_a_hung_driver_is_ended_and_told(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "TIMEOUT_S", 0.4)
     double(host, monkeypatch, f"echo $$ >> {host.root}/pids; sleep 60 & wait")
-    started = time.monotonic()
-    seen = take()
-    assert isinstance(seen.gpus, Unreadable) and "driver hang" in seen.gpus.unreadable
-    assert time.monotonic() - started < 30
-    for pid in (host.root / "pids").read_text().split():
-        assert not Path(f"/proc/{pid}").exists(), "the hung nvidia-smi was left running"
-
-
-def test_the_clock_is_read_before_what_waits(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two nodes that are asked at once, a slow one would seem to be ahead of the other."""
-    double(host, monkeypatch, "sleep 3")
+    monkeypatch.setattr(gpus, "TIMEOUT_S", 3)
     began = time.time()
     seen = take()
-    assert time.time() - began > 3
+    assert isinstance(seen.gpus, Unreadable) and "driver hang" in seen.gpus.unreadable
+    assert 3 < time.time() - began < 30
+    # before what waits: of two nodes asked at once, a slow one would seem to be ahead
     assert seen.identity.clock_unix_s - began < 2
+    for pid in (host.root / "pids").read_text().split():
+        assert not Path(f"/proc/{pid}").exists(), "the hung nvidia-smi was left running"
 
 
 def test_a_fault_in_a_section_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
