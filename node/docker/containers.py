@@ -11,6 +11,7 @@ from node.docker import api
 
 # docker answers a forced removal when the processes are gone, which a stuck driver delays
 REMOVE_TIMEOUT_S = 60.0
+PING_TIMEOUT_S = 5.0
 
 
 def call(method: str, path: str, timeout_s: float) -> tuple[int, str]:
@@ -26,7 +27,7 @@ def call(method: str, path: str, timeout_s: float) -> tuple[int, str]:
 def answers() -> bool:
     """Gives True when docker takes requests."""
     try:
-        return call("GET", "/_ping", 5.0)[0] == 200
+        return call("GET", "/_ping", PING_TIMEOUT_S)[0] == 200
     except CannotRead:
         return False
 
