@@ -32,6 +32,16 @@ def answers() -> bool:
         return False
 
 
+def _require_answer() -> None:
+    """Asks for a ping before a call that may wait for a minute. Raises CannotRead.
+
+    docker.socket takes connections while no docker runs, and a docker that died is started again
+    only when the engine's unit has ended: a caller inside that unit would wait for itself.
+    """
+    if not answers():
+        raise CannotRead("docker does not answer")
+
+
 def is_running(name: str) -> bool:
     """Gives True while a container of that name runs. Raises CannotRead."""
     row = api.get(f"/containers/{quote(name, safe='')}/json", absent_ok=True)
@@ -49,6 +59,7 @@ def stop(name: str, grace_s: int) -> bool:
 
     Raises CannotRead, and NodeError (`container`) with docker's own words.
     """
+    _require_answer()
     path = f"/containers/{quote(name, safe='')}/stop?t={grace_s}"
     status, said = call("POST", path, grace_s + 20.0)
     if status not in (204, 304, 404):
@@ -61,6 +72,7 @@ def remove(name: str) -> bool:
 
     Raises CannotRead, and NodeError (`container`) when it is still there after a minute.
     """
+    _require_answer()
     deadline = time.monotonic() + REMOVE_TIMEOUT_S
     path = f"/containers/{quote(name, safe='')}?force=true"
     removed = False

@@ -101,12 +101,24 @@ def test_the_heads_engine_is_killed(serving: Lab) -> None:
     assert all(after[name] != before[name] for name in before), "never one half of a pair"
 
 
-def test_dockerd_is_killed(serving: Lab) -> None:
-    """systemd brings docker back, and docker's death must not end the engine for good."""
-    serving.ssh("test1", "sudo kill -9 $(cat /run/docker.pid)")
-    wait_until(
-        "docker is back",
-        90,
-        lambda: serving.ssh("test1", "sudo docker info -f ok", check=False) == "ok",
-    )
+@pytest.mark.parametrize("moment", ["it starts", "it answers"])
+def test_dockerd_is_killed(serving: Lab, moment: str) -> None:
+    """systemd brings docker back at once, and the engine with it.
+
+    From 250 on it counts a start that waits for the unit's end more than once (systemd#21025): an
+    end that waited for docker would use up the start limit.
+    """
+    serving.ssh("test1", "sudo systemctl restart rigbook-engine.service --no-block")
+    wait_until("the engine starts", 60, lambda: in_container(serving))
+    if moment == "it answers":
+        wait_for_completion(serving, BUDGET_S)
+    killed = "sudo kill -9 $(cat /run/docker.pid); sleep 1; timeout 20 sudo docker info -f ok"
+    assert serving.ssh("test1", killed).splitlines()[-1] == "ok"
     wait_for_completion(serving, BUDGET_S)
+    wait_until("its start is over", 60, lambda: serving.unit("test1", "ActiveState") == ["active"])
+
+
+def in_container(lab: Lab) -> bool:
+    """Gives True once the head's container runs in this start of its unit."""
+    unit = lab.unit("test1", "SubState")[0]
+    return unit in ("start-post", "running") and lab.ssh("test1", "sudo docker ps -q") != ""

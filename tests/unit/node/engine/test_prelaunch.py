@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,8 @@ from typing import Any
 import pytest
 
 from node.core.errors import CannotRead, NodeError
-from node.docker import api, containers
-from node.engine import before_start, config, fabric_link, memory_need, prelaunch, start_memory
+from node.docker import containers
+from node.engine import before_start, fabric_link, memory_need, prelaunch
 from node.weights import beside, manifest
 from tests.unit.node.support.enginefile import engine, engine_file
 from tests.unit.node.support.host import Host
@@ -258,26 +256,6 @@ def test_the_verb_is_one_line_and_a_status(host: Host) -> None:
     assert done.returncode == 1 and done.stderr == ""
     assert done.stdout == "prelaunch: the fabric (nope0, 10.0.0.1): no device nope0, after 0 s\n"
     assert host.run(host.argv("container start")).returncode == 2
-
-
-@pytest.mark.parametrize("verb", ["stop_container", "remove_container"])
-def test_a_unit_that_ends_does_not_wait_for_a_docker_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    """docker's restart waits for the unit's end, and docker.socket takes connections meanwhile."""
-    path = tmp_path / "docker.sock"
-    monkeypatch.setattr(api, "SOCKET", str(path))
-    monkeypatch.setattr(containers, "PING_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(config, "load", lambda: engine())
-    monkeypatch.setattr(start_memory, "measure", lambda _: None)
-    with socket.socket(socket.AF_UNIX) as nobody:
-        nobody.bind(str(path))
-        nobody.listen()
-        started = time.monotonic()
-        with pytest.raises(NodeError, match="docker does not answer") as caught:
-            getattr(prelaunch, verb)()
-    assert time.monotonic() - started < 10
-    assert "rigbook-engine is left to the next start" in str(caught.value)
 
 
 @pytest.mark.parametrize("changes", [{"venv": VENV}, {"container": None}, {"venv": {"path": "/x"}}])
