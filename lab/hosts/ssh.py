@@ -11,6 +11,7 @@ from lab.core.settings import SSH_USER, LabError, LabHost, LabSettings
 from lab.hosts import state as hosts_state
 
 READY_SECONDS = 120
+BOOT_LOOK_S = 15
 
 
 def ssh_argv(settings: LabSettings, host: LabHost) -> list[str]:
@@ -59,18 +60,26 @@ def wait_ready(settings: LabSettings, host: LabHost) -> None:
 
 
 def _look(settings: LabSettings, host: LabHost) -> tuple[str, str]:
+    """What is still missing, and how it looks.
+
+    An engine's start is not waited for: it lasts until its first answer, and belongs to the boot
+    of a host that serves.
+    """
     docker_says = "echo 0" if host.is_tower else "docker info --format '{{.ServerVersion}}' 2>&1"
     script = (
-        "systemctl is-system-running --wait; "
+        f"timeout {BOOT_LOOK_S} systemctl is-system-running --wait >/dev/null; "
+        "echo $(systemctl is-system-running); "
+        "echo $(systemctl list-jobs --no-legend | awk '$4 == \"running\" {print $2}'); "
         f"{docker_says}; "
         "systemctl list-units --failed --plain --no-legend | cut -d' ' -f1"
     )
     done = sudo(settings, host, script, timeout=READY_SECONDS)
     if done.returncode != 0:
         return "ssh", done.stderr.strip()
-    state, docker, *failed = done.stdout.split("\n")
-    if state not in ("running", "degraded"):
-        return "systemd", state
+    state, jobs, docker, *failed = done.stdout.split("\n")
+    starts_only_ours = jobs and all(job.startswith("rigbook-") for job in jobs.split())
+    if state not in ("running", "degraded") and not (state == "starting" and starts_only_ours):
+        return "systemd", f"{state} {jobs}".strip()
     if not docker[:1].isdigit():
         return "docker", docker
     names = " ".join(name for name in failed if name)
