@@ -103,7 +103,7 @@ def test_the_heads_engine_is_killed(serving: Lab) -> None:
 
 @pytest.mark.parametrize("moment", ["it starts", "it answers"])
 def test_dockerd_is_killed(serving: Lab, moment: str) -> None:
-    """systemd brings docker back at once, and the engine with it.
+    """systemd brings docker back within 20 s, and the engine with it.
 
     From 250 on it counts a start that waits for the unit's end more than once (systemd#21025): an
     end that waited for docker would use up the start limit.
