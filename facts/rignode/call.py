@@ -10,6 +10,7 @@ from pyinfra.api import Host, State, StringCommand
 
 from facts.rignode import pack
 from facts.rignode.context import as_root, in_host, real
+from schema.core.parse import printable
 
 
 class AskFailed(Exception):
@@ -25,24 +26,45 @@ def bounded(command: str, seconds: int) -> str:
     return f"timeout -k 5 {seconds} sh -c {shlex.quote(command)}"
 
 
+# what the operator's clock allows beyond the host's own limit: sudo, the start of Python, the wire
+LATE_S = 30
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def last_document(lines: list[str]) -> dict[str, Any] | None:
+    """The JSON object on the last line that a host printed, or None."""
+    try:
+        document = json.loads(lines[-1], parse_constant=_no_number)
+    except (IndexError, ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def document_of(host: str, verb: str, output: Any, timeout_s: int) -> dict[str, Any]:
     """node's JSON document from what a host printed; AskFailed with node's own line, or with what
     the host said instead.
     """
-    try:
-        document = json.loads(output.stdout_lines[-1])
-    except (IndexError, ValueError):
-        document = None
-    if not isinstance(document, dict):
+    document = last_document(output.stdout_lines)
+    if document is None:
         said = " ".join(output.stderr_lines + output.stdout_lines)[-300:].strip()
         # empty after a moment too: a host that lost its power ends the channel
         told = f": {said}" if said else f" nothing (limit {timeout_s} s)"
-        raise AskFailed(f"{host}: {verb}: the host answered{told}")
+        raise AskFailed(printable(f"{host}: {verb}: the host answered{told}"))
     if not document.get("ok"):
         remedy = document.get("remedy")
         line = f"{host}: {verb}: {document.get('error')}"
-        raise AskFailed(f"{line}; {remedy}" if remedy else line, str(document.get("code", "")))
+        line = printable(f"{line}; {remedy}" if remedy else line)
+        raise AskFailed(line, str(document.get("code", "")))
     return document
+
+
+def late(host: str, verb: str, timeout_s: int) -> str:
+    """The line about a host that did not end a command by its own limit."""
+    waited = timeout_s + LATE_S
+    return f"{host}: {verb}: no answer in {waited} s (its own limit is {timeout_s} s): it hangs"
 
 
 def ask_node(
@@ -65,7 +87,10 @@ def ask_node(
             print_input=state.print_fact_input,
             **as_root(host),
             _stdin=sent.stdin,
+            _timeout=timeout_s + LATE_S,
         )
+    except TimeoutError:
+        raise AskFailed(late(host.name, verb, timeout_s)) from None
     except Exception as error:  # any transport error: paramiko, gevent, OSError
         raise AskFailed(f"{host.name}: {verb}: the connection failed: {error}") from error
     document = document_of(host.name, verb, output, timeout_s)

@@ -12,7 +12,7 @@ from pyinfra.api import FactBase, Host, State, StringCommand
 from pyinfra.api.exceptions import FactProcessError
 
 from facts.rignode import pack
-from facts.rignode.call import bounded
+from facts.rignode.call import LATE_S, bounded, last_document
 from facts.rignode.context import as_root, in_host, real
 from schema.core.parse import misfit
 from schema.desired.plan import Plan
@@ -94,7 +94,8 @@ def ask_some(
 
 
 def _ask(state: State, name: str, fact: NodeFact[T], request: str) -> T | Unreadable:
-    said = lines_of(state, name, pack.Call(fact.command(request), ""))
+    seconds = fact.seconds(fact.wanted(request))
+    said = lines_of(state, name, pack.Call(fact.command(request), ""), seconds)
     if isinstance(said, Unreadable):
         return said
     try:
@@ -103,8 +104,12 @@ def _ask(state: State, name: str, fact: NodeFact[T], request: str) -> T | Unread
         return Unreadable(unreadable=str(error))
 
 
-def lines_of(state: State, name: str, sent: pack.Call) -> list[str] | Unreadable:
-    """What a host prints for a command of root's; an `Unreadable` says why it was not asked."""
+def lines_of(
+    state: State, name: str, sent: pack.Call, seconds: int = 600
+) -> list[str] | Unreadable:
+    """What a host prints for a command of root's that ends there within `seconds`; an `Unreadable`
+    says why it was not asked.
+    """
     host: Host = state.inventory.get_host(name)
     if not state.is_host_in_limit(host):
         return Unreadable(unreadable="left out by --limit or --exclude; a rig is taken whole")
@@ -121,7 +126,10 @@ def lines_of(state: State, name: str, sent: pack.Call) -> list[str] | Unreadable
             print_input=state.print_fact_input,
             **as_root(host),
             **({"_stdin": sent.stdin} if sent.stdin else {}),
+            _timeout=seconds + LATE_S,
         )
+    except TimeoutError:
+        return Unreadable(unreadable=f"no answer in {seconds + LATE_S} s: the host hangs")
     except Exception as error:  # whatever went wrong: this node is unknown, not fine
         return Unreadable(unreadable=f"{type(error).__name__}: {error}")
     lines: list[str] = output.stdout_lines or output.stderr_lines
@@ -132,11 +140,8 @@ def document_in(output: list[str], verb: str, seconds: int) -> dict[str, Any]:
     """node's document, the last line of what a host printed; FactProcessError says in one line
     what the host answered instead.
     """
-    try:
-        document = json.loads(output[-1])
-    except (IndexError, ValueError):
-        document = None
-    if not isinstance(document, dict):
+    document = last_document(output)
+    if document is None:
         said = " ".join(output)[:300]
         answered = f"no {verb} but: {said!r}" if said else f"nothing (limit {seconds} s)"
         raise FactProcessError(f"the host answered {answered}")

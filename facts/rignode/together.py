@@ -80,7 +80,7 @@ class Together:
             return {}
         seconds = max(part.seconds for part in parts) + MORE_S
         line, stdin = pack.several_call(parts)
-        said = lines_of(self._state, name, pack.Call(bounded(line, seconds), stdin))
+        said = lines_of(self._state, name, pack.Call(bounded(line, seconds), stdin), seconds)
         if isinstance(said, Unreadable):
             return said
         try:

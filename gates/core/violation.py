@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from schema.core.parse import printable
+
 
 class Layer(IntEnum):
     """Where a cause lives. Lowest first: a lower finding usually explains the higher ones."""
@@ -43,3 +45,8 @@ class Violation:
     node: str | None = None
     unknown: bool = False
     cause: str = ""
+
+    def __post_init__(self) -> None:
+        """What a host said stands in these lines: no escape and no newline leaves with them."""
+        for name in ("summary", "evidence", "remedy", "cause"):
+            object.__setattr__(self, name, printable(getattr(self, name)))

@@ -17,16 +17,22 @@ WATCHED = (
     "VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_", "TORCH", "OMP_", "PYTORCH_", "TRITON",
     "FLASHINFER", "DG_", "TILELANG", "TRANSFORMERS_", "GENESIS_", "SNDR_",
 )  # fmt: skip
-SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|AUTH", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH|(?:^|_)(?:PASS|PAT)(?:_|$)",
+    re.IGNORECASE,
+)
 # A flag of a command line whose values nobody is to see.
 SECRET_FLAG = re.compile(r"--(?:[a-z0-9_-]+[-_])?(?:api[-_]key|token|secret|password)\Z")
-_ENDS = r"api_?key|access_?key|secret_?key|secret|password|passwd"
+_ENDS = r"api_?key|access_?key|secret_?key|secret|password|passwd|passphrase|credentials?|cookie"
 _HOLDS = re.compile(rf"(?:.*_)?(?:{_ENDS}|token)\Z", re.IGNORECASE)
 # In a JSON of the engine's, where `image_token` and its like are words of the model.
 _HOLDS_INSIDE = re.compile(rf"(?:.*_)?(?:{_ENDS}|(?:api|auth|access|hf)_token)\Z", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"://[^/?#]*@")
 # `tokens` are what a model makes; a name alone is followed by its value where it is a flag's
-_KEY = r"(?:(?:api|access|secret|private)[-_]?key|secret|password|passwd|webhook|token(?=[^a-z]))s?"
+_KEY = (
+    r"(?:(?:api|access|secret|private)[-_]?key|secret|password|passwd|passphrase|webhook"
+    r"|token(?=[^a-z]))s?"
+)
 _NAMED = re.compile(
     rf"(--[\w-]*{_KEY}\s+|{_KEY}['\"]?\s*[:=]\s*)"
     r"(?:\[[^\]]*\]?|\([^)]*\)?|'[^']*'?|\"[^\"]*\"?|[^\s,;'\"\])}]+)",

@@ -7,11 +7,13 @@ import glob
 import os
 import re
 import time
+from collections.abc import Iterable
 
-from node.core import proc
+from node.core import masking, proc
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
 from node.core.run import TimedOut, run
+from node.rules import secret
 from node.rules.patterns import LOGIN_UNIT
 from node.snapshot import processes, unit_log
 from node.systemd import exec_lines, scripts, unit_files
@@ -63,6 +65,11 @@ def _since(block: dict[str, list[str]]) -> float | None:
     return round(time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - usec / 1e6), 1)
 
 
+def _masked(words: Iterable[str]) -> list[str]:
+    """Gives a command line without its secrets: other people's units are shown to anybody."""
+    return [secret.masked_text(word) for word in masking.masked_argv(words)]
+
+
 def unit(name: str, block: dict[str, list[str]]) -> Json:
     """Gives one unit of its `systemctl show` block, without what its log tells."""
     found = [
@@ -80,7 +87,7 @@ def unit(name: str, block: dict[str, list[str]]) -> Json:
         "enabled": _last(block, "UnitFileState"),
         "fragment": _last(block, "FragmentPath") or None,
         "drop_ins": drop_ins,
-        "exec_start": list(main[0].words) if main else [],
+        "exec_start": _masked(main[0].words) if main else [],
         "exec_start_exists": os.access(main[0].path, os.X_OK) if main else None,
         "restart": _last(block, "Restart"),
         "restarts": int(_last(block, "NRestarts") or 0),
@@ -90,7 +97,7 @@ def unit(name: str, block: dict[str, list[str]]) -> Json:
         "main_pid": int(_last(block, "MainPID") or 0) or None,
         "since_unix_s": _since(block),
         "needs_reload": _last(block, "NeedDaemonReload") == "yes",
-        "exec_start_pre": [" ".join(c.words) for c in found if c.step == "ExecStartPre"],
+        "exec_start_pre": [" ".join(_masked(c.words)) for c in found if c.step == "ExecStartPre"],
         "ghosts": exec_lines.ghosts(found),
         "overrides": [found for found in overrides if found],
         "last_log_line": None,

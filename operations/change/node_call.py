@@ -7,7 +7,7 @@ from typing import Any
 from pyinfra.api import Host, State, StringCommand
 
 from facts.rignode import pack
-from facts.rignode.call import AskFailed, bounded, document_of
+from facts.rignode.call import LATE_S, AskFailed, bounded, document_of, late
 from facts.rignode.context import as_root, in_host
 
 
@@ -46,7 +46,10 @@ def call(
             print_input=state.print_input,
             **as_root(host),
             _stdin=sent.stdin,
+            _timeout=timeout_s + LATE_S,
         )
+    except TimeoutError:
+        raise StepFailed(late(host.name, verb, timeout_s)) from None
     except Exception as error:  # any transport error: paramiko, gevent, OSError
         raise StepFailed(f"{host.name}: {verb}: the connection failed: {error}") from error
     try:

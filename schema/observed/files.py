@@ -5,7 +5,9 @@ Sections of the snapshot (schema/observed/snapshot.py, which says what its units
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from schema.core.base import Frozen
 
@@ -127,7 +129,8 @@ class ChangeSummary(Frozen):
     back by itself without one.
     """
 
-    id: str
+    # the pattern of node/core/validate.py: it becomes a file's name on the operator's machine
+    id: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{5,80}$")]
     deploy: str
     status: Literal["OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT"]
     opened_unix_s: float

@@ -1,0 +1,109 @@
+"""What a node says is hostile until it is quoted: ids, escapes, documents, others' secrets."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from facts.rignode import call
+from gates.core.violation import Layer, Violation
+from node.rules import secret
+from node.snapshot import units
+from schema.observed.files import ChangeSummary
+from tests.unit.builders.pages import change
+
+START = "{ path=/opt/v/bin/vllm ; argv[]=%s ; ignore_errors=no ; pid=0 ; code=(null) ; status=0/0 }"
+
+
+@pytest.mark.parametrize(
+    "forged", ["/home/op/.ssh/id_ed25519", "../../.ssh/id_ed25519", "20261127T1\n", "", "a" * 200]
+)
+def test_a_change_id_of_a_node_is_no_path_of_the_operator(forged: str) -> None:
+    """The doctor joined it to its own folder and unlinked it."""
+    good = json.loads(change(1, "COMMITTED").model_dump_json())
+    with pytest.raises(ValidationError):
+        ChangeSummary.model_validate({**good, "id": forged})
+
+
+@pytest.mark.parametrize("field", ["summary", "evidence", "remedy", "cause"])
+def test_no_escape_of_a_host_reaches_a_terminal(field: str) -> None:
+    """A cgroup's folder may be called anything but / and a newline."""
+    lines = dict.fromkeys(("summary", "evidence", "remedy", "cause"), "plain")
+    lines[field] = "x;\x1b[8m.service\nmend: \u202erm"
+    found = Violation("port-taken", Layer.PROCESSES, "block", **lines)
+    assert getattr(found, field) == "x;?[8m.service?mend: ?rm"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 200_000, '{"ok": true, "size": NaN}', '{"ok": true, "size": -Infinity}', "[1]", "", "{"],
+    ids=["deep", "nan", "infinity", "a list", "empty", "cut"],
+)
+def test_a_document_that_is_none_is_one_line(line: str) -> None:
+    output = SimpleNamespace(stdout_lines=[line], stderr_lines=["\x1b]0;title\x07"])
+    with pytest.raises(call.AskFailed) as raised:
+        call.document_of("spark1", "snapshot", output, 5)
+    assert str(raised.value).isprintable()
+
+
+def test_an_error_of_a_node_is_printable() -> None:
+    said = json.dumps({"ok": False, "error": "no\x1b[2J", "remedy": "rm\r\nmend", "code": "x"})
+    with pytest.raises(call.AskFailed) as raised:
+        call.document_of("spark1", "apply", SimpleNamespace(stdout_lines=[said]), 5)
+    assert str(raised.value) == "spark1: apply: no?[2J; rm??mend"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "/opt/v/bin/vllm serve m --api-key CANARY",
+        "/opt/v/bin/vllm serve m --api-key=CANARY --hf-token CANARY",
+        "/usr/bin/env HF_TOKEN=CANARY /opt/v/bin/vllm serve m",
+        "/opt/v/bin/vllm serve https://user:CANARY@host/m",
+    ],
+)
+@pytest.mark.parametrize("step", ["ExecStart", "ExecStartPre"])
+def test_other_peoples_units_keep_their_secrets(step: str, argv: str) -> None:
+    row = units.unit("old.service", {step: [START % argv]})
+    assert "CANARY" not in json.dumps(row)
+    shown = row["exec_start"] or row["exec_start_pre"]
+    assert shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["DB_PASSPHRASE", "SMTP_PASS", "AWS_CREDENTIALS", "SESSION_COOKIE", "GITHUB_PAT", "PASS"],
+)
+def test_a_name_that_holds_a_secret(name: str) -> None:
+    assert secret.SECRET_NAME.search(name)
+
+
+@pytest.mark.parametrize("name", ["VLLM_COMPASS", "BYPASS", "PATH", "NCCL_PATTERN", "TORCH_PASSES"])
+def test_a_name_that_holds_none(name: str) -> None:
+    assert not secret.SECRET_NAME.search(name)
+
+
+def test_a_host_that_freezes_is_left_by_the_operators_own_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`timeout` on the host does not help where the host's processes are stopped."""
+    given: dict[str, Any] = {}
+
+    def frozen(*_args: object, **more: Any) -> None:
+        given.update(more)
+        time.sleep(0)
+        raise TimeoutError
+
+    monkeypatch.setattr(call, "in_host", frozen)
+    monkeypatch.setattr(call, "real", lambda state: state)
+    monkeypatch.setattr(call, "as_root", lambda _host: {})
+    host = SimpleNamespace(name="spark1", run_shell_command=None)
+    state = SimpleNamespace(print_fact_output=False, print_fact_input=False)
+    with pytest.raises(call.AskFailed, match="no answer in 35 s"):
+        call.ask_node(state, host, "snapshot", {}, 5)  # type: ignore[arg-type]
+    assert given["_timeout"] == 5 + call.LATE_S
