@@ -28,7 +28,9 @@ After=network.target
 StartLimitIntervalSec=0
 
 [Service]
-Type=exec
+# Started means: it listens for the peers. One that cannot fails the arming.
+Type=notify
+TimeoutStartSec=20
 SyslogIdentifier=rigbook-lease
 ExecStart={program} lease keep
 Restart=on-failure
@@ -79,7 +81,15 @@ def arm(request: Json) -> Json:
         state_dir.sync_folder(os.path.dirname(link))
         systemctl.systemctl("daemon-reload")
         # one that keeps a former change takes up this one
-        systemctl.systemctl("restart", "--no-block", UNIT)
+        try:
+            systemctl.systemctl("restart", UNIT)
+        except NodeError as error:
+            _take_away()
+            raise NodeError(
+                f"no lease: its keeper does not start: {error}; nothing was changed",
+                "lease_failed",
+                f"journalctl -u {UNIT} -n 20; ss -lunp 'sport = :{lease.port}'",
+            ) from None
     return {**steps.answer(), "changed": True}
 
 
@@ -87,6 +97,17 @@ def _write(path: str, text: str) -> None:
     with atomic.Folder(path) as folder:
         owner = atomic.Owner(0o644, os.geteuid(), os.getegid())
         atomic.replace(folder, text.encode("utf-8"), owner, atomic.temp_name(folder.name))
+
+
+def _take_away() -> None:
+    """Take the unit, its link and the lease away, and end a keeper that still tries."""
+    for path in reversed(_paths()):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    settings.remove()
+    with contextlib.suppress(NodeError):
+        systemctl.systemctl("stop", "--no-block", UNIT)
+    systemctl.systemctl("daemon-reload")
 
 
 def remove(lease: Lease) -> None:

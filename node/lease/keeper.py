@@ -8,6 +8,7 @@ begins anew, unless this host had promised.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -193,6 +194,14 @@ def _answer_for_ever(keeper: Keeper) -> None:
         threading.Thread(target=serve, args=(sock,), daemon=True).start()
 
 
+def _ready() -> None:
+    """Tells systemd that this host listens for its peers (sd_notify(3))."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"READY=1", "\0" + path[1:] if path.startswith("@") else path)
+
+
 def run() -> None:
     """The verb: keeps this host's lease until its change is settled on every host that is heard.
 
@@ -205,6 +214,7 @@ def run() -> None:
     keeper = Keeper(lease, Silence(lease.seconds))
     keeper.look()
     _answer_for_ever(keeper)
+    _ready()
     log.say(f"change {lease.change}: kept, lease {lease.seconds:.0f} s")
     while keeper.guarded_step():
         time.sleep(POLL_S)

@@ -33,7 +33,7 @@ def test_the_keeper_is_there_before_the_first_step(host: Host) -> None:
     assert link.is_symlink() and link.resolve() == unit
     assert mode(host.state / "lease.json") == 0o600
     log = (units / "log").read_text().splitlines()
-    assert log == ["daemon-reload ", f"restart --no-block {arm.UNIT}"]
+    assert log == ["daemon-reload ", f"restart {arm.UNIT}"]
     # the key is in no journal, which people and operators read
     assert KEY not in (host.state / "journal" / "change-1.json").read_text()
     row = host.call("journal")
@@ -79,6 +79,16 @@ def test_a_systemd_that_refuses_leaves_the_change_to_its_run(host: Host) -> None
     (units / "fail-daemon-reload").unlink()
     undone = host.call("undo", {"change": "change-1", "run": "a1"})
     assert undone["status"] == "ROLLED_BACK"
+
+
+def test_a_keeper_that_cannot_start_is_no_lease(host: Host) -> None:
+    """Its port was taken: the lease was said to hold, and nobody would have rolled back."""
+    units = host.systemctl()
+    (units / "fail-restart").touch()
+    answer = host.call("lease", asked())
+    assert not answer["ok"] and answer["code"] == "lease_failed"
+    assert "keeper does not start" in answer["error"] and "ss -lunp" in answer["remedy"]
+    assert settings.load() is None and not (host.state / "units" / arm.UNIT).exists()
 
 
 def test_only_its_own_keeper_takes_it_away(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
