@@ -1,7 +1,7 @@
 # rigbook: aliases. `make help` lists them; pyinfra itself is the command line.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo docs docs-picture sudoers test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
+.PHONY: help demo docs docs-picture test test-full test-tower test-moving test-vm test-cluster test-adopt test-containerd test-nodes \
 	test-alive test-incidents test-measure test-page test-rehearse molecule chaos test-lease lint bench \
 	rehearse incident incident-check lab-up lab-down lab-status lab-ssh setup tools
 
@@ -81,11 +81,6 @@ docs: setup ## the pages as a site in build/site; a dead link fails it (Python 3
 docs-picture: setup ## docs/architecture.svg, drawn from the imports
 	@lab/install-tools docs
 	@$(PY) -m tests.unit.house.picture
-
-sudoers: setup ## a narrow sudo for a rig's login: the script that root runs on a host (LOGIN=NAME)
-	@mkdir -p build
-	@$(PY) -m operations.door $(LOGIN) > build/rigbook-door.py
-	@echo "copy build/rigbook-door.py to each host, and run it there as root: python3 rigbook-door.py"
 
 lint: setup ## ruff and mypy
 	@$(PY) -m tests.tiers lint

@@ -23,10 +23,8 @@ def in_host(state: State, host: Host, function: Any, *args: Any, **kwargs: Any) 
 
 
 def as_root(host: Host) -> dict[str, Any]:
-    """pyinfra's arguments for a command of root's: by sudo with the shell that the host's data
-    name, which is rigbook's door where sudo is narrow (docs/reference/sudo.md).
-    """
-    return {"_sudo": True, "_shell_executable": host.data.get("_shell_executable") or "sh"}
+    """pyinfra's arguments for a command of root's."""
+    return {"_sudo": True, "_shell_executable": "sh"}
 
 
 def fact_of(state: State, host: Host, fact: type, *args: Any, **kwargs: Any) -> Any:

@@ -94,21 +94,7 @@ def journal(args: list[str]) -> Json:
 
 
 def lock(args: list[str]) -> Json:
-    """Gives who holds the lock; with `-- COMMAND` becomes that command, holding the lock."""
-    command: list[str] = []
-    if "--" in args:
-        at = args.index("--")
-        args, command = args[:at], args[at + 1 :]
-    request = {} if command and not args else read(args, console=True)
-    body = validate.keys(request, "request", ("wait_s",))
-    wait_s = validate.number(body.get("wait_s", 2), "wait_s", 0, 86400)
-    if not command:
-        is_held, who = locks.held()
-        return {"held": is_held, "holder": who}
-    held = locks.Lock(f"lock -- {os.path.basename(command[0])}", wait_s)
-    held.__enter__()
-    held.keep_over_exec()
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        raise NodeError(f"{command[0]}: {error.strerror}", "usage", "", 2) from None
+    """Gives who holds the lock."""
+    validate.keys(read(args, console=True), "request", ())
+    is_held, who = locks.held()
+    return {"held": is_held, "holder": who}

@@ -51,10 +51,6 @@ class Lock(flock.FileLock):
             }
         )
 
-    def keep_over_exec(self) -> None:
-        """Let a program that replaces this one go on holding the lock."""
-        os.set_inheritable(self.fd, True)
-
 
 def holder() -> str | None:
     """Gives who the lock file names, or None when that process is gone (or of another boot)."""

@@ -1,4 +1,4 @@
-"""The text of a module as it travels to a host; the door compares it with the installed one's."""
+"""The text of a module as it travels to a host."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from operations.change.node_call import StepFailed
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 
-# a line that a narrow sudo lets through as well (node/cli/door.py)
 AS_ROOT = "cat /proc/sys/kernel/random/boot_id"
 
 

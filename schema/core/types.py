@@ -20,8 +20,7 @@ from schema.core.strings import (
 )
 
 # pyinfra's own keys: ConnectorData of pyinfra 3.10's ssh and fake connectors, and those of its
-# global arguments that belong to a host: `_sudo`, and `_shell_executable`, which is rigbook's door
-# where sudo is narrow. pyinfra checks their values itself.
+# global arguments that belong to a host: `_sudo`. pyinfra checks their values itself.
 PYINFRA_KEYS = frozenset(
     [
         "ssh_hostname",
@@ -45,7 +44,6 @@ PYINFRA_KEYS = frozenset(
         "fake_delay",
         "fake_delay_jitter",
         "_sudo",
-        "_shell_executable",
     ]
 )
 

@@ -111,7 +111,6 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.core",
             "node.engine",
             "node.files",
-            "node.rules",
             "node.transfer",
         },
         "node.copies": {"node.backup", "node.core", "node.files", "node.transfer"},

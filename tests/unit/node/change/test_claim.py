@@ -94,11 +94,7 @@ def test_a_change_of_an_older_version_is_taken_up_too(host: Host) -> None:
 
 
 def test_a_claim_meets_the_lock_of_the_dead_runs_last_step(host: Host, begun: Path) -> None:
-    holder = subprocess.Popen(
-        host.argv("lock", "--", "sh", "-c", "echo held; read x"), env=host.environ(), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert holder.stdout and holder.stdout.readline() == "held\n"
+    holder = host.holding()
     answer = host.call("claim", asked())
     assert answer["code"] == "locked" and f"pid {holder.pid}" in answer["error"]
     holder.communicate("")
@@ -222,10 +218,6 @@ def test_a_beat_says_that_a_run_lives_and_the_last_one_that_it_is_over(
 
 
 def test_a_beat_does_not_wait_for_a_step_that_holds_the_lock(host: Host, begun: Path) -> None:
-    holder = subprocess.Popen(
-        host.argv("lock", "--", "sh", "-c", "echo held; read x"), env=host.environ(), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert holder.stdout and holder.stdout.readline() == "held\n"
+    holder = host.holding()
     assert host.call("beat", {"change": "change-1", "run": MINE})["mine"] is True
     holder.communicate("")

@@ -129,6 +129,19 @@ class Host:
         assert done.returncode == (0 if answer["ok"] else 1), (done.returncode, answer)
         return answer
 
+    def holding(self) -> subprocess.Popen[str]:
+        """A process that holds the host's lock until its stdin ends."""
+        code = (
+            "import sys\nfrom node.files.host_lock import Lock\n"
+            "with Lock('a test'):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+        )
+        child = subprocess.Popen(
+            [self.python, "-c", code], env={**self.environ(), "PYTHONPATH": str(self.pyz)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stdout and child.stdout.readline() == "held\n"
+        return child
+
     def file(self, name: str = "file.conf", text: str | None = OLD, mode: int = 0o640) -> Path:
         """A file of the host, `text` None for one that is not there."""
         path = self.root / name

@@ -9,7 +9,6 @@ from typing import Any
 import gevent
 import pytest
 
-from node.cli import door
 from operations.change import lease, ownership
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
@@ -158,8 +157,8 @@ class Connecting:
         self.data: dict[str, str] = {}
 
     def run_shell_command(self, command: str, **more: object) -> tuple[bool, Any]:
-        """As pyinfra's Host.run_shell_command, of a line that a narrow sudo lets through."""
-        assert door.is_line(command) and more["_sudo"] is True
+        """As pyinfra's Host.run_shell_command."""
+        assert command and more["_sudo"] is True
         return self.root, SimpleNamespace(stderr="sudo: a password is required")
 
     def disconnect(self) -> None:

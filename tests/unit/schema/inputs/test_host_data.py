@@ -154,7 +154,7 @@ def test_profile_that_does_not_exist_lists_the_others() -> None:
 def test_pyinfras_own_keys_are_its_own() -> None:
     """The list in the code is what pyinfra's connectors declare, and their values pass unread."""
     declared = ssh.connector_data_meta.keys() | fake.FakeConnector.data_meta.keys()
-    assert declared | {"_sudo", "_shell_executable"} == PYINFRA_KEYS
+    assert declared | {"_sudo"} == PYINFRA_KEYS
     data = {key: object() for key in PYINFRA_KEYS - {"ssh_user"}}
     assert host_data("spark1", {**host(1), **data}, {}, HostData).ssh_user == "milo"
 

@@ -1,1 +1,0 @@
-"""A narrow sudo for a rig's login: the script that root runs once on a host."""
