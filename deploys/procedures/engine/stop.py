@@ -23,8 +23,10 @@ def refuse_survivors(rig: Procedure) -> None:
     """DeployError when an engine outlived its stopped unit: "no change" would say it is gone."""
     if rig.up.all:
         return
-    left = []
+    left, unseen = [], []
     for name, snapshot in rig.snapshots.items():
+        if blind := _unseen(rig.plan, snapshot):
+            unseen.append(f"{name}: {', '.join(blind)}")
         engines = (
             () if isinstance(snapshot.engine_processes, Unreadable) else (snapshot.engine_processes)
         )
@@ -42,6 +44,23 @@ def refuse_survivors(rig: Procedure) -> None:
             f"{UNIT} is stopped, but the engine lives on: {'; '.join(left)}; end it there with: "
             f"sudo docker rm -f {CONTAINER}; sudo rignode reap --dry; sudo rignode reap"
         )
+    if unseen:
+        raise DeployError(
+            f"nothing was changed: whether the engine is gone is not known: {'; '.join(unseen)}"
+        )
+
+
+def _unseen(plan: Plan, snapshot: NodeSnapshot) -> list[str]:
+    """What could not be read of what tells that the engine is gone: unknown is not free."""
+    looks: dict[str, object] = {}
+    if plan.recipe.container is not None:
+        looks["docker"] = snapshot.docker
+    looks |= {"processes": snapshot.engine_processes, "ports": snapshot.ports}
+    return [
+        f"{name} not readable: {found.unreadable}"
+        for name, found in looks.items()
+        if isinstance(found, Unreadable)
+    ]
 
 
 def _containers(snapshot: NodeSnapshot) -> list[str]:
@@ -58,7 +77,7 @@ def _ports(plan: Plan) -> set[int]:
 
 def left_over(plan: Plan, snapshot: NodeSnapshot) -> list[str]:
     """What of the engine is still on a node: processes, its container, its ports."""
-    found = []
+    found = _unseen(plan, snapshot)
     if not isinstance(snapshot.engine_processes, Unreadable):
         found += [f"process {p.pid} {p.comm}" for p in snapshot.engine_processes]
     found += _containers(snapshot)
@@ -85,6 +104,6 @@ def verify(rig: Procedure) -> str:
             return f"stopped on {', '.join(n.name for n in rig.plan.rig.nodes)}; ports are free"
         if time.monotonic() > deadline:
             lines = "; ".join(f"{name}: {', '.join(items)}" for name, items in left.items())
-            rig.run.close("COMMITTED", f"units stopped, left over: {lines}")
-            raise StepFailed(f"still there after the stop: {lines}")
+            rig.run.close("COMMITTED", f"units stopped, left over or not seen: {lines}")
+            raise StepFailed(f"still there after the stop, or not seen: {lines}")
         time.sleep(1.0)
