@@ -79,6 +79,8 @@ def revert_change(
         return undone(state, ordered, request, DEPLOYMENT_TIMEOUT_S)
     kept, silent = _all_recorded(state, ordered, change, recorded)
     _refuse_another_runs(kept, run)
+    if not silent and not any(kept.values()):
+        return _never_opened(change)
     ordered = list(kept)
     former = FormerVenvs(state, plan, kept)
     stops = {node: _stop_engine(state, node, kept[node]) for node in reversed(ordered)}
@@ -108,9 +110,15 @@ def serves_again(
     if former := former_in(kept or _of_head(state, plan, change)):
         return f"change {change} ROLLED_BACK; {answers_again(state, plan, former)}"
     states = unit_states(state, [node.name for node in plan.rig.nodes])
+    unseen = ", ".join(name for name, unit in states.items() if unit is None)
     running = [n for n, unit in states.items() if unit and unit.active in UP]
     down = [f"{n} is {unit.active}" for n, unit in states.items() if unit and n not in running]
     head = plan.rig.head
+    if unseen and head.name not in running:
+        raise StepFailed(
+            f"change {change} is undone, but {unseen} did not say whether its engine runs; look "
+            "with: pyinfra INVENTORY deploys/doctor.py -y"
+        )
     if running and down:
         # Half of it cannot answer: waiting for the start's budget would tell nothing more.
         return (
@@ -127,6 +135,11 @@ def serves_again(
     published = recipe_baseline(plan) if plan.recipe.venv is not None else None
     speed = compared(endpoint, rounds_before(kept.get(head.name)), published)
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
+
+
+def _never_opened(change: str) -> str:
+    """The line to tell where no node took the first step: what runs there is another's work."""
+    return f"nothing was changed: no node has change {change}"
 
 
 def _of_head(state: State, plan: Plan, change: str) -> Recorded:
@@ -164,7 +177,9 @@ def _undo(
     change: Mapping[str, Any] | None,
     timeout_s: int = UNDO_TIMEOUT_S,
 ) -> str | None:
-    """Undoes the change on one node; a line when it did not come back whole."""
+    """Undoes the change on one node; a line when it did not come back whole, "" when the node has
+    no such change.
+    """
     host, restores = state.inventory.get_host(node), _installs(change)
     limit = RESTORE_TIMEOUT_S if restores or _has_packages(change) else timeout_s
     for backup in restores:
@@ -173,7 +188,7 @@ def _undo(
         answer = call(state, host, "undo", request, limit)
     except StepFailed as error:
         # The step that failed there may have been the first: then nothing was changed.
-        return None if error.code == "no_change" else str(error)
+        return "" if error.code == "no_change" else str(error)
     for row in answer.get("steps", ()):
         if row["op"] == "clear":
             host.log(row["detail"])
@@ -318,7 +333,11 @@ def undone(state: State, nodes: Collection[str], request: dict[str, Any], timeou
 
     No engine is asked. `request`: of node's verb `undo`; `timeout_s`: seconds for each node.
     """
+    known = False
     for node in nodes:
         if problem := _undo(state, node, request, None, timeout_s):
             raise StepFailed(problem)
+        known = known or problem is None
+    if not known:
+        return _never_opened(request["change"])
     return f"change {request['change']} ROLLED_BACK"

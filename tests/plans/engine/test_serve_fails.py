@@ -13,6 +13,10 @@ REFUSED = {
     "code": "changed_meanwhile",
     "remedy": "look at the file, then run again",
 }
+BUSY = {
+    "error": "another change is open: 20260530T065800Z-restart-0828 (restart, root@vm)",
+    "code": "change_open",
+}
 EDITED = {"error": "edited since", "code": "edited", "remedy": "name it"}
 FORMER = (
     "what answers is not this rig's engine: port 8000 of @fake/lab1 is held by pid 77 (python3, "
@@ -25,6 +29,12 @@ STOPPED = ["lab1 systemctl-stop", "lab2 systemctl-stop"]
 UNDONE = ["lab2 undo", "lab1 undo"]
 DIES = {f"{WORKER}:start": "dies"}
 TABLE = {
+    # another operator was faster: nothing was opened, so nothing is told as undone
+    "never opened": (
+        Scenario((*SERVE, *data("profile=throughput")), answers=Reply, faults={
+            f"{name}:apply file+unit": BUSY for name in (HEAD, WORKER)}),
+        failed("nothing was changed: no node has change", BUSY["error"],
+               never=("ROLLED_BACK", "serves again", "as the change found it"))),
     # the other host's files go back, no engine was touched, and the line is node's own
     "apply refused": (
         Scenario(SERVE, healthy, answers=Reply, faults={

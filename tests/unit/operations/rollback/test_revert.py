@@ -11,7 +11,7 @@ import pytest
 from facts.endpoint.completion import Answer, Endpoint
 from operations.change.node_call import StepFailed
 from operations.rollback import revert
-from operations.rollback.revert import installed_endpoint, revert_change
+from operations.rollback.revert import installed_endpoint, revert_change, undone
 from schema.desired.plan import UNIT
 from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
@@ -44,8 +44,14 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> FakeState:
         host.run_shell_command = None
         host.data = {}
     monkeypatch.setattr(revert, "in_host", in_host)
-    monkeypatch.setattr(revert, "unit_states", lambda *_: dict.fromkeys((HEAD, WORKER)))
+    down = SimpleNamespace(active="inactive")
+    monkeypatch.setattr(revert, "unit_states", lambda *_: dict.fromkeys((HEAD, WORKER), down))
     return state
+
+
+def undo_of(rig: FakeState, plan: Any, change: str, nodes: set[str]) -> str:
+    """The undo that asks no engine."""
+    return undone(rig, sorted(nodes), {"change": change}, 60)
 
 
 def calls(rig: FakeState) -> list[tuple[str, str]]:
@@ -216,6 +222,31 @@ def test_a_rank_that_was_down_before_is_told_at_once(
     said = revert_change(rig, PLAN, CHANGE, {HEAD})
     assert f"ROLLED_BACK; {down} is {states[down].active}, as the change found it" in said
     assert "pyinfra INVENTORY deploys/serve.py -y" in said
+
+
+@pytest.mark.parametrize("silent", [(HEAD, WORKER), (HEAD,), (WORKER,)])
+def test_a_host_that_does_not_say_its_state_is_named(
+    rig: FakeState, monkeypatch: pytest.MonkeyPatch, silent: tuple[str, ...]
+) -> None:
+    """Nobody saw whether an engine runs there: neither "none runs" nor "serves" is known."""
+    down = SimpleNamespace(active="inactive")
+    states = {name: None if name in silent else down for name in (HEAD, WORKER)}
+    monkeypatch.setattr(revert, "unit_states", lambda *_: states)
+    with pytest.raises(StepFailed) as failed:
+        revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert f"{', '.join(silent)} did not say whether" in str(failed.value)
+    assert "none runs" not in str(failed.value)
+
+
+@pytest.mark.parametrize("undo", [revert_change, undo_of])
+def test_a_change_that_no_node_has_was_never_undone(rig: FakeState, undo: Any) -> None:
+
+    def unknown(host: str, verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        raise StepFailed(f"no change {CHANGE}", "no_change")
+
+    rig.node.answer = unknown
+    said = undo(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert said == f"nothing was changed: no node has change {CHANGE}"
 
 
 def test_a_pair_that_was_down_as_a_whole_is_down_again(
