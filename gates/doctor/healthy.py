@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gates.artifact.venv import own_venv
 from gates.core.check import Observed, gib
+from gates.drift.launch_files import running_profile
 from gates.engine.state import engine_unit, is_own, own_container
 from node.rules.root_cause import ROOT_CAUSE
 from node.rules.secret import masked_line
@@ -40,7 +41,8 @@ def went_back_lines(observed: Observed) -> list[str]:
 
 def healthy_line(plan: Plan, node: Node, snapshot: NodeSnapshot) -> str:
     """`lab1: head of lab, tiny (balanced), up 12 min, pids 910 955, 4.40 GiB, image …`."""
-    parts = [f"{node.name}: {node.role}, rank {node.rank}", f"{plan.recipe.name} ({plan.profile})"]
+    profile = running_profile(plan, node, snapshot)
+    parts = [f"{node.name}: {node.role}, rank {node.rank}", f"{plan.recipe.name} ({profile})"]
     unit, container = engine_unit(snapshot), own_container(snapshot)
     if unit is not None and unit.since_unix_s is not None:
         minutes = (snapshot.identity.clock_unix_s - unit.since_unix_s) / 60

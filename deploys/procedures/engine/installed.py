@@ -25,6 +25,7 @@ from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import files_in
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
 from facts.endpoint.tool_call import ask_for_call
+from facts.engine_look import look_at_engine
 from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from facts.rignode.context import real
@@ -33,6 +34,7 @@ from gates.core.check import Observed
 from gates.core.violation import Violation
 from gates.doctor.healthy import healthy_line
 from gates.drift.compare import Difference, drift, engine_state
+from gates.drift.launch_files import running_profile
 from gates.engine.state import engine_unit
 from node.rules.secret import API_KEY, SECRETS_PATH
 from operations.change.apply import Steps, texts_of
@@ -42,7 +44,7 @@ from operations.engine.wait_ready import wait_for_answer
 from schema.desired.plan import PAIR_TIMER, Plan
 from schema.observed.endpoint_probe import Probe
 from schema.observed.files import FileState
-from schema.observed.snapshot import NodeSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
 from schema.render.node_program import same_but_program
 
@@ -214,14 +216,25 @@ class Installed:
         answer = wait_for_answer(
             state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s, patient
         )
-        line = f"{where.model} ({plan.profile}) answers at {where.base_url}: {answer.detail}"
+        head = plan.rig.head
+        seen = look_at_engine(real(state), (head.name,))[head.name]
+        line = (
+            f"{where.model} ({_profile(plan, seen)}) answers at {where.base_url}: {answer.detail}"
+        )
         # a run that started nothing has no log of a start, which may be long gone
         return line if work and not work.start.all else line + proof_of_start(plan)
 
     def verify(self, plan: Plan) -> Sequence[str]:
         """A real answer of our own engine, a tool call where one is expected, and its metrics."""
         lines = _answers_and_metrics(plan, endpoint(plan))
-        return [*lines, told(seen_networks(plan))[1]] if expects_rdma(plan) else lines
+        if not expects_rdma(plan):
+            return lines
+        is_rdma, line = told(seen_networks(plan))
+        if not is_rdma and plan.recipe.expect.rdma == "required":
+            raise DeployError(
+                f"it answers, but {line}; recipe {plan.recipe.name} has expect.rdma: required"
+            )
+        return [*lines, line]
 
     def examine(self, plan: Plan, asked: Together, look: Callable[[], Observed]) -> Examined:
         """All hosts and the endpoint at the same time.
@@ -244,10 +257,18 @@ class Installed:
         there = [(node, seen.observed[node.name]) for node in plan.rig.nodes]
         names = ", ".join(node.name for node in plan.rig.nodes)
         said = seen.probe.detail if seen.probe else ""
+        profile = _profile(plan, seen.observed[plan.rig.head.name])
         return [
             *(healthy_line(plan, node, s) for node, s in there if isinstance(s, NodeSnapshot)),
-            f"{names}: {plan.recipe.name} ({plan.profile}) serves; nothing blocks; {said}",
+            f"{names}: {plan.recipe.name} ({profile}) serves; nothing blocks; {said}",
         ]
+
+
+def _profile(plan: Plan, head: NodeSnapshot | Unreadable) -> str:
+    """The profile that the head runs, for a line."""
+    if isinstance(head, Unreadable):
+        return "profile not seen"
+    return running_profile(plan, plan.rig.head, head)
 
 
 def probe_endpoint(plan: Plan) -> Probe:

@@ -14,7 +14,7 @@ from schema.desired.plan import Plan
 from schema.observed.snapshot import NodeSnapshot
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario, data
+from tests.plans.support.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario, data, tiny_plan
 from tests.plans.support.scenario import serving as serving_rig
 from tests.plans.support.table import Table, each_row, quiet, refused
 from tests.unit.builders.host_parts import unit
@@ -47,9 +47,27 @@ def ghost(plan: Plan) -> dict[str, NodeSnapshot]:
     return seen
 
 
+def another(plan: Plan) -> dict[str, NodeSnapshot]:
+    """The pair as `serve --data profile=throughput` leaves it."""
+    return serving_rig(tiny_plan(str(plan.rig.head.lan_address), profile="throughput"))
+
+
+def changed(plan: Plan) -> dict[str, NodeSnapshot]:
+    """The head's live engine has flags of no profile."""
+    seen = serving_rig(plan)
+    text = seen[HEAD].model_dump_json().replace('"--max-num-seqs","4"', '"--max-num-seqs","7"')
+    return {**seen, HEAD: NodeSnapshot.model_validate_json(text)}
+
+
 TABLE: Table = {
     "healthy": (Scenario(DOCTOR, answers=Reply), quiet(
         f"{HEAD}, {WORKER}: tiny (balanced) serves; nothing blocks; a first answer in")),
+    "another profile": (Scenario(DOCTOR, another, answers=Reply), quiet(
+        f"{WORKER}: worker, rank 1, tiny (throughput), active",
+        f"{HEAD}, {WORKER}: tiny (throughput) serves;", never=("tiny (balanced)",))),
+    "changed flags": (Scenario(DOCTOR, changed, answers=Reply), quiet(
+        f"{HEAD}, {WORKER}: tiny (changed flags: max_num_seqs differ from balanced) serves;",
+        f"{WORKER}: worker, rank 1, tiny (balanced), active")),
     "deep": (Scenario((*DOCTOR, *data("deep=true")), answers=Reply), quiet("nothing blocks")),
     "healthy json": (Scenario(JSON, answers=Reply), quiet()),
     "ill": (Scenario(DOCTOR, ill), refused(

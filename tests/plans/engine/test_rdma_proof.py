@@ -10,7 +10,7 @@ import yaml
 
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.scenario import HEAD, WORKER, Scenario, serving
-from tests.plans.support.table import done, each_row, failed, quiet
+from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.unit.builders.snapshots import healthy
 from tests.unit.builders.spark_rig import tiny
 
@@ -56,5 +56,7 @@ TABLE = {
     "looked at": (_run(VERIFY, "wanted", RDMA, RDMA, fresh=False), quiet(USES)),
     "looked at, tcp": (_run(VERIFY, "wanted", TCP, RDMA, fresh=False), quiet(
         f"NCCL of {HEAD} uses TCP (NET/Socket), not RDMA")),
+    "looked at, tcp, required": (_run(VERIFY, "required", TCP, RDMA, fresh=False), refused(
+        f"NCCL of {HEAD} uses TCP (NET/Socket), not RDMA", "expect.rdma: required")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)

@@ -11,7 +11,16 @@ from schema.observed.machine import ComputeProcess
 from schema.render.engine_files import NODE_PATH
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data, serving
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Snapshots,
+    data,
+    serving,
+    tiny_plan,
+)
 from tests.plans.support.table import Table, done, each_row, quiet, refused
 from tests.unit.builders.host_parts import change, discrete_gpu
 from tests.unit.builders.snapshots import healthy, put
@@ -54,6 +63,11 @@ def old(of: rigs.Seen) -> rigs.Seen:
         return seen
 
     return make
+
+
+def as_throughput(plan: Plan) -> Snapshots:
+    """The pair as `serve --data profile=throughput` leaves it."""
+    return serving(tiny_plan(str(plan.rig.head.lan_address), profile="throughput"))
 
 
 def another_recipe(plan: Plan) -> Snapshots:
@@ -102,6 +116,9 @@ TABLE: Table = {
     # can be at it any more
     "own": (run(journals(**OPEN, by=operator())), done()),
     "dead": (run(old(journals(**OPEN))), done()),
+    # the line is of what runs, not of what this run would ask for
+    "restart of another profile": (run(as_throughput), done(
+        "cold restart: tiny (throughput) answers at", never=("tiny (balanced)",))),
     # node takes no step of it there: the head goes back too, then a change of its own
     "undone there": (run(old(journals(head="OPEN", worker="ROLLED_BACK"))), done(
         f"went back on {WORKER} and is open on {HEAD}: undoes it there, too", "COMMITTED")),
