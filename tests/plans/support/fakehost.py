@@ -148,6 +148,10 @@ class FakeNode:
     def _verb(self, command: Sent) -> Json:
         planned = self.faults.get(command.what)
         if planned is not None:
+            # as on a real host: a step that fails leaves its change open, a change refused does not
+            if command.verb == "apply" and planned["code"] not in ("change_open", "locked"):
+                id_ = command.request["change"]["id"]
+                self.changes.setdefault(id_, {"id": id_, "steps": []})
             raise NodeError(planned["error"], planned["code"], planned.get("remedy", ""))
         if queue := self.faults.get(f"then {command.what}"):
             if "error" in (said := queue.pop(0)):
