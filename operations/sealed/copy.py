@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ PIECE = 32 << 20
 SUMS, MANIFEST, PACK = "SHA256SUMS", "manifest.json", "files.tar"
 Json = dict[str, Any]
 # path on the node, offset, number of bytes
+_PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,254}\Z")
 Read = Callable[[str, int, int], bytes]
 Write = Callable[[str, int, bytes], None]
 Told = Callable[[int], None]
@@ -36,8 +38,19 @@ class Sent:
     kept: int
 
 
+def plain(name: object) -> str:
+    """The name of a host, a backup or a file of it that a node or a copy gives. StepFailed where it
+    is none: it becomes a path on this machine, and on the node, where root writes it.
+    """
+    if isinstance(name, str) and _PLAIN.match(name):
+        return name
+    raise StepFailed(f"{name!r:.120} is no name of a backup or its files; nothing was written")
+
+
 def folder_of(host: str, backup: str = "") -> str:
-    """Where a host's copy lies below a place; without an id, all of them."""
+    """Where a host's copy lies below a place; without an id, all of them. StepFailed."""
+    for part in (*host.removeprefix("@").split("/"), *([backup] if backup else [])):
+        plain(part)
     return f"rigbook/{host}/{backup}".rstrip("/")
 
 
@@ -111,7 +124,7 @@ def _pieces(
             at = number * PIECE
             size = min(PIECE, row["bytes"] - at)
             clear = partial(read, row["path"], at, size)
-            yield f"{row['name']}.{number + 1:05}.age", expected, size, clear
+            yield f"{plain(row['name'])}.{number + 1:05}.age", expected, size, clear
     for number, raw in enumerate(_cut(pack)):
         yield f"{PACK}.{number + 1:05}.age", _sha256(raw), len(raw), partial(bytes, raw)
 
@@ -143,6 +156,8 @@ def bring(
     `have`: bytes by file, from a call that was cut off. `document`: as `document_of` gives it.
     """
     piece = int(document["piece"])
+    for row in document["files"]:
+        plain(row["name"])
 
     def opened(name: str, number: int, expected: str) -> bytes:
         path = f"{folder}/{name}.{number + 1:05}.age"

@@ -33,7 +33,7 @@ def test_a_change_id_of_a_node_is_no_path_of_the_operator(forged: str) -> None:
 @pytest.mark.parametrize("field", ["summary", "evidence", "remedy", "cause"])
 def test_no_escape_of_a_host_reaches_a_terminal(field: str) -> None:
     """A cgroup's folder may be called anything but / and a newline."""
-    lines = dict.fromkeys(("summary", "evidence", "remedy", "cause"), "plain")
+    lines: dict[str, Any] = dict.fromkeys(("summary", "evidence", "remedy", "cause"), "plain")
     lines[field] = "x;\x1b[8m.service\nmend: \u202erm"
     found = Violation("port-taken", Layer.PROCESSES, "block", **lines)
     assert getattr(found, field) == "x;?[8m.service?mend: ?rm"

@@ -300,3 +300,24 @@ def test_without_age_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert age.missing()
     with pytest.raises(StepFailed, match="sudo apt-get install age"):
         age.seal(b"x", "age1x")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../../etc/cron.d/x", "/etc/cron.d/x", "a/b", "", ".", "..", ".hidden", "x\n", 7]
+)
+def test_a_forged_copy_names_no_path(tmp_path: Path, keys: Keys, name: object) -> None:
+    """Who may write into the place forges a manifest; root on the node wrote what it named."""
+    place, written = places.opened(str(tmp_path)), []
+    document = {"piece": PIECE, "pack": [], "files": [{"name": name, "bytes": 0, "pieces": []}]}
+    with pytest.raises(StepFailed, match="nothing was written"):
+        copy.bring(place, "rigbook/spark1/x", document, keys.identity, {},
+                   lambda *row: written.append(row), lambda _size: None)  # fmt: skip
+    assert written == []
+
+
+@pytest.mark.parametrize(
+    ("host", "backup"), [("../x", "id"), ("/etc", "id"), ("spark1", "../../spark2/id"), ("", "id")]
+)
+def test_a_node_names_no_folder_outside_the_place(host: str, backup: str) -> None:
+    with pytest.raises(StepFailed, match="nothing was written"):
+        copy.folder_of(host, backup)
