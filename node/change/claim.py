@@ -39,7 +39,7 @@ def claim(request: Json, around: undo.Around) -> Json:
         journal.sweep()
         change = journal.get(identifier)
         now = change.get("run")
-        if change["status"] == "ROLLED_BACK" or now not in (token, body["former"]):
+        if change["status"] in ("COMMITTED", "ROLLED_BACK") or now not in (token, body["former"]):
             return {**_told(change), "claimed": False}
         steps: list[Json] = []
         if now != token:

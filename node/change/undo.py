@@ -262,10 +262,10 @@ def _refuse_under_another(change: Json, changes: list[Json], despite: object) ->
     One that is not settled itself is only refused under a newer one.
     """
     settled = change["status"] == "COMMITTED"
-    for other in changes:
-        if other["status"] != "OPEN" or other["id"] in (change["id"], despite):
-            continue
-        if settled or other["opened_unix_s"] > change["opened_unix_s"]:
+    for other in changes:  # newest first, by number: a clock may be set back
+        if other["id"] == change["id"] and not settled:
+            return
+        if other["status"] == "OPEN" and other["id"] not in (change["id"], despite):
             raise NodeError(
                 f"change {other['id']} ({other['deploy']}, {other['operator']}) is OPEN: to undo "
                 f"{change['id']} would cut across it; nothing was undone",

@@ -221,3 +221,11 @@ def test_a_beat_does_not_wait_for_a_step_that_holds_the_lock(host: Host, begun: 
     holder = host.holding()
     assert host.call("beat", {"change": "change-1", "run": MINE})["mine"] is True
     holder.communicate("")
+
+
+def test_a_committed_change_is_not_taken_back(host: Host, begun: Path) -> None:
+    """A sleeping laptop woke and closed its change between another one's look and its claim."""
+    assert host.call("close", {"change": "change-1", "status": "COMMITTED", "run": MINE})["changed"]
+    answer = host.call("claim", asked(take_back=True))
+    assert (answer["claimed"], answer["status"]) == (False, "COMMITTED")
+    assert begun.read_text() == NEW

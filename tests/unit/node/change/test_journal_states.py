@@ -178,3 +178,17 @@ def test_what_another_program_wrote_is_refused_with_its_name(host: Host) -> None
     write(host, "change-1", status="OPEN", format=2)
     answer = host.call("undo")
     assert answer["code"] == "unknown_format" and "ls -t /usr/local/lib/rigbook" in answer["remedy"]
+
+
+def test_a_clock_that_was_set_back_does_not_let_an_undo_under_an_open_change(host: Host) -> None:
+    """The older change, undone by its id, would cut across the newer one."""
+    path = host.file("first")
+    host.call("apply", apply_request(file_step(path)))
+    host.call("close", {"change": "change-1", "status": "INCONSISTENT", "reason": "no answer"})
+    entry = host.state / "journal" / "change-1.json"
+    found = json.loads(entry.read_text())
+    found["opened_unix_s"] += 86400
+    entry.write_text(json.dumps(found))
+    host.call("apply", apply_request(file_step(host.file("second")), name="change-2"))
+    assert host.call("undo", {"change": "change-1"}).get("code") == "change_open"
+    assert path.read_text() == NEW
