@@ -7,6 +7,7 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -52,6 +53,7 @@ def install(state: State, arguments: Sequence[str]) -> None:
     state.__dict__["rigbook_inventory"] = named
     state.__dict__["rigbook_dry"] = bool(typed.get("dry"))
     state.__dict__["rigbook_asks"] = not any(typed.get(flag) for flag in _NO_QUESTION)
+    signal.signal(signal.SIGINT, _interrupted)  # pyinfra's own ends with 0, as a success does
     asleep = any(Path(str(name)).name == WAKES for name in typed.get("operations") or ())
     original = state.init
 
@@ -62,6 +64,20 @@ def install(state: State, arguments: Sequence[str]) -> None:
         # A step waits for all hosts that take part in it; pyinfra begins with 20 a core at most.
         config.PARALLEL = config.PARALLEL or len(list(inventory))
         original(inventory, config, initial_limit=initial_limit)
+        fails: Any = state.fail_hosts
+
+        def fail_hosts(hosts: Any, activated_count: Any = None) -> None:
+            # A rig of which no host answers has its findings, too: pyinfra would end without them.
+            if hosts and not state.activated_hosts:
+                for lost in hosts:
+                    state.activate_host(lost)
+                return
+            fails(hosts, activated_count=activated_count)
+
+        state.__dict__["fail_hosts"] = fail_hosts
+        for one in inventory:
+            if one.data.get("_sudo") is None and logs_in_as_root(one):
+                one.data._sudo = False  # pyinfra's own operations read it there, too
         if asleep:
             leave_unconnected(inventory)
         names = ", ".join(sorted(host.name for host in inventory))
@@ -79,6 +95,28 @@ def install(state: State, arguments: Sequence[str]) -> None:
 
     # pyinfra gives no hook there: the method is replaced.
     state.__dict__["init"] = init
+
+
+def _interrupted(*_: Any) -> None:
+    """Ends with 130, as a shell does, and says what to type: nothing is undone by an interrupt."""
+    named = click.get_current_context(silent=True)
+    inventory = named.params.get("inventory") if named else None
+    click.echo(
+        "--> interrupted: a change that had begun is still open, and an engine that it stopped is "
+        f"still down; look: pyinfra {inventory or 'INVENTORY'} deploys/doctor.py -y; then run the "
+        f"same command again, or: pyinfra {inventory or 'INVENTORY'} deploys/rollback.py -y",
+        err=True,
+    )
+    # not sys.exit: it ends one greenlet, and the run would go on
+    sys.stdout.flush()
+    os._exit(130)
+
+
+def logs_in_as_root(host: Any) -> bool:
+    """Whether the login is root, who needs no sudo (and may have none)."""
+    if str(host.name).startswith("@local"):
+        return os.geteuid() == 0
+    return bool(host.data.get("ssh_user") == "root")
 
 
 def _print_keys(runbooks: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pyinfra.api import Host, State, StringCommand
 
 from facts.rignode import pack
-from facts.rignode.context import as_root, in_host, real
+from facts.rignode.context import as_root, in_host, no_sudo, real
 from schema.core.parse import printable
 
 
@@ -92,7 +92,8 @@ def ask_node(
     except TimeoutError:
         raise AskFailed(late(host.name, verb, timeout_s)) from None
     except Exception as error:  # any transport error: paramiko, gevent, OSError
-        raise AskFailed(f"{host.name}: {verb}: the connection failed: {error}") from error
+        why = no_sudo(state, host) or f"the connection failed: {error}"
+        raise AskFailed(f"{host.name}: {verb}: {why}") from error
     document = document_of(host.name, verb, output, timeout_s)
     document.pop("ok")
     return document

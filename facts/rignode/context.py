@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyinfra.api import Host, State
+from pyinfra.api import Host, State, StringCommand
 from pyinfra.context import ContextObject, ctx_config, ctx_host, ctx_state
 
 
@@ -23,8 +23,33 @@ def in_host(state: State, host: Host, function: Any, *args: Any, **kwargs: Any) 
 
 
 def as_root(host: Host) -> dict[str, Any]:
-    """pyinfra's arguments for a command of root's."""
-    return {"_sudo": True, "_shell_executable": "sh"}
+    """pyinfra's arguments for a command of root's: by sudo, which a login that is root does without
+    (deploys/common/cli_guards.py sets `_sudo` for it).
+    """
+    return {"_sudo": host.data.get("_sudo") is not False, "_shell_executable": "sh"}
+
+
+def no_sudo(state: State, host: Host) -> str | None:
+    """Why a command of root's could not run on the host, in sudo's own words; None: not sudo's
+    doing. Asked after a failure: a sudo that refuses leaves the program on its stdin unread, and
+    the broken pipe hides what it said.
+    """
+    if not as_root(host)["_sudo"]:
+        return None
+    # exit status 0 whatever comes: pyinfra asks a person for a password otherwise
+    line = "sudo -H -n true 2>&1 || { echo refused; exit 0; }"
+    try:
+        _, output = in_host(
+            state, host, host.run_shell_command, StringCommand(line), _sudo=False, _timeout=10,
+            print_output=False, print_input=False,
+        )  # fmt: skip
+    except Exception:  # the host itself does not answer
+        return None
+    said = output.stdout_lines
+    if not said or said[-1] != "refused":
+        return None
+    login = host.data.get("ssh_user") or "this login"
+    return f"passwordless sudo is missing for {login}: {' '.join(said[:-1])[-200:]}"
 
 
 def fact_of(state: State, host: Host, fact: type, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from pyinfra.api.exceptions import FactProcessError
 
 from facts.rignode import pack
 from facts.rignode.call import LATE_S, bounded, last_document
-from facts.rignode.context import as_root, in_host, real
+from facts.rignode.context import as_root, in_host, no_sudo, real
 from schema.core.parse import misfit
 from schema.desired.plan import Plan
 from schema.observed.snapshot import Unreadable
@@ -113,11 +113,11 @@ def lines_of(
     host: Host = state.inventory.get_host(name)
     if not state.is_host_in_limit(host):
         return Unreadable(unreadable="left out by --limit or --exclude; a rig is taken whole")
-    if host not in state.active_hosts:
+    if host not in state.active_hosts or not host.connected:
         return Unreadable(unreadable="no ssh connection (pyinfra's line above says why)")
     try:
         # Not get_fact: it answers None and keeps the reason, which the gate has to name.
-        _, output = in_host(
+        done, output = in_host(
             state,
             host,
             host.run_shell_command,
@@ -131,7 +131,9 @@ def lines_of(
     except TimeoutError:
         return Unreadable(unreadable=f"no answer in {seconds + LATE_S} s: the host hangs")
     except Exception as error:  # whatever went wrong: this node is unknown, not fine
-        return Unreadable(unreadable=f"{type(error).__name__}: {error}")
+        return Unreadable(unreadable=no_sudo(state, host) or f"{type(error).__name__}: {error}")
+    if not done and not output.stdout_lines and (why := no_sudo(state, host)):
+        return Unreadable(unreadable=why)
     lines: list[str] = output.stdout_lines or output.stderr_lines
     return lines
 

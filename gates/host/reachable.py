@@ -42,7 +42,7 @@ def nodes_reachable(plan: Plan, observed: Observed) -> list[Violation]:
     for node in plan.rig.nodes:
         seen = observed.get(node.name, Unreadable(unreadable="was not asked"))
         if isinstance(seen, Unreadable):
-            what, remedy = _silent(node, seen.unreadable)
+            what, remedy, cause = _silent(node, seen.unreadable)
             found.append(
                 violation(
                     "nodes-reachable",
@@ -51,23 +51,38 @@ def nodes_reachable(plan: Plan, observed: Observed) -> list[Violation]:
                     evidence=seen.unreadable,
                     remedy=remedy,
                     unknown=True,
+                    cause=cause,
                 )
             )
     return found
 
 
-def _silent(node: Node, reason: str) -> tuple[str, str]:
-    """(what is wrong, what mends it) of a node that gave no snapshot, from the reason's words."""
+def _silent(node: Node, reason: str) -> tuple[str, str, str]:
+    """(what is wrong, its remedy, its cause where the host answered) of a node without a snapshot,
+    from the reason's words.
+    """
     login = f"ssh {node.ssh_user}@{node.lan_address}"
     if "--limit" in reason:
-        return "was left out", "run it again without --limit and --exclude"
+        left = "run it again without --limit and --exclude"
+        return "was left out", left, "the command line left it out"
+    if "passwordless sudo" in reason:
+        rule = f"{node.ssh_user} ALL=(ALL) NOPASSWD: ALL"
+        return (
+            "answered, and sudo refused",
+            f"ssh -t {node.ssh_user}@{node.lan_address} \"echo '{rule}' | "
+            "sudo EDITOR='tee' visudo -f /etc/sudoers.d/rigbook\" (docs/reference/sudo.md); "
+            "or log in as root",
+            "sudo is not installed, or asks for a password",
+        )
     if "the host answered" in reason or "snapshot" in reason:
         return (
             "answered, and could not be looked at",
             f"{login} 'sudo -n python3 --version' (rigbook needs sudo without a password there, "
             "and Python 3.10 or newer)",
+            "what the evidence says: often no Python 3.10 or newer",
         )
-    return "did not answer", f"{login} true; if it is off, power it on or cycle its power"
+    remedy = f"{login} true; if it is off: pyinfra INVENTORY deploys/wake.py -y, or power it on"
+    return "did not answer", remedy, ""
 
 
 @per_node

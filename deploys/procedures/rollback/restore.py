@@ -146,7 +146,7 @@ def _report(state: State, node: str) -> None:
     """Log now and then how far a node's work on its backups is."""
     while True:
         gevent.sleep(REPORT_S)
-        seen = fact_of(state, state.inventory.get_host(node), TreeBackups, _sudo=True)
+        seen = fact_of(state, state.inventory.get_host(node), TreeBackups)
         for line in seen.working if seen is not None else ():
             logger.info(f"    {line}")
 

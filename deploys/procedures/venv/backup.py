@@ -121,7 +121,7 @@ def backups(state: State, host: Host) -> Backups:
 
 def _fact(state: State, host: Host, fact: type, *arguments: str) -> Any:
     """A fact that must be there: without it the run stops on all hosts, before any change."""
-    found = in_host(state, host, host.get_fact, fact, *arguments, _ignore_errors=True, _sudo=True)
+    found = in_host(state, host, host.get_fact, fact, *arguments, _ignore_errors=True)
     if found is None:
         raise DeployError(f"{host.name}: the backups cannot be told; the line above says why")
     return found

@@ -190,9 +190,7 @@ def plan_prune(rig: Procedure) -> Surplus:
 def inspect_place(state: State, node: str, venv: str, package: str, version: str) -> VenvPlace:
     """Where a version lies or would lie; DeployError when the host cannot tell."""
     request = json.dumps({"venv": venv, "package": package, "version": version})
-    found: VenvPlace | None = fact_of(
-        state, state.inventory.get_host(node), Place, request, _sudo=True
-    )
+    found: VenvPlace | None = fact_of(state, state.inventory.get_host(node), Place, request)
     if found is None:
         raise DeployError(f"{node}: {venv} cannot be looked at; the line above says why")
     return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,74 @@ def test_a_first_look_is_as_the_page_says(project: Path) -> None:
     assert "Traceback" not in done.stdout and "[@local] Connected" in done.stdout, done.stdout
     ends = r"\d+ finding\(s\) block serving, the likeliest cause first: [\w-]+ on @local\s*$"
     assert re.search(ends, done.stdout), done.stdout
+
+
+REFUSES = '#!/bin/sh\necho "sudo: interactive authentication is required" >&2\nexit 1\n'
+
+
+def look(project: Path, data: str, inventory: str = "@local") -> tuple[int, str]:
+    """What the doctor says of one host whose sudo wants a password."""
+    (project / "bin").mkdir()
+    (project / "bin" / "sudo").write_text(REFUSES)
+    (project / "bin" / "sudo").chmod(0o755)
+    row = f'("{inventory}", {{"role": "head", "lan_address": "127.0.0.1", {data}}})'
+    (project / "inventory" / "one.py").write_text(f"one = [{row}]\n")
+    (project / "group_data" / "one.py").write_text('rig = "one"\nrecipe = "qwen3.6-27b"\n')
+    path = f"{project / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["pyinfra", "-y", "inventory/one.py", "deploys/doctor.py"], cwd=project, text=True,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(project), "PYINFRA_PROGRESS": "off"},
+        check=False, timeout=120, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def test_a_sudo_that_asks_is_named_with_its_fix(project: Path) -> None:
+    """It was reported as `the node is off … power it on or cycle its power`."""
+    status, said = look(project, '"ssh_user": "milo", "_sudo": True')
+    assert status == 1
+    assert "passwordless sudo is missing for milo: sudo: interactive authentication" in said, said
+    assert "milo ALL=(ALL) NOPASSWD: ALL" in said, said
+    assert "power" not in said and "the node is off" not in said, said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone needs no sudo")
+def test_root_needs_no_sudo(project: Path) -> None:
+    _, said = look(project, '"ssh_user": "root"')
+    assert "nodes-reachable" not in said and "sudo:" not in said, said
+
+
+def test_a_rig_of_one_node_that_is_off_has_its_finding(project: Path) -> None:
+    """It was `No hosts remaining!`."""
+    gone = '"ssh_user": "milo", "ssh_hostname": "127.0.0.1", "ssh_port": 9'
+    status, said = look(project, gone, "gone")
+    assert status == 1
+    assert "block nodes-reachable [gone]" in said and "deploys/wake.py" in said, said
+    assert "No hosts remaining" not in said, said
+
+
+def test_an_interrupt_ends_with_130_and_says_what_to_type(project: Path) -> None:
+    """It was exit status 0 and `Exiting upon user request!`."""
+    (project / "bin").mkdir()
+    (project / "bin" / "sudo").write_text("#!/bin/sh\nexec sleep 30\n")
+    (project / "bin" / "sudo").chmod(0o755)
+    data = '"ssh_user": "milo", "_sudo": True'
+    row = f'("@local", {{"role": "head", "lan_address": "127.0.0.1", {data}}})'
+    (project / "inventory" / "one.py").write_text(f"one = [{row}]\n")
+    (project / "group_data" / "one.py").write_text('rig = "one"\nrecipe = "qwen3.6-27b"\n')
+    path = f"{project / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        ["pyinfra", "-y", "inventory/one.py", "deploys/doctor.py"], cwd=project, text=True,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(project), "PYINFRA_PROGRESS": "off"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as run:  # fmt: skip
+        assert run.stdout is not None
+        for line in run.stdout:
+            if "Loading: deploys/doctor.py" in line:
+                break
+        time.sleep(1)
+        run.send_signal(signal.SIGINT)
+        said = run.stdout.read()
+        assert run.wait(20) == 130, said
+    assert "interrupted" in said and "inventory/one.py deploys/rollback.py" in said, said
