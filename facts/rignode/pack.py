@@ -28,7 +28,8 @@ MAX_COMMAND = 100 * 1024
 _IMPORT = re.compile(
     r"^ *(?:import (node[\w.]*)|from (node[\w.]*) import (\([^)]*\)|.*))", re.MULTILINE
 )
-_SHEBANG = b"#!/usr/bin/env python3\n"
+# -I: as root it must not read a user's site-packages or PYTHONPATH
+_SHEBANG = b"#!/usr/bin/env -S python3 -I\n"
 _START = """\
 import sys
 sys.dont_write_bytecode = True

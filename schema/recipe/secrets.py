@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from node.rules.secret import holds_secret, is_reported
 from schema.core.base import Frozen
 from schema.core.strings import env_name, home_path, single_line
 
+# what glibc of every program that systemd starts obeys, before env -i can clear it
+LOADS_CODE = re.compile(r"(?:LD_\w+|GCONV_PATH|GLIBC_TUNABLES|LOCPATH|NLSPATH)\Z")
 _SOURCES = ("env", "file", "node_file")
 
 
@@ -65,6 +68,8 @@ def conflicts(
 ) -> Iterator[str]:
     """What is wrong with the secrets beside the recipe's other keys, a line each."""
     for name in secrets:
+        if LOADS_CODE.match(name):
+            yield f"secrets.{name}: loads code into root's programs too; allowed: under env"
         if name in env:
             yield f"secrets.{name}: stands under env as well; allowed: one of them"
         if name in forbidden:

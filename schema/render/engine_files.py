@@ -24,6 +24,7 @@ from schema.desired.plan import (
 )
 from schema.desired.rig import Node, Rig
 from schema.recipe.recipe import Recipe
+from schema.recipe.secrets import LOADS_CODE
 from schema.render import node_program
 from schema.render.gpu_access import gpu_arguments
 from schema.render.node_json import node_file
@@ -40,6 +41,8 @@ PAIR_TIMER_PATH = f"{UNITS_DIR}/{PAIR_TIMER}"
 SCRIPT_IN_CONTAINER = "/rigbook/serve.sh"
 # Half of the machine's memory on top, for the kernel's choice (proc(5)).
 OOM_SCORE_ADJ = 500
+# root's lines in a unit with a user: systemd gives them that user's HOME and the engine's variables
+CLEAN = "/usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def documents(
@@ -60,10 +63,13 @@ def documents(
         "rig": rig.name,
     }
     venv = shlex.quote(spec.venv) if spec.venv else None
-    script = render(SCRIPT_PATH, **names, command=shell_lines(spec.argv), venv=venv)
-    environ = _env_file(spec.environ, recipe.name)
+    environ, alone = _env_file(spec.environ, recipe.name), {}
     if spec.venv is not None:
-        environ = {name: environment_value(value) for name, value in environ.items()}
+        # the unit's environment is also that of its root lines: what loads code stays out of it
+        alone = {name: shlex.quote(environ[name]) for name in environ if LOADS_CODE.match(name)}
+        environ = {name: environment_value(value) for name, value in environ.items()
+                   if name not in alone}  # fmt: skip
+    script = render(SCRIPT_PATH, **names, command=shell_lines(spec.argv), venv=venv, alone=alone)
     environment = render(ENV_PATH, environ=environ)
     unit = _unit(rig, node, recipe, profile, spec, names)
     files = (
@@ -90,7 +96,7 @@ def _unit(
     common = {**names, "container": CONTAINER, "times": times(rig, node, recipe), "starts": STARTS}
     if recipe.container is None:
         paths = {"script": SCRIPT_PATH, "environments": env_files(recipe), "user": spec.user,
-                 "oom_score_adj": OOM_SCORE_ADJ}  # fmt: skip
+                 "clean": CLEAN, "oom_score_adj": OOM_SCORE_ADJ}  # fmt: skip
         return render(f"{UNIT_PATH}.venv", **common, **paths)
     run = systemd_lines(docker_run(recipe, profile, spec))
     return render(UNIT_PATH, **common, docker_run=run)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from facts.rignode import pack
 from node.engine.config import parse
 from node.rules.env_text import environment_text, environment_value
 from schema.core.errors import SpecError
@@ -119,13 +122,39 @@ def test_unit_supervises_alone() -> None:
     assert unit["EnvironmentFile"] == made.documents[TOWER][1].path
     assert (unit["User"], unit["KillMode"]) == ("milo", "control-group")
     assert (unit["Restart"], unit["StartLimitBurst"]) == ("always", "3")
-    assert unit["ExecStartPre"] == f"+{node_program.path()} prelaunch"
-    assert unit["ExecStartPost"] == f"+{node_program.path()} answer"
+    clean = "+/usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert unit["ExecStartPre"] == f"{clean} {node_program.path()} prelaunch"
+    assert unit["ExecStartPost"].startswith(f"{clean} MAINPID=${{MAINPID}} INVOCATION_ID=")
     assert "docker" not in made.documents[TOWER][2].content
     assert len(made.documents[TOWER]) == 4
     assert made.requests[TOWER].units == ("rigbook-engine.service",)
     assert made.requests[TOWER].images == ()
     assert [(v.path, v.user) for v in made.requests[TOWER].venvs] == [(VENV, "milo")]
+
+
+def test_what_loads_code_reaches_the_engine_alone(tmp_path: Path) -> None:
+    """The unit's environment is that of root's lines too, and glibc obeys it before env -i does."""
+    mine = {"LD_LIBRARY_PATH": "/home/milo/a b", "LD_PRELOAD": "/home/milo/x.so", "OMP": "1"}
+    made = tower_plan(project(tmp_path, {**venv(), "env": mine}), recipe="broken")
+    script, environment, *_ = (row.content for row in made.documents[TOWER])
+    assert "export LD_LIBRARY_PATH='/home/milo/a b'\nexport LD_PRELOAD=/home/milo/x.so\n" in script
+    assert "LD_" not in environment and "OMP=1" in environment
+
+
+def test_a_program_of_root_reads_nothing_of_a_user(tmp_path: Path) -> None:
+    """The zipapp as the unit starts it: a module in PYTHONPATH or HOME runs as root otherwise."""
+    program, ran = tmp_path / "rignode.pyz", tmp_path / "ran"
+    program.write_bytes(pack.zipapp_bytes())
+    program.chmod(0o755)
+    site = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    for folder in (tmp_path / "modules", tmp_path / ".local" / site):
+        folder.mkdir(parents=True)
+        (folder / "json.py").write_text(f"open({str(ran)!r}, 'w')\n")
+        (folder / "x.pth").write_text(f"import os; open({str(ran)!r}, 'w')\n")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path),
+               "PYTHONPATH": str(tmp_path / "modules")}  # fmt: skip
+    subprocess.run([program, "no verb"], env=environ, capture_output=True, timeout=20)
+    assert not ran.exists()
 
 
 def test_node_reads_its_file() -> None:
