@@ -123,7 +123,7 @@ class Pod:
             "metrics.txt": Part(self._metrics_text),
             "pods.txt": Part(lambda: self._kubectl("get", "pods", "-o", "wide")),
             "engine.log": Part(self._logs, log=True),
-            **evidence.of_the_host(None),
+            **evidence.of_the_host(),
         }
         return evidence.keep(self.deployment, about, made)
 

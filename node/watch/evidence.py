@@ -47,20 +47,19 @@ class Part(NamedTuple):
 
 def parts(engine: Engine) -> dict[str, Part]:
     """Gives the files of a bundle about the head's engine, by name."""
-    venv = engine.venv.path if engine.venv else None
     return {
         "metrics.txt": Part(lambda: of_metrics(engine.endpoint.url if engine.endpoint else "")),
         "engine.log": Part(lambda: _journal("-u", engine.unit), log=True),
         "snapshot.json": Part(lambda: _snapshot(engine)),
-        **of_the_host(venv),
+        **of_the_host(),
     }
 
 
-def of_the_host(venv: str | None) -> dict[str, Part]:
-    """Gives the files that say how the host and the engines on it are; py-spy may be in `venv`."""
+def of_the_host() -> dict[str, Part]:
+    """Gives the files that say how the host and the engines on it are."""
     return {
         "processes.txt": Part(_processes),
-        "python-stacks.txt": Part(lambda: _stacks(venv)),
+        "python-stacks.txt": Part(_stacks),
         "kernel.log": Part(lambda: _journal("-k"), log=True),
         "sockets.txt": Part(lambda: _tool("ss", "-tnoi")),
         "nvidia-smi.txt": Part(lambda: _tool("nvidia-smi", "-q")),
@@ -182,14 +181,13 @@ def _processes() -> str:
     return "\n".join(out) + "\n"
 
 
-def _stacks(venv: str | None) -> str:
-    """Gives the Python stacks by py-spy, where somebody has installed it.
+def _stacks() -> str:
+    """Gives the Python stacks by the host's py-spy: a venv's is its owner's, this is root.
 
     It reads memory and does not stop the process (--nonblocking): one that is stopped or stuck
     would keep it waiting.
     """
-    beside = os.path.join(venv, "bin/py-spy") if venv else ""
-    tool = which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
+    tool = which("py-spy")
     if tool is None:
         raise CannotRead("py-spy is not installed")
     out: list[str] = []

@@ -139,6 +139,7 @@ def _act(engine: Target, memory: Json, restart: bool, keep: Keep) -> Json:
     """Names it, keeps the evidence once, restarts where that is wanted and possible."""
     if memory["evidence"] is None:
         memory = {**memory, "evidence": _evidence(engine, memory["reason"])}
+        keep(memory, None)
     now = time.time()
     # a clock that was set back leaves times of the future: they count
     recent = [then for then in memory["restarts"] if now - then < WINDOW_S]
@@ -165,7 +166,12 @@ def _act(engine: Target, memory: Json, restart: bool, keep: Keep) -> Json:
     # announced before it is made: a kill in between costs one of the restarts
     begun = {**memory, "restarts": [*recent, now]}
     keep(begun, (status, text) if new else None)
-    why_not = engine.restart()
+    try:
+        why_not = engine.restart()
+    except NodeError as error:
+        # whether it was made is not known: it counts
+        log.say(str(error), log.WARNING)
+        return begun
     if why_not is None:
         return begun
     log.say(why_not, log.WARNING)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from node.core import proc
-from node.core.errors import CannotRead
+from node.core.errors import CannotRead, NodeError
 from node.core.run import TimedOut, run
 from node.core.systemctl import systemctl
-from node.engine import peer_watchdog
+from node.engine import peer_watchdog, port_holder
 from node.engine.api_key import key_of
+from node.engine.await_answer import ask_ours
 from node.engine.completion import ask
 from node.engine.config import Engine
 from node.rules.completion import Reply
@@ -32,10 +33,18 @@ class OwnUnit:
         self.name = engine.unit
 
     def ask(self, wait_s: float) -> Reply:
-        """Asks with the engine's key."""
+        """Asks; the key goes to our own engine alone."""
         if self.engine.endpoint is None:
             return Reply(False, "this node has no endpoint", True)
-        return ask(self.engine.endpoint, wait_s, key_of(self.engine))
+        try:
+            port_holder.look(self.engine)
+        except CannotRead:
+            # nobody listens, or docker does not say who: asked, and whoever answers gets no key
+            return ask(self.engine.endpoint, wait_s)
+        try:
+            return ask_ours(self.engine, self.engine.endpoint, wait_s, key_of(self.engine))
+        except NodeError as error:
+            return Reply(False, str(error))
 
     def start(self) -> str | None:
         """Gives the unit's invocation while it is active: it has answered once since its start."""

@@ -148,23 +148,23 @@ def _look(watch: Watch, engine: Target | None, before: Json) -> tuple[Reply, Jso
         return ask(watch.endpoint, ANSWER_S), before
     if watch.silence is None:
         return engine.ask(ANSWER_S), before
-    pending = list(before["pending"])
 
     def keep(memory: Json, said: tuple[str, str] | None) -> None:
-        if said is not None:
-            pending.append(_told(watch, *said))
-        save_state({**before, "pending": pending[-MAX_PENDING:], "silence": memory})
+        nonlocal before
+        pending = [*before["pending"], *([_told(watch, *said)] if said else [])]
+        before = {**before, "pending": pending[-MAX_PENDING:], "silence": memory}
+        save_state(before)
 
     limits, restart = watch.silence
     try:
         found = heal.look(engine, limits, restart, before["silence"], ANSWER_S, keep)
     except NodeError as error:
         log.say(f"whether {engine.name} is silent is not known: {error}", log.WARNING)
-        return engine.ask(ANSWER_S), {**before, "pending": pending}
+        return engine.ask(ANSWER_S), before
     reply = found.reply
     if found.works and reply.detail == NO_ANSWER:
         reply = Reply(True, "busy: no answer in time, and tokens flow", model=watch.endpoint.model)
-    return reply, {**before, "pending": pending[-MAX_PENDING:], "silence": found.memory}
+    return reply, {**before, "silence": found.memory}
 
 
 def _told(watch: Watch, status: str, text: str) -> Json:

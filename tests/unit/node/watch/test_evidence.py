@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -62,6 +63,20 @@ def test_a_bundle_is_roots_alone_and_says_what_it_lacks(home: Path) -> None:
     summary = json.loads((path / "summary.json").read_text())
     assert summary["missing"]["b.txt"] == "py-spy is not installed"
     assert set(summary["missing"]) == {"b.txt", "c.txt", "d.txt"}
+
+
+def test_no_program_of_a_venv_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is its owner's, and this is root."""
+    tool = tmp_path / "bin" / "py-spy"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(evidence, "_pids", lambda: [{"pid": 1, "comm": "VLLM::EngineCore"}])
+    venv = {"path": str(tmp_path), "user": "nobody", "version": None}
+    parts = evidence.parts(engine(container=None, image=None, venv=venv))
+    with contextlib.suppress(CannotRead):
+        parts["python-stacks.txt"].make()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_log_keeps_its_end_and_the_rest_its_beginning() -> None:

@@ -134,6 +134,18 @@ def test_an_engine_that_stops_in_a_look_is_silent_from_its_middle_on(
     assert 0.2 <= found.memory["judged"]["since"] - began < 0.6
 
 
+def test_a_restart_that_fails_counts_and_its_evidence_is_kept_once(engine: Engine) -> None:
+    """As the real program goes on after a look: from what it kept."""
+    (engine.host.bin / "fails").touch()
+    for _ in range(8):
+        engine.silent()
+        if engine.saved:
+            engine.memory = engine.saved[-1]
+    assert len(engine.memory["restarts"]) == heal.MOST and engine.bundles() == 1
+    assert len(engine.restarts()) <= 2 * heal.MOST
+    assert [status for status, _ in engine.told][-1] == "stood-down"
+
+
 def test_a_load_is_not_judged_and_an_answer_ends_it(engine: Engine) -> None:
     engine.silent()
     engine.unit("b", "activating")

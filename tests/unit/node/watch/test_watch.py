@@ -46,15 +46,19 @@ def test_an_engine_that_answers_is_not_worth_a_notice(rig: Rig) -> None:
     assert (asked["model"], asked["max_tokens"]) == ("tiny", 16)
 
 
-def test_the_key_goes_to_this_hosts_engine_alone(rig: Rig) -> None:
-    """A gateway that is watched in its place does not get it."""
+def test_whoever_holds_the_port_gets_no_key_and_is_not_the_engine(rig: Rig) -> None:
+    """This process answers in the engine's place, or in that of a gateway that is watched."""
     rig.host.env["RIGBOOK_SECRETS"] = str(rig.file("secrets.env", f"VLLM_API_KEY={SECRET}\n"))
     rig.look()
     engine_file(rig.host, url=rig.endpoint.url)
     rig.look()
     engine_file(rig.host, url=rig.hook.url)
     rig.look()
-    assert rig.endpoint.keys == [None, f"Bearer {SECRET}", None]
+    assert rig.endpoint.keys == [None, None, None]
+    venv = {"path": "/opt/v", "user": "nobody", "version": None}
+    engine_file(rig.host, url=rig.endpoint.url, container=None, image=None, venv=venv)
+    assert "not this engine: port" in rig.look() and rig.look() and rig.look()
+    assert rig.state()["status"] == "down" and set(rig.endpoint.keys) == {None}
 
 
 def test_three_misses_are_told_once_and_the_recovery_too(rig: Rig) -> None:
