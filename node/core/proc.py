@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 # docker (docker-ID.scope, /docker/ID), containerd and cri-o under Kubernetes
 _CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
-_UNIT = re.compile(r"([^/]+\.service)(?=/|$)")
+_UNIT = re.compile(r"/([A-Za-z0-9:_.\\@-]+\.service)(?=/|$)")
 
 
 class Stat(NamedTuple):
@@ -122,17 +122,24 @@ def cgroup(pid: int) -> str:
 
 
 def container_of(path: str) -> str | None:
-    """Gives the container id in a cgroup path, or None."""
-    found = _CONTAINER.findall(path)
+    """Gives the container id in a cgroup path, or None.
+
+    Below a service or a user's slice, folders are named by who runs there: none counts.
+    """
+    end = _UNIT.search(path)
+    found = _CONTAINER.findall(path[: end.start()] if end else path)
+    if path.startswith("/user.slice/"):
+        return None
     return found[-1] if found else None
 
 
 def unit_of(path: str) -> str | None:
-    """Gives the innermost service in a cgroup path, or None (login sessions are no supervisor)."""
-    if container_of(path):
-        return None
-    found = _UNIT.findall(path)
-    return found[-1] if found else None
+    """Gives the service in a cgroup path, or None (login sessions are no supervisor).
+
+    The outermost: it is the system's own, and who runs in it may name folders below as he likes.
+    """
+    found = _UNIT.search(path)
+    return found[1] if found and not container_of(path) else None
 
 
 class Fd(NamedTuple):

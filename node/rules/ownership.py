@@ -18,7 +18,7 @@ class Held(Protocol):
 
     @property
     def unit(self) -> str | None:
-        """The innermost service of its cgroup, None in a container."""
+        """The outermost service of its cgroup, None in a container."""
 
     @property
     def container_id(self) -> str | None:

@@ -134,7 +134,12 @@ def test_listening_ports() -> None:
     ("/docker/" + "b" * 64, None, "b" * 64),
     ("/kubepods.slice/pod1.slice/cri-containerd-" + "c" * 64 + ".scope", None, "c" * 64),
     ("/user.slice/user-1000.slice/session-3.scope", None, None),
-    ("/user.slice/user-1000.slice/user@1000.service/app.slice/e.service", "e.service", None),
+    ("/user.slice/user-1000.slice/user@1000.service/app.slice/e.service",
+     "user@1000.service", None),
+    ("/user.slice/user-1000.slice/user@1000.service/docker-" + "d" * 64 + ".scope",
+     "user@1000.service", None),
+    ("/system.slice/own.service/x;curl evil.service/docker-" + "d" * 64 + ".scope",
+     "own.service", None),
     ("/init.scope", None, None), ("", None, None),
 ])  # fmt: skip
 def test_supervisors(path: str, unit: str | None, container: str | None) -> None:
