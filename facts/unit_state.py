@@ -80,7 +80,8 @@ class Log(FactBase[list[str]]):
         chosen = f"-u {shlex.quote(unit)}"
         if invocation:
             of = shlex.quote(invocation)
-            chosen = f"_SYSTEMD_INVOCATION_ID={of} + INVOCATION_ID={of}"
+            # systemd's own lines name it too; any user may write that field, but not as pid 1
+            chosen = f"_SYSTEMD_INVOCATION_ID={of} + _PID=1 INVOCATION_ID={of}"
         return f"journalctl {chosen} -n {int(lines)} -o cat --no-pager"
 
     def process(self, output: list[str]) -> list[str]:
