@@ -18,7 +18,7 @@ from node.core import flock, validate
 from node.core.errors import Json, NodeError, io_reason
 from node.core.run import run
 from node.core.run_as_owner import Owner
-from node.files import atomic, state_dir
+from node.files import atomic, dirfd, state_dir
 from node.venv import pip_plan, writers
 from node.venv import versions as place
 
@@ -124,8 +124,7 @@ def _make_folder(above: str, owner: Owner) -> None:
     """Make the folder of the versions, the venv's owner's, when it is not there."""
     if not os.path.isdir(above):
         with atomic.Folder(above):
-            os.mkdir(above, 0o755)
-            os.chown(above, owner.uid, owner.gid)
+            _make(above, owner)
 
 
 def _begin(folder: str, wanted: Json, owner: Owner) -> None:
@@ -145,8 +144,18 @@ def _begin(folder: str, wanted: Json, owner: Owner) -> None:
     finally:
         os.close(fd)
     state_dir.sync_folder(os.path.dirname(folder))
-    os.mkdir(folder, 0o755)
-    os.chown(folder, owner.uid, owner.gid)
+    _make(folder, owner)
+
+
+def _make(folder: str, owner: Owner) -> None:
+    """Make a folder, its owner's: by descriptor, who owns the one above may swap names in it."""
+    above, name = os.path.split(folder)
+    fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with dirfd.inside(fd, name, folder, dirfd.Owner(owner.uid, owner.gid)):
+            pass
+    finally:
+        os.close(fd)
 
 
 def _fill(folder: str, wanted: Json, python: str, owner: Owner) -> None:

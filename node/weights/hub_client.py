@@ -92,10 +92,9 @@ def ask(
     `folder` is where files come; `ended` gives why it has to stop, `tick` is called meanwhile.
     Raises NodeError (`hub`) with the client's own words.
     """
-    home = f"{folder}/.cache" if folder else "/tmp/rigbook-hub"
-    seen = f"{IN_CONTAINER}/.cache" if folder and place.image else home
-    env = {**environ, **_ENV, "HF_HOME": seen}
     here = IN_CONTAINER if place.image else folder
+    # a look downloads nothing, and has no folder
+    env = {**environ, **_ENV, **({"HF_HOME": f"{here}/.cache"} if folder else {})}
     asked = json.dumps({**wanted, "environ": env, "folder": here}).encode()
     # Downloads have a lock, so one of this name is what a killed run left: it would write beside.
     name = CONTAINER if folder else f"rigbook-hub-{os.getpid()}"

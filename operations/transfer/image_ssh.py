@@ -137,7 +137,7 @@ _SECRETS = "/run/rigbook-build.secrets"
 # the containers of the steps and not in the image: docker forgets them when it is restarted.
 # Behind the context nothing comes: what ends the read is a session that is gone, and docker build
 # would not notice that before its next word, which may take half an hour.
-_BUILD = """exec 9>/run/rigbook-build.lock
+_BUILD = """mkdir -p -m 700 /var/lib/rigbook && exec 9>/var/lib/rigbook/build.lock || exit 1
 flock -n 9 || { echo "rigbook: another build runs on this host" >&2; exit 1; }
 sweep() {
   docker ps -aq -f status=created -f status=exited -f status=dead |
