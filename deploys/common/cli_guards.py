@@ -7,9 +7,11 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,8 @@ def install(state: State, arguments: Sequence[str]) -> None:
     state.__dict__["rigbook_inventory"] = named
     state.__dict__["rigbook_dry"] = bool(typed.get("dry"))
     state.__dict__["rigbook_asks"] = not any(typed.get(flag) for flag in _NO_QUESTION)
-    signal.signal(signal.SIGINT, _interrupted)  # pyinfra's own ends with 0, as a success does
+    # pyinfra's own ends with 0, as a success does
+    signal.signal(signal.SIGINT, partial(_interrupted, str(named)))
     asleep = any(Path(str(name)).name == WAKES for name in typed.get("operations") or ())
     original = state.init
 
@@ -97,14 +100,13 @@ def install(state: State, arguments: Sequence[str]) -> None:
     state.__dict__["init"] = init
 
 
-def _interrupted(*_: Any) -> None:
+def _interrupted(inventory: str, *_: Any) -> None:
     """Ends with 130, as a shell does, and says what to type: nothing is undone by an interrupt."""
-    named = click.get_current_context(silent=True)
-    inventory = named.params.get("inventory") if named else None
+    rig = shlex.quote(inventory)
     click.echo(
         "--> interrupted: a change that had begun is still open, and an engine that it stopped is "
-        f"still down; look: pyinfra {inventory or 'INVENTORY'} deploys/doctor.py -y; then run the "
-        f"same command again, or: pyinfra {inventory or 'INVENTORY'} deploys/rollback.py -y",
+        f"still down; look: pyinfra {rig} deploys/doctor.py -y; then run the "
+        f"same command again, or: pyinfra {rig} deploys/rollback.py -y",
         err=True,
     )
     # not sys.exit: it ends one greenlet, and the run would go on

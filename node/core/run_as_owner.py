@@ -76,7 +76,9 @@ class Owner:
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
+            # a grandchild in a session of its own may hold the pipes: it is not waited for
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=1)
             raise NodeError(f"{argv[0]} did not end in {timeout_s:g} s", "timeout") from None
         return Done(
             child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")

@@ -27,7 +27,8 @@ QUIET = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEN
 _KEEP = ("confdef", "confold")
 _BACK = ("downgrade", "overwrite", "depends", "breaks", "conflicts", "remove-reinstreq",
          *_KEEP)  # fmt: skip
-_LOCKED = "is locked by another process"
+# "dpkg frontend lock was locked by another process with pid N" (1.21), "is locked by" (before)
+_LOCKED = "locked by another process"
 
 
 def states(names: list[str]) -> dict[str, tuple[str, str]]:
