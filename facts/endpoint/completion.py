@@ -7,13 +7,19 @@ chat completion with content proves that a model is served.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from node.rules import completion as rules
 from schema.core.secret import Secret
 
+if TYPE_CHECKING:
+    import httpx
+
+# a completion is a few KB, /metrics of a vLLM some hundred
+MAX_BYTES = 4 << 20
 # The environment variable on the operator's machine that holds the endpoint's key, if it has one.
 KEY_VARIABLE = "RIGBOOK_API_KEY"
 
@@ -66,14 +72,11 @@ def post(
     import httpx
 
     url = f"{endpoint.base_url}/v1/chat/completions"
+    began = time.monotonic()
     try:
-        response = httpx.post(
-            url,
-            json=body,
-            headers=key_headers(endpoint),
-            timeout=httpx.Timeout(timeout_s, connect=3.0),
-            trust_env=False,
-        )
+        with httpx.Client(headers=key_headers(endpoint), trust_env=False) as client:
+            limits = httpx.Timeout(timeout_s, connect=3.0)
+            response = fetch(client, "POST", url, timeout_s, limits, json=body)
     except httpx.HTTPError as error:
         late = isinstance(error, httpx.ReadTimeout)
         return Answer(False, f"{url}: {type(error).__name__}: {error}".rstrip(": "), late=late)
@@ -82,9 +85,33 @@ def post(
         more = f"; set {KEY_VARIABLE} to it" if reply.wants_key else ""
         return Answer(False, f"{url}: {reply.detail}{more}", reply.final, reply.wants_key)
     reply = judge(response.content)
-    seconds = response.elapsed.total_seconds()
+    seconds = time.monotonic() - began
     said = f"{reply.detail} in {seconds:.1f} s" if reply.ok else reply.detail
     return Answer(reply.ok, said, reply.final, text=reply.text, model=reply.model, seconds=seconds)
+
+
+def fetch(
+    client: httpx.Client,
+    method: str,
+    url: str,
+    whole_s: float,
+    timeout: httpx.Timeout | float,
+    **more: Any,
+) -> httpx.Response:
+    """A response whose body came whole within `whole_s` seconds and MAX_BYTES: whatever holds the
+    port may send byte by byte, or without end. Raises httpx.HTTPError.
+    """
+    import httpx
+
+    ends, raw = time.monotonic() + whole_s, bytearray()
+    with client.stream(method, url, timeout=timeout, **more) as response:
+        for part in response.iter_bytes():
+            raw += part
+            if len(raw) > MAX_BYTES:
+                raise httpx.DecodingError(f"an answer of more than {MAX_BYTES} bytes")
+            if time.monotonic() > ends:
+                raise httpx.ReadTimeout(f"the answer is not whole after {whole_s:g} s")
+    return httpx.Response(response.status_code, content=bytes(raw))
 
 
 def key_headers(endpoint: Endpoint) -> dict[str, str]:

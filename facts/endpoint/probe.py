@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from facts.endpoint.completion import Endpoint, key_headers
+from facts.endpoint.completion import Endpoint, fetch, key_headers
 from node.rules.completion import PROMPT
 from schema.observed.endpoint_probe import Failure, Probe
 
@@ -36,7 +36,7 @@ def probe(endpoint: Endpoint, budget_s: float = 5.0) -> Probe:
     headers = key_headers(endpoint)
     with httpx.Client(base_url=endpoint.base_url, headers=headers, trust_env=False) as client:
         try:
-            health = client.get("/health", timeout=left()).status_code
+            health = _get(client, "/health", left()).status_code
         except httpx.ConnectError as error:
             detail = f"{endpoint.base_url}: nobody listens there ({error})"
             return Probe(endpoint.base_url, detail, "refused", seconds=time.monotonic() - started)
@@ -61,6 +61,10 @@ def probe(endpoint: Endpoint, budget_s: float = 5.0) -> Probe:
     )
 
 
+def _get(client: httpx.Client, path: str, timeout_s: float) -> httpx.Response:
+    return fetch(client, "GET", path, timeout_s, timeout_s)
+
+
 def _quietly(call: Callable[[], httpx.Response]) -> httpx.Response | None:
     try:
         return call()
@@ -69,7 +73,7 @@ def _quietly(call: Callable[[], httpx.Response]) -> httpx.Response | None:
 
 
 def _models(client: httpx.Client, timeout_s: float) -> tuple[int | None, tuple[str, ...]]:
-    response = _quietly(lambda: client.get("/v1/models", timeout=timeout_s))
+    response = _quietly(lambda: _get(client, "/v1/models", timeout_s))
     if response is None:
         return None, ()
     try:
@@ -80,7 +84,7 @@ def _models(client: httpx.Client, timeout_s: float) -> tuple[int | None, tuple[s
 
 def _generated(client: httpx.Client, timeout_s: float) -> float | None:
     """Tokens that the engine has made since its start, over all models of /metrics."""
-    response = _quietly(lambda: client.get("/metrics", timeout=timeout_s))
+    response = _quietly(lambda: _get(client, "/metrics", timeout_s))
     if response is None or response.status_code != 200:
         return None
     try:
@@ -103,7 +107,7 @@ def _chat(
     url = f"{endpoint.base_url}/v1/chat/completions"
     started = time.monotonic()
     try:
-        response = client.post("/v1/chat/completions", json=body, timeout=timeout_s)
+        response = fetch(client, "POST", "/v1/chat/completions", timeout_s, timeout_s, json=body)
     except httpx.TimeoutException:
         return "timeout", None, f"{url}: no answer in {timeout_s:.1f} s"
     except httpx.HTTPError as error:

@@ -38,7 +38,7 @@ CLOCK_SKEW_S = 5.0
 
 def nodes_reachable(plan: Plan, observed: Observed) -> list[Violation]:
     """Every node answered: half a rig changed is worse than none (faults.md 41)."""
-    found = []
+    found = list(_one_machine(plan, observed))
     for node in plan.rig.nodes:
         seen = observed.get(node.name, Unreadable(unreadable="was not asked"))
         if isinstance(seen, Unreadable):
@@ -55,6 +55,28 @@ def nodes_reachable(plan: Plan, observed: Observed) -> list[Violation]:
                 )
             )
     return found
+
+
+def _one_machine(plan: Plan, observed: Observed) -> Iterator[Violation]:
+    """Two names of the inventory that lead to one machine: every later finding would be about the
+    wrong one. By machine-id and boot_id: a disk that was cloned has the same machine-id.
+    """
+    first: dict[tuple[str, str], Node] = {}
+    for node in plan.rig.nodes:
+        seen = observed.get(node.name)
+        if not isinstance(seen, NodeSnapshot):
+            continue
+        other = first.setdefault((seen.identity.machine_id, seen.identity.boot_id), node)
+        if other is not node:
+            yield violation(
+                "nodes-reachable",
+                node.name,
+                f"{other.name} and {node.name} are one machine",
+                evidence=f"both have machine-id {seen.identity.machine_id} and one boot_id",
+                remedy=f"give {other.name} and {node.name} their own ssh_hostname and lan_address "
+                "in the inventory",
+                cause="two names of the inventory lead to one address",
+            )
 
 
 def _silent(node: Node, reason: str) -> tuple[str, str, str]:

@@ -11,6 +11,7 @@ from node.core import mapped_files, proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.kube import deployment as kube_deployment
 from node.kube import flags, kubectl, limit_state, names, patch
+from node.rules.secret import masked_line
 
 TAIL = 200
 # the wait ends at once with these: they do not mend themselves in time
@@ -157,7 +158,7 @@ def log_of(client: kubectl.Client, space: str, pod: str, box: str, previous: boo
         done = client.run([*words, "--previous"] if previous else words, 8)
     except CannotRead:
         return []
-    return [line[:500] for line in done.out.splitlines()] if done.rc == 0 else []
+    return [masked_line(line)[:500] for line in done.out.splitlines()] if done.rc == 0 else []
 
 
 def event(client: kubectl.Client, space: str, names: list[str]) -> str | None:

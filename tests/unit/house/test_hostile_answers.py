@@ -12,10 +12,15 @@ from pydantic import ValidationError
 
 from facts.rignode import call
 from gates.core.violation import Layer, Violation
+from gates.host.reachable import nodes_reachable
+from node.core.run import Done
+from node.kube import inspect
 from node.rules import secret
 from node.snapshot import units
 from schema.observed.files import ChangeSummary
 from tests.unit.builders.pages import change
+from tests.unit.builders.snapshots import healthy, put
+from tests.unit.builders.spark_rig import spark_plan
 
 START = "{ path=/opt/v/bin/vllm ; argv[]=%s ; ignore_errors=no ; pid=0 ; code=(null) ; status=0/0 }"
 
@@ -107,3 +112,23 @@ def test_a_host_that_freezes_is_left_by_the_operators_own_clock(
     with pytest.raises(call.AskFailed, match="no answer in 35 s"):
         call.ask_node(state, host, "snapshot", {}, 5)  # type: ignore[arg-type]
     assert given["_timeout"] == 5 + call.LATE_S
+
+
+def test_a_pods_log_keeps_its_secrets() -> None:
+    line = "INFO args: Namespace(api_key=['sk-CANARY-1234567'], model='x')\n"
+    client = SimpleNamespace(run=lambda *_words: Done(0, line, ""))
+    found = inspect.log_of(client, "ns", "pod", "box", False)  # type: ignore[arg-type]
+    assert len(found) == 1
+    assert "CANARY" not in found[0]
+
+
+def test_two_names_of_one_machine_are_named_before_their_consequences() -> None:
+    """It was said by a fabric address that the second one lacks: the head's netplan was edited."""
+    plan = spark_plan()
+    seen = healthy(plan)
+    one, two = (node.name for node in plan.rig.nodes[:2])
+    assert not nodes_reachable(plan, seen)
+    cloned = put(seen[two], "identity.machine_id", seen[one].identity.machine_id)
+    (found,) = nodes_reachable(plan, {**seen, two: cloned})
+    assert found.summary == f"{one} and {two} are one machine"
+    assert not nodes_reachable(plan, {**seen, two: put(cloned, "identity.boot_id", "b" * 36)})

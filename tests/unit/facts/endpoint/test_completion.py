@@ -4,8 +4,10 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -141,3 +143,31 @@ def test_metrics_that_are_not_there() -> None:
     """An error for the caller, not an empty set."""
     with EngineDouble(metrics=None) as engine, pytest.raises(httpx.HTTPStatusError):
         metric_names(Endpoint(engine.url, "tiny"))
+
+
+@pytest.mark.parametrize(
+    ("part", "pause_s", "says"),
+    [(b" ", 0.1, "not whole after 1 s"), (b" " * 65536, 0, "more than")],
+)
+def test_what_drips_or_floods_is_left(part: bytes, pause_s: float, says: str) -> None:
+    """Whatever holds the port could hang doctor, verify and serve, or eat the memory."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5)
+
+        def send() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+                until = time.monotonic() + 15
+                while time.monotonic() < until:
+                    connection.sendall(part)
+                    time.sleep(pause_s)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        began = time.monotonic()
+        answer = ask(Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", "tiny"), 1.0)
+        assert time.monotonic() - began < 8
+        thread.join()
+    assert not answer.ok and says in answer.detail

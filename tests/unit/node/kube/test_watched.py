@@ -124,7 +124,7 @@ def test_it_is_asked_and_read_by_each_way(cluster: Cluster, way: str) -> None:
 def test_a_silent_engine_is_rolled_out_anew(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "of_the_host", lambda _: {})
+    monkeypatch.setattr(evidence, "of_the_host", lambda: {})
     memory = silent(cluster)
     assert len(memory["restarts"]) == 1 and cluster.calls()[-1:] == ROLLED
     (bundle,) = (cluster.host.state / "evidence").iterdir()
