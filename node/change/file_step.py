@@ -88,6 +88,24 @@ def _validator(step: Json) -> Callable[[str], None]:
     return validate
 
 
+def _check(step: Json, folder: atomic.Folder, current: Json) -> Callable[[str], None]:
+    """Gives the function that runs the step's validator, which may take its time, and then looks
+    at the path again: what somebody wrote there meanwhile is kept nowhere.
+    """
+
+    def check(temp: str) -> None:
+        if step["validate"]:
+            _validator(step)(temp)
+        if atomic.read_entry(folder) != current:
+            raise NodeError(
+                f"{step['path']} was edited while it was checked: the edit is kept",
+                "changed_meanwhile",
+                "look at the file, then run again",
+            )
+
+    return check
+
+
 def _set_directory(
     folder: atomic.Folder, owner: atomic.Owner, make: bool, xattrs: dict[str, str] | None = None
 ) -> None:
@@ -199,8 +217,8 @@ class FileKind(PathKind):
                                 **beside)  # fmt: skip
             hard_link.keep(folder, beside.get("linked"))
             if self.op == "file":
-                validate = _validator(step) if step["validate"] else None
-                atomic.replace(folder, step["raw"], step["owner"], temp, validate)
+                atomic.replace(folder, step["raw"], step["owner"], temp,
+                               _check(step, folder, current))  # fmt: skip
             elif self.op == "absent":
                 folder.unlink(folder.name)
             else:

@@ -126,7 +126,10 @@ def read_entry(folder: Folder, keep: Callable[[bytes], None] | None = None) -> J
 
 def temp_name(name: str) -> str:
     """Gives a fresh hidden name in the same folder; the suffix stays, validators look at it."""
-    return f"{TEMP_PREFIX}{secrets.token_hex(6)}-{name[-160:]}"
+    tail = name[-160:]
+    while len(os.fsencode(tail)) > 160:
+        tail = tail[1:]
+    return f"{TEMP_PREFIX}{secrets.token_hex(6)}-{tail}"
 
 
 def _write_all(fd: int, raw: bytes) -> None:
