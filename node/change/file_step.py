@@ -7,6 +7,7 @@ import grp
 import hashlib
 import os
 import pwd
+import shlex
 from collections.abc import Callable
 
 from node.change.path_kind import PathKind
@@ -125,6 +126,14 @@ def _set_directory(
     os.fsync(folder.fd)
 
 
+def _as_it_was(entry: Json) -> bool:
+    """Gives whether the path is what the step found there."""
+    try:
+        return bool(_current(entry["path"]) == entry["pre"])
+    except NodeError:
+        return False
+
+
 class FileKind(PathKind):
     """The three kinds differ in what is to lie at the path: bytes, nothing, or a folder."""
 
@@ -240,6 +249,21 @@ class FileKind(PathKind):
         # a kill between chown and chmod leaves a folder that is neither
         cut_short = self.op == "directory" and current["kind"] == "directory"
         return cut_short or super().is_ours(entry, current)
+
+    def check_revertible(self, entry: Json) -> None:
+        """Raise NodeError when the kept copy that the path needs is gone or damaged."""
+        pre = entry["pre"]
+        if pre["kind"] != "file":
+            return
+        try:
+            atomic.load_blob(pre["sha256"])
+        except NodeError as error:
+            if _as_it_was(entry):
+                return
+            path = shlex.quote(entry["path"])
+            remedy = f"{error.remedy}; for all else: rignode undo --overwrite {path}"
+            text = f"{entry['path']} cannot be put back: {error}; nothing was undone"
+            raise NodeError(text, error.code, remedy) from None
 
     def revert(self, entry: Json, overwrite: bool) -> str:
         """Put the path back; a later edit that is overwritten is kept as a blob, named in it."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from node.core.errors import Json
+from node.core.errors import Json, NodeError
 from node.core.step_kind import PATH, POST, PRE, Kind, Seen
 from node.core.step_state import DONE, UNDONE, UNKNOWN
+
+# what lies there is none of the kinds that a step makes
+ODD = ("not_a_file", "too_large")
 
 
 class PathKind(Kind):
@@ -57,7 +60,13 @@ class PathKind(Kind):
         self.check_revertible(entry)
         if self.moves:
             seen.moved.append(path)
-        now = seen.now[path] if path in seen.now else self.inspect(path)
+        try:
+            now = seen.now[path] if path in seen.now else self.inspect(path)
+        except NodeError as error:
+            if error.code not in ODD:
+                raise
+            # a link, a FIFO or a huge file by now: somebody put it there, and the others go back
+            now = {"kind": "odd"}
         seen.now[path] = entry["pre"]
         return not self.is_ours(entry, now)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,50 @@ def test_a_long_name_is_changed_and_undone(host: Host, letter: str) -> None:
     assert path.read_text() == NEW
     assert host.call("undo", {"change": "change-1"})["status"] == "ROLLED_BACK"
     assert path.read_text() == OLD
+
+
+def _odd(path: Path, how: str) -> None:
+    path.unlink()
+    if how == "link":
+        path.symlink_to("/etc/hostname")
+    elif how == "fifo":
+        os.mkfifo(path)
+    else:
+        with path.open("wb") as file:
+            file.truncate(65 << 20)
+
+
+@pytest.mark.parametrize("how", ["link", "fifo", "large"])
+def test_one_odd_path_does_not_keep_the_others_from_going_back(host: Host, how: str) -> None:
+    """An undo was refused for all of them, and with --overwrite too."""
+    odd, other = host.file("odd"), host.file("other")
+    host.call("apply", apply_request(file_step(odd), file_step(other)))
+    _odd(odd, how)
+    refused = host.call("undo", {"change": "change-1"})
+    assert refused["code"] == "later_edit" and str(odd) in refused["error"], refused
+    assert other.read_text() == NEW
+    answer = host.call("undo", {"change": "change-1", "overwrite": [str(odd)]})
+    assert answer["code"] == "undo_incomplete" and str(odd) in answer["error"], answer
+    assert other.read_text() == OLD
+    odd.unlink()
+    again = host.call("undo", {"change": "change-1", "overwrite": [str(odd)]})
+    assert again["status"] == "ROLLED_BACK" and odd.read_text() == OLD, again
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_what_cannot_be_put_back_is_known_before_anything_is_undone(host: Host, how: str) -> None:
+    """It stopped the unit, put one file back, and left the other one new."""
+    paths = [host.file("a", "old a\n"), host.file("b", "old b\n")]
+    host.call("apply", apply_request(*map(file_step, paths)))
+    blob = next(p for p in (host.state / "blobs").iterdir() if p.read_text() == "old a\n")
+    blob.unlink() if how == "gone" else blob.write_text("old c\n")
+    answer = host.call("undo", {"change": "change-1"})
+    assert answer["code"] == "blob_damaged" and str(paths[0]) in answer["error"], answer
+    assert "nothing was undone" in answer["error"]
+    assert [path.read_text() for path in paths] == [NEW, NEW]
+    change = json.loads((host.state / "journal" / "change-1.json").read_text())
+    assert change["status"] == "OPEN"
+    paths[0].write_text("old a\n")
+    paths[0].chmod(0o640)
+    assert host.call("undo", {"change": "change-1"})["status"] == "ROLLED_BACK"
+    assert paths[1].read_text() == "old b\n"

@@ -105,13 +105,15 @@ def test_the_newest_unblessed_change_is_picked(host: Host) -> None:
     assert (first.read_text(), second.read_text()) == (OLD, OLD)
 
 
-def test_a_damaged_pre_image_ends_inconsistent_and_the_rest_is_put_back(host: Host) -> None:
+def test_a_damaged_pre_image_is_named_first_and_the_rest_is_put_back_if_asked(host: Host) -> None:
     path, other = host.file(text="precious\n"), host.file("other")
     host.call("apply", apply_request(file_step(path), file_step(other)))
     entry = host.call("journal", {"change": "change-1"})["change"]["steps"][0]
     blob = host.state / "blobs" / entry["pre"]["sha256"]
     blob.write_text("flipped\n")
-    answer = host.call("undo")
+    assert host.call("undo")["code"] == "blob_damaged"
+    assert (path.read_text(), other.read_text()) == (NEW, NEW)
+    answer = host.call("undo", {"overwrite": [str(path)]})
     assert answer["code"] == "undo_incomplete" and "damaged" in answer["error"]
     assert (path.read_text(), other.read_text()) == (NEW, OLD)
     seen = host.call("journal", {"change": "change-1"})["change"]
