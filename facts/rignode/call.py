@@ -92,7 +92,7 @@ def ask_node(
     except TimeoutError:
         raise AskFailed(late(host.name, verb, timeout_s)) from None
     except Exception as error:  # any transport error: paramiko, gevent, OSError
-        why = no_sudo(state, host) or f"the connection failed: {error}"
+        why = no_sudo(state, host, error) or f"the connection failed: {error}"
         raise AskFailed(f"{host.name}: {verb}: {why}") from error
     document = document_of(host.name, verb, output, timeout_s)
     document.pop("ok")

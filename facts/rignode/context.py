@@ -29,12 +29,12 @@ def as_root(host: Host) -> dict[str, Any]:
     return {"_sudo": host.data.get("_sudo") is not False, "_shell_executable": "sh"}
 
 
-def no_sudo(state: State, host: Host) -> str | None:
+def no_sudo(state: State, host: Host, error: Exception | None = None) -> str | None:
     """Why a command of root's could not run on the host, in sudo's own words; None: not sudo's
     doing. Asked after a failure: a sudo that refuses leaves the program on its stdin unread, and
     the broken pipe hides what it said.
     """
-    if not as_root(host)["_sudo"]:
+    if not as_root(host)["_sudo"] or not isinstance(error, BrokenPipeError | EOFError | None):
         return None
     # exit status 0 whatever comes: pyinfra asks a person for a password otherwise
     line = "sudo -H -n true 2>&1 || { echo refused; exit 0; }"

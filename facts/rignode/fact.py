@@ -131,8 +131,11 @@ def lines_of(
     except TimeoutError:
         return Unreadable(unreadable=f"no answer in {seconds + LATE_S} s: the host hangs")
     except Exception as error:  # whatever went wrong: this node is unknown, not fine
-        return Unreadable(unreadable=no_sudo(state, host) or f"{type(error).__name__}: {error}")
-    if not done and not output.stdout_lines and (why := no_sudo(state, host)):
+        return Unreadable(
+            unreadable=no_sudo(state, host, error) or f"{type(error).__name__}: {error}"
+        )
+    refused = not done and not output.stdout_lines and "sudo" in " ".join(output.stderr_lines)
+    if refused and (why := no_sudo(state, host)):
         return Unreadable(unreadable=why)
     lines: list[str] = output.stdout_lines or output.stderr_lines
     return lines
