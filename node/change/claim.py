@@ -39,7 +39,9 @@ def claim(request: Json, around: undo.Around) -> Json:
         journal.sweep()
         change = journal.get(identifier)
         now = change.get("run")
-        if change["status"] in ("COMMITTED", "ROLLED_BACK") or now not in (token, body["former"]):
+        # a rollback claims a COMMITTED change; one to resume was proven since the caller looked
+        ended = ("ROLLED_BACK", "COMMITTED") if goes_back else ("ROLLED_BACK",)
+        if change["status"] in ended or now not in (token, body["former"]):
             return {**_told(change), "claimed": False}
         steps: list[Json] = []
         if now != token:

@@ -55,10 +55,6 @@ def conflicts(pending: list[Json], overwrite: list[str]) -> list[str]:
     for entry in pending:
         try:
             found = kinds.of(entry).conflicts(entry, seen)
-        except NodeError as error:
-            if error.code != "blob_damaged" or entry["path"] not in overwrite:
-                raise
-            continue  # asked for: the others go back, and this one is named at the end
         except (KeyError, TypeError, ValueError) as error:
             what = f"{journal.describe(entry)}: {kinds.reason(error)}"
             raise NodeError(f"a step is damaged: {what}; nothing was undone", "journal_broken",

@@ -229,3 +229,9 @@ def test_a_committed_change_is_not_taken_back(host: Host, begun: Path) -> None:
     answer = host.call("claim", asked(take_back=True))
     assert (answer["claimed"], answer["status"]) == (False, "COMMITTED")
     assert begun.read_text() == NEW
+
+
+def test_a_rollback_claims_a_committed_change(host: Host, begun: Path) -> None:
+    assert host.call("close", {"change": "change-1", "status": "COMMITTED", "run": MINE})["changed"]
+    assert host.call("claim", asked())["claimed"] is True
+    assert begun.read_text() == NEW
