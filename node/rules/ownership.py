@@ -7,6 +7,7 @@ setup answered in place of ours, and the change was called COMMITTED.
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -157,10 +158,10 @@ def _words(unit: Service) -> set[str]:
 def end(held: Held, boxes: Sequence[Box], units: Sequence[Service]) -> End | None:
     """How to end a holder through whoever keeps it alive; None: nobody does."""
     names, box = keepers(held, boxes, units), box_of(held, boxes)
-    commands = [f"sudo systemctl stop {' '.join(names)}"] if names else []
+    commands = [f"sudo systemctl stop {shlex.join(names)}"] if names else []
     again = [line for unit in units if unit.name in names for line in _again(unit)]
     if held.container_id is not None:
-        name = box.name.lstrip("/") if box else held.container_id[:12]
+        name = shlex.quote(box.name.lstrip("/")) if box else held.container_id[:12]
         # The end of a `docker exec` does not end what it started inside the container.
         commands.append(f"sudo docker stop {name}")
         if box is not None and box.restart_policy not in ("no", ""):
@@ -175,7 +176,10 @@ def _again(unit: Service) -> list[str]:
     found = []
     if unit.restart not in ("no", ""):
         found.append(f"Restart={unit.restart} of {unit.name} starts it again, if it is not stopped")
-    found += [f"{name} starts it again: sudo systemctl stop {name}" for name in unit.triggered_by]
+    found += [
+        f"{name} starts it again: sudo systemctl stop {shlex.quote(name)}"
+        for name in unit.triggered_by
+    ]
     if unit.enabled in ("enabled", "enabled-runtime"):
-        found.append(f"so does the next boot: sudo systemctl disable {unit.name}")
+        found.append(f"so does the next boot: sudo systemctl disable {shlex.quote(unit.name)}")
     return found

