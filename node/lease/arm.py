@@ -85,8 +85,11 @@ def arm(request: Json) -> Json:
             systemctl.systemctl("restart", UNIT)
         except NodeError as error:
             _take_away()
+            del steps.change["lease"]
+            steps.forget([])
+            begun = f"change {lease.change} has none now" if steps.rows else "nothing was begun"
             raise NodeError(
-                f"no lease: its keeper does not start: {error}; nothing was changed",
+                f"no lease: its keeper does not start: {error}; {begun}",
                 "lease_failed",
                 f"journalctl -u {UNIT} -n 20; ss -lunp 'sport = :{lease.port}'",
             ) from None

@@ -89,6 +89,8 @@ def test_a_keeper_that_cannot_start_is_no_lease(host: Host) -> None:
     assert not answer["ok"] and answer["code"] == "lease_failed"
     assert "keeper does not start" in answer["error"] and "ss -lunp" in answer["remedy"]
     assert settings.load() is None and not (host.state / "units" / arm.UNIT).exists()
+    assert "nothing was begun" in answer["error"]
+    assert host.call("journal")["changes"] == []
 
 
 def test_only_its_own_keeper_takes_it_away(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
