@@ -174,7 +174,7 @@ PUT_IN = {
     "an arrow against the table": ("host/clock.py", "import gates.doctor.rank", "arrow"),
     "an __init__ that imports": ("host/__init__.py", "from gates.host import clock", "package"),
     "a layer above": ("host/clock.py", "from operations.change import run", "layer"),
-    "a file too long": ("host/clock.py", "\n" * 351, "package"),
+    "a file too long": ("host/clock.py", "\n" * (MOST_LINES + 1), "package"),
 }
 
 
