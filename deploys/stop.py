@@ -6,21 +6,25 @@ Runbook: docs/runbooks/stop.md. The unit stays enabled: the next boot (or serve)
 from deploys.common.procedure import gated
 from deploys.procedures.engine import stop
 from gates.gate_sets import CHANGING
-from operations.engine import engine
+from operations.engine import cleanup, engine
 
 # Load, Gate: what the rig is, and whether it may be changed now.
 rig = gated("stop", CHANGING)
 stop.refuse_survivors(rig)
+segments = stop.segments(rig)
 
 # Act: the head first, so that no client is served by half a rig.
 engine.stop(name="Stop the head", run=rig.run, nodes=rig.up.head)
 engine.stop(name="Stop the workers", run=rig.run, nodes=rig.up.workers)
+cleanup.clear_shm(
+    name="Remove its shared memory", run=rig.run, members=frozenset(segments), names=segments
+)
 
-# Verify: no process, no container, no port of the engine.
+# Verify: no process, no container, no port, no shared memory of the engine.
 if rig.at_head:
     engine.prove(
         name="Nothing of the engine is left",
         run=rig.run,
-        needed=bool(rig.up.all),
+        needed=bool(segments),
         check=lambda: stop.verify(rig),
     )

@@ -19,10 +19,12 @@ from typing import Any
 import click
 from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.inventory import Inventory, extract_name_data
 
 from facts.endpoint.completion import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
+_OWN_CODE = ("deploys", "facts", "gates", "operations", "schema")
 _OUT_OF_ORDER = ("--serial", "--no-wait")
 # The deploy whose hosts are down as a rule.
 WAKES = "wake.py"
@@ -33,6 +35,8 @@ _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
 
 def install(state: State, arguments: Sequence[str]) -> None:
     """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
+    from pyinfra_cli import exceptions as shown  # it patches threads: not for who imports this file
+
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")
@@ -43,6 +47,7 @@ def install(state: State, arguments: Sequence[str]) -> None:
     for pair in _data_pairs(arguments):
         if not pair.partition("=")[1]:
             raise PyinfraError(f"--data {pair!r} has no value; allowed: --data key=value")
+    _refuse_twice("--data", [pair.partition("=")[0] for pair in _data_pairs(arguments)])
     context = click.get_current_context(silent=True)
     typed = context.params if context else {}
     runbooks = tuple(Path(str(name)).stem for name in typed.get("operations") or ())
@@ -56,7 +61,20 @@ def install(state: State, arguments: Sequence[str]) -> None:
     state.__dict__["rigbook_dry"] = bool(typed.get("dry"))
     state.__dict__["rigbook_asks"] = not any(typed.get(flag) for flag in _NO_QUESTION)
     # pyinfra's own ends with 0, as a success does
-    signal.signal(signal.SIGINT, partial(_interrupted, str(named)))
+    signal.signal(signal.SIGINT, partial(_interrupted, state))
+    shown.get_frame_line_from_tb = partial(_place, shown.get_frame_line_from_tb)
+    if context:
+        context.call_on_close(partial(_say_last, state))
+    make = Inventory.make_hosts_and_groups
+
+    def make_once(inventory: Any, names: list[Any], groups: Mapping[str, Any]) -> None:
+        # pyinfra keeps the last of two hosts of one name, and says nothing
+        for group, (rows, _) in groups.items():
+            _refuse_twice(f"{named}: {group}", [name for name, _ in extract_name_data(rows)])
+        make(inventory, names, groups)
+
+    replaced: Any = Inventory
+    replaced.make_hosts_and_groups = make_once
     asleep = any(Path(str(name)).name == WAKES for name in typed.get("operations") or ())
     original = state.init
 
@@ -75,7 +93,12 @@ def install(state: State, arguments: Sequence[str]) -> None:
                 for lost in hosts:
                     state.activate_host(lost)
                 return
-            fails(hosts, activated_count=activated_count)
+            try:
+                fails(hosts, activated_count=activated_count)
+            except PyinfraError:  # "No hosts remaining!", below the line that matters
+                if not last_words(state):
+                    raise
+                raise SystemExit(1) from None
 
         state.__dict__["fail_hosts"] = fail_hosts
         for one in inventory:
@@ -100,18 +123,59 @@ def install(state: State, arguments: Sequence[str]) -> None:
     state.__dict__["init"] = init
 
 
-def _interrupted(inventory: str, *_: Any) -> None:
-    """Ends with 130, as a shell does, and says what to type: nothing is undone by an interrupt."""
-    rig = shlex.quote(inventory)
-    click.echo(
-        "--> interrupted: a change that had begun is still open, and an engine that it stopped is "
-        f"still down; look: pyinfra {rig} deploys/doctor.py -y; then run the "
-        f"same command again, or: pyinfra {rig} deploys/rollback.py -y",
-        err=True,
+def last_words(state: Any) -> list[str]:
+    """What a failed run ends with, in order; operations.change.run adds to it."""
+    words: list[str] = state.__dict__.setdefault("rigbook_last_words", [])
+    return words
+
+
+def _say_last(state: Any) -> None:
+    if words := list(dict.fromkeys(last_words(state))):
+        click.echo(f"--> error: {'; '.join(words)}", err=True)
+
+
+def _place(found: Any, trace: Any) -> Any:
+    """Where pyinfra says that an error arose: in an inventory, that helps; in our code, it hides
+    the verdict."""
+    info = found(trace)
+    ours = info is not None and any(
+        Path(info.filename).is_relative_to(ROOT / part) for part in _OWN_CODE
     )
+    return None if ours else info
+
+
+def _interrupted(state: Any, *_: Any) -> None:
+    """Ends with 130, as a shell does, and says what to type: nothing is undone by an interrupt."""
+    rig = shlex.quote(str(state.__dict__["rigbook_inventory"]))
+    run = state.__dict__.get("rigbook_run")
+    nodes = sorted(run.touched) if run and not run.closed else []
+    if nodes:
+        down = sorted(run.down)
+        what = (
+            f"change {run.id} is open on {', '.join(nodes)}"
+            + (
+                f"; it stopped the engine on {', '.join(down)}, which does not serve"
+                if down
+                else ""
+            )
+            + f"; run the same command again, or undo it: {run.rollback()}"
+        )
+    else:
+        what = (
+            "no change of this run is open; what was open before still is, look: "
+            f"pyinfra {rig} deploys/doctor.py -y"
+        )
+    click.echo(f"--> interrupted: {what}", err=True)
     # not sys.exit: it ends one greenlet, and the run would go on
     sys.stdout.flush()
     os._exit(130)
+
+
+def _refuse_twice(where: str, names: Sequence[str]) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise PyinfraError(
+            f"{where}: {', '.join(map(repr, twice))} stands twice; allowed: once each"
+        )
 
 
 def logs_in_as_root(host: Any) -> bool:

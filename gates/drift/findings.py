@@ -16,16 +16,19 @@ from schema.desired.rig import Node
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 LIVE = "the live process, its container and its files against what the recipe renders"
+FILES = "its files, as none of its engine runs, against what the recipe renders"
 
 
 @per_node
 def drifted(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Everything that serve would set right; a node that was never served has nothing to drift."""
-    if engine_state(plan, node, snapshot) == "absent":
+    state = engine_state(plan, node, snapshot)
+    if state == "absent":
         return
+    seen = FILES if state == "stopped" else LIVE
     for difference in drift(plan, node, snapshot):
         if not _told_elsewhere(difference, snapshot):
-            yield _finding(plan, node, difference)
+            yield _finding(plan, node, difference, seen)
 
 
 def _told_elsewhere(difference: Difference, snapshot: NodeSnapshot) -> bool:
@@ -40,7 +43,7 @@ def _told_elsewhere(difference: Difference, snapshot: NodeSnapshot) -> bool:
     return False
 
 
-def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
+def _finding(plan: Plan, node: Node, difference: Difference, seen: str) -> Violation:
     serve = deploy_command(plan, "serve")
     if difference.kind == "forbidden":
         return violation(
@@ -58,7 +61,7 @@ def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
             "worker-not-headless",
             node.name,
             f"the worker {node.name} runs without --headless: it binds the rendezvous itself",
-            evidence=f"{difference.text}; {LIVE}",
+            evidence=f"{difference.text}; {seen}",
             remedy=serve,
         )
     if difference.kind == "flag" and difference.have.endswith(LOST_QUOTES):
@@ -74,7 +77,7 @@ def _finding(plan: Plan, node: Node, difference: Difference) -> Violation:
         "drift",
         node.name,
         f"differs from the recipe: {difference}",
-        evidence=LIVE,
+        evidence=seen,
         remedy=f"{serve} --dry --diff, then without --dry",
     )
 

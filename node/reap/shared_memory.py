@@ -13,7 +13,10 @@ from node.core.errors import Json
 from node.rules.shm_names import is_engines
 
 FOLDER = "/dev/shm"
+# how long `shm` waits for young segments to be old enough
+WAIT_S = 5.0
 _GONE = " (deleted)"
+_YOUNG = "s old: one that is being made is not mapped yet"
 
 
 class Segment(NamedTuple):
@@ -96,7 +99,7 @@ def _why_kept(one: Segment, used: Users, min_age_s: float) -> str:
     if pids:
         return f"in use by pid {', '.join(map(str, pids))}"
     if one.age_s < min_age_s:
-        return f"{one.age_s:.1f} s old: one that is being made is not mapped yet"
+        return f"{one.age_s:.1f} {_YOUNG}"
     return ""
 
 
@@ -123,6 +126,12 @@ def _clean(fd: int, min_age_s: float, dry: bool, log: transaction.Transaction) -
     found = segments(fd)
     used = users(fd, {one.inode for one in found})
     kept = {one.name: _why_kept(one, used, min_age_s) for one in found}
+    left_s = [min_age_s - one.age_s for one in found if kept[one.name].endswith(_YOUNG)]
+    if left_s and max(left_s) <= WAIT_S and not dry:  # an engine that has just ended leaves such
+        time.sleep(max(left_s) + 0.1)
+        found = segments(fd)
+        used = users(fd, {one.inode for one in found})
+        kept = {one.name: _why_kept(one, used, min_age_s) for one in found}
     going = [one for one in found if not kept[one.name]]
     removed: list[Segment] = going
     if going and not dry:

@@ -22,7 +22,9 @@ def told(
         try:
             host.log_styled(work(state, host), fg="green")
         except StepFailed as error:
-            for line in str(error).splitlines():
+            lines = str(error).splitlines()
+            state.__dict__.setdefault("rigbook_last_words", []).append(lines[0] if lines else "")
+            for line in lines:
                 host.log_styled(line, fg="red")
             for line in causes(host):
                 host.log_styled(line, fg="yellow")

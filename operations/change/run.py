@@ -73,6 +73,10 @@ class Run:
         self.waivers = waivers
         self.failure: str | None = None
         self.touched = self.owner.nodes
+        # the nodes whose engine this run stopped and has not started since
+        self.down: set[str] = set()
+        # for deploys.common.cli_guards: what an interrupt leaves open
+        self.state.__dict__["rigbook_run"] = self
         # by host, what node said about the steps of the last apply there
         self.did: dict[str, list[dict[str, object]]] = {}
         self.closed = False
@@ -262,11 +266,27 @@ class Run:
             f"sudo rignode close {shlex.quote(request)}"
         )
 
+    def rollback(self) -> str:
+        """The command that undoes this change."""
+        rig = shlex.quote(str(self.state.__dict__.get("rigbook_inventory", "INVENTORY")))
+        return f"pyinfra {rig} deploys/rollback.py -y --data change={self.id}"
+
     def _fail(self, host: Host, line: str) -> None:
         for part in line.splitlines():
             host.log_styled(part, fg="red")
         with self._lock:
+            if self.failure is None:
+                self._ends(line)
             self.failure = self.failure or line
+
+    def _ends(self, line: str) -> None:
+        """Adds to what the run ends with, as the last line on the screen."""
+        words: list[str] = self.state.__dict__.setdefault("rigbook_last_words", [])
+        words.append(line.partition("\n")[0])
+
+    def _say(self, host: Host, line: str, colour: str) -> None:
+        host.log_styled(line, fg=colour)
+        self._ends(line)
 
     def _revert_once(self, host: Host) -> None:
         with self._lock:
@@ -279,10 +299,10 @@ class Run:
                 self.owner.end(settled=True)
                 return
             if self.owner.lost is not None:
-                host.log_styled("nothing is undone: the change is another run's", fg="red")
+                self._say(host, "nothing is undone: the change is another run's", "red")
                 return
             if self.proven:
-                host.log_styled(self._not_closed(), fg="red")
+                self._say(host, self._not_closed(), "red")
                 return
             self.owner.end(self._go_back(host))
 
@@ -298,8 +318,7 @@ class Run:
         except StepFailed as error:
             self.owner.end(settled=False)
             raise StepFailed(
-                f"could not go back whole: {error}; finish it with: "
-                f"deploys/rollback.py --data change={self.id}"
+                f"could not go back whole: {error}; finish it with: {self.rollback()}"
             ) from None
         self._release()
         self.closed = True
@@ -309,19 +328,14 @@ class Run:
     def _go_back(self, host: Host) -> bool:
         """Undoes the change, and tells it; whether it is settled then."""
         if self._revert is None:
-            host.log_styled(
-                f"change {self.id} stays OPEN; undo it with: deploys/rollback.py", fg="red"
-            )
+            self._say(host, f"change {self.id} stays OPEN; undo it with: {self.rollback()}", "red")
             return False
         host.log_styled("going back to what was there before", fg="yellow")
         try:
-            host.log_styled(self._revert(self), fg="yellow")
+            self._say(host, self._revert(self), "yellow")
         except Exception as error:
-            host.log_styled(
-                f"could not go back whole: {error}; finish it with: "
-                f"deploys/rollback.py --data change={self.id}",
-                fg="red",
-            )
+            line = f"could not go back whole: {error}; finish it with: {self.rollback()}"
+            self._say(host, line, "red")
             if self.lease_s is not None:
                 text = f"else the nodes go back by themselves in about {self.lease_s} s"
                 host.log_styled(text, fg="yellow")

@@ -136,7 +136,10 @@ def _set_active(
         run.touch(node)
         if active == "stop":
             run.announce()
+            run.down.add(node)
         run.apply(node, steps, UNIT_TIMEOUT_S)
+        if active == "start":
+            run.down.discard(node)
 
     yield run.step(f"{active}:{','.join(sorted(nodes))}", nodes, work)
 

@@ -13,13 +13,14 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
+from deploys.procedures.engine.stop import unmapped
 from facts.orphans import Orphans
 from facts.rignode.context import real
 from facts.rignode.fact import ask_each
 from gates.gate_sets import check
 from gates.gpu.memory import cards_after, system_need
 from schema.desired.plan import CONTAINER, UNIT, Plan
-from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.observed.snapshot import Unreadable
 
 # TERM's time to work, and how long memory may take to drain (0.5 s on an H200, field-notes.md).
 TERM_S = 15
@@ -46,7 +47,7 @@ def plan(rig: Procedure) -> ColdWork:
     found = {name: _others(seen) for name, seen in _orphans(real(state), plan, request).items()}
     ended = {name: {row["pid"] for row in seen["ended"]} for name, seen in found.items()}
     rig.gate_more(check(plan, snapshots, (cards_after(ended),)))
-    segments = {name: _segments(snapshot) for name, snapshot in snapshots.items()}
+    segments = {name: unmapped(snapshot) for name, snapshot in snapshots.items()}
     return ColdWork(
         reap_request=request,
         found=found,
@@ -97,9 +98,3 @@ def _others(seen: Mapping[str, Any]) -> Mapping[str, Any]:
     """A reap's answer without what it spares of our own engine: the restart stops that first."""
     spared = [p for p in seen["spared"] if UNIT not in p["why"]]
     return {**seen, "spared": spared}
-
-
-def _segments(snapshot: NodeSnapshot) -> tuple[str, ...]:
-    if isinstance(snapshot.shm, Unreadable):
-        return ()
-    return tuple(s.name for s in snapshot.shm if s.is_engines and not s.mappers)

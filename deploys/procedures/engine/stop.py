@@ -76,7 +76,7 @@ def _ports(plan: Plan) -> set[int]:
 
 
 def left_over(plan: Plan, snapshot: NodeSnapshot) -> list[str]:
-    """What of the engine is still on a node: processes, its container, its ports."""
+    """What of the engine is still on a node: processes, its container, its ports, its segments."""
     found = _unseen(plan, snapshot)
     if not isinstance(snapshot.engine_processes, Unreadable):
         found += [f"process {p.pid} {p.comm}" for p in snapshot.engine_processes]
@@ -84,7 +84,22 @@ def left_over(plan: Plan, snapshot: NodeSnapshot) -> list[str]:
     ports = _ports(plan)
     if not isinstance(snapshot.ports, Unreadable):
         found += [f"port {p.port} held by pid {p.pid}" for p in snapshot.ports if p.port in ports]
-    return found
+    if isinstance(snapshot.shm, Unreadable):
+        found += [f"/dev/shm not readable: {snapshot.shm.unreadable}"]
+    return found + [f"/dev/shm/{name}" for name in unmapped(snapshot)]
+
+
+def unmapped(snapshot: NodeSnapshot) -> tuple[str, ...]:
+    """The engine's segments in /dev/shm that no process maps."""
+    if isinstance(snapshot.shm, Unreadable):
+        return ()
+    return tuple(s.name for s in snapshot.shm if s.is_engines and not s.mappers)
+
+
+def segments(rig: Procedure) -> dict[str, tuple[str, ...]]:
+    """What is to be cleared of /dev/shm, by node: each node that stops leaves some there."""
+    found = {name: unmapped(snapshot) for name, snapshot in rig.snapshots.items()}
+    return {name: names for name, names in found.items() if names or name in rig.up.all}
 
 
 def verify(rig: Procedure) -> str:
@@ -101,7 +116,9 @@ def verify(rig: Procedure) -> str:
             elif found := left_over(rig.plan, snapshot):
                 left[name] = found
         if not left:
-            return f"stopped on {', '.join(n.name for n in rig.plan.rig.nodes)}; ports are free"
+            names = ", ".join(node.name for node in rig.plan.rig.nodes)
+            what = "no process, container, port or shared memory of the engine is left"
+            return f"stopped on {names}; {what}"
         if time.monotonic() > deadline:
             lines = "; ".join(f"{name}: {', '.join(items)}" for name, items in left.items())
             rig.run.close("COMMITTED", f"units stopped, left over or not seen: {lines}")

@@ -48,6 +48,13 @@ REFUSED = {
         serve(*data("profile=fast")),
         ("unknown profile 'fast'", "allowed: balanced, latency, throughput"),
     ),
+    "profile twice": (
+        serve(*data("profile=latency", "profile=balanced")), ("--data: 'profile' stands twice",)
+    ),
+    "host twice": (
+        serve(hosts=[(HEAD, host(1, "127.0.0.2")), (HEAD, host(2, "127.0.0.3"))]),
+        (f": {HEAD!r} stands twice; allowed: once each",),
+    ),
     "key": (serve(*data("profil=fast")), ("unknown key 'profil'", "did you mean profile?")),
     "another's key": (
         rollback(*data("version=0.19.2")),

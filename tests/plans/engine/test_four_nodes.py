@@ -91,9 +91,11 @@ TABLE = {
     "sixty-four": (
         Scenario(SERVE, all_serve, hosts=sixty_four, answers=Reply),
         quiet("serving as the recipe says")),
-    "stop": (scenario(STOP, of(serving)), done(
+    "stop": (scenario(STOP, of(serving), faults={
+        f"{name}:answers": ANSWERS for name in NAMES}), done(
         f"stopped on {', '.join(NAMES)}", steps=[
-            on("234", "open"), "lab1 apply stop", on("234", "apply stop"), CLOSED])),
+            on("234", "open"), "lab1 apply stop", on("234", "apply stop"), on("1234", "shm"),
+            CLOSED])),
     "profile": (scenario((*SERVE, *data("profile=throughput")), of(serving)), done(
         steps=[FILES, "lab1 apply stop", on("234", "apply stop"), *STARTS, CLOSED])),
     "restart": (scenario(RESTART, of(serving), faults={

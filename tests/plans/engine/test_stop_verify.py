@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import yaml
 
 from schema.desired.plan import Plan
+from schema.observed.machine import ShmSegment
 from schema.observed.snapshot import NodeSnapshot
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import METRICS, Reply, completion
@@ -17,24 +22,37 @@ from tests.plans.support.launched import former_answers
 from tests.plans.support.scenario import (
     HEAD,
     INVENTORY,
+    PYINFRA,
     ROOT,
     WORKER,
     Runs,
     Scenario,
     Snapshots,
+    commands,
     data,
+    environ,
+    prepare,
     serving,
     tiny_plan,
 )
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
-from tests.unit.builders.snapshots import healthy
+from tests.unit.builders.snapshots import healthy, put
 
 STOP = "deploys/stop.py"
 VERIFY = ("deploys/verify.py", "-y")
 SURVIVOR = rigs.broken(
     serving, *((name, "units.0.active_state", "failed") for name in (HEAD, WORKER))
 )
+SHM = {f"{name}:answers": {"shm": {"removed": [], "kept": [], "changed": False}}
+       for name in (HEAD, WORKER)}  # fmt: skip
 HALF = rigs.broken(serving, (WORKER, "units.0.active_state", "failed"))
+
+
+def segment_left(plan: Plan) -> Snapshots:
+    """A rig whose units are stopped; a segment of the head's engine is left, which nobody maps."""
+    seen = dict(healthy(plan))
+    segment = ShmSegment(name="psm_87eda3f8", size=1 << 24, uid=0, inode=7, mtime=1.0, mappers=())
+    return {**seen, HEAD: put(seen[HEAD], "shm", (segment,))}
 
 
 def former(plan: Plan) -> Snapshots:
@@ -74,19 +92,23 @@ def throughput(plan: Plan) -> Snapshots:
 TABLE = {
     "stop dry": (Scenario((STOP, "--dry")), quiet(
         *(f"[{name}] stop rigbook-engine.service and its container" for name in (HEAD, WORKER)))),
-    "stop": (Scenario((STOP, "-y")), done(
-        f"stopped on {HEAD}, {WORKER}; ports are free",
-        steps=["lab2 open", "lab1 apply stop", "lab2 apply stop", "lab1 close COMMITTED",
-               "lab2 close COMMITTED"])),
+    "stop": (Scenario((STOP, "-y"), faults=SHM), done(
+        f"stopped on {HEAD}, {WORKER}; no process, container, port or shared memory of the engine",
+        steps=["lab2 open", "lab1 apply stop", "lab2 apply stop", {"lab1 shm", "lab2 shm"},
+               "lab1 close COMMITTED", "lab2 close COMMITTED"])),
     "stopped": (Scenario((STOP, "-y"), healthy), quiet(asks=["snapshot", "snapshot"])),
     # dockerd hung during the stop: the unit is failed, the container holds memory and ports
     "survivor": (Scenario((STOP, "-y"), SURVIVOR), Ends(
         None, (), (f"{HEAD}: container rigbook-engine", "sudo docker rm -f rigbook-engine"))),
+    # an engine that has ended left its segments: on a Spark that is the memory of the next one
+    "segments left": (Scenario((STOP, "--dry"), segment_left), quiet(
+        f"[{HEAD}] remove from /dev/shm, unless it is mapped: psm_87eda3f8")),
     # half a stop is told, with the way back; the worker is left alone
     "stop refused": (
         Scenario((STOP, "-y"), faults={
             f"{HEAD}:apply stop": {"error": "systemctl stop: timeout", "code": "unit"}}),
-        failed("systemctl stop: timeout", "stays OPEN; undo it with: deploys/rollback.py",
+        failed("systemctl stop: timeout",
+               f"stays OPEN; undo it with: pyinfra {INVENTORY} deploys/roll",
                steps=["lab2 open", "lab1 apply stop", {"lab1 beat", "lab2 beat"}])),
     # the worker's pair check would start it anew: it has to know, before the head stops
     "worker locked": (
@@ -160,3 +182,27 @@ def test_verify_looks_whose_answer_it_is(ran: Runs) -> None:
     assert looks["answers"] == ["snapshot", "snapshot"] == ran["answers"].of(WORKER)
     assert looks["former answers"] == looks["worker down"] == ["snapshot"]
     assert "answers at" not in ran["former answers"].output
+
+
+def test_an_interrupt_names_the_open_change_and_what_does_not_serve(tmp_path: Path) -> None:
+    """It was exit status 0, and no word that the rig is down."""
+    stop = Scenario((STOP, "-y"), faults={**SHM, f"{WORKER}:slow": "apply stop"})
+    prepare(stop, tmp_path, "127.0.0.2")
+    with subprocess.Popen(
+        [sys.executable, "-c", PYINFRA, INVENTORY, *stop.arguments], cwd=ROOT, text=True,
+        env=environ(stop, tmp_path), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as run:  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not any(c.what == "apply stop" and c.host == WORKER for c in commands(tmp_path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        run.send_signal(signal.SIGINT)
+        said = run.communicate(timeout=30)[0]
+    assert run.returncode == 130, said
+    (change,) = {c.request["change"]["id"] for c in commands(tmp_path) if c.what == "apply stop"}
+    assert said.splitlines()[-1] == (
+        f"--> interrupted: change {change} is open on {HEAD}, {WORKER}; it stopped the engine on "
+        f"{HEAD}, {WORKER}, which does not serve; run the same command again, or undo it: "
+        f"pyinfra {INVENTORY} deploys/rollback.py -y --data change={change}"
+    ), said

@@ -183,6 +183,18 @@ def run(scenario: Scenario) -> Ran:
 
 
 def _run(scenario: Scenario, folder: Path, address: str) -> Ran:
+    prepare(scenario, folder, address)
+    done = _warm().run(
+        ["pyinfra", scenario.inventory, *scenario.arguments],
+        env=environ(scenario, folder),
+        cwd=scenario.folder,
+        timeout=TIMEOUT_S,
+    )
+    return Ran(done.returncode, done.stdout, _COLOUR.sub("", done.stderr), commands(folder))
+
+
+def prepare(scenario: Scenario, folder: Path, address: str) -> None:
+    """Writes what the stand-in hosts are to be into the run's folder."""
     # The rig as it is does not depend on what this run asks for.
     snapshots = scenario.seen(tiny_plan(address))
     hosts = scenario.hosts
@@ -198,16 +210,18 @@ def _run(scenario: Scenario, folder: Path, address: str) -> Ran:
         "kernels": {n: k.model_dump(mode="json") for n, k in scenario.kernels.items()},
     }
     (folder / SCENARIO).write_text(json.dumps(document))
-    done = _warm().run(
-        ["pyinfra", scenario.inventory, *scenario.arguments],
-        env={**_environ(), VARIABLE: str(folder), "XDG_STATE_HOME": str(folder), **scenario.env},
-        cwd=scenario.folder,
-        timeout=TIMEOUT_S,
-    )
+
+
+def environ(scenario: Scenario, folder: Path) -> dict[str, str]:
+    """What a scenario's run gets."""
+    return {**_environ(), VARIABLE: str(folder), "XDG_STATE_HOME": str(folder), **scenario.env}
+
+
+def commands(folder: Path) -> tuple[Sent, ...]:
+    """What a run in this folder has sent so far."""
     record = folder / RECORD
     lines = record.read_text().splitlines() if record.exists() else []
-    commands = tuple(sent(*json.loads(line)) for line in lines)
-    return Ran(done.returncode, done.stdout, _COLOUR.sub("", done.stderr), commands)
+    return tuple(sent(*json.loads(line)) for line in lines)
 
 
 def _environ() -> dict[str, str]:

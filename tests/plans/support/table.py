@@ -38,6 +38,11 @@ class Ends:
             assert part not in run.output, (part, run.output)
         for part in self.last:
             assert part in run.last_words, (part, run.last_words, run.output)
+        if run.status:
+            # what matters stands last, without a place in the code, and pyinfra's own is no verdict
+            assert run.stderr.rstrip().endswith(run.last_words) and run.last_words, run.output
+            assert " line " not in run.stderr.rpartition("--> ")[2].partition(": ")[0], run.output
+            assert "No hosts remaining" not in run.last_words, run.output
         if self.steps is not None:
             assert _grouped(run.steps, self.steps) == list(self.steps), (run.steps, run.output)
             assert self.steps or run.changing == ()

@@ -10,6 +10,7 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.procedures.engine import stop
 from operations.change.node_call import StepFailed
+from schema.observed.machine import ShmSegment
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.plans.support.scenario import WORKER, tiny_plan
 from tests.unit.builders.snapshots import healthy, put
@@ -43,3 +44,9 @@ def test_no_change_is_not_said_of_a_node_that_was_not_seen() -> None:
     rig: Any = SimpleNamespace(plan=PLAN, up=SimpleNamespace(all=()), snapshots=blind())
     with pytest.raises(DeployError, match=f"nothing was changed: .*{UNSEEN}"):
         refuse.__wrapped__(rig)
+
+
+def test_a_segment_that_nobody_maps_is_left_over() -> None:
+    segment = ShmSegment(name="psm_87eda3f8", size=1, uid=0, inode=7, mtime=1.0, mappers=())
+    seen = put(healthy(PLAN)[WORKER], "shm", (segment,))
+    assert stop.left_over(PLAN, seen) == ["/dev/shm/psm_87eda3f8"]

@@ -56,6 +56,13 @@ def test_a_young_segment_is_kept(world: World, after: str) -> None:
     assert answer["change"] is None and world.call("journal")["changes"] == []
 
 
+def test_what_an_engine_left_a_moment_ago_is_waited_for(world: World) -> None:
+    """A stop is over in a second; its engine's segments are younger than any that may go."""
+    world.sh("echo x > /dev/shm/psm_bbbb0002")
+    answer = world.call("shm", {"change": change(), "min_age_s": 2})
+    assert [row["name"] for row in answer["removed"]] == ["psm_bbbb0002"]
+
+
 RACE = """
 import json, os, sys
 from node.reap import shared_memory

@@ -246,7 +246,7 @@ def test_a_way_back_that_fails_names_the_command(monkeypatch: pytest.MonkeyPatch
     assert rig.step("a", head=lambda: 1 / 0) == {"head": False}
     said = rig.state.said()
     assert "could not go back whole: worker is off" in said
-    assert f"deploys/rollback.py --data change={rig.run.id}" in said
+    assert f"pyinfra INVENTORY deploys/rollback.py -y --data change={rig.run.id}" in said
 
 
 @pytest.mark.parametrize("stays_open", [False, True])
@@ -275,7 +275,7 @@ def test_a_run_without_a_way_back_says_that_it_stays_open(
     run.touched.add(HEAD)
     command = run.step("a", [HEAD], lambda: 1 / 0)
     assert command.function(state, state.hosts[HEAD]) is False
-    assert f"change {run.id} stays OPEN; undo it with: deploys/rollback.py" in state.said()
+    assert f"change {run.id} stays OPEN; undo it with: pyinfra INVENTORY deploys/" in state.said()
 
 
 def test_change_ids_are_unique_and_nodes_own() -> None:
