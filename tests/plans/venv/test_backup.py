@@ -20,7 +20,6 @@ def have(*rows: dict[str, object]) -> dict[str, object]:
 
 
 ERROR = {"error": "changed while it was read: x was edited", "code": "tree_changing"}
-AGE = "recipient=age1" + "q" * 58
 NO_PEER = {"error": "nobody answers", "code": "no_peer"}
 DAMAGED = {"error": "its sha256 is another one", "code": "backup_damaged"}
 
@@ -131,25 +130,14 @@ TABLE = {
     "back from a node, here": (
         backup(f"take={OLD}", f"from={WORKER}",
                faults={**BOTH, f"{WORKER}:keeps": [kept(HEAD, OLD)]}), quiet()),
-    "out of the rig, dry": (
-        backup(TREE, "to=operator:/srv/copies", AGE, how="--dry", faults=BOTH),
-        quiet(f"[{HEAD}] copy {NEW} to operator:/srv/copies, encrypted for age1")),
-    "out of the rig, for nobody": (
-        backup(TREE, "to=sftp://nas/rig", faults=BOTH), refused("recipient: is missing")),
-    "out of the rig, no ssh": (
-        backup(TREE, "to=operator:/tmp", AGE, faults={**BOTH, f"{WORKER}:tree pieces": ERROR,
-                                                      f"{HEAD}:tree pieces": ERROR}),
-        failed("x was edited")),
-    "from outside, no identity": (
-        backup(f"take={OLD}", "from=operator:/tmp"), refused("identity: is missing")),
-    "from outside, not there": (
-        backup(f"take={OLD}", "from=operator:/tmp", "identity=/none"),
-        refused(f"no copy in operator:/tmp: rigbook/{HEAD}/{OLD}")),
-    "from outside, no folder": (
-        backup(f"take={OLD}", "from=operator:/nosuch", "identity=/none"),
-        refused("/nosuch is not there")),
-    "from outside, here": (
-        backup(f"take={NEW}", "from=operator:/tmp", "identity=/none", faults=BOTH), quiet()),
+    # what another program does better: one line says which, before any host is asked
+    **{f"out of the rig: {key}={place}": (backup(TREE, f"{key}={place}", faults=BOTH), refused(
+        f"--data: {key}: '{place}' is outside the rig; ", "restic or rclone",
+        "docs/runbooks/backup.md"))
+       for key, place in (("to", "sftp://nas/rig"), ("to", "operator:/srv/copies"),
+                          ("from", "sftp://nas/rig"), ("to", "sftp:nas"))},
+    "encrypted for somebody": (
+        backup(TREE, "to=/mnt/disk", "recipient=age1x"), refused("recipient")),
     "weekly, dry": (backup("weekly=true", how="--dry"), quiet(
         *(f"[{name}] {line}" for name in (HEAD, WORKER) for line in (
             "write /etc/systemd/system/rigbook-verify.timer (mode 0644, owner root)",
@@ -164,8 +152,7 @@ TABLE = {
     "prune nothing": (backup("prune=true", faults=have(row(NEW))), quiet()),
     **{pair: (backup(pair), refused(pair.partition("=")[0]))
        for pair in ("tree=venv", "tree=-rf", "keep=0", "keep=-1", "verify=$(id)", "verify=-rf",
-                    "prune=perhaps", "to=./disk", "take=$(id)", "from=x/y", "to=operator:x",
-                    "to=sftp://nas", "to=sftp://nas/a/../b", "to=sftp://-o/x", "recipient=age1x")},
+                    "prune=perhaps", "to=./disk", "take=$(id)", "from=x/y")},
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 
