@@ -6,7 +6,9 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -17,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
 
 from facts.endpoint.completion import KEY_VARIABLE
+from schema.core.parse import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 _OUT_OF_ORDER = ("--serial", "--no-wait")
@@ -28,11 +32,22 @@ _OUT_OF_ORDER = ("--serial", "--no-wait")
 WAKES = "wake.py"
 # What --data holds to see the keys that a runbook takes, in place of running it.
 HELP = "help=true"
+# pyinfra's own bold and colours, the ends of lines, and tabs
+_STYLE = re.compile(r"(\n|\t|\x1b\[(?:[01]|3[0-7]|9[0-7])m)")
 _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
+
+
+def _only_shows(record: logging.LogRecord) -> bool:
+    """Leaves nothing in a line that a terminal obeys but colours: most quote what a host said."""
+    parts = _STYLE.split(record.getMessage())
+    record.msg = "".join(p if n % 2 else printable(p) for n, p in enumerate(parts))
+    record.args = ()
+    return True
 
 
 def install(state: State, arguments: Sequence[str]) -> None:
     """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
+    logger.addFilter(_only_shows)
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")

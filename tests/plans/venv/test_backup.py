@@ -69,6 +69,18 @@ TABLE = {
             row(NEW, verified=False), row(OLD, problem="its sha256 is another one"))),
         quiet(f"[{HEAD}] {NEW}: 2 h old, /opt/engine/venv, vLLM 0.27.0",
               "800 MiB of 3072, not verified", "NOT USABLE: its sha256 is another one")),
+    # a host says what it likes: no escape and no line of its own reaches the terminal
+    "list, forged": (
+        backup("list=true", faults=have(row(
+            f"{OLD}\x1b[2J", problem="gone\nmend: rm", tree="/opt/\x1b]0;x\x07venv"))),
+        quiet(f"{OLD}?[2J: ", "gone mend: rm", never=("\x1b[2J", "\x1b]0", "\nmend: "))),
+    "copied, forged": (
+        backup(TREE, "to=/mnt/disk", faults={**BOTH, f"{HEAD}:answers": {"tree copy": {
+            "backup": NEW, "place": "/mnt\x1b[2J", "made": True, "bytes": 1, "took_s": 9.0}}}),
+        done("read back in /mnt?[2J", never=("\x1b[2J",))),
+    "back from a node for a host with an odd name": (
+        backup(f"take={OLD}", faults={f"{WORKER}:keeps": [kept("x;id", OLD)]}),
+        refused("sudo hostnamectl set-hostname 'x;id'")),
     "list none": (backup("list=true"), quiet(f"[{WORKER}] no backup")),
     "verify": (
         backup(f"verify={OLD}", faults=BOTH),
