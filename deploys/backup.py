@@ -2,21 +2,20 @@
 
 Runbook: docs/runbooks/backup.md. Data: tree=FOLDER for another one than the recipe's;
 list=true shows what there is; verify=ID (or all) reads back; prune=true keep=N removes the older;
-to=NODE, to=FOLDER, to=operator:FOLDER or to=sftp://… (recipient=age1…) copies the newest verified
-one; take=ID (from=, identity=FILE) brings one back; weekly=true has a timer read them each week.
+to=NODE or to=FOLDER copies the newest verified one; take=ID (from=) brings one back; weekly=true
+has a timer read them each week.
 """
 
 from pyinfra import host
 
 from deploys.common.procedure import loaded
-from deploys.procedures.transfer import away, copies
+from deploys.procedures.transfer import copies
 from deploys.procedures.venv import backup as procedure
 from deploys.procedures.venv import weekly
 from gates.gate_sets import CHANGING, LOOKING
 from operations.change.apply import apply
 from operations.engine import engine
 from operations.rollback.revert import undo_only
-from operations.sealed import backup as sealed
 from operations.transfer.copies import move
 from operations.venv import backup
 from schema.inputs.runbook_data import BackupData
@@ -63,17 +62,6 @@ elif data.prune:
     backup.prune(name="Remove older backups", request=asked, found=surplus)
 elif between:
     move(name="Bring copies from node to node", run=rig.run, moves=copies.moves(rig))
-elif away.is_away(data.to):
-    leaving = away.plan_away(rig, host.name)
-    sealed.send(
-        name="Copy it out of the rig, encrypted",
-        place=leaving.place,
-        recipient=leaving.recipient,
-        row=leaving.row,
-    )
-elif data.take and away.is_away(data.source):
-    back = away.plan_back(rig, host.name)
-    sealed.bring(name="Bring it back from its encrypted copy", back=back)
 elif data.to:
     copy = procedure.plan_copy(rig, host)
     backup.copy(name="Copy it to another disk", request=copy.request, row=copy.row)

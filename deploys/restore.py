@@ -2,8 +2,7 @@
 completion.
 
 Runbook: docs/runbooks/restore.md. Data: backup=ID (or last, which is the default); one that is
-gone from its node is brought back first from its copy, in the rig or with from=operator:FOLDER or
-from=sftp://… (identity=FILE) outside.
+gone from its node is brought back first from its copy, on a disk there or with another node.
 """
 
 from deploys.common.procedure import loaded

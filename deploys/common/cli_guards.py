@@ -6,7 +6,9 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -17,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.inventory import Inventory, extract_name_data
 
 from facts.endpoint.completion import KEY_VARIABLE
+from schema.core.parse import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 _OWN_CODE = ("deploys", "facts", "gates", "operations", "schema")
@@ -30,13 +34,24 @@ _OUT_OF_ORDER = ("--serial", "--no-wait")
 WAKES = "wake.py"
 # What --data holds to see the keys that a runbook takes, in place of running it.
 HELP = "help=true"
+# pyinfra's own bold and colours, the ends of lines, and tabs
+_STYLE = re.compile(r"(\n|\t|\x1b\[(?:[01]|3[0-7]|9[0-7])m)")
 _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
+
+
+def _only_shows(record: logging.LogRecord) -> bool:
+    """Leaves nothing in a line that a terminal obeys but colours: most quote what a host said."""
+    parts = _STYLE.split(record.getMessage())
+    record.msg = "".join(p if n % 2 else printable(p) for n, p in enumerate(parts))
+    record.args = ()
+    return True
 
 
 def install(state: State, arguments: Sequence[str]) -> None:
     """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
     from pyinfra_cli import exceptions as shown  # it patches threads: not for who imports this file
 
+    logger.addFilter(_only_shows)
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")
@@ -131,7 +146,7 @@ def last_words(state: Any) -> list[str]:
 
 def _say_last(state: Any) -> None:
     if words := list(dict.fromkeys(last_words(state))):
-        click.echo(f"--> error: {'; '.join(words)}", err=True)
+        logger.warning(f"--> error: {'; '.join(words)}")
 
 
 def _place(found: Any, trace: Any) -> Any:

@@ -28,7 +28,7 @@ from schema.core.types import (
     listed,
 )
 from schema.inputs.host_data import HostData, LeasedData
-from schema.inputs.places import AwayPlace, CopyPlace, HubRepo, Recipient
+from schema.inputs.places import CopyPlace, HubRepo
 from schema.observed.artifact import commit_or_pr
 from schema.recipe.venv import Version
 from schema.render.drop_in import (
@@ -103,10 +103,6 @@ class OfABackupData(OverFabricData):
     """What restores a backup."""
 
     backup: Name | None = key(None, "the backup to restore; last: the newest verified one")
-    source: AwayPlace | None = key(
-        None, "also look for a copy there, outside the rig: operator:FOLDER, sftp://…", alias="from"
-    )
-    identity: AbsolutePath | None = key(None, "with from: age's file here that opens it")
 
 
 class RestoreData(OfABackupData):
@@ -290,10 +286,8 @@ class BackupData(OverFabricData):
     keep: int = key(3, "how many stay", "backups", ge=1, le=1000)
     displaced: bool = key(False, "remove what restores displaced as well")
     to: CopyPlace | None = key(
-        None, "a copy of the newest one goes there: a node, a folder, operator:FOLDER, sftp://…"
+        None, "a copy of the newest one goes there: a node, or a folder of the node on another disk"
     )
-    recipient: Recipient | None = key(None, "age1…: who can open what leaves the rig")
-    identity: AbsolutePath | None = key(None, "with take: age's file here that opens it")
     weekly: bool | None = key(
         None, "read them back each week; true: a timer on each node does; false: no more"
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schema.core.base import Frozen
+from schema.core.base import Said
 
 
-class Versions(Frozen):
+class Versions(Said):
     """Of what a tree holds: None where it does not have it. `cuda` is torch's variant or "cpu"."""
 
     vllm: str | None
@@ -19,14 +19,14 @@ class Versions(Frozen):
         return ", ".join(f"{name} {value}" for name, value in named if value) or "no vLLM"
 
 
-class CopyRow(Frozen):
+class CopyRow(Said):
     """A copy of a backup: its folder on the host, and when it was last read back there."""
 
     place: str
     unix_s: float
 
 
-class ImageRow(Frozen):
+class ImageRow(Said):
     """A backed up image: docker's id where it was, and a hash of its content that is the same on
     each host."""
 
@@ -34,7 +34,7 @@ class ImageRow(Frozen):
     content: str
 
 
-class BackupRow(Frozen):
+class BackupRow(Said):
     """One backup, as `tree list` tells it. What stands behind `usable` is None for one whose
     manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds. Of an image `tree`
     is its name, `real` that without tag and digest."""
@@ -68,7 +68,7 @@ class BackupRow(Frozen):
         return self.versions.text if self.versions is not None else ""
 
 
-class DisplacedRow(Frozen):
+class DisplacedRow(Said):
     """A folder in which a restore keeps what it displaced."""
 
     path: str
@@ -76,7 +76,7 @@ class DisplacedRow(Frozen):
     status: str
 
 
-class Weekly(Frozen):
+class Weekly(Said):
     """The weekly reading of a node's backups: set up since when, last done when (None: never), how
     many were whole, and what was wrong."""
 
@@ -86,7 +86,7 @@ class Weekly(Frozen):
     problem: str
 
 
-class Backups(Frozen):
+class Backups(Said):
     """What `tree list` tells: the backups newest first; `working` says how far work on them is;
     `weekly` is None where no timer reads them."""
 
@@ -97,7 +97,7 @@ class Backups(Frozen):
     weekly: Weekly | None = None
 
 
-class BackupPlan(Frozen):
+class BackupPlan(Said):
     """What a backup would do: with `stored` False, `backup` is the verified one that holds it; with
     a `base`, only what differs from that full one is read, `changed_bytes`."""
 
@@ -112,7 +112,7 @@ class BackupPlan(Frozen):
     versions: Versions
 
 
-class PruneRow(Frozen):
+class PruneRow(Said):
     """A backup that goes or stays, the bytes that its removal frees, and why."""
 
     id: str
@@ -132,7 +132,7 @@ class GoneDisplaced(DisplacedRow):
     bytes: int
 
 
-class PrunePlan(Frozen):
+class PrunePlan(Said):
     """What a prune would do."""
 
     removed: tuple[PruneRow, ...]
@@ -144,7 +144,7 @@ class PrunePlan(Frozen):
     dry: bool
 
 
-class CopyOf(Frozen):
+class CopyOf(Said):
     """What a copy of a backup says of it, where it was seen: None and 0 where it was not, or where
     its manifest cannot be read."""
 
@@ -172,7 +172,7 @@ class OtherRow(CopyOf):
     problem: str | None
 
 
-class Copies(Frozen):
+class Copies(Said):
     """What `tree copies` tells: the host's own name, where copies of its backups were noted, and
     what it keeps for others."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schema.core.base import Frozen
+from schema.core.base import Frozen, Said
 
 
 class FileState(Frozen):
@@ -103,7 +103,7 @@ class Venv(VenvProbe):
     shm_goes: bool | None
 
 
-class TakenBy(Frozen):
+class TakenBy(Said):
     """Who took a change up, and when."""
 
     operator: str
@@ -121,7 +121,7 @@ class LeaseNote(Frozen):
     again: bool = False
 
 
-class ChangeSummary(Frozen):
+class ChangeSummary(Said):
     """One change of the host's journal. `saved_unix_s` is when its run last wrote there.
 
     `run` is the token of the run that has it (None: of an older version's), `taken_by` who took it
@@ -151,7 +151,7 @@ class ChangeSummary(Frozen):
         return self.taken_by.operator if self.taken_by else self.operator
 
 
-class Journal(Frozen):
+class Journal(Said):
     """The host's lock and its changes, newest first (at most 20)."""
 
     lock_held: bool

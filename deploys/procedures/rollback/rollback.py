@@ -123,11 +123,12 @@ def _refuse_proven(rows: Mapping[str, ChangeSummary]) -> None:
     if not proven or not left:
         return
     change = rows[left[0]]
+    again = shlex.quote(f"deploys/{change.deploy}.py")
     body = {"change": change.id, "status": "COMMITTED", "reason": f"proven on {proven[0]}"}
     raise DeployError(
         f"nothing was changed: change {change.id} is COMMITTED on {', '.join(proven)}, where it "
         f"was proven, and OPEN on {', '.join(left)}: what serves is good. Close it there: "
-        f"sudo rignode close {shlex.quote(json.dumps(body))} (or run deploys/{change.deploy}.py "
+        f"sudo rignode close {shlex.quote(json.dumps(body))} (or run {again} "
         f"again: it does so); to undo it on all nodes: {undo_all(change.id)}"
     )
 

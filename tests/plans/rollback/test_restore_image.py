@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from operations.change.ownership import operator
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.rigs import Seen, broken, change_open
 from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, serving
-from tests.plans.support.sealed import sealed_in
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
 from tests.plans.support.tree_double import image_row, kept, noted, of_image, row
 from tests.unit.builders.host_parts import change
@@ -63,12 +59,6 @@ OF_BEFORE = kept(WORKER, FARTHER, **of_image(OLDER, 1.5e9))
 WITH_PEER = {**GONE, f"{HEAD}:keeps": [OF_BEFORE, THEIRS, kept(WORKER, VENV)]}
 ON_DISK = {**GONE, f"{WORKER}:keeps": [noted(FAR, **of_image(OLDER))]}
 ROTTEN = {"error": "is not as it was recorded", "code": "copy_damaged"}
-MADE = tempfile.TemporaryDirectory(prefix="rigbook-restore-")
-AWAY = f"operator:{MADE.name}"
-IDENTITY = sealed_in(Path(MADE.name), {
-    f"{WORKER}/{FAR}": of_image(OLDER), f"{HEAD}/{FARTHER}": of_image(OLDER, 1.5e9),
-    f"{WORKER}/{FARTHER}": {"tree": 1}})  # fmt: skip
-OUTSIDE = (f"from={AWAY}", f"identity={IDENTITY}")
 REST = ["lab1 apply stop", "lab2 apply stop", {"lab1 image restore", "lab2 image restore"},
         "lab2 apply start", "lab1 apply start",
         {"lab1 close COMMITTED", "lab2 close COMMITTED"}]  # fmt: skip
@@ -110,25 +100,7 @@ TABLE = {
         restore(f"backup={OLD}", faults={**GONE, f"{WORKER}:keeps": [noted(FAR, is_here=False)]}),
         refused(f"{WORKER}: no verified backup of the image of {OLD}",
                 f"not looked at: {FAR} in /mnt/disk/rigbook/x/{FAR}")),
-    "from outside, dry": (restore(f"backup={OLD}", *OUTSIDE, how="--dry", faults=GONE), quiet(
-        f"{FAR} is gone from {WORKER}: bring it back from {AWAY}/rigbook/{WORKER}/{FAR}, "
-        "encrypted, 800 MiB", f"{AWAY}/rigbook/{WORKER}/{FARTHER}: cannot be used: ")),
-    "from outside, of all nodes": (
-        restore(f"backup={FARTHER}", *OUTSIDE, how="--dry", faults={}), quiet(
-            f"{FARTHER} is gone from {HEAD}: bring it back from {AWAY}/rigbook/{HEAD}/{FARTHER}",
-            f"{FAR} is gone from {WORKER}: ")),
-    "from outside, broken off": (
-        restore(f"backup={OLD}", *OUTSIDE, faults={**GONE, f"{WORKER}:tree expect": ROTTEN}),
-        failed("is not as it was recorded", steps=["lab2 tree expect"])),
-    "from outside, nothing there": (
-        restore(f"backup={OLD}", "from=operator:/tmp", f"identity={IDENTITY}", faults=GONE),
-        refused(f"{WORKER}: no verified backup of the image of {OLD}")),
-    "from outside, no identity": (
-        restore(f"backup={OLD}", f"from={AWAY}", faults=GONE), refused("identity: is missing")),
-    # what is here needs nothing from elsewhere
-    "from outside, here": (restore(f"backup={OLD}", f"from={AWAY}"), done(steps=ALL)),
-    "from a place that is none": (
-        restore(f"backup={OLD}", "from=/mnt/disk"), refused("from", "operator:FOLDER")),
+    "from outside": (restore(f"backup={OLD}", "from=sftp://nas/rig", faults=GONE), refused("from")),
     "dry": (restore(how="--dry"), quiet(
         f"restore {NEW}: 2 h old", f"bring rigbook/vllm-cpu:0.32.0 back from {NEW}")),
     "last": (restore(), done(RESTORED, f"backup {NEW} serves: ", steps=ALL)),

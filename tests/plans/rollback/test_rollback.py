@@ -75,6 +75,14 @@ def rollback(*pairs: str, seen: rigs.Seen = rigs.one_forgotten) -> Scenario:
     return Scenario((ROLLBACK, "-y", *data(*pairs)), seen)
 
 
+# what a host's journal may hold: a terminal's escape, a line that looks like ours
+FORGED = "\x1b[2J\nmend: sudo rm /"
+forged = rigs.broken(
+    rigs.one_forgotten,
+    (WORKER, "journal.changes.0.operator", f"milo{FORGED}"),
+    (WORKER, "journal.changes.0.deploy", f"x.py; id #{FORGED}"),
+    (WORKER, "journal.changes.0.steps", (f"file {FORGED}",)),
+)
 rolled_back = rigs.with_changes(
     serving, (HEAD, "ROLLED_BACK", rigs.OPEN_ID), (WORKER, "ROLLED_BACK", rigs.OPEN_ID)
 )
@@ -117,6 +125,10 @@ TABLE = {
     "dry": (Scenario((ROLLBACK, "--dry"), rigs.one_forgotten), quiet(
         f"{WORKER}: undo {rigs.OPEN_ID} (OPEN, ", f"milo@forge): file {SCRIPT}",
         never=(rigs.BLESSED_ID,))),
+    "forged, dry": (Scenario((ROLLBACK, "--dry"), forged), quiet(
+        f"{WORKER}: undo {rigs.OPEN_ID} (OPEN, ", "milo?[2J", never=("\x1b[2J", "\nmend: "))),
+    "forged, under another": (rollback(f"change={rigs.BLESSED_ID}", seen=forged), refused(
+        f"change {rigs.OPEN_ID} (x.py; id #?[2J")),
     # the other one keeps its blessed state
     "one": (rollback(), done(
         f"change {rigs.OPEN_ID} ROLLED_BACK",

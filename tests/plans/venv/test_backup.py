@@ -20,7 +20,6 @@ def have(*rows: dict[str, object]) -> dict[str, object]:
 
 
 ERROR = {"error": "changed while it was read: x was edited", "code": "tree_changing"}
-AGE = "recipient=age1" + "q" * 58
 NO_PEER = {"error": "nobody answers", "code": "no_peer"}
 DAMAGED = {"error": "its sha256 is another one", "code": "backup_damaged"}
 
@@ -70,6 +69,18 @@ TABLE = {
             row(NEW, verified=False), row(OLD, problem="its sha256 is another one"))),
         quiet(f"[{HEAD}] {NEW}: 2 h old, /opt/engine/venv, vLLM 0.27.0",
               "800 MiB of 3072, not verified", "NOT USABLE: its sha256 is another one")),
+    # a host says what it likes: no escape and no line of its own reaches the terminal
+    "list, forged": (
+        backup("list=true", faults=have(row(
+            f"{OLD}\x1b[2J", problem="gone\nmend: rm", tree="/opt/\x1b]0;x\x07venv"))),
+        quiet(f"{OLD}?[2J: ", "gone mend: rm", never=("\x1b[2J", "\x1b]0", "\nmend: "))),
+    "copied, forged": (
+        backup(TREE, "to=/mnt/disk", faults={**BOTH, f"{HEAD}:answers": {"tree copy": {
+            "backup": NEW, "place": "/mnt\x1b[2J", "made": True, "bytes": 1, "took_s": 9.0}}}),
+        done("read back in /mnt?[2J", never=("\x1b[2J",))),
+    "back from a node for a host with an odd name": (
+        backup(f"take={OLD}", faults={f"{WORKER}:keeps": [kept("x;id", OLD)]}),
+        refused("sudo hostnamectl set-hostname 'x;id'")),
     "list none": (backup("list=true"), quiet(f"[{WORKER}] no backup")),
     "verify": (
         backup(f"verify={OLD}", faults=BOTH),
@@ -131,25 +142,14 @@ TABLE = {
     "back from a node, here": (
         backup(f"take={OLD}", f"from={WORKER}",
                faults={**BOTH, f"{WORKER}:keeps": [kept(HEAD, OLD)]}), quiet()),
-    "out of the rig, dry": (
-        backup(TREE, "to=operator:/srv/copies", AGE, how="--dry", faults=BOTH),
-        quiet(f"[{HEAD}] copy {NEW} to operator:/srv/copies, encrypted for age1")),
-    "out of the rig, for nobody": (
-        backup(TREE, "to=sftp://nas/rig", faults=BOTH), refused("recipient: is missing")),
-    "out of the rig, no ssh": (
-        backup(TREE, "to=operator:/tmp", AGE, faults={**BOTH, f"{WORKER}:tree pieces": ERROR,
-                                                      f"{HEAD}:tree pieces": ERROR}),
-        failed("x was edited")),
-    "from outside, no identity": (
-        backup(f"take={OLD}", "from=operator:/tmp"), refused("identity: is missing")),
-    "from outside, not there": (
-        backup(f"take={OLD}", "from=operator:/tmp", "identity=/none"),
-        refused(f"no copy in operator:/tmp: rigbook/{HEAD}/{OLD}")),
-    "from outside, no folder": (
-        backup(f"take={OLD}", "from=operator:/nosuch", "identity=/none"),
-        refused("/nosuch is not there")),
-    "from outside, here": (
-        backup(f"take={NEW}", "from=operator:/tmp", "identity=/none", faults=BOTH), quiet()),
+    # what another program does better: one line says which, before any host is asked
+    **{f"out of the rig: {key}={place}": (backup(TREE, f"{key}={place}", faults=BOTH), refused(
+        f"--data: {key}: '{place}' is outside the rig; ", "restic or rclone",
+        "docs/runbooks/backup.md"))
+       for key, place in (("to", "sftp://nas/rig"), ("to", "operator:/srv/copies"),
+                          ("from", "sftp://nas/rig"), ("to", "sftp:nas"))},
+    "encrypted for somebody": (
+        backup(TREE, "to=/mnt/disk", "recipient=age1x"), refused("recipient")),
     "weekly, dry": (backup("weekly=true", how="--dry"), quiet(
         *(f"[{name}] {line}" for name in (HEAD, WORKER) for line in (
             "write /etc/systemd/system/rigbook-verify.timer (mode 0644, owner root)",
@@ -164,8 +164,7 @@ TABLE = {
     "prune nothing": (backup("prune=true", faults=have(row(NEW))), quiet()),
     **{pair: (backup(pair), refused(pair.partition("=")[0]))
        for pair in ("tree=venv", "tree=-rf", "keep=0", "keep=-1", "verify=$(id)", "verify=-rf",
-                    "prune=perhaps", "to=./disk", "take=$(id)", "from=x/y", "to=operator:x",
-                    "to=sftp://nas", "to=sftp://nas/a/../b", "to=sftp://-o/x", "recipient=age1x")},
+                    "prune=perhaps", "to=./disk", "take=$(id)", "from=x/y")},
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 

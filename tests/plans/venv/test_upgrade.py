@@ -17,7 +17,6 @@ import yaml
 from schema.desired.plan import Plan
 from tests.plans.support.engine_double import Reply, completion
 from tests.plans.support.scenario import ROOT, Ran, Runs, Scenario, Snapshots, data
-from tests.plans.support.sealed import sealed_in
 from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.plans.support.tree_double import noted, row
 from tests.plans.venv.test_venv_rig import NAME, half_done, hosts, serves
@@ -115,8 +114,6 @@ IN_PLACE, TO = "inplace=true", f"version={NEW}"
 DRY = ("--dry", "--diff")
 DIES: dict[str, object] = {f"{NAME}:start": "dies"}
 GONE_ID = "20260101T000000Z-venv-0a0a"
-IDENTITY = sealed_in(Path(MADE.name), {
-    f"{NAME}/{GONE_ID}": {"tree": t.VENV, "created_unix_s": 1.6e9}})  # fmt: skip
 GONE = "remove /opt/engine/venvs/0.33.0 (0.33.0, 2048 MiB): neither active nor former"
 RESTORED = "write /etc/systemd/system/rigbook-engine.service, as recorded"
 
@@ -238,10 +235,6 @@ TABLE = {
     "restore a copy that is away": (
         restore(GONE_ID, faults={f"{NAME}:keeps": [noted(GONE_ID, is_here=False)]}),
         refused(f"no backup {GONE_ID} of", f"not looked at: {GONE_ID} in /mnt/disk", "take=ID")),
-    "restore a copy from outside, dry": (
-        restore(GONE_ID, f"from=operator:{MADE.name}", f"identity={IDENTITY}", how=DRY),
-        quiet(f"{GONE_ID} is gone from {NAME}: bring it back from operator:{MADE.name}/rigbook/"
-              f"{NAME}/{GONE_ID}, encrypted, 800 MiB", f"unpack {GONE_ID} beside {t.VENV}")),
     "unknown backup": (restore("20200101T000000Z-x-0000"), refused(
         "no backup 20200101T000000Z-x-0000", KEPT)),
 }  # fmt: skip

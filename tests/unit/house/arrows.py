@@ -247,7 +247,6 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "operations.engine",
             "operations.venv",
         },
-        "operations.sealed": {"operations.change", "operations.transfer"},
         "operations.transfer": {"operations.change"},
         "operations.venv": {"operations.change", "operations.engine"},
     },

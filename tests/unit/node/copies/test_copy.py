@@ -71,6 +71,33 @@ def test_the_disk_dies_and_the_venv_comes_back_from_the_copy(engine: Engine, dis
     assert picture(engine.tree) == before
 
 
+@pytest.mark.parametrize("forged", [False, True])
+def test_what_another_program_kept_is_verified_before_it_is_restored(
+    engine: Engine, forged: bool
+) -> None:
+    """docs/runbooks/backup.md, outside the rig: the folder goes and comes back as a tar."""
+    before = picture(engine.tree)
+    backup = engine.verified(files=unit(engine))
+    kept = subprocess.run(
+        ["tar", "-C", engine.backups, "-cf", "-", backup], stdout=subprocess.PIPE, check=True
+    )
+    shutil.rmtree(engine.host.state)
+    shutil.rmtree(engine.tree)
+    subprocess.run(["install", "-d", "-m", "0700", engine.host.state, engine.backups], check=True)
+    subprocess.run(
+        ["tar", "-C", engine.backups, "-xpf", "-", "--numeric-owner"], input=kept.stdout, check=True
+    )
+    if forged:
+        with (engine.backups / backup / "payload.tar.zst").open("r+b") as payload:
+            payload.seek(99)
+            payload.write(b"rot")
+        assert engine.ask("verify", {"backup": backup})["code"] == "backup_damaged"
+        return
+    assert engine.ask("verify", {"backup": backup})["ok"]
+    assert engine.restore(backup=backup)["changed"] is True
+    assert picture(engine.tree) == before
+
+
 def test_an_incremental_one_shares_its_base_there_too(engine: Engine, disk: Path) -> None:
     (engine.package / "kernel.so").write_bytes(os.urandom(4 << 20))
     first = engine.verified()
