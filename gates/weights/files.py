@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gates.core.check import Observed, answering_nodes, deploy_command, require
 from node.rules import magic
@@ -78,6 +79,18 @@ def differ(one: WeightsFile, other: WeightsFile) -> bool:
     return (one.size, one.magic) != (other.size, other.magic) or (
         probed and one.probe != other.probe
     )
+
+
+def unread(present: Sequence[Weights]) -> int:
+    """How many files, of those that are compared, have no sha256 on some node: of these, names,
+    sizes and ends alone are known to be the same."""
+    return len({f.name for w in present for f in compared(w) if f.sha256 is None})
+
+
+def compared(weights: Weights) -> list[WeightsFile]:
+    """The files that have to be the same on every node: hidden and .md files are left out, since
+    downloads leave their own there."""
+    return [f for f in weights.files if not f.name.startswith(".") and f.name[-3:] != ".md"]
 
 
 def replaced(giver: Weights, taker: Weights, prune: bool) -> list[WeightsFile]:

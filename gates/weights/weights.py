@@ -11,6 +11,7 @@ from gates.core.check import Gate, Observed, collect, deploy_command, gib, per_n
 from gates.core.codes import violation
 from gates.core.violation import Violation
 from gates.weights.files import (
+    compared,
     copy_command,
     differ,
     fetch_command,
@@ -23,7 +24,7 @@ from gates.weights.files import (
 )
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
-from schema.observed.files import Weights, WeightsFile
+from schema.observed.files import WeightsFile
 from schema.observed.snapshot import NodeSnapshot
 
 
@@ -124,13 +125,10 @@ def weights_whole(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
 
 
 def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
-    """Names, sizes, ends and known hashes agree: ranks of two models answer nonsense.
-
-    Hidden files and .md files are left out; downloads leave their own there.
-    """
+    """Names, sizes, ends and known hashes agree: ranks of two models answer nonsense."""
     seen, found = collect(plan, observed, lambda node, s: weights_of(plan, node, s))
     there = [(node, weights) for node, weights in seen if weights and weights.exists]
-    present = [(node, _compared(weights)) for node, weights in there]
+    present = [(node, {f.name: f for f in compared(w)}) for node, w in there]
     whole = [is_whole(plan, weights) for _, weights in there]
     for (node, files), complete in list(zip(present, whole, strict=True))[1:]:
         first, reference = present[0]
@@ -156,10 +154,6 @@ def weights_equal(plan: Plan, observed: Observed) -> list[Violation]:
                 )
             )
     return found
-
-
-def _compared(weights: Weights) -> dict[str, WeightsFile]:
-    return {f.name: f for f in weights.files if not f.name.startswith(".") and f.name[-3:] != ".md"}
 
 
 def _differ(one: dict[str, WeightsFile], other: dict[str, WeightsFile], name: str) -> bool:

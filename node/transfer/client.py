@@ -111,12 +111,17 @@ class Peer:
                             " again", "interrupted")  # fmt: skip
 
     def ask(self, message: Json) -> Json:
-        """Gives the answer to a request. Raises NodeError (`source`) with the giver's own words."""
+        """Gives the answer to a request, however long the giver reads for it. Raises NodeError
+        (`source`) with the giver's own words."""
         while True:
             line = self.line()
             try:
                 line.send_message(message)
                 found, _ = line.receive()
+                while found is not None and "wait" in found:
+                    self.progressed()
+                    self.stop_if_gone()
+                    found, _ = line.receive()
                 if found is None:
                     raise protocol.WireError("data came where an answer was due")
             except protocol.WireError as error:

@@ -241,6 +241,8 @@ class _Server:
                     line.send_message(self._source.listing())
                 elif "size" in asked:
                     line.send_message({"size": self._source.size(int(asked["size"]))})
+                elif "sha256" in asked:
+                    line.send_message(self._digest(line, int(asked["sha256"])))
                 elif "get" in asked:
                     self._give(line, asked)
                 else:
@@ -260,6 +262,10 @@ class _Server:
             line.send(block, running)
         if running:
             self._source.passed(item, running.hexdigest())
+        line.send_message({"end": True, **self._digest(line, item)})
+
+    def _digest(self, line: protocol.Connection, item: int) -> Json:
+        """Gives an item's sha256; the peer is told now and then that somebody reads for it."""
         said = [time.monotonic()]
 
         def tick() -> None:
@@ -267,4 +273,4 @@ class _Server:
                 said[0] = time.monotonic()
                 line.send_message({"wait": True})
 
-        line.send_message({"end": True, "sha256": self._source.sha256(item, tick)})
+        return {"sha256": self._source.sha256(item, tick)}

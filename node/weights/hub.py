@@ -163,10 +163,7 @@ class _Download:
             set_step.switch(log, log.begin(set_step.OP), wanted, [])
         shutil.rmtree(os.path.join(self._folder.path, manifests.OWN, self._stage))
         for row, done in zip(todo, wanted, strict=True):
-            post: Any = done["post"]
-            self._hashes[row["name"]] = manifests.Hash(
-                come.digest(row), post["size"], post["mtime_ns"]
-            )
+            self._hashes[row["name"]] = set_step.hash_of_post(come.digest(row), done["post"])
         self._folder.save(self._hashes)
         return figures
 

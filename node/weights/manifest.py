@@ -1,7 +1,10 @@
-"""What a weights folder holds, and the sha256 of each file for as long as size and mtime hold.
+"""What a weights folder holds, and the sha256 of each file for as long as it is the file that was
+read: inode, size, mtime and ctime are what they were.
 
-The hashes lie beside the weights in `.rigbook/manifest.json`, so that nothing is hashed twice;
-whoever edits a file changes its mtime, and its hash is forgotten. The folder is the login user's:
+The hashes lie beside the weights in `.rigbook/manifest.json`, so that nothing is hashed twice.
+Whoever writes to a file may set its mtime back, but not its ctime: that is as good a sign as its
+content. A chmod or a second name changes it too, and costs a reading. The folder is the login
+user's:
 he may change it while root reads, so each file is looked at by its descriptor
 (node/files/dirfd.py)."""
 
@@ -31,16 +34,23 @@ _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Read for the quick check: the header of a safetensors file and its end.
 PROBE = 64 << 10
 _CHUNK = 4 << 20
-_KEPT = ("name", "size", "mtime_ns", "sha256")
+# What tells whether a file is still the one that was read.
+_SIGNS = ("ino", "size", "mtime_ns", "ctime_ns")
+_KEPT = ("name", *_SIGNS, "sha256")
 _NAMES = 4
 
 
 class Hash(NamedTuple):
-    """A file's sha256, and the size and mtime that it had while it was read."""
+    """A file's sha256, and what the file was when it was read.
+
+    `ctime_ns` is None for one that has got its name and owner since, which changed it.
+    """
 
     sha256: str
+    ino: int
     size: int
     mtime_ns: int
+    ctime_ns: int | None = None
 
 
 class Folder:
@@ -120,7 +130,7 @@ class Folder:
             yield file
 
     def list(self) -> builtins.list[Json]:
-        """Gives each file: name, size, mtime_ns, probe, and its sha256 where it is known."""
+        """Gives each file: name, inode, size, times, probe, and its sha256 where it is known."""
         known = self.known()
         with ThreadPoolExecutor(_NAMES) as pool:
             return list(pool.map(lambda name: self._file(name, known), self.names()))
@@ -129,8 +139,8 @@ class Folder:
         with self.opened(name) as file:
             info = os.fstat(file.fileno())
             probe = probe_of(file.fileno(), info.st_size)
-        row = {"name": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
-        return {**row, "probe": probe, "sha256": hash_that_holds(known.get(name, {}), info)}
+        sha256 = hash_that_holds(known.get(name, {}), info)
+        return {"name": name, **_signs(info), "probe": probe, "sha256": sha256}
 
     def recorded(self) -> builtins.list[Json]:
         """Gives each file's name, size, and sha256 where it is known; none is read."""
@@ -166,7 +176,11 @@ class Folder:
         rows = [{key: row[key] for key in _KEPT} for row in listed]
         for row in rows:
             found = hashes.get(str(row["name"]))
-            if found and (found.size, found.mtime_ns) == (row["size"], row["mtime_ns"]):
+            if found and all(
+                getattr(found, key) == row[key]
+                for key in _SIGNS
+                if key != "ctime_ns" or found.ctime_ns is not None
+            ):
                 row["sha256"] = found.sha256
         if self.only is not None:
             # Other models may lie beside this one, each known by itself.
@@ -223,8 +237,12 @@ def probe_of(fd: int, size: int) -> str:
 
 def hash_that_holds(had: Json, info: os.stat_result) -> str | None:
     """Gives the sha256 that a manifest's row has of a file, if it is still the file of that row."""
-    holds = (had.get("size"), had.get("mtime_ns")) == (info.st_size, info.st_mtime_ns)
+    holds = all(had.get(key) == value for key, value in _signs(info).items())
     return had.get("sha256") if holds else None
+
+
+def _signs(info: os.stat_result) -> dict[str, int]:
+    return {key: getattr(info, f"st_{key}") for key in _SIGNS}
 
 
 def hash_of(file: IO[bytes], name: str, tick: Callable[[int], None] = lambda count: None) -> Hash:
@@ -243,13 +261,14 @@ def hash_of(file: IO[bytes], name: str, tick: Callable[[int], None] = lambda cou
     after = os.fstat(file.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise NodeError(f"{name} is written to while it is read", "weights", "wait for it")
-    return Hash(digest.hexdigest(), after.st_size, after.st_mtime_ns)
+    # the signs of before: what changed meanwhile, if only its mode, is not vouched for
+    return Hash(digest.hexdigest(), **_signs(before))
 
 
-def same(one: Json, other: Json) -> bool:
-    """Gives whether two listed files are the same: by sha256 where both are known, else quickly."""
+def same(one: Json, other: Json) -> bool | None:
+    """Gives whether two listed files are the same; None where only their whole content can tell."""
     if one["size"] != other["size"]:
         return False
     if one["sha256"] and other["sha256"]:
         return bool(one["sha256"] == other["sha256"])
-    return bool(one["probe"] == other["probe"])
+    return None if one["probe"] == other["probe"] else False

@@ -65,7 +65,9 @@ class Files(server.Source):
         """Keeps a file's sha256, for the folder's manifest: of the file as it was listed."""
         row = self._files[item]
         with self._lock:
-            self.hashes[row["name"]] = manifests.Hash(sha256, row["size"], row["mtime_ns"])
+            self.hashes[row["name"]] = manifests.Hash(
+                sha256, row["ino"], row["size"], row["mtime_ns"], row["ctime_ns"]
+            )
 
     def sha256(self, item: int, tick: Callable[[], None]) -> str:
         """Gives a file's sha256: known, learned while it passed, or read for."""
@@ -86,7 +88,8 @@ class Files(server.Source):
 
 def _unchanged(row: Json, fd: int) -> None:
     info = os.fstat(fd)
-    if (info.st_size, info.st_mtime_ns) != (row["size"], row["mtime_ns"]):
+    now = (info.st_ino, info.st_size, info.st_mtime_ns)
+    if now != (row["ino"], row["size"], row["mtime_ns"]):
         raise NodeError(f"{row['name']} is written to while it is given", "weights")
 
 

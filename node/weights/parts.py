@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 
-from node.core.errors import Json
+from node.core.errors import Json, NodeError
 
 _PART, _WHOLE = ".part", ".whole"
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,11 +67,20 @@ class Parts:
 
     def flush(self, row: Json) -> None:
         """Has what is here of a growing file written to the disk, and takes it out of the page
-        cache. Raises OSError."""
+        cache. Raises OSError, and NodeError (`io`) for what the disk did not take: that is removed,
+        because Linux tells a writeback error once, and the next flush would find all well."""
         fd = os.open(self.part(row), _FLAGS, dir_fd=self._own)
         try:
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            os.unlink(self.part(row), dir_fd=self._own)
+            raise NodeError(
+                f"{row['name']}: the disk did not take what came of it, which is removed: "
+                f"{error.strerror}",
+                "io",
+                "sudo dmesg | tail; then run it again: it is fetched anew",
+            ) from None
         finally:
             os.close(fd)
 

@@ -89,6 +89,7 @@ class _Transfer:
         self._progress: spool.Progress | None = None
         self._lock = threading.Lock()
         self._errors: list[Exception] = []
+        self._hashes: dict[str, manifests.Hash] = {}
         self._wire = [0, 0]
         # The descriptor of our own folder in the weights', and what is in it, while files come.
         self._own = -1
@@ -104,6 +105,9 @@ class _Transfer:
         theirs, outside = _listed(peer.ask({"list": True}))
         self._finish_former()
         own = {row["name"]: row for row in self._folder.list()} if self._exists() else {}
+        both = [(item, row, own[row["name"]]) for item, row in enumerate(theirs)
+                if row["name"] in own]  # fmt: skip
+        self._read_unclear([pair for pair in both if manifests.same(*pair[1:]) is None])
         todo = [(item, row) for item, row in enumerate(theirs)
                 if row["name"] not in own or not manifests.same(row, own[row["name"]])]  # fmt: skip
         # What the giver has as a link out of its folder it does have: it is nobody's extra file.
@@ -122,6 +126,10 @@ class _Transfer:
         }
         if not todo and not pruned:
             self._settle()
+            # All is as the giver has it: without the hashes the next move only reads it again.
+            with contextlib.suppress(NodeError, OSError):
+                if self._hashes:
+                    self._folder.save(self._hashes)
             return {**figures, "changed": False}
         self._folder.require_own()
         with self._opened() as log:
@@ -169,11 +177,46 @@ class _Transfer:
                 beside.unmark(own)
 
     def _save(self, rows: list[Json], switched: list[Json]) -> None:
-        self._folder.save({
-            row["name"]: manifests.Hash(self._parts.digest(row), done["post"]["size"],
-                                        done["post"]["mtime_ns"])
-            for row, done in zip(rows, switched, strict=True)
-        })  # fmt: skip
+        came = {row["name"]: set_step.hash_of_post(self._parts.digest(row), done["post"])
+                for row, done in zip(rows, switched, strict=True)}  # fmt: skip
+        self._folder.save({**self._hashes, **came})
+
+    def _read_unclear(self, pairs: list[tuple[int, Json, Json]]) -> None:
+        """Has files read whole, here and at the giver, that have one size and the same ends: each
+        row (the giver's and our own) gets its sha256 where it is not known."""
+        if not pairs:
+            return
+        ours = sum(mine["size"] for _, _, mine in pairs if mine["sha256"] is None)
+        progress = self._progress = spool.Progress("weights", ours)
+        progress.at("sha256")
+
+        def one(item: int, row: Json, mine: Json) -> None:
+            peer = client.Peer(self._body["from"], self._body["key"], self._ended)
+
+            def tick(count: int) -> None:
+                peer.stop_if_gone()
+                peer.here()
+                with self._lock:
+                    progress.add(count)
+
+            try:
+                if row["sha256"] is None:
+                    said = peer.ask({"sha256": item})
+                    row["sha256"] = validate.key(said.get("sha256"), f"files[{item}].sha256")
+                if mine["sha256"] is None:
+                    with self._folder.opened(mine["name"]) as file:
+                        found = manifests.hash_of(file, mine["name"], tick)
+                    self._hashes[mine["name"]], mine["sha256"] = found, found.sha256
+            except Exception as error:
+                self._errors.append(error)  # which ends the others
+            finally:
+                peer.hang_up()
+
+        with ThreadPoolExecutor(self._body["streams"]) as pool:
+            list(pool.map(lambda pair: one(*pair), pairs))
+        progress.end()
+        if self._errors:
+            raise self._errors[0]
 
     def _bring(self, todo: list[tuple[int, Json]]) -> Json:
         kept = {item: self._parts.size(row) for item, row in todo}
@@ -228,12 +271,17 @@ class _Transfer:
             nonlocal flushed, waiting
             waiting += count
             if waiting >= FLUSH and (flushed is None or flushed.done()):
-                flushed, waiting = flusher.submit(self._flush, row), 0
+                if flushed is not None:
+                    flushed.result()
+                flushed, waiting = flusher.submit(self._parts.flush, row), 0
             with self._lock:
                 if self._progress:
                     self._progress.add(count)
 
-        self._parts.complete(row, self._fetched(peer, item, row, grown))
+        digest = self._fetched(peer, item, row, grown)
+        if flushed is not None:
+            flushed.result()  # what the last flush would not meet again
+        self._parts.complete(row, digest)
 
     def _fetched(self, peer: client.Peer, item: int, row: Json, grown: client.Grown) -> str:
         part, size, want = self._parts.part(row), int(row["size"]), row["sha256"]
@@ -243,11 +291,6 @@ class _Transfer:
             if error.code != "not_the_same":
                 raise
             raise NodeError(f"{row['name']}: {error}", error.code, error.remedy) from None
-
-    def _flush(self, row: Json) -> None:
-        """Flushes what a part holds by now; what fails here, its last flush meets."""
-        with contextlib.suppress(OSError):
-            self._parts.flush(row)
 
 
 def _listed(answer: Json) -> tuple[list[Json], list[str]]:

@@ -22,7 +22,7 @@ from node.core.step_kind import PATH, Kind, Seen, Steps
 from node.core.step_state import DONE, INTENT
 from node.files import dirfd
 from node.weights import beside
-from node.weights.manifest import OWN, Folder
+from node.weights.manifest import OWN, Folder, Hash
 
 OP = "weights_set"
 # How far an announced step is: files come beside, or they get their names.
@@ -39,6 +39,11 @@ def look(folder: int, name: str) -> Json:
     kinds = {stat.S_IFREG: "file", stat.S_IFLNK: "link", stat.S_IFDIR: "directory"}
     return {"kind": kinds.get(stat.S_IFMT(info.st_mode), "other"), "ino": info.st_ino,
             "size": info.st_size, "mtime_ns": info.st_mtime_ns}  # fmt: skip
+
+
+def hash_of_post(sha256: str, post: Json) -> Hash:
+    """Gives the hash of a file that has got its name by a step, which changed its ctime."""
+    return Hash(sha256, post["ino"], post["size"], post["mtime_ns"])
 
 
 class _Place(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from facts.rignode.context import real
 from gates.transfer.route import TransferRequest
 from gates.transfer.weights import weights_source
 from gates.weights import weights as gates
-from gates.weights.files import replaced, weights_of
+from gates.weights.files import replaced, unread, weights_of
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
 from operations.change.run import Run
@@ -91,9 +91,7 @@ def plan(rig: Procedure) -> WeightsWork:
         or _is_half(seen[name])
     )
     if source is not None and not targets and not data.verify:
-        logger.info(
-            "    names, sizes and headers are the same everywhere; verify=true reads it all"
-        )
+        logger.info(f"    {_same(seen.values())} everywhere")
     route = planned_route(rig) if source is not None and targets else None
     rounds = [
         [Transfer(rig.run, "weights", giver, takers, route) for giver, takers in row]
@@ -142,6 +140,16 @@ def _ref(path: str, part: str, owner: str) -> Steps:
     ]
 
 
+def _same(weights: Iterable[Weights | None]) -> str:
+    """What of weights that no gate objects to is known to be the same."""
+    if unknown := unread([w for w in weights if w is not None]):
+        return (
+            f"the same names, sizes and ends (the contents of {unknown} files were not compared: "
+            "--data verify=true reads them)"
+        )
+    return "files with the same sha256"
+
+
 def _there(weights: Weights | None) -> bool:
     return weights is not None and weights.exists and bool(weights.files)
 
@@ -180,7 +188,10 @@ def verify(rig: Procedure, work: WeightsWork) -> str:
     problems = [f"{v.summary}: {v.evidence}" for gate in gates.GATES for v in gate(plan, seen)]
     if problems:
         raise StepFailed("; ".join(problems[:3]))
-    return f"the weights of {plan.recipe.model} are the same on {len(plan.rig.nodes)} nodes"
+    weights = [weights_of(plan, n, seen[n.name]) for n in plan.rig.nodes]
+    where = f" on {len(weights)} nodes" if len(weights) > 1 else ""
+    return f"the weights of {plan.recipe.model}: " + (f"{_same(weights)}{where}" if where else
+                                                      "whole on the one node")  # fmt: skip
 
 
 def revert(run: Run) -> str:

@@ -3,8 +3,11 @@ what is known of its files holds only for the files that were read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 
 from node.core.errors import NodeError
 from node.transfer import client, protocol, spool
-from node.weights import manifest
+from node.weights import manifest, receive
 from tests.unit.node.support import transfers as t
 from tests.unit.node.support.host import Host
 from tests.unit.node.support.transfers import HERE, Ends, answer, content, files
@@ -100,6 +103,93 @@ def test_a_file_that_is_written_to_while_it_is_hashed_has_no_hash(tmp_path: Path
 
         with pytest.raises(NodeError, match=r"written to while"):
             manifest.hash_of(file, "a.bin", write)
+
+
+@pytest.mark.parametrize("how", ["another file is renamed in", "its bytes are written anew"])
+def test_size_and_mtime_do_not_make_a_hash_hold(ends: Ends, how: str) -> None:
+    path, other = ends.source / "a.bin", ends.source / "other"
+    former = hashlib.sha256(files(ends.source, a_bin=MIB)["a.bin"]).hexdigest()
+    asked: list[dict[str, Any]] = [hashed(ends.giver, ends.source) for _ in range(2)]
+    assert [row["hashed"] for row in asked] == [1, 0]
+    was = path.stat()
+    if how.startswith("another"):
+        other.write_bytes(bytes(MIB))
+        other.rename(path)
+    else:
+        path.write_bytes(bytes(MIB))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    (row,) = hashed(ends.giver, ends.source)["files"]
+    assert row["sha256"] == hashlib.sha256(bytes(MIB)).hexdigest() != former
+
+
+def test_a_manifest_of_a_former_version_is_not_believed(ends: Ends) -> None:
+    """It has neither inode nor ctime: what it says of a file is read anew, once."""
+    files(ends.source, a_bin=1000)
+    assert hashed(ends.giver, ends.source)["hashed"] == 1
+    path = ends.source / ".rigbook" / "manifest.json"
+    said = json.loads(path.read_text())
+    for row in said["files"]:
+        row.update(sha256="0" * 64)
+        for key in ("ino", "ctime_ns"):
+            row.pop(key, None)
+    path.write_text(json.dumps(said))
+    assert [hashed(ends.giver, ends.source)["hashed"] for _ in range(2)] == [1, 0]
+
+
+@pytest.mark.parametrize("knows", [(), ("giver",), ("taker",), ("giver", "taker")])
+@pytest.mark.parametrize("is_same", [True, False])
+def test_files_of_the_same_ends_are_compared_whole(
+    ends: Ends, knows: tuple[str, ...], is_same: bool
+) -> None:
+    made = files(ends.source, a_bin=MIB)["a.bin"]
+    middle = MIB // 2
+    there = made if is_same else made[:middle] + bytes([made[middle] ^ 1]) + made[middle + 1 :]
+    ends.target.mkdir()
+    (ends.target / "a.bin").write_bytes(there)
+    for end in knows:
+        host, folder = {"giver": (ends.giver, ends.source),
+                        "taker": (ends.taker, ends.target)}[end]  # fmt: skip
+        assert hashed(host, folder)["hashed"] == 1
+    got, gave = ends.move()
+    assert got["ok"] and gave["ok"], (got, gave)
+    assert (got["changed"], got["files"]) == ((False, []) if is_same else (True, ["a.bin"]))
+    assert (ends.target / "a.bin").read_bytes() == made
+    # what was read for it is known from now on, also of a file that has just got its name
+    both = [hashed(ends.giver, ends.source), hashed(ends.taker, ends.target)]
+    assert [row["hashed"] for row in both] == [0, 0]
+
+
+def test_a_flush_error_that_the_kernel_tells_once_keeps_the_file_from_being_whole(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux tells a writeback error to one fsync, here one in the middle: the next finds none."""
+    made = files(ends.source, a_bin=12 * MIB)
+    failed: list[str] = []
+    fsync = os.fsync
+
+    def once(fd: int) -> None:
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        if name.endswith(".part") and not failed:
+            failed.append(threading.current_thread().name)
+            raise OSError(28, "No space left on device")
+        fsync(fd)
+
+    monkeypatch.setenv("RIGBOOK_STATE", str(ends.taker.state))
+    monkeypatch.setattr(receive, "FLUSH", MIB)
+    monkeypatch.setattr(os, "fsync", once)
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    handlers = [signal.getsignal(number) for number in numbers]
+    try:
+        with ends.offering(), pytest.raises(NodeError, match=r"a\.bin: .*No space left") as caught:
+            receive.receive(ends.receive())
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+    assert "ThreadPool" in failed[0], "the flush in the middle was not hit"
+    assert "fetched anew" in str(caught.value.remedy)
+    assert content(ends.target) == {} and ends.parts() == []
+    got, _ = ends.move()
+    assert got["ok"] and got["resumed_bytes"] == 0 and content(ends.target) == made
 
 
 def test_models_of_one_file_each_in_one_folder_do_not_forget_each_other(ends: Ends) -> None:
