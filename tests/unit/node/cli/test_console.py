@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, unit_step
+from tests.unit.node.support.host import (
+    NEW,
+    OLD,
+    Host,
+    apply_request,
+    file_step,
+    unit_step,
+    unsigned,
+)
 
 
 @pytest.fixture
@@ -72,7 +80,7 @@ def test_status_verify_looks_at_the_last_change_or_a_named_one(host: Host, path:
 
 def test_status_verify_tells_what_is_not_known(host: Host, path: Path) -> None:
     file = host.state / "journal" / "change-1.json"
-    found = json.loads(file.read_text())
+    found = unsigned(file)
     found["steps"][0]["state"] = "intent"
     file.write_text(json.dumps(found))
     done = host.run(host.argv("status", "--verify"))
