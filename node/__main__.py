@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -33,13 +34,14 @@ def dispatch(argv: list[str]) -> Json | None:
         return None if answer is None else {"ok": True, **answer}
     if verb in verb_table.READING:
         return {"ok": True, **verb_table.run(verb, request.read(words, console=True))}
-    # a changing verb ends in order when its ssh client goes
-    signals.catch_signals()
     if verb in verb_table.WITH_DRY and words == ["--dry"]:
         words = ['{"dry": true}']
     # a person at the console types these with few words or none
     console = verb.startswith("tree ") or verb == "prune"
-    return {"ok": True, **verb_table.run(verb, request.read(words, console=console))}
+    asked = request.read(words, console=console)
+    # a changing verb ends in order when its ssh client goes; while it waits for its stdin, at once
+    signals.catch_signals()
+    return {"ok": True, **verb_table.run(verb, asked)}
 
 
 def _spoken(error: NodeError) -> int:
@@ -51,6 +53,10 @@ def _spoken(error: NodeError) -> int:
 
 def main(argv: list[str]) -> int:
     """Run the command line; gives the exit status: 0, 1 (refused or failed), 2 (bad usage)."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        # what is opened later must not become one of the three
+        while os.open(os.devnull, os.O_RDWR) < 3:
+            pass
     if " ".join(argv) in verb_table.UNIT:
         code: int = importlib.import_module("node.cli.systemd_entry").run(" ".join(argv))
         return code
@@ -69,15 +75,25 @@ def main(argv: list[str]) -> int:
         answer, code = failure(error), error.exit_status
     except Exception as error:
         answer, code = failure(error), 1
-    if answer is None:
-        return code
+    text = "" if answer is None else json.dumps(answer, separators=(",", ":")) + "\n"
+    return code if _said(text) else code or 1
+
+
+def _said(text: str) -> bool:
+    """Write what is left to say to stdout; gives False when its reader is gone, or its disk full:
+    what was done is in the journal.
+    """
     try:
-        sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # the reader is gone (ssh ended): what was done is in the journal
+        return True
+    except OSError as error:
+        # at its end Python flushes again what could not be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return code
+        print(f"rignode: the answer cannot be written: {error.strerror}", file=sys.stderr)
+        return False
 
 
 if __name__ == "__main__":

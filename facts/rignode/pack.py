@@ -30,7 +30,11 @@ _IMPORT = re.compile(
 )
 # -I: as root it must not read a user's site-packages or PYTHONPATH
 _SHEBANG = b"#!/usr/bin/env -S python3 -I\n"
+# Ctrl-C ends it as TERM does, also while it loads: nothing has to end in order yet.
 _START = """\
+import _signal
+if _signal.getsignal(2) is _signal.default_int_handler:
+    _signal.signal(2, _signal.SIG_DFL)
 import sys
 sys.dont_write_bytecode = True
 from node.__main__ import main

@@ -5,7 +5,7 @@ from __future__ import annotations
 from node.change import journal, kinds, transaction
 from node.change.transaction import Transaction
 from node.core import signals, validate
-from node.core.errors import Json, NodeError
+from node.core.errors import Json, NodeError, io_remedy
 from node.core.run import TimedOut
 from node.core.step_kind import Seen
 from node.systemd import dropin_check
@@ -93,7 +93,10 @@ def _do_all(steps: Transaction, wanted: list[Json]) -> list[Json]:
                 "run it again, or: rignode undo",
             )
         kind = kinds.of(step)
-        changed, detail = kind.do(step, steps)
+        try:
+            changed, detail = kind.do(step, steps)
+        except OSError as error:
+            raise NodeError(kinds.failed(step, error), "io", io_remedy(error)) from error
         steps.changed_before = steps.changed_before or changed
         told = {key: steps.rows[-1][key] for key in kind.told if changed and key in steps.rows[-1]}
         answers.append(_answer(step, changed, detail, told))

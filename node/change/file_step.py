@@ -15,7 +15,7 @@ from node.core import validate as core_validate
 from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
 from node.core.step_kind import PRE, Seen, Steps
-from node.core.step_state import UNDONE
+from node.core.step_state import DONE, UNDONE
 from node.files import atomic, attributes, hard_link, secret_env
 
 VALIDATE_TIMEOUT_S = 20.0
@@ -129,9 +129,15 @@ def _set_directory(
 def _as_it_was(entry: Json) -> bool:
     """Gives whether the path is what the step found there."""
     try:
-        return bool(_current(entry["path"]) == entry["pre"])
+        return _same(_current(entry["path"]), entry["pre"])
     except NodeError:
         return False
+
+
+def _same(current: Json, recorded: Json) -> bool:
+    """Gives True where what lies there is what was recorded; of attributes only where both know."""
+    known = {*current, *recorded} - ({"xattrs"} - (current.keys() & recorded.keys()))
+    return all(current.get(key) == recorded.get(key) for key in known)
 
 
 class FileKind(PathKind):
@@ -232,6 +238,8 @@ class FileKind(PathKind):
                 folder.unlink(folder.name)
             else:
                 _set_directory(folder, step["owner"], current["kind"] == "absent")
+            if self.op != "absent":
+                wanted["xattrs"] = attributes.of(folder.name, folder.fd)
             steps.finish(entry)
             return True, "changed"
 
@@ -244,11 +252,27 @@ class FileKind(PathKind):
                 hard_link.forget(entry)
             return state
 
+    def same(self, current: Json, recorded: Json) -> bool:
+        """Gives True when the description of what lies there is the recorded one."""
+        return _same(current, recorded)
+
     def is_ours(self, entry: Json, current: Json) -> bool:
         """Gives True when the path is as the step found it or left it."""
-        # a kill between chown and chmod leaves a folder that is neither
+        pre, post = entry["pre"], entry["post"]
+        if _same(current, post):
+            return True
         cut_short = self.op == "directory" and current["kind"] == "directory"
-        return cut_short or super().is_ours(entry, current)
+        if cut_short and pre["kind"] == "absent" and entry["state"] != DONE:
+            return True  # a kill between mkdir and chmod
+        if _same({**current, "xattrs": post.get("xattrs")}, post):
+            return False  # the attributes alone are not as it left them
+        known = {*entry.get("xattrs", {}).items(), *post.get("xattrs", {}).items()}
+        if "xattrs" in post and not current.get("xattrs", {}).items() <= known:
+            return False  # what an undo could not give back is no edit; a new one is
+        if cut_short and pre["kind"] == "directory":
+            # a kill between chown and chmod: each of them is of one side
+            return all(current[key] in (pre[key], post[key]) for key in ("mode", "uid", "gid"))
+        return _same(current, pre)
 
     def check_revertible(self, entry: Json) -> None:
         """Raise NodeError when the kept copy that the path needs is gone or damaged."""
@@ -272,7 +296,7 @@ class FileKind(PathKind):
         if os.path.isdir(os.path.dirname(entry["path"])):
             with atomic.Folder(entry["path"]) as folder:
                 folder.unlink(entry["temp"])  # of an undo that was killed
-        if current == entry["pre"] and not self.verify(entry, PRE):
+        if _same(current, entry["pre"]) and not self.verify(entry, PRE):
             hard_link.forget(entry)
             return "was as before"
         if not self.is_ours(entry, current):
@@ -285,14 +309,16 @@ class FileKind(PathKind):
 
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives in what the path is not as recorded: bytes, mode, owner, attributes, hard links."""
-        lines = super().verify(entry, side)
-        if lines or side != PRE or "xattrs" not in entry:
+        known = (entry if side == PRE else entry[side]).get("xattrs")
+        plain = {key: value for key, value in entry[side].items() if key != "xattrs"}
+        lines = super().verify({**entry, side: plain}, side)
+        if lines or known is None:
             return lines
         path = entry["path"]
         with atomic.Folder(path) as folder:
             now = attributes.of(folder.name, folder.fd)
-            return [*attributes.differing(path, now, entry["xattrs"]),
-                    *hard_link.lost(folder, entry["linked"])]  # fmt: skip
+            lost = hard_link.lost(folder, entry.get("linked")) if side == PRE else []
+            return [*attributes.differing(path, now, known), *lost]
 
     def _put_back(self, folder: atomic.Folder, entry: Json, current: Json) -> str:
         """Make the path what the step found; gives what was done in words."""
@@ -325,10 +351,13 @@ def _beside(folder: atomic.Folder) -> Json:
 
 
 def _current(path: str, keep: Callable[[bytes], None] | None = None) -> Json:
-    """Gives what lies at a path now; a path whose folder is gone is absent."""
+    """Gives what lies at a path now, with its attributes; a path whose folder is gone is absent."""
     try:
         with atomic.Folder(path) as folder:
-            return atomic.read_entry(folder, keep)
+            found = atomic.read_entry(folder, keep)
+            if found["kind"] != "absent":
+                found["xattrs"] = attributes.of(folder.name, folder.fd)
+            return found
     except NodeError as error:
         if error.code == "no_folder":
             return dict(atomic.ABSENT)

@@ -1,14 +1,24 @@
-"""The host's journal: one JSON file a change, rewritten whole and flushed at each transition."""
+"""The host's journal: one JSON file a change, rewritten whole and flushed at each transition.
+
+Its first key is a checksum of the others. One that an older program wrote has none, or a former one
+in the order of the alphabet: that one is not looked at. What its values are is checked at each
+reading, so that nothing is done after a record that lies.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import shlex
 import time
+from collections.abc import Callable
+from typing import Any
 
-from node.core import proc, validate, version
+from node.core import proc, systemctl, validate, version
 from node.core.errors import Json, NodeError
-from node.core.step_state import INTENT, UNKNOWN, subject
+from node.core.step_state import DONE, FAILED, INTENT, UNDONE, UNKNOWN, subject
 from node.files import atomic, host_lock, state_dir
 
 FORMAT = 1
@@ -23,20 +33,134 @@ def path_of(change_id: str) -> str:
     return os.path.join(state_dir.journal_folder(), change_id + ".json")
 
 
+def _matches(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and bool(re.fullmatch(pattern, value))
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _unix_s(value: Any) -> bool:
+    return (_whole(value) or isinstance(value, float)) and 0 <= value < 1e11
+
+
+def _path(value: Any) -> bool:
+    return _text(value) and value.startswith("/") and os.path.normpath(value) == value
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(_text(text) for text in value.values())
+
+
+def _table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+def _holds(value: Any) -> bool:
+    """Gives whether these are the drop-ins that hold a unit (systemd/hold.py): undo removes them.
+    An older program noted one alone, as text."""
+    pattern = re.escape(systemctl.BOOTED) + r"/[^/]+\.d/" + re.escape(systemctl.HOLD)
+    rows = value if isinstance(value, list) else [value]
+    return all(_matches(pattern)(row) for row in rows)
+
+
+_Checks = dict[str, Callable[[Any], bool]]
+_CHANGE: _Checks = {
+    **dict.fromkeys(("id", "deploy", "operator", "boot_id"), _text),
+    "status": lambda value: value in STATUSES,
+    "opened_unix_s": _unix_s,
+    "closed_unix_s": _or_none(_unix_s),
+    "saved_unix_s": _unix_s,
+    "reason": _or_none(_text),
+    "run": _or_none(_text),
+    "program": _or_none(_path),
+    "number": _whole,
+    "waivers": lambda value: isinstance(value, list) and all(map(_texts, value)),
+    "held": _holds,
+    "taken": _or_none(_table),
+    "lease": _or_none(_table),
+    "steps": lambda value: isinstance(value, list) and all(map(_table, value)),
+}
+_TAKEN: _Checks = {"operator": _text, "deploy": _text, "unix_s": _unix_s}
+_LEASE: _Checks = {"seconds": _unix_s, "phase": _text}
+_STEP: _Checks = {
+    "op": _text,
+    "state": lambda value: value in (DONE, UNDONE, FAILED, UNKNOWN, INTENT),
+    "path": _path,
+    "source": _or_none(_path),
+    **dict.fromkeys(("words", "why", "left", "unit"), _text),
+    # undo removes it
+    "temp": _matches(re.escape(atomic.TEMP_PREFIX) + "[^/]*"),
+    "linked": _or_none(_table),
+}
+# the name under which hard_link.py keeps a file in the state folder, and puts it back from there
+_LINKED: _Checks = {"kept": _matches("[0-9a-f]{16}"), "file": _table}
+_OF_PATH: _Checks = {"pre": _table, "post": _table, "xattrs": _texts}
+_ENTRY: _Checks = {
+    **dict.fromkeys(("kind", "target"), _text),
+    **dict.fromkeys(("uid", "gid"), _whole),
+    "mode": _matches("[0-7]{4}"),
+    "sha256": _matches("[0-9a-f]{64}"),
+    "xattrs": _texts,
+}
+
+
+def _check(row: Json, checks: _Checks, where: str = "") -> None:
+    """Raises ValueError for a value that no program wrote there."""
+    for key, is_right in checks.items():
+        if key in row and not is_right(row[key]):
+            raise ValueError(f"{where}{key} is {json.dumps(row[key])[:80]}")
+
+
+def _check_step(step: Json, where: str) -> None:
+    if not {"op", "state"} <= step.keys():
+        raise ValueError(f"{where}op or {where}state is missing")
+    _check(step, _STEP, where)
+    _check(step.get("linked") or {}, _LINKED, f"{where}linked.")
+    if step["op"] in ("file", "absent", "directory", "link"):
+        _check(step, _OF_PATH, where)
+        for side in ("pre", "post"):
+            _check(step.get(side, {}), _ENTRY, f"{where}{side}.")
+
+
+def _sum(change: Json) -> str:
+    text = json.dumps(change, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
 def parse(raw: bytes, change_id: str) -> Json:
-    """Gives a change of its file's bytes. Raises ValueError when it is not one."""
-    change = json.loads(raw.decode("utf-8"))
+    """Gives a change of its file's bytes. Raises ValueError when it is not one, or is damaged."""
+    try:
+        change = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
     if not isinstance(change, dict) or change.get("id") != change_id:
         raise ValueError("not the change that its name says")
-    if any(key not in change for key in _KEYS) or change["status"] not in STATUSES:
-        raise ValueError("not a change")
-    if not all(isinstance(step, dict) and "state" in step for step in change["steps"]):
-        raise ValueError("not a list of steps")
+    first = next(iter(change))
+    noted = change.pop("sha256", None)
+    if first == "sha256" and noted != _sum(change):
+        raise ValueError("its checksum does not fit: it was edited, or the disk lost a write")
+    if missing := [key for key in _KEYS if key not in change]:
+        raise ValueError(f"{', '.join(missing)} is missing")
+    _check(change, _CHANGE)
+    _check(change.get("taken") or {}, _TAKEN, "taken.")
+    _check(change.get("lease") or {}, _LEASE, "lease.")
+    for n, step in enumerate(change["steps"]):
+        _check_step(step, f"steps[{n}].")
     return change
 
 
 def read_all() -> tuple[list[Json], list[str]]:
-    """Gives the changes, newest first, and the files that cannot be read as one."""
+    """Gives the changes, newest first, and the damaged files: each its path and what is wrong."""
     changes: list[Json] = []
     broken: list[str] = []
     try:
@@ -54,8 +178,8 @@ def read_all() -> tuple[list[Json], list[str]]:
                 changes.append(parse(file.read(), stem))
         except FileNotFoundError:
             continue  # taken back meanwhile
-        except (ValueError, TypeError, OSError):
-            broken.append(os.path.join(state_dir.journal_folder(), name))
+        except (ValueError, OSError) as error:
+            broken.append(_damaged(os.path.join(state_dir.journal_folder(), name), error))
     changes.sort(key=_age, reverse=True)
     return changes, broken
 
@@ -75,8 +199,8 @@ def find(change_id: str) -> Json | None:
             return parse(file.read(), change_id)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, OSError):
-        raise broken_error([path_of(change_id)]) from None
+    except (ValueError, OSError) as error:
+        raise broken_error([_damaged(path_of(change_id), error)]) from None
 
 
 def get(change_id: str) -> Json:
@@ -90,12 +214,18 @@ def get(change_id: str) -> Json:
     return change
 
 
-def broken_error(paths: list[str]) -> NodeError:
-    """Gives the error for journal files that cannot be read."""
+def _damaged(path: str, error: Exception) -> str:
+    return f"{path}: {getattr(error, 'strerror', None) or error}"
+
+
+def broken_error(damaged: list[str]) -> NodeError:
+    """Gives the error for journal files that cannot be read, or are damaged."""
+    paths = shlex.join(row.partition(": ")[0] for row in damaged)
     return NodeError(
-        f"the journal is damaged: {', '.join(paths)}",
+        f"the journal is damaged: {'; '.join(damaged)}",
         "journal_broken",
-        "look at the file, then move it out of the journal",
+        f"put back by hand what it says (kept copies: {state_dir.blob_folder()}), then: "
+        f"mv -t {shlex.quote(state_dir.root())} {paths}",
     )
 
 
@@ -124,7 +254,9 @@ def open_change(request: Json, others: list[Json]) -> Json:
 def save(change: Json) -> None:
     """Write a change; it is on the disk on return. When it was written tells work from a corpse."""
     change["saved_unix_s"] = time.time()
-    raw = json.dumps(change, indent=1, sort_keys=True).encode("utf-8") + b"\n"
+    # as it will be read: a number that is a key becomes text, and sorts as text
+    body = json.loads(json.dumps(change, sort_keys=True))
+    raw = json.dumps({"sha256": _sum(body), **body}, indent=1).encode("ascii") + b"\n"
     atomic.save_private(path_of(change["id"]), raw)
 
 

@@ -10,7 +10,7 @@ from node.change import journal
 from node.core import validate
 from node.core.errors import CannotRead, Json, NodeError, OtherProgram, io_reason
 from node.core.step_kind import PHASES, POST, PRE, Kind
-from node.core.step_state import DONE, INTENT, UNDONE, UNKNOWN
+from node.core.step_state import DONE, INTENT, UNDONE, UNKNOWN, subject
 
 _FILE = "node.change.file_step:FileKind"
 _PASSED = "node.change.irreversible:Irreversible"
@@ -108,6 +108,12 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return io_reason(error)
     return f"{type(error).__name__}: {error}"
+
+
+def failed(step: Json, error: Exception) -> str:
+    """Gives what a step met as one line that names the step and its path."""
+    why, about = reason(error), subject(step)
+    return f"{step['op']} {why}" if why.startswith(about) else f"{step['op']} {about}: {why}"
 
 
 def recover(rows: list[Json]) -> bool:

@@ -72,7 +72,9 @@ class PathKind(Kind):
                 raise
             # a link, a FIFO or a huge file by now: somebody put it there, and the others go back
             now = {"kind": "odd"}
-        seen.now[path] = entry["pre"]
+        # a step that knew the attributes puts them back too
+        beside = {"xattrs": entry["xattrs"]} if "xattrs" in entry else {}
+        seen.now[path] = {**entry["pre"], **beside}
         return not self.is_ours(entry, now)
 
     def state_of(self, entry: Json, current: Json) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from node.change import journal, kinds, look
 from node.core import version
-from node.core.errors import CannotRead, Json, NodeError
+from node.core.errors import CannotRead, Json, NodeError, io_remedy
 from node.core.step_kind import PRE, Steps
 from node.core.step_state import INTENT
 from node.files import ballast
@@ -69,7 +69,7 @@ class Transaction(Steps):
         """
         reason = kinds.reason(error)
         code = error.code if isinstance(error, NodeError) else "io"
-        remedy = error.remedy if isinstance(error, NodeError) else ""
+        remedy = error.remedy if isinstance(error, NodeError) else io_remedy(error)
         done = self.rows[self.before :]
         if code == "interrupted" or any(not kinds.of(row).taken_back for row in done):
             return NodeError(f"{reason}; the change stays OPEN", code, remedy or "rignode undo")
@@ -87,7 +87,7 @@ class Transaction(Steps):
             return NodeError(
                 f"{reason}; taking back failed too: {kinds.reason(second)}; the change stays OPEN",
                 code,
-                "rignode undo",
+                "; ".join(filter(None, (remedy or io_remedy(second), "rignode undo"))),
             )
         return NodeError(f"{reason}; nothing was changed", code, remedy)
 

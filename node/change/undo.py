@@ -9,7 +9,7 @@ from typing import Any
 
 from node.change import journal, kinds, look
 from node.core import systemctl, validate
-from node.core.errors import CannotRead, Json, NodeError
+from node.core.errors import CannotRead, Json, NodeError, io_reason, io_remedy
 from node.core.step_kind import PRE, UNIT, Seen, Steps
 from node.core.step_state import DONE, UNDONE, UNKNOWN, subject
 from node.files import ballast
@@ -120,6 +120,8 @@ class _Undo:
         self.around = around
         self.answers: list[Json] = []
         self.problems: list[str] = []
+        # commands that show why the kernel refused
+        self.looks: list[str] = []
         self.to_start: list[str] = []
         self.pending: list[Json] = []
         # units that stay stopped: their steps stay too, and know what they were
@@ -127,14 +129,16 @@ class _Undo:
         # a step that cannot be undone changed what serves
         self.stays = False
 
-    def _try(self, what: str, action: Callable[[], Any]) -> Any:
+    def _try(self, what: str | Json, action: Callable[[], Any]) -> Any:
         """Gives the action's answer; a failure is noted and the undo goes on."""
         try:
             return action()
         except (NodeError, CannotRead) as error:
             self.problems.append(str(error))
         except Exception as error:  # a disk's, or that of a damaged row
-            self.problems.append(f"{what}: {kinds.reason(error)}")
+            self.looks.append(io_remedy(error))
+            self.problems.append(kinds.failed(what, error) if isinstance(what, dict)
+                                 else f"{what}: {kinds.reason(error)}")  # fmt: skip
         return None
 
     def _units(self) -> dict[str, list[Json]]:
@@ -176,10 +180,9 @@ class _Undo:
             if row not in self.pending:
                 continue
             about: Json = {key: row[key] for key in ("path", "image") if key in row}
-            what = next(iter(about.values()), row["op"])
             over = row.get("path") in overwrite
             row.pop("left", None)
-            detail = self._try(what, partial(kinds.of(row).revert, row, over))
+            detail = self._try(row, partial(kinds.of(row).revert, row, over))
             if detail is not None:
                 row["state"] = UNDONE
                 row.pop("why", None)
@@ -251,8 +254,12 @@ def undo(request: Json, around: Around | None = None) -> Json:
             return _nothing(change, "undone already")
         _refuse_under_another(change, changes, body.get("despite"))
         kinds.require_known(change)
-        with ballast.Room():
-            return _undo(_Undo(change, start_units, around or Around()), overwrite, reason)
+        try:
+            with ballast.Room():
+                return _undo(_Undo(change, start_units, around or Around()), overwrite, reason)
+        except OSError as error:
+            text = f"the undo of {change['id']} was cut short: {io_reason(error)}"
+            raise NodeError(text, "io", _once_more([io_remedy(error)], change)) from error
 
 
 def _refuse_under_another(change: Json, changes: list[Json], despite: object) -> None:
@@ -301,7 +308,7 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
     if job.problems:
         reason = "undo: " + "; ".join(job.problems)
         journal.close(change, "INCONSISTENT", reason)
-        again = f"mend it, then run again: rignode undo {change['id']}"
+        again = _once_more(job.looks, change)
         if job.stays:
             again += f"; {_keep(change)}"
         raise NodeError(reason, "undo_incomplete", again)
@@ -315,6 +322,12 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
         "to_start": job.to_start,
         "left": left(change),
     }
+
+
+def _once_more(looks: list[str], change: Json) -> str:
+    """Gives the commands that show what stands in the way, and the one that goes on."""
+    words = [*filter(None, looks), f"mend it, then run again: rignode undo {change['id']}"]
+    return "; ".join(dict.fromkeys(words))
 
 
 def take_back(change: Json, keep: list[str], overwrite: list[str], around: Around) -> list[Json]:

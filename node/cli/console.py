@@ -42,14 +42,14 @@ def _undo_request(args: list[str]) -> tuple[Json, bool]:
 
 def undo(args: list[str]) -> Json | None:
     """Undo; prints text for a person and gives None, else gives the answer."""
-    signals.catch_signals()
     if args and not args[0].startswith("{"):
         request, as_text = _undo_request(args)
         if not request:
             request = read([], console=True)
     else:
         request, as_text = read(args, console=True), False
-    as_text = as_text or sys.stdout.isatty()
+    signals.catch_signals()
+    as_text = as_text or (sys.stdout is not None and sys.stdout.isatty())
     if not as_text:
         return undoing.undo(request, EngineHold())
     try:

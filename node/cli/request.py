@@ -39,7 +39,7 @@ def read(args: list[str], console: bool) -> Json:
         raise usage("no JSON object on stdin")
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise usage(f"the request is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise usage("the request is not a JSON object")

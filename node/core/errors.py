@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +49,26 @@ def io_reason(error: OSError) -> str:
     return f"{where}{error.strerror or error}"
 
 
+_FULL = "df -h {folder}; df -i {folder}"
+# what shows why the kernel refuses to write
+_LOOKS = {
+    errno.EPERM: "lsattr -d {folder} {path}",
+    errno.EROFS: "findmnt -T {folder}",
+    errno.EBUSY: "findmnt -T {path}",
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+}
+
+
+def io_remedy(error: BaseException) -> str:
+    """Gives the command that shows why a path cannot be written, or ""."""
+    path = str(getattr(error, "filename", None) or "")
+    look = _LOOKS.get(getattr(error, "errno", None) or 0)
+    if look is None or not path.startswith("/"):
+        return ""
+    return look.format(path=shlex.quote(path), folder=shlex.quote(os.path.dirname(path)))
+
+
 def failure(error: BaseException) -> Json:
     """Gives what the program answers for an exception: the protocol's object."""
     if isinstance(error, NodeError):
@@ -53,7 +76,7 @@ def failure(error: BaseException) -> Json:
     if isinstance(error, CannotRead):
         return NodeError(str(error), "io").as_json()
     if isinstance(error, OSError):
-        return NodeError(io_reason(error), "io").as_json()
+        return NodeError(io_reason(error), "io", io_remedy(error)).as_json()
     text = f"a fault of rignode itself: {type(error).__name__}: {error}"
     return NodeError(text, "internal").as_json()
 

@@ -68,8 +68,10 @@ class Folder:
                             f"ls -ld {self.parent}") from None  # fmt: skip
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         os.close(self.fd)
+        if isinstance(error, OSError) and not str(error.filename or "").startswith("/"):
+            error.filename = self.path  # nobody knows a temp's name, and a write has none
 
     def lstat(self) -> os.stat_result | None:
         """Gives the entry's state, a link not followed, or None when it is absent."""

@@ -17,7 +17,7 @@ from node.core.step_kind import Steps
 from node.core.step_state import DONE, UNDONE
 from node.systemd.unit_step import UnitKind
 
-FILE = "99-rigbook-hold.conf"
+FILE = systemctl.HOLD
 _CONTENT = """\
 # Made by rigbook: it holds this unit while orphans are ended or files go back.
 # `rignode undo` takes it away, and so does a reboot.

@@ -22,6 +22,7 @@ from tests.unit.node.support.host import (
     file_step,
     mode,
     unit_step,
+    unsigned,
 )
 
 COMMIT = {"change": "change-1", "status": "COMMITTED", "reason": "answered"}
@@ -170,7 +171,8 @@ def test_a_damaged_journal_blocks_and_is_reported(host: Host) -> None:
     own_file(host).with_name("change-0.json").write_text("{")
     answer = host.call("apply", apply_request(file_step(host.root / "file.conf", "x\n")))
     assert answer["code"] == "journal_broken" and "change-0.json" in answer["error"]
-    assert [Path(p).name for p in host.call("journal")["broken"]] == ["change-0.json"]
+    assert [row.partition(": ")[0][-13:] for row in host.call("journal")["broken"]] == [
+        "change-0.json"]  # fmt: skip
 
 
 def test_close_does_not_lie(host: Host) -> None:
@@ -214,7 +216,8 @@ def test_a_step_that_failed_is_made_good_only_by_a_later_one_of_its_own(host: Ho
 def test_a_journal_file_under_another_name_is_damaged(host: Host) -> None:
     own = own_file(host)
     own.with_name("change-2.json").write_bytes(own.read_bytes())
-    assert [Path(p).name for p in host.call("journal")["broken"]] == ["change-2.json"]
+    assert [row.partition(": ")[0][-13:] for row in host.call("journal")["broken"]] == [
+        "change-2.json"]  # fmt: skip
     assert host.call("journal", {"change": "change-2"})["code"] == "journal_broken"
 
 
@@ -222,7 +225,7 @@ def test_what_is_not_settled_stays_in_view_however_old(host: Host) -> None:
     """A gate blocks on it: thirty later changes must not hide it from the snapshot."""
     own = own_file(host)
     host.call("close", NO_ANSWER)
-    old = json.loads(own.read_text())
+    old = unsigned(own)
     for n in range(30):
         later = {**old, "id": f"later-{n:02}", "status": "COMMITTED", "opened_unix_s": 9e9 + n}
         own.with_name(f"later-{n:02}.json").write_text(json.dumps(later))

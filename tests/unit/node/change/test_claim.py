@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, unit_step
+from tests.unit.node.support.host import (
+    NEW,
+    OLD,
+    Host,
+    apply_request,
+    file_step,
+    unit_step,
+    unsigned,
+)
 
 UNIT = "engine.service"
 MINE, THEIRS = "a1", "b2"
@@ -86,7 +94,7 @@ def test_a_change_of_an_older_version_is_taken_up_too(host: Host) -> None:
     path = host.file()
     host.call("apply", apply_request(file_step(path)))
     stored = host.state / "journal/change-1.json"
-    change = json.loads(stored.read_text())
+    change = unsigned(stored)
     del change["run"]
     stored.write_text(json.dumps(change))
     assert host.call("claim", asked(former=None))["claimed"]
@@ -170,7 +178,7 @@ def test_a_unit_step_whose_outcome_can_be_seen_is_done(
     units(host, active=before, enabled="enabled")
     host.call("apply", apply_request(unit_step(wanted), run=MINE))
     stored = host.state / "journal/change-1.json"
-    change = json.loads(stored.read_text())
+    change = unsigned(stored)
     change["steps"][0]["state"] = "intent"
     stored.write_text(json.dumps(change))
     assert host.call("claim", asked())["claimed"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step
 
 EDIT = "edited by hand"
+# of an entry of an ACL that names nobody
+NOBODY = 0xFFFFFFFF
 
 
 @pytest.mark.parametrize("how", ["written", "renamed", "chmod"])
@@ -84,3 +88,68 @@ def test_what_cannot_be_put_back_is_known_before_anything_is_undone(host: Host, 
     paths[0].chmod(0o640)
     assert host.call("undo", {"change": "change-1"})["status"] == "ROLLED_BACK"
     assert paths[1].read_text() == "old b\n"
+
+
+def _acl(path: Path) -> None:
+    """Lets uid 1000 read it."""
+    rows = [(1, 7, NOBODY), (2, 4, 1000), (4, 5, NOBODY), (16, 5, NOBODY), (32, 5, NOBODY)]
+    raw = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
+    os.setxattr(path, "system.posix_acl_access", raw)
+
+
+LATER: dict[str, Callable[[Path], object]] = {
+    "mode": lambda path: path.chmod(0o770),
+    "owner": lambda path: os.chown(path, 1000, -1),
+    "group": lambda path: os.chown(path, -1, 1000),
+    "attribute": lambda path: os.setxattr(path, "user.note", b"mine"),
+    "ACL": _acl,
+}
+
+
+def _state(path: Path) -> tuple[object, ...]:
+    info = path.stat()
+    rows = sorted((name, os.getxattr(path, name)) for name in os.listxattr(path))
+    return info.st_mode, info.st_uid, info.st_gid, rows
+
+
+@pytest.mark.parametrize("how", LATER)
+@pytest.mark.parametrize("what", ["file", "new file", "folder", "new folder"])
+def test_a_later_mode_owner_or_attribute_is_kept_until_it_is_named(
+    host: Host, what: str, how: str
+) -> None:
+    """A folder was put back whatever had become of it, and an attribute of a file was lost."""
+    path, other = host.root / "thing", host.file("other")
+    if what == "file":
+        host.file("thing")
+    elif what == "folder":
+        path.mkdir(mode=0o711)
+    if what != "new file" and path.exists():
+        os.setxattr(path, "user.origin", b"theirs")
+    before = _state(path) if path.exists() else None
+    step: dict[str, object] = (
+        file_step(path)
+        if "file" in what
+        else {"op": "directory", "path": str(path), "mode": "0755"}
+    )
+    host.call("apply", apply_request(step, file_step(other)))
+    LATER[how](path)
+    edited = _state(path)
+    assert host.run(host.argv("status", "--verify")).returncode == 1
+    answer = host.call("undo")
+    assert answer["code"] == "later_edit" and f"{path}; nothing" in answer["error"], answer
+    assert f"--overwrite {path}" in answer["remedy"]
+    assert _state(path) == edited and other.read_text() == NEW
+    assert host.call("undo", {"overwrite": [str(path)]})["status"] == "ROLLED_BACK"
+    assert other.read_text() == OLD and (_state(path) if path.exists() else None) == before
+
+
+def test_an_attribute_that_was_taken_away_is_a_later_edit(host: Host) -> None:
+    path = host.root / "thing"
+    path.mkdir()
+    os.setxattr(path, "user.origin", b"theirs")
+    step: dict[str, object] = {"op": "directory", "path": str(path), "mode": "0711"}
+    host.call("apply", apply_request(step))
+    os.removexattr(path, "user.origin")
+    assert host.call("undo")["code"] == "later_edit"
+    os.setxattr(path, "user.origin", b"theirs")
+    assert host.call("undo")["status"] == "ROLLED_BACK"

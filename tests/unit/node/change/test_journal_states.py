@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from node.change import close, journal, kinds
 from node.core import systemctl
+from node.core.errors import NodeError
 from node.systemd import hold
 from tests.unit.node.support import strace
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step
+from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, unsigned
 
 
 def write(host: Host, name: str, **more: Any) -> Path:
@@ -50,7 +52,7 @@ def test_a_clock_that_was_set_back_between_two_changes(host: Host) -> None:
     host.call("apply", apply_request(file_step(first)))
     host.call("close", {"change": "change-1", "status": "INCONSISTENT", "reason": "no answer"})
     path = host.state / "journal" / "change-1.json"
-    found = json.loads(path.read_text())
+    found = unsigned(path)
     # as if it had been opened by a clock that went a day ahead
     found["opened_unix_s"] += 86400
     path.write_text(json.dumps(found))
@@ -72,7 +74,7 @@ def test_a_disk_error_on_one_old_journal_file(host: Host, tmp_path: Path) -> Non
     assert "INJECTED" in (tmp_path / "log").read_text()
     assert answer.get("status") == "ROLLED_BACK" and path.read_text() == OLD, answer
     done = strace.traced(host, "journal", "{}", options, tmp_path / "log")
-    assert json.loads(done.stdout)["broken"] == [str(old)]
+    assert json.loads(done.stdout)["broken"] == [f"{old}: Input/output error"]
 
 
 def test_close_lifts_the_hold_of_a_run_that_was_killed(
@@ -93,10 +95,11 @@ def test_close_lifts_the_hold_of_a_run_that_was_killed(
 
 
 KNOWN = {"id": "1", "made": "2", "compose": None}
+TEMP = ".rigbook-t"
 ROWS: dict[str, dict[str, Any]] = {
-    "file": {"path": "/x/f", "pre": {"kind": "absent"}, "post": {"kind": "absent"}, "temp": "t"},
-    "directory": {"path": "/x/f", "pre": {"kind": "absent"}, "post": {}, "temp": "t"},
-    "link": {"path": "/x/l", "pre": {"kind": "absent"}, "post": {}, "temp": "t"},
+    "file": {"path": "/x/f", "pre": {"kind": "absent"}, "post": {"kind": "absent"}, "temp": TEMP},
+    "directory": {"path": "/x/f", "pre": {"kind": "absent"}, "post": {}, "temp": TEMP},
+    "link": {"path": "/x/l", "pre": {"kind": "absent"}, "post": {}, "temp": TEMP},
     "tree": {"path": "/x/t", "source": None, "displaced": "/x/d", "pre": {}, "post": {}},
     "unit": {"unit": "e.service", "enabled": None, "active": "stop", "pre": {}},
     "grub": {"folder": "/x", "saved": None, "next": None, "pre": {}, "post": {}},
@@ -144,7 +147,13 @@ def test_recover_never_raises_and_every_journal_reaches_a_final_status(
         elif key:
             row[key] = value
         write(host, "change-1", status="OPEN", steps=[row])
-        done = close.close({"change": "change-1", "status": "INCONSISTENT", "reason": "seen"})
+        try:
+            done = close.close({"change": "change-1", "status": "INCONSISTENT", "reason": "seen"})
+        except NodeError as error:
+            # of a type that no program wrote: the file is named, and goes out of the journal
+            assert value == 7 and error.code == "journal_broken"
+            assert f"change-1.json: steps[0].{key} is 7" in str(error)
+            continue
         (now,) = done["change"]["steps"][:1]
         assert now["state"] in ("unknown", "undone", "done", "intent", "failed"), now
         assert now["state"] != "unknown" or now["why"]
@@ -170,7 +179,7 @@ def test_what_another_program_wrote_is_refused_with_its_name(host: Host) -> None
     host.call("apply", apply_request(file_step(path)))
     program = json.loads((host.state / "journal" / "change-1.json").read_text())["program"]
     assert program == str(host.pyz)
-    write(host, "change-1", status="OPEN", program=GONE, steps=[{"op": "quota", "state": "x"}])
+    write(host, "change-1", status="OPEN", program=GONE, steps=[{"op": "quota", "state": "done"}])
     for verb, body in (("undo", {}), ("close", {"change": "change-1", "status": "INCONSISTENT"})):
         answer = host.call(verb, body)
         assert answer["code"] == "unknown_kind" and "rignode-9c9.pyz" in answer["error"], answer
@@ -186,9 +195,107 @@ def test_a_clock_that_was_set_back_does_not_let_an_undo_under_an_open_change(hos
     host.call("apply", apply_request(file_step(path)))
     host.call("close", {"change": "change-1", "status": "INCONSISTENT", "reason": "no answer"})
     entry = host.state / "journal" / "change-1.json"
-    found = json.loads(entry.read_text())
+    found = unsigned(entry)
     found["opened_unix_s"] += 86400
     entry.write_text(json.dumps(found))
     host.call("apply", apply_request(file_step(host.file("second")), name="change-2"))
     assert host.call("undo", {"change": "change-1"}).get("code") == "change_open"
     assert path.read_text() == NEW
+
+
+def edited(path: Path, /, **more: Any) -> None:
+    """As an older program wrote it: without a checksum."""
+    path.write_text(json.dumps({**unsigned(path), **more}))
+
+
+def in_step(path: Path, /, **more: Any) -> None:
+    """The same, of its step."""
+    edited(path, steps=[{**unsigned(path)["steps"][0], **more}])
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda p: p.write_bytes(p.read_bytes().replace(b"first", b"fir3t")),
+                      "its checksum does not fit"),
+    "a flipped bit of the sum": (lambda p: p.write_bytes(b'{"sha256": "0' + p.read_bytes()[15:]),
+                                 "its checksum does not fit"),
+    "an edit that keeps the key": (
+        lambda p: p.write_text(json.dumps({**json.loads(p.read_text()), "status": "OPEN"})),
+        "its checksum does not fit"),
+    "cut": (lambda p: p.write_bytes(p.read_bytes()[:700]), "not JSON"),
+    "empty": (lambda p: p.write_bytes(b""), "not JSON"),
+    "deep": (lambda p: p.write_text("[" * 200_000), "not JSON"),
+    "no steps": (lambda p: edited(p, steps={}), "steps is {}"),
+    "a number in words": (lambda p: edited(p, number="seven"), 'number is "seven"'),
+    "a time of no clock": (lambda p: edited(p, opened_unix_s=float("nan")), "opened_unix_s is NaN"),
+    "a reason": (lambda p: edited(p, reason=7), "reason is 7"),
+    "a path that is a number": (lambda p: in_step(p, path=7), "steps[0].path is 7"),
+    "a path that climbs": (lambda p: in_step(p, path="/x/../y"), "steps[0].path is"),
+    "no pre-image": (lambda p: in_step(p, pre=None), "steps[0].pre is null"),
+    "a mode": (lambda p: in_step(p, pre={"kind": "file", "mode": "rw"}), "steps[0].pre.mode is"),
+    "an owner": (lambda p: in_step(p, post={"kind": "file", "uid": "0"}), "steps[0].post.uid is"),
+    "a copy's name": (lambda p: in_step(p, pre={"kind": "file", "sha256": "../victim"}),
+                      "steps[0].pre.sha256 is"),
+    "a state": (lambda p: in_step(p, state="well"), 'steps[0].state is "well"'),
+    "a hold": (lambda p: edited(p, held=[str(p.parents[2] / "victim")]), "held is"),
+    "one hold": (lambda p: edited(p, held="/etc/shadow"), 'held is "/etc/shadow"'),
+    "a temp": (lambda p: in_step(p, temp="victim"), 'steps[0].temp is "victim"'),
+    "a further name": (lambda p: in_step(p, linked={"file": {}, "kept": "../../victim"}),
+                       "steps[0].linked.kept is"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_change_is_named_and_stops_itself_alone(host: Host, how: str) -> None:
+    """Nothing is done after it: the file that it names is neither opened, renamed nor removed."""
+    first, second, victim = host.file("first"), host.file("second"), host.file("victim")
+    inode = victim.stat().st_ino
+    host.call("apply", apply_request(file_step(first)))
+    host.call("close", {"change": "change-1", "status": "INCONSISTENT", "reason": "no answer"})
+    host.call("apply", apply_request(file_step(second), name="change-2"))
+    path = host.state / "journal" / "change-1.json"
+    damage, words = DAMAGES[how]
+    damage(path)
+    seen = host.call("journal")
+    (line,) = seen["broken"]
+    assert line.startswith(f"{path}: {words}") and "\n" not in line, line
+    assert [row["id"] for row in seen["changes"]] == ["change-2"]
+    assert f"DAMAGED journal file: {line}" in host.run(host.argv("status")).stdout
+    for verb, more in (("undo", {}), ("journal", {}), ("close", {"status": "ROLLED_BACK"})):
+        answer = host.call(verb, {"change": "change-1", **more})
+        assert answer["code"] == "journal_broken" and line in answer["error"], (verb, answer)
+        assert f"mv -t {host.state} {path}" in answer["remedy"]
+    assert host.call("apply", apply_request(file_step(first, "x"), name="change-3"))["code"] == (
+        "journal_broken")  # fmt: skip
+    assert host.run(host.argv("status", "--verify", "change-2")).returncode == 0
+    assert host.call("undo", {"change": "change-2"})["status"] == "ROLLED_BACK"
+    assert host.call("undo")["code"] == "journal_broken"
+    assert (first.read_text(), second.read_text()) == (NEW, OLD)
+    assert victim.read_text() == OLD and victim.stat().st_ino == inode
+
+
+def test_no_flipped_bit_is_believed(host: Host) -> None:
+    """Of each byte each bit. A key of another name for the checksum changes nothing else."""
+    host.call("apply", apply_request(file_step(host.file("é"))))
+    raw = (host.state / "journal" / "change-1.json").read_bytes()
+    whole = journal.parse(raw, "change-1")
+    for at in range(len(raw)):
+        for bit in range(8):
+            flipped = raw[:at] + bytes([raw[at] ^ 1 << bit]) + raw[at + 1 :]
+            try:
+                found = journal.parse(flipped, "change-1")
+            except ValueError:
+                continue
+            assert {key: found[key] for key in whole} == whole, (at, bit)
+            assert at < raw.index(b":") or found == whole, (at, bit)
+
+
+def test_what_a_program_without_checksums_wrote_over_one_with_is_no_damage(host: Host) -> None:
+    """Two checkouts work on one host: 0.2.0 keeps the key that it does not know, and sorts."""
+    path = host.file()
+    host.call("apply", apply_request(file_step(path)))
+    stored = host.state / "journal" / "change-1.json"
+    change = {**json.loads(stored.read_text()), "status": "INCONSISTENT", "reason": "no answer"}
+    stored.write_text(json.dumps(change, indent=1, sort_keys=True))
+    assert host.call("journal")["broken"] == []
+    assert host.call("undo")["status"] == "ROLLED_BACK" and path.read_text() == OLD
+    assert next(iter(json.loads(stored.read_text()))) == "sha256"

@@ -15,7 +15,15 @@ from node.core.errors import NodeError
 from tests.unit.node.change.test_link_and_tree_step import tree_step, two
 from tests.unit.node.change.toy_step import ToyKind
 from tests.unit.node.support import strace
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, change, file_step
+from tests.unit.node.support.host import (
+    NEW,
+    OLD,
+    Host,
+    apply_request,
+    change,
+    file_step,
+    unsigned,
+)
 
 
 @pytest.fixture
@@ -96,7 +104,7 @@ def test_the_journal_tells_a_step_without_its_kind(
 def edit(host: Host, how: Callable[[dict[str, Any]], None]) -> None:
     """Edit the journal of the one change."""
     (path,) = (host.state / "journal").glob("*.json")
-    found = json.loads(path.read_text())
+    found = unsigned(path)
     how(found)
     path.write_text(json.dumps(found))
 

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.node.change.test_link_and_tree_step import folders, tree_step, two
 from tests.unit.node.change.test_undo import states, units
 from tests.unit.node.support import strace
-from tests.unit.node.support.host import OLD, Host, apply_request, file_step, unit_step
+from tests.unit.node.support.host import OLD, Host, apply_request, file_step, unit_step, unsigned
 
 __all__ = ["units"]
 ACL = "system.posix_acl_access"
@@ -138,7 +138,7 @@ def test_a_tree_of_an_older_journal_is_known_by_its_inode(host: Host) -> None:
     two(host)
     host.call("apply", apply_request(tree_step(host)))
     (path,) = (host.state / "journal").glob("*.json")
-    found = json.loads(path.read_text())
+    found = unsigned(path)
     for side in ("pre", "post"):
         row = found["steps"][0][side]
         found["steps"][0][side] = {"kind": row["kind"], "ino": row["ino"]}
@@ -152,7 +152,7 @@ def test_a_file_of_an_older_journal_goes_back(host: Host) -> None:
     path = host.file()
     host.call("apply", apply_request(file_step(path)))
     (file,) = (host.state / "journal").glob("*.json")
-    found = json.loads(file.read_text())
+    found = unsigned(file)
     for row, keys in ((found, ("number", "program")), (found["steps"][0], ("xattrs", "linked"))):
         for key in keys:
             del row[key]
@@ -250,7 +250,7 @@ def test_close_does_not_call_it_rolled_back_unseen(host: Host) -> None:
     path = host.file()
     host.call("apply", apply_request(file_step(path)))
     (file,) = (host.state / "journal").glob("*.json")
-    found = json.loads(file.read_text())
+    found = unsigned(file)
     found["steps"][0]["state"] = "undone"
     file.write_text(json.dumps(found))
     asked = {"change": "change-1", "status": "ROLLED_BACK", "reason": "by hand"}

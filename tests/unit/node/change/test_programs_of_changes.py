@@ -11,7 +11,16 @@ import pytest
 
 from facts.rignode import pack
 from node.core import version
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, change, compiled, file_step
+from tests.unit.node.support.host import (
+    NEW,
+    OLD,
+    Host,
+    apply_request,
+    change,
+    compiled,
+    file_step,
+    unsigned,
+)
 
 NEWER = "0123456789ab"
 QUOTA = """
@@ -66,7 +75,7 @@ def quota(host: Host, value: str = "2") -> dict[str, object]:
 def edit(host: Host, **more: object) -> None:
     """Edit the journal of the one change."""
     (path,) = (host.state / "journal").glob("*.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    path.write_text(json.dumps({**unsigned(path), **more}))
 
 
 def test_a_change_names_the_program_that_last_wrote_its_steps(host: Host, newer: Host) -> None:
@@ -127,7 +136,7 @@ def test_a_change_of_a_former_version_names_no_program_and_is_undone(host: Host)
     path = host.file()
     host.call("apply", apply_request(file_step(path)))
     (file,) = (host.state / "journal").glob("*.json")
-    found = json.loads(file.read_text())
+    found = unsigned(file)
     del found["program"]
     file.write_text(json.dumps(found))
     assert path.read_text() == NEW

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, mode, unit_step
+from tests.unit.node.support.host import (
+    NEW,
+    OLD,
+    Host,
+    apply_request,
+    file_step,
+    mode,
+    unit_step,
+    unsigned,
+)
 
 
 @pytest.fixture
@@ -202,7 +211,7 @@ def test_an_open_change_that_is_older_is_no_reason_to_keep_a_newer_one(host: Hos
     first = host.file("first.conf")
     host.call("apply", apply_request(file_step(first)))
     stored = host.state / "journal/change-1.json"
-    newer = json.loads(stored.read_text())
+    newer = unsigned(stored)
     newer.update(id="change-2", opened_unix_s=newer["opened_unix_s"] + 9, steps=[])
     (stored.parent / "change-2.json").write_text(json.dumps(newer))
     assert host.call("undo", {"change": "change-1"})["code"] == "change_open"

@@ -6,12 +6,24 @@ import contextlib
 import json
 import os
 import pty
+import shlex
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.unit.node.support.host import NEW, OLD, Host, apply_request, file_step, unit_step
+from tests.unit.node.support import strace
+from tests.unit.node.support.host import (
+    NEW,
+    OLD,
+    Host,
+    apply_request,
+    file_step,
+    unit_step,
+    unsigned,
+)
 
 
 @pytest.fixture
@@ -72,7 +84,7 @@ def test_status_verify_looks_at_the_last_change_or_a_named_one(host: Host, path:
 
 def test_status_verify_tells_what_is_not_known(host: Host, path: Path) -> None:
     file = host.state / "journal" / "change-1.json"
-    found = json.loads(file.read_text())
+    found = unsigned(file)
     found["steps"][0]["state"] = "intent"
     file.write_text(json.dumps(found))
     done = host.run(host.argv("status", "--verify"))
@@ -126,3 +138,80 @@ def at_terminal(host: Host, *args: str) -> str:
     os.close(master)
     child.wait(timeout=20)
     return out.decode()
+
+
+def waiting(host: Host, verb: str) -> subprocess.Popen[str]:
+    """A verb that waits for its stdin, which nobody closes."""
+    child = subprocess.Popen(
+        host.argv(verb), env=host.environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    deadline = time.monotonic() + 20
+    # read(2) of descriptor 0
+    while not Path(f"/proc/{child.pid}/syscall").read_text().startswith("0 0x0 "):
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.01)
+    return child
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("verb", ["apply", "undo", "close", "tree prune", "preflight", "journal"])
+def test_a_signal_ends_a_verb_that_waits_for_its_stdin(host: Host, verb: str, name: str) -> None:
+    """It was remembered for the end of a step, and none had begun."""
+    child, number = waiting(host, verb), signal.Signals[name]
+    child.send_signal(number)
+    try:
+        out, err = child.communicate(timeout=5)
+    finally:
+        child.kill()
+    assert (child.returncode, out, err) == (-number, "", "")
+    assert not host.state.exists()
+
+
+def test_ctrl_c_while_it_loads_is_no_traceback(host: Host, tmp_path: Path) -> None:
+    """At reads of its own archive, from the first module of ours on."""
+    options = ["-P", str(host.pyz), "-e", "trace=read"]
+    strace.traced(host, "status", "", options, tmp_path / "log")
+    reads = (tmp_path / "log").read_text().count("read(")
+    assert reads > 30
+    for n in range(20, reads, 5):
+        inject = [*options, "-e", f"inject=read:signal=INT:when={n}"]
+        done = strace.traced(host, "status", "", inject, tmp_path / "log")
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", ""), n
+
+
+NO_READER = {"closed": ">&-", "full": "> /dev/full", "gone": "| head -c0"}
+
+
+@pytest.mark.parametrize("how", NO_READER)
+@pytest.mark.parametrize("words", ["apply", "undo", "undo --text", "status", "journal"])
+def test_an_answer_that_nobody_reads_is_no_traceback(
+    host: Host, path: Path, words: str, how: str
+) -> None:
+    """It ended with one, or with 120; what was done is in the journal."""
+    if words == "apply":
+        host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    asked = json.dumps(apply_request(file_step(path, "third\n"), name="change-2"))
+    request = host.root / "request"
+    request.write_text(asked if words == "apply" else "")
+    argv = shlex.join([*host.argv(words.split()[0]), *words.split()[1:]])
+    # head ends before anything is written
+    wait = "sleep 1; " if how == "gone" else ""
+    script = f"({wait}{argv} < {request}; echo $? > {host.root}/rc) {NO_READER[how]}"
+    done = subprocess.run(["sh", "-c", script], env=host.environ(), capture_output=True, text=True)
+    assert (host.root / "rc").read_text() == "1\n"
+    assert done.stderr.startswith("rignode: the answer cannot be written: ")
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+    changes = [(row["id"], row["status"]) for row in host.call("journal")["changes"]]
+    if words == "apply":
+        assert changes[0] == ("change-2", "OPEN") and path.read_text() == "third\n"
+    elif words.startswith("undo"):
+        assert changes == [("change-1", "ROLLED_BACK")] and path.read_text() == OLD
+    else:
+        assert changes == [("change-1", "OPEN")] and path.read_text() == NEW
+
+
+def test_a_deep_request_is_bad_usage(host: Host) -> None:
+    done = host.run(host.argv("apply"), '{"a":' + "[" * 50_000)
+    assert done.returncode == 2 and json.loads(done.stdout)["code"] == "usage"

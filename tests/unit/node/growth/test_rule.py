@@ -44,7 +44,7 @@ def old(host: Host, number: int, status: str = "COMMITTED", **more: Any) -> str:
 def step(letter: str) -> dict[str, object]:
     """A step with that pre-image."""
     return {"op": "file", "path": "/x", "state": "done", "pre": {"sha256": letter * 64},
-            "post": {}, "temp": "t"}  # fmt: skip
+            "post": {}, "temp": ".rigbook-t"}  # fmt: skip
 
 
 def commit(host: Host, name: str = "change-1") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The wol step: set, read again, journalled, and given back; ethtool is a stand-in with memory."""
+"""The wol step: set, read again, unsigned, and given back; ethtool is a stand-in with memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.node.support.host import Host
+from tests.unit.node.support.host import Host, unsigned
 
 ETHTOOL = """#!/bin/sh
 # rigbook stand-in for ethtool: one card whose letters are a file
@@ -86,7 +86,7 @@ def test_bad_input_is_refused(host: Host, card: Path, step: dict[str, Any]) -> N
 def test_a_kill_between_intent_and_end_is_settled(host: Host, card: Path) -> None:
     apply(host)
     (path,) = (host.state / "journal").glob("*.json")
-    change = json.loads(path.read_text())
+    change = unsigned(path)
     change["steps"][0]["state"] = "intent"
     path.write_text(json.dumps(change))
     assert host.call("undo", {})["status"] == "ROLLED_BACK" and letters(card) == "d"

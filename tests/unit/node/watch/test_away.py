@@ -15,7 +15,7 @@ from node.core.errors import CannotRead
 from node.health import counters
 from node.watch import away, watch
 from node.watch.config import Watch
-from tests.unit.node.support.host import Host, apply_request, file_step
+from tests.unit.node.support.host import Host, apply_request, file_step, unsigned
 from tests.unit.node.support.servers import completion, serving
 from tests.unit.node.support.watched import Rig
 
@@ -36,7 +36,7 @@ def taken(host: Host, deploy: str, status: str) -> None:
     """A change of this host, as its keeper or a run left it."""
     host.call("apply", apply_request(file_step(host.file()), run="a1"))
     path = host.state / "journal" / "change-1.json"
-    change: dict[str, Any] = json.loads(path.read_text())
+    change = unsigned(path)
     closed = None if status == "OPEN" else time.time()
     change.update(status=status, reason="nobody renewed the lease of 120 s", closed_unix_s=closed,
                   taken={"operator": "keeper@spark1", "deploy": deploy, "unix_s": 1.0})  # fmt: skip

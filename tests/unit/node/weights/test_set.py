@@ -7,7 +7,7 @@ import os
 import signal
 
 from tests.unit.node.support import transfers as t
-from tests.unit.node.support.host import change
+from tests.unit.node.support.host import change, unsigned
 from tests.unit.node.support.transfers import Ends, content, files
 
 MIB = 1 << 20
@@ -156,7 +156,7 @@ def test_a_step_of_the_former_version_is_not_called_undone(ends: Ends) -> None:
     files(ends.source, a_bin=10)
     assert ends.move()[0]["ok"]
     path = ends.taker.state / "journal" / "change-1.json"
-    found = json.loads(path.read_text())
+    found = unsigned(path)
     found["steps"] = [{"op": "weights", "folder": str(ends.target), "files": 1, "bytes": 10,
                        "state": "done"}]  # fmt: skip
     path.write_text(json.dumps(found))
