@@ -86,7 +86,8 @@ def disk_read_only(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
 def disk_wear(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """What an NVMe disk says of itself: warnings, media errors, spare blocks, wear."""
     for disk in known(health_of(snapshot).disks, ()):
-        signs = [] if disk.smart is None else _signs(disk.smart)
+        smart = known(disk.smart, None)
+        signs = [] if smart is None else _signs(smart)
         if disk.state is not None and disk.state not in ("live", "connecting", "resetting", "new"):
             signs.append(f"its controller is {disk.state}")
         if signs:
@@ -95,7 +96,7 @@ def disk_wear(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
                 node.name,
                 f"the disk {disk.name} of {node.name} says of itself: {', '.join(signs)}",
                 evidence=f"{disk.model or 'its model is unknown'}, by "
-                + (disk.smart.source if disk.smart else "sysfs"),
+                + (smart.source if smart else "sysfs"),
                 remedy="copy what matters elsewhere (docs/runbooks/backup.md), then replace it",
             )
 

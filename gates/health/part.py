@@ -82,8 +82,9 @@ def parts_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
     container.
     """
     health = health_of(snapshot)
-    for name in type(health).model_fields:
-        part = getattr(health, name)
+    parts = {name: getattr(health, name) for name in type(health).model_fields}
+    parts |= {f"SMART of {disk.name}": disk.smart for disk in known(health.disks, ())}
+    for name, part in parts.items():
         needed = name != "gpus" or plan.recipe.expect.needs_nvidia
         if isinstance(part, Unknown) and needed:
             yield violation(

@@ -21,9 +21,11 @@ class Started(NamedTuple):
 
 def candidate(pid: int) -> Candidate | None:
     """Gives a process with its identity, None when it is gone. No sign is looked for."""
-    stat, uid, argv = proc.stat(pid), proc.uid(pid), proc.argv(pid)
+    stat, uid = proc.stat(pid), proc.uid(pid)
     if stat is None or uid is None or find.is_dead(stat):
         return None
+    # a read of its command line would wait as long as it does, under the host's lock
+    argv = () if stat.state == "D" and find.is_stuck(stat) else proc.argv(pid)
     return Candidate(
         stat, proc.boot_id(), uid, argv[0] if argv else stat.comm, proc.exe(pid),
         proc.cgroup(pid), find.namespace(pid), (), True, find.is_server(argv),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from node.change import journal, kinds, transaction
 from node.change.transaction import Transaction
 from node.core import signals, validate
-from node.core.errors import Json, NodeError, io_remedy
-from node.core.run import TimedOut
+from node.core.errors import CannotRead, Json, NodeError, io_remedy
 from node.core.step_kind import Seen
 from node.systemd import dropin_check
 
@@ -73,7 +72,7 @@ def apply(request: Json) -> Json:
             steps.announce()
         try:
             answers = _do_all(steps, body["steps"])
-        except (NodeError, OSError, TimedOut) as error:
+        except (NodeError, CannotRead, OSError) as error:
             raise steps.take_back(error) from error
     return {
         **steps.answer(),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from _thread import get_ident
+from collections.abc import Iterator
 from typing import NamedTuple
 
 # docker (docker-ID.scope, /docker/ID), containerd and cri-o under Kubernetes
@@ -23,11 +26,31 @@ class Stat(NamedTuple):
     rss: int
 
 
+# what each thread waits for, by its ident: a read of a process that is stuck in the kernel, or of
+# a dead mount, never ends, and who waited for that thread says of what
+waits: dict[int, str] = {}
+
+
+@contextlib.contextmanager
+def waiting_for(path: str) -> Iterator[None]:
+    """Keeps in `waits` what this thread reads meanwhile."""
+    waits[get_ident()] = path
+    try:
+        yield
+    finally:
+        waits.pop(get_ident(), None)
+
+
+def read(path: str) -> bytes:
+    """Gives the bytes of a /proc file. Raises OSError."""
+    with waiting_for(path), open(path, "rb") as file:
+        return file.read()
+
+
 def read_bytes(path: str) -> bytes | None:
     """Gives the bytes of a /proc file, or None when it is gone or not ours to read."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read(path)
     except OSError:
         return None
 
@@ -156,7 +179,8 @@ def open_files() -> list[Fd]:
     for pid in pids():
         folder = f"/proc/{pid}/fd"
         try:
-            numbers = os.listdir(folder)
+            with waiting_for(folder):
+                numbers = os.listdir(folder)
         except OSError:
             continue
         for number in numbers:

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from node.core.errors import CannotRead
+
 
 class Done(NamedTuple):
     """A finished command: exit status, standard output and standard error as text."""
@@ -26,7 +28,7 @@ class Done(NamedTuple):
         return f"exit status {self.rc}"
 
 
-class TimedOut(Exception):
+class TimedOut(CannotRead):
     """The command did not end in its time; its process group was killed."""
 
 

@@ -47,7 +47,9 @@ def parse_smart(text: str, source: str) -> Json | None:
 
 
 def _smart(name: str) -> Json | None:
-    """Gives a disk's SMART values by whichever tool is there; None without one."""
+    """Gives a disk's SMART values by whichever tool is there, or why none said them; None without
+    a tool that reads it."""
+    late = []
     for tool, words in (
         ("nvme", ["nvme", "smart-log", f"/dev/{name}", "-o", "json"]),
         ("smartctl", ["smartctl", "-A", "-j", f"/dev/{name}"]),
@@ -56,11 +58,12 @@ def _smart(name: str) -> Json | None:
             continue
         try:
             found = parse_smart(run(words, TIMEOUT_S).out, tool)
-        except (TimedOut, OSError):
+        except (TimedOut, OSError) as error:
+            late.append(str(error))
             continue
         if found:
             return found
-    return None
+    return {"unreadable": "; ".join(late)} if late else None
 
 
 def read(root: str = ROOT) -> list[Json]:

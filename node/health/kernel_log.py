@@ -24,6 +24,7 @@ TIMEOUT_S = 3.0
 MAX_LINES = 40
 MAX_KEPT = 2000
 SINCE = "-30days"
+_NOT_LOOKED = "not looked for the kernel's lines of earlier boots, and of this one's first hours"
 # a kind, and the words of its lines; the first that fits. `at` is the device, `number` an Xid's.
 _KINDS: tuple[tuple[str, str], ...] = (
     # older drivers leave out PCI:, and a slice of MIG stands behind the address
@@ -132,17 +133,25 @@ def this_boot() -> list[Json]:
     return parse_kmsg(records, proc.boot_id(), time.time() - up)
 
 
-def _kept() -> list[Json]:
-    """Gives the rows of all boots that the journal has kept; none where it cannot be asked."""
+def kept() -> list[Json]:
+    """Gives the rows of all boots that the journal has kept; none where there is no journalctl.
+
+    Raises CannotRead when it is late or fails.
+    """
     words = ["journalctl", "-q", "-r", "--no-pager", "_TRANSPORT=kernel", "--since", SINCE, "-g",
              _ASKED, "-n", str(MAX_KEPT), "-o", "json",
              "--output-fields=MESSAGE,_BOOT_ID"]  # fmt: skip
     try:
         done = run(words, TIMEOUT_S)
-    except (FileNotFoundError, TimedOut):
+    except FileNotFoundError:
         return []
+    except TimedOut as error:
+        raise CannotRead(f"{_NOT_LOOKED}: {error}") from None
+    # it ends with 1, too, where no line fits
+    if done.rc != 0 and done.err.strip():
+        raise CannotRead(f"{_NOT_LOOKED}: journalctl: {done.last_line()[:300]}")
     rows = []
-    for line in done.out.splitlines()[::-1] if done.rc == 0 else ():
+    for line in done.out.splitlines()[::-1]:
         try:
             entry = json.loads(line)
             raw, at = entry["_BOOT_ID"], int(entry["__REALTIME_TIMESTAMP"]) / 1e6
@@ -171,14 +180,26 @@ def _last_words() -> list[Json]:
 
 
 def read() -> list[Json]:
-    """Gives the rows, earlier boots first. Raises CannotRead when this boot's log is not shown.
+    """Gives the rows of this boot's ring, a crash's last words first.
+
+    Raises CannotRead when this boot's log is not shown.
+    """
+    try:
+        return [*_last_words(), *this_boot()]
+    except OSError as error:
+        raise CannotRead(f"{KMSG}: {error.strerror}") from None
+
+
+def with_kept(parts: Json) -> Json:
+    """Gives the parts with the journal's rows among the kernel's; of `journal` stays why not.
 
     The ring of a host that talks much (a bridge for each container) loses its first hours.
     """
-    try:
-        now = this_boot()
-    except OSError as error:
-        raise CannotRead(f"{KMSG}: {error.strerror}") from None
-    own, shown = proc.boot_id(), {row["text"] for row in now}
-    kept = [row for row in _kept() if row["boot"] != own or row["text"] not in shown]
-    return [*_last_words(), *kept, *now]
+    kept, now = parts.get("journal"), parts.get("kernel")
+    if not isinstance(kept, list):
+        return parts
+    if isinstance(now, list):
+        own, shown = proc.boot_id(), {row["text"] for row in now}
+        more = [row for row in kept if row["boot"] != own or row["text"] not in shown]
+        now = [*more, *now]
+    return {**parts, "kernel": now, "journal": None}

@@ -19,6 +19,7 @@ _PARTS: dict[str, Callable[[], Any]] = {
     "gpus": gpus.read,
     "driver": driver.read,
     "kernel": kernel_log.read,
+    "journal": kernel_log.kept,
     "pci": pci.read,
     "counters": counters.read,
     "disks": disks.read,
@@ -74,7 +75,8 @@ def read() -> Json:
         thread.join(max(0.0, until - time.monotonic()))
     stuck = _stuck(before, started + STUCK_S)
     late = {"unreadable": f"no answer in {LIMIT_S:g} s"}
-    return {**{name: answers.get(name, late) for name in _PARTS}, "stuck": stuck}
+    parts = kernel_log.with_kept({name: answers.get(name, late) for name in _PARTS})
+    return {**parts, "stuck": stuck}
 
 
 def health(request: Json) -> Json:

@@ -6,12 +6,12 @@ import re
 
 from node.change import journal, transaction
 from node.core import validate
-from node.core.errors import Json, NodeError
+from node.core.errors import Json, NodeError, io_reason
 from node.core.run import Done
 from node.core.run_as_owner import Owner
 from node.core.step_state import DONE, FAILED
 from node.patch import inspect
-from node.patch.tool_step import ToolKind, file_rows, too_large
+from node.patch.tool_step import ToolKind, file_rows, own_copies, too_large
 from node.venv.pip_plan import masked
 
 SUMMARY = re.compile(r"(\d+)\s+applied,\s*(\d+)\s+skipped,\s*(\d+)\s+failed")
@@ -51,9 +51,10 @@ def run_tool(request: Json) -> Json:
         failure: NodeError | None = None
         said: dict[str, int] = {}
         try:
+            own_copies(entry["before"], kept, entry)
             said = counts(Owner(tool["tree"]).run(tool["argv"], tool["timeout_s"], tool["env"]))
-        except NodeError as error:
-            failure = error
+        except (NodeError, OSError) as error:
+            failure = error if isinstance(error, NodeError) else NodeError(io_reason(error), "io")
             failure.remedy = "see the recipe's patch_tools"
         rows = file_rows(entry["before"], inspect.scan(tool["tree"]), kept, entry)
         failure = failure or too_large(entry)

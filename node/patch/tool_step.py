@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import bz2
 import io
+import os
+import stat
 import tarfile
 
 from node.core.errors import Json, NodeError
@@ -67,13 +69,37 @@ def file_rows(
     return rows
 
 
+def own_copies(before: dict[str, Json], kept: dict[str, bytes], entry: Json) -> None:
+    """Make each kept file of several names (a package cache's, as of uv) one of its own.
+
+    A tool that writes in place would change the other name's file, too, which no undo brings back.
+    Raises NodeError, OSError.
+    """
+    for path, raw in kept.items():
+        with atomic.Folder(path, links=False) as folder:
+            info = folder.lstat()
+            if info is None or info.st_nlink < 2 or atomic.read_entry(folder) != before[path]:
+                continue
+            owner = atomic.Owner(stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid)
+            atomic.replace(folder, raw, owner, atomic.temp_name(folder.name),
+                           xattrs=entry["xattrs"].get(path, {}))  # fmt: skip
+            # bytecode is made for this time
+            os.utime(folder.name, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=folder.fd,
+                     follow_symlinks=False)  # fmt: skip
+
+
 def too_large(entry: Json) -> NodeError | None:
     """Gives the error for a run that changed what is too large to be kept, else None."""
     if "too_large" not in entry:
         return None
     paths = ", ".join(sorted(entry["too_large"]))
-    return NodeError(f"the tool changed {paths}, which is too large to be kept", "tool_too_large",
-                     _REMEDY)  # fmt: skip
+    shared = [path for path in entry["too_large"] if os.path.exists(path)
+              and os.stat(path).st_nlink > 1]  # fmt: skip
+    more = (
+        f"; {', '.join(shared)} is a hard link: a package cache may have it, too" if shared else ""
+    )
+    return NodeError(f"the tool changed {paths}, which is too large to be kept{more}",
+                     "tool_too_large", _REMEDY)  # fmt: skip
 
 
 class ToolKind(Kind):

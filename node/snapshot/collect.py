@@ -31,6 +31,7 @@ from node.snapshot import (
 
 Section = Callable[[], Any]
 DEEP_TIMEOUT_S = 3600.0
+DISKS_S = 10.0
 
 
 def parse_request(request: Any) -> Json:
@@ -105,10 +106,11 @@ def _port(value: Any, where: str) -> Json:
 
 
 def _sections(request: Json) -> list[tuple[str, float, Section]]:
-    """Gives the sections that wait for something: name, time limit in seconds, reader."""
+    """Gives the sections: name, time limit in seconds, reader."""
     r = request
     peers = (r["fabric_device"], r["fabric_mtu"], r["peers"], r["reach"])
     deep = DEEP_TIMEOUT_S if r["deep"] else 20.0
+    opened = _once(proc.open_files)
     return [
         ("gpus", 15.0, gpus.read),
         ("docker", 20.0, lambda: api.read(r["images"])),
@@ -119,9 +121,59 @@ def _sections(request: Json) -> list[tuple[str, float, Section]]:
         ("files", 20.0, lambda: files.read(r["files"])),
         ("image_files", 20.0, lambda: image_files.read(r["image_files"])),
         ("venvs", 20.0, lambda: venv.read(r["venvs"])),
-        ("disks", 10.0, lambda: files.disks(r["disks"])),
+        ("disks", DISKS_S, lambda: files.disks(r["disks"])),
         ("health", 15.0, health.read),
+        ("memory", 10.0, memory.read),
+        ("shm", 10.0, lambda: shm.read(opened())),
+        ("engine_processes", 10.0, processes.read),
+        ("ports", 10.0, lambda: ports.read(opened())),
+        ("connections", 10.0, lambda: ports.connections(opened(), r["connections"])),
+        ("sysctls", 10.0, lambda: memory.sysctls(r["sysctls"])),
+        ("journal", 10.0, journal.summary_section),
+        ("watch", 10.0, watch.read),
     ]
+
+
+def _once(read: Callable[[], list[proc.Fd]]) -> Callable[[], list[proc.Fd]]:
+    """Gives `read` for several threads: the first reads, the others wait for what it found."""
+    lock, kept = threading.Lock(), []
+
+    def once() -> list[proc.Fd]:
+        with lock:
+            if not kept:
+                kept.append(read())
+        return kept[0]
+
+    return once
+
+
+class _Job:
+    """A section in a thread of its own, and its answer after at most `limit` seconds."""
+
+    def __init__(self, name: str, limit: float, section: Section) -> None:
+        self.limit, self.until = limit, time.monotonic() + limit
+        self.found: list[Any] = []
+        # daemon: a reader stuck in the kernel must not keep the program from ending
+        self.thread = threading.Thread(
+            target=lambda: self.found.append(guarded(section)), name=name, daemon=True
+        )
+        self.thread.start()
+
+    def answer(self) -> Any:
+        """Gives what was read, or that it is late, and what it waits for."""
+        self.thread.join(max(0.0, self.until - time.monotonic()))
+        path = proc.waits.get(self.thread.ident or 0)
+        if self.found:
+            return self.found[0]
+        late = f"no answer in {self.limit:g} s"
+        return {"unreadable": f"{late}: {_named(path)} does not answer" if path else late}
+
+
+def _named(path: str) -> str:
+    """Gives a path, and the process that it is about."""
+    pid = path.split("/")[2] if path.startswith("/proc/") else ""
+    stat = proc.stat(int(pid)) if pid.isdigit() else None
+    return f"{path} (process {stat.comm}, state {stat.state})" if stat else path
 
 
 def _add_docker_root(answers: Json) -> None:
@@ -130,51 +182,28 @@ def _add_docker_root(answers: Json) -> None:
     disks = answers["disks"]
     if isinstance(disks, list):
         more = [root for root in roots if all(row["path"] != root for row in disks)]
-        found = guarded(lambda: files.disks(more))
+        found = _Job("docker's disks", DISKS_S, lambda: files.disks(more)).answer()
         answers["disks"] = disks + found if isinstance(found, list) else found
 
 
 def collect(request: Any) -> Json:
     """Gives the snapshot. Raises NodeError for a bad request only.
 
-    What waits (tools, sockets, disks) runs in threads of its own, each with a time limit; what
-    only computes (/proc) runs meanwhile in this one.
+    Each section has a thread and a time limit of its own: also a read of /proc or of a disk's room
+    waits for as long as a process or a mount is stuck in the kernel.
     """
     started = time.monotonic()
-    wanted = parse_request(request)
-    answers: Json = {}
-    jobs: list[tuple[str, float, threading.Thread]] = []
-    for name, limit, section in _sections(wanted):
-
-        def work(name: str = name, section: Section = section) -> None:
-            answers[name] = guarded(section)
-
-        # daemon: a reader stuck in the kernel must not keep the program from ending
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        thread.start()
-        jobs.append((name, limit, thread))
+    jobs = [
+        (name, _Job(name, limit, read)) for name, limit, read in _sections(parse_request(request))
+    ]
     # before what waits: the clocks of nodes that are asked at once are compared
     who = identity.read()
-    open_files = proc.open_files()
-    direct: Json = {
-        "memory": guarded(memory.read),
-        "shm": guarded(lambda: shm.read(open_files)),
-        "engine_processes": guarded(processes.read),
-        "ports": guarded(lambda: ports.read(open_files)),
-        "connections": guarded(lambda: ports.connections(open_files, wanted["connections"])),
-        "sysctls": guarded(lambda: memory.sysctls(wanted["sysctls"])),
-        "journal": guarded(journal.summary_section),
-        "watch": guarded(watch.read),
-    }
-    for name, limit, thread in jobs:
-        thread.join(max(0.0, started + limit - time.monotonic()))
-        late = {"unreadable": f"no answer in {limit:g} s"}
-        direct[name] = answers.get(name, late)
-    _add_docker_root(direct)
+    answers: Json = {name: job.answer() for name, job in jobs}
+    _add_docker_root(answers)
     return {
         "format": 1,
         "identity": who,
-        **direct,
+        **answers,
         "node_version": installed_version(),
         "took_s": round(time.monotonic() - started, 4),
     }

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-from node.core import masking
+from node.core import masking, proc
 from node.core.errors import Json
 from node.rules.secret import SECRETS_PATH
 
@@ -72,7 +72,11 @@ def state(path: str) -> Json:
 
 def read(paths: Iterable[str]) -> list[Json]:
     """Gives the states of the named paths, in their order."""
-    return [state(path) for path in paths]
+    found = []
+    for path in paths:
+        with proc.waiting_for(path):
+            found.append(state(path))
+    return found
 
 
 def _mount_of(path: str) -> str:
@@ -88,13 +92,14 @@ def disks(paths: Iterable[str]) -> list[Json]:
     found: list[Json] = []
     for path in paths:
         there = path
-        while not os.path.exists(there):
-            there = os.path.dirname(there)
-        room = os.statvfs(there)
+        with proc.waiting_for(path):
+            while not os.path.exists(there):
+                there = os.path.dirname(there)
+            room, mount = os.statvfs(there), _mount_of(there)
         found.append(
             {
                 "path": path,
-                "mount": _mount_of(there),
+                "mount": mount,
                 "total": room.f_blocks * room.f_frsize,
                 "free": room.f_bavail * room.f_frsize,
                 "inodes_free": room.f_favail,

@@ -62,8 +62,7 @@ def _add_mappers(users: dict[int, set[int]]) -> None:
     denied = 0
     for pid in proc.pids():
         try:
-            with open(f"/proc/{pid}/maps", "rb") as file:
-                raw = file.read()
+            raw = proc.read(f"/proc/{pid}/maps")
         except PermissionError:
             # some sandboxes hide pid 1, even from root; init maps no engine's segment
             denied += pid != 1

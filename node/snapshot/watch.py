@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from node.core import proc
 from node.core.errors import CannotRead, Json
 from node.files import state_dir
 
@@ -21,7 +22,7 @@ def read() -> Json | None:
     if not os.path.lexists(os.environ.get("RIGBOOK_WATCH") or CONFIG):
         return None
     try:
-        with open(path, "rb") as file:
+        with proc.waiting_for(path), open(path, "rb") as file:
             state = json.loads(file.read(1 << 20))
     except FileNotFoundError:
         return None

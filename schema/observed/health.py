@@ -117,7 +117,7 @@ class NvmeDisk(Frozen):
     name: str
     model: str | None = None
     state: str | None = None
-    smart: Smart | None = None
+    smart: Smart | Unknown | None = None
 
 
 class Stuck(Frozen):
@@ -128,14 +128,15 @@ class Stuck(Frozen):
 
 
 class Health(Frozen):
-    """All parts. `fixed` are the disks that nobody unplugs, `read_only` mount points whose
-    filesystem turned read-only by itself, `addresses` the files that name an IPv4 address, by
-    address.
+    """All parts. `kernel` has the journal's lines, too; `journal` says why not. `fixed` are the
+    disks that nobody unplugs, `read_only` mount points whose filesystem turned read-only by itself,
+    `addresses` the files that name an IPv4 address, by address.
     """
 
     gpus: tuple[GpuHealth, ...] | Unknown = ()
     driver: DriverHealth | Unknown = DriverHealth()
     kernel: tuple[KernelLine, ...] | Unknown = ()
+    journal: Unknown | None = None
     pci: tuple[PciDevice, ...] | Unknown = ()
     counters: Counters | Unknown = Counters()
     disks: tuple[NvmeDisk, ...] | Unknown = ()

@@ -11,6 +11,7 @@ import pytest
 from gates.core.codes import CODES
 from gates.core.violation import Layer
 from schema.desired.plan import Plan
+from schema.observed.health import Unknown
 from schema.observed.snapshot import NodeSnapshot
 from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
@@ -28,6 +29,9 @@ KEYS = ["code", "layer", "severity", "node", "summary", "evidence", "cause", "re
 ill = rigs.broken(rigs.image_missing, (HEAD, "network.links.0.mtu", 1500))
 # Serving, but the head's container restarts on its own.
 drifted = rigs.broken(serving_rig, (HEAD, "docker.containers.0.restart_policy", "always"))
+
+LATE = "not looked for the kernel's lines of earlier boots: journalctl did not answer in 3 s"
+journal_late = rigs.broken(serving_rig, (WORKER, "health.journal", Unknown(unreadable=LATE)))
 
 
 def wedged(plan: Plan) -> dict[str, NodeSnapshot]:
@@ -81,6 +85,10 @@ TABLE: Table = {
     "one lost": (
         Scenario(DOCTOR, faults={f"{WORKER}:lost": "snapshot"}, answers=Reply),
         refused(f"nodes-reachable on {WORKER}")),
+    # no Xid was seen because nobody looked
+    "journal late": (
+        Scenario(DOCTOR, journal_late, answers=Reply),
+        quiet("warn health-unreadable", f"evidence: {LATE}", "nothing blocks")),
     # a part of the one question that fails says so, and hides no other
     "one part lost": (
         Scenario(DOCTOR, answers=Reply, faults={

@@ -14,6 +14,7 @@ from schema.observed.health import (
     PciDevice,
     Smart,
     Stuck,
+    Unknown,
 )
 from tests.unit.builders.host_parts import BOOT, NOW
 
@@ -48,6 +49,11 @@ def pci(slot: str, kind: str = "nic", **changes: Any) -> PciDevice:
     return PciDevice(slot=slot, kind=kind, **values)
 
 
+def late_nvme(why: str) -> NvmeDisk:
+    """A disk whose tool did not answer."""
+    return nvme().model_copy(update={"smart": Unknown(unreadable=why)})
+
+
 def nvme(state: str = "live", **smart: Any) -> NvmeDisk:
     """A disk that is well, as nvme-cli tells it."""
     values = {"source": "nvme", "warning": 0, "media_errors": 0, "used_percent": 3, "spare": 100,
@@ -62,6 +68,7 @@ MADE: dict[str, Callable[..., Any]] = {
     "gpu_health": gpu,
     "kernel_line": line,
     "nvme": nvme,
+    "late_nvme": late_nvme,
     "pci": pci,
     "stuck": lambda **values: Stuck(**values),
 }

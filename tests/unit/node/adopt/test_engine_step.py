@@ -21,6 +21,8 @@ from node.core.run import Done
 from node.core.step_kind import POST, PRE, Seen, Steps
 from node.files import atomic
 from tests.unit.node.adopt.docker_double import ID, Docker, Json, box
+from tests.unit.node.support.host import apply_request
+from tests.unit.node.support.reap_world import STAND_IN, World
 from tests.unit.node.support.transfers import wait_for
 
 KIND = engine_step.EngineKind("former_engine")
@@ -224,6 +226,21 @@ def test_an_exec_that_ends_at_once_is_no_way_back(rig: Rig) -> None:
     rig.docker.boxes.clear()
     with pytest.raises(NodeError, match="is gone: its engine cannot be started again"):
         KIND.resume(rows, True)
+
+
+def test_a_process_that_is_stuck_in_the_kernel_keeps_no_step_waiting(
+    world: World, tmp_path: Path
+) -> None:
+    """Its command line waits as long as it does, and the host's lock with it."""
+    program = tmp_path / "vllm/entrypoints/openai/api_server.py"
+    program.parent.mkdir(parents=True)
+    program.write_text(STAND_IN.read_text())
+    pid = world.launch(title="python3", program=program)
+    world.stuck()
+    ticks = int(world.sh(f"sed 's/.*) //' /proc/{pid}/stat | cut -d' ' -f20"))
+    step = {"op": "former_engine", "pid": pid, "start_ticks": ticks}
+    done = world.call("apply", {**apply_request(step), "dry": True})
+    assert done["steps"][0]["detail"] == f"ends pid {pid}"
 
 
 def test_an_engine_of_a_shell_of_the_host_comes_back_as_a_unit(

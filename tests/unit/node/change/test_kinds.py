@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from node.change import apply, close, journal, kinds, undo
-from node.core.errors import NodeError
+from node.core.errors import CannotRead, NodeError
+from node.core.run import run
 from tests.unit.node.change.test_link_and_tree_step import tree_step, two
 from tests.unit.node.change.toy_step import ToyKind
 from tests.unit.node.support import strace
@@ -54,6 +55,25 @@ def test_a_new_kind_is_one_row_and_one_file(toy: Path) -> None:
     assert answer["status"] == "ROLLED_BACK"
     assert answer["steps"] == [{"op": "toy", "detail": "is 1 again"}]
     assert kind.verify(entry, "pre") == [] and not undo.undo({"change": "change-1"})["changed"]
+
+
+@pytest.mark.parametrize("said", ["sleep did not answer in 0.1 s", "the server is away"])
+def test_what_stood_before_a_step_that_is_late_or_cannot_read_is_taken_back(
+    host: Host, toy: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """Neither is a NodeError: the steps before were left done, and the program was blamed."""
+
+    def do(*_: object) -> tuple[bool, str]:
+        if "sleep" in said:
+            run(["sleep", "60"], 0.1)
+        raise CannotRead(said)
+
+    monkeypatch.setattr(ToyKind, "do", do)
+    asked = request(toy, 2)
+    asked["steps"].insert(0, file_step(host.file()))
+    with pytest.raises(NodeError, match=f"{said}; nothing was changed"):
+        apply.apply(asked)
+    assert host.file(text=None).read_text() == OLD and journal.read_all() == ([], [])
 
 
 def test_a_new_kind_that_a_kill_cut_short_is_recovered(toy: Path) -> None:

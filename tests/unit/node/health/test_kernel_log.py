@@ -14,7 +14,7 @@ import yaml
 from node.core.run import Done
 from node.health import kernel_log
 from schema.machine import xids
-from schema.observed.health import KernelLine
+from schema.observed.health import Health, KernelLine, Unknown
 from tests.unit.node.support.host import Host
 
 TABLE = yaml.safe_load(Path(__file__).with_name("lines.yaml").read_text())
@@ -80,11 +80,30 @@ def test_the_journal_has_earlier_boots_and_what_the_ring_has_lost(
     ring = kernel_log.parse_kmsg([f"4,3965,1500000,-;{shown}\n"], BOOT, 1000.0)
     monkeypatch.setattr(kernel_log, "this_boot", lambda: ring)
     monkeypatch.setattr(kernel_log, "PSTORES", ())
-    rows = [(row["boot"], row["text"], row["unix_s"]) for row in kernel_log.read()]
+    found = kernel_log.with_kept({"kernel": kernel_log.read(), "journal": kernel_log.kept()})
+    rows = [(row["boot"], row["text"], row["unix_s"]) for row in found["kernel"]]
     earlier = "00000000-0000-4000-8000-000000000009"
     assert rows == [(earlier, shown, 2.0), (BOOT, lost, 2.0), (BOOT, shown, 1001.5)]
-    monkeypatch.setattr(kernel_log, "run", lambda *_: Done(1, "", "no pcre2"))
-    assert kernel_log.read() == ring
+    assert found["journal"] is None
+    # it ends so where no line fits
+    monkeypatch.setattr(kernel_log, "run", lambda *_: Done(1, "", ""))
+    assert kernel_log.kept() == []
+
+
+@pytest.mark.parametrize(("script", "why"), [
+    ("exec sleep 60", "journalctl did not answer in 3 s"),
+    ("echo Compiled without pattern matching support >&2; exit 1", "Compiled without pattern"),
+])  # fmt: skip
+def test_a_journal_that_was_not_read_is_unknown_and_not_without_a_line(
+    host: Host, script: str, why: str
+) -> None:
+    host.double("journalctl", f"#!/bin/sh\n# rigbook stand-in\n{script}\n")
+    answer = host.call("health")
+    seen = Health.model_validate({key: answer.get(key) for key in ("journal", "kernel")})
+    assert isinstance(seen.journal, Unknown), seen
+    assert seen.journal.unreadable.startswith("not looked for the kernel's lines of earlier boots")
+    assert why in seen.journal.unreadable
+    assert not isinstance(seen.kernel, Unknown), "this boot's ring was read"
 
 
 def test_the_journal_is_asked_for_what_is_told_and_nothing_else() -> None:

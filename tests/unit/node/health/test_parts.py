@@ -189,6 +189,21 @@ def test_what_is_no_smart_log_is_none(text: str) -> None:
     assert disks.parse_smart(text, "tool") is None
 
 
+@pytest.mark.parametrize("tools", [("nvme",), ("smartctl",), ("nvme", "smartctl")])
+def test_a_disk_whose_tool_is_late_is_unknown_and_not_without_one(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: tuple[str, ...]
+) -> None:
+    for tool in tools:
+        host.double(tool, "#!/bin/sh\n# rigbook stand-in\nexec sleep 60\n")
+    monkeypatch.setenv("PATH", f"{host.bin}:/usr/bin:/bin")
+    monkeypatch.setattr(disks, "TIMEOUT_S", 0.2)
+    tree(tmp_path, {"nvme/nvme0/state": "live"})
+    rows = disks.read(str(tmp_path / "nvme"))
+    late = "; ".join(f"{tool} did not answer in 0.2 s" for tool in tools)
+    assert rows[0]["smart"] == {"unreadable": late}
+    assert found_with(Health.model_validate({"disks": rows})) == [("health-unreadable", "spark1")]
+
+
 # man 5 proc_pid_mountinfo; what errors=remount-ro leaves has ro in the filesystem's options alone,
 # on Linux 6.15 and later emergency_ro (prometheus/node_exporter 3717)
 @pytest.mark.parametrize(("line", "sick"), [

@@ -25,6 +25,7 @@ TOOL = """\
 cd "{tree}" || exit 9
 echo ran >> "{root}/runs"
 [ -z "$SLOW" ] || { sed -i s/alpha/HALF/ a.py; touch "{root}/half"; exec sleep 60; }
+[ -z "$IN_PLACE" ] || { sed s/alpha/beta/ a.py > t; cat t > a.py; rm t; echo >> a.py; }
 n=0
 if grep -q alpha a.py; then sed -i s/alpha/beta/ a.py; echo new > new.py; rm gone.py; n=1; fi
 echo "patching ..."
@@ -120,6 +121,22 @@ def test_a_patched_file_is_an_ordinary_step(host: Host, venv: Path) -> None:
     target.write_text("edited meanwhile\n")
     refused = host.call("apply", apply_request(step, name="change-2"))
     assert refused["code"] == "changed_meanwhile" and target.read_text() == "edited meanwhile\n"
+
+
+def test_a_file_that_a_package_cache_shares_is_not_written_through(host: Host, venv: Path) -> None:
+    """uv links what it installs: a tool that writes in place wrote into uv's cache, too, and the
+    next install brought the patch back after its undo."""
+    path, cache = venv / PACKAGES / "vllm/a.py", host.root / "cache-a.py"
+    os.utime(path, ns=(1, 2 * 10**9))
+    path.chmod(0o640)
+    os.setxattr(path, "user.of", b"uv")
+    cache.hardlink_to(path)
+    assert host.call("patch tool", request(venv, IN_PLACE="1"))["files"][0] == str(path)
+    assert path.read_text() == "beta\n\n" and cache.read_text() == "alpha\n"
+    assert (path.stat().st_mode & 0o777, os.getxattr(path, "user.of")) == (0o640, b"uv")
+    assert host.call("undo")["status"] == "ROLLED_BACK"
+    assert (tree(venv), cache.read_text()) == (FILES, "alpha\n")
+    assert not host.leftovers()
 
 
 def test_the_tool_runs_once_and_its_files_are_steps(host: Host, venv: Path) -> None:

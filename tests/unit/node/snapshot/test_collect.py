@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from node.weights import beside, manifest
 from schema.observed.machine import Gpus
 from schema.observed.snapshot import NodeSnapshot, SnapshotRequest, Unreadable
 from tests.unit.node.support.host import Host
+from tests.unit.node.support.reap_world import World
 from tests.unit.node.weights.test_links import cache
 from tests.unit.node.weights.test_model_header import gguf
 
@@ -159,19 +161,37 @@ def test_an_engine_its_port_and_its_shm_are_seen(engine: subprocess.Popen[bytes]
     assert segment.mappers == (engine.pid,) and segment.size == 4096
 
 
+def test_a_process_that_is_stuck_in_the_kernel_is_named_and_the_snapshot_ends(
+    world: World,
+) -> None:
+    """It waits in uninterruptible sleep (vfork does), and whoever reads its command line or maps
+    waits with it: here a pipe that nobody writes into lies over them."""
+    pid, comm = world.stuck(), Path(sys.executable).name
+    request = json.dumps({"disks": ["/"]})
+    seen = NodeSnapshot.model_validate_json(world.run(world.argv("snapshot"), request).stdout)
+    for name in ("cmdline", "maps"):
+        section = seen.engine_processes if name == "cmdline" else seen.shm
+        assert isinstance(section, Unreadable), section
+        assert section.unreadable == (
+            f"no answer in 10 s: /proc/{pid}/{name} (process {comm}, state D) does not answer"
+        )
+    assert readable(seen.memory) and readable(seen.disks) and readable(seen.journal)
+    assert [row.pid for row in readable(seen.health).stuck] == [pid]
+
+
 def test_shm_is_unknown_when_the_maps_of_a_process_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A segment without mappers may be removed by someone who reads this."""
 
-    def guarded(path: str, mode: str) -> object:
+    def guarded(path: str) -> bytes:
         if path == "/proc/2/maps":
             raise PermissionError(path)
-        return Path(path).open(mode)
+        return Path(path).read_bytes()
 
     (tmp_path / "psm_1").write_text("x")
     monkeypatch.setattr(shm, "FOLDER", str(tmp_path))
-    monkeypatch.setattr(shm, "open", guarded, raising=False)
+    monkeypatch.setattr(proc, "read", guarded)
     monkeypatch.setattr(proc, "pids", lambda: [os.getpid()])
     assert [row["name"] for row in shm.read([])] == ["psm_1"]
     monkeypatch.setattr(proc, "pids", lambda: [2, os.getpid()])

@@ -35,6 +35,13 @@ ready = sys.argv[sys.argv.index("--ready") + 1]
 while not os.path.exists(ready): time.sleep(0.01)
 if sys.argv[1] == "stay": time.sleep(600)
 """
+# vfork's parent is in uninterruptible sleep until its child ends
+STUCK = """\
+import ctypes, os, platform, signal
+clone = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+print(os.getpid(), flush=True)
+if ctypes.CDLL(None).syscall(clone, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0: signal.pause()
+"""
 NVIDIA_SMI = """\
 #!/bin/sh
 # rigbook stand-in for nvidia-smi: rows of a file, a pid's row while the pid lives
@@ -112,6 +119,20 @@ class World(Host):
         pid = int(ready.read_text())
         if not stay:
             self.until(lambda: self.parent(pid) == 1)
+        return pid
+
+    def stuck(self, *argv: str) -> int:
+        """Start a process that sleeps uninterruptibly, and whose command line and maps cannot be
+        read: a pipe lies over them. Gives its pid in the world."""
+        pipe = self.root / "pipe"
+        os.mkfifo(pipe)
+        child = subprocess.Popen(self.enter([sys.executable, "-c", STUCK, *argv]), text=True,
+                                 stdout=subprocess.PIPE)  # fmt: skip
+        assert child.stdout
+        pid = int(child.stdout.readline())
+        self.until(lambda: self.sh(f"cut -d' ' -f3 /proc/{pid}/stat") == "D")
+        for name in ("cmdline", "maps"):
+            self.sh(f"touch /dev/shm/seg; mount --bind {pipe} /proc/{pid}/{name}")
         return pid
 
     # waits for a condition
