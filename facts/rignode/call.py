@@ -9,7 +9,7 @@ from typing import Any
 from pyinfra.api import Host, State, StringCommand
 
 from facts.rignode import pack
-from facts.rignode.context import as_root, in_host, no_sudo, real
+from facts.rignode.context import LATE_S, as_root, in_host, no_sudo, real
 from schema.core.parse import printable
 
 
@@ -24,10 +24,6 @@ class AskFailed(Exception):
 def bounded(command: str, seconds: int) -> str:
     """The sh command, ended on the HOST after `seconds` (a local timeout leaves it running)."""
     return f"timeout -k 5 {seconds} sh -c {shlex.quote(command)}"
-
-
-# what the operator's clock allows beyond the host's own limit: sudo, the start of Python, the wire
-LATE_S = 30
 
 
 def _no_number(word: str) -> float:
@@ -87,7 +83,7 @@ def ask_node(
             print_input=state.print_fact_input,
             **as_root(host),
             _stdin=sent.stdin,
-            _timeout=timeout_s + LATE_S,
+            limit_s=timeout_s,
         )
     except TimeoutError:
         raise AskFailed(late(host.name, verb, timeout_s)) from None

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import gevent
+from pyinfra import logger
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.context import ContextObject, ctx_config, ctx_host, ctx_state
+
+# what the operator's clock allows beyond the host's own limit: sudo, the start of Python, the wire
+LATE_S = 30
+# the readers of pyinfra's own limit end first: left running, they would fill this end's memory
+END_S = 1.0
 
 
 def real(state: State) -> State:
@@ -16,10 +25,42 @@ def real(state: State) -> State:
     return found
 
 
-def in_host(state: State, host: Host, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls `function` with pyinfra's context set to `host`; for work on another host's behalf."""
-    with ctx_state.use(state), ctx_config.use(state.config.copy()), ctx_host.use(host):
-        return function(*args, **kwargs)
+@contextmanager
+def own_clock(seconds: float) -> Iterator[None]:
+    """Ends what stands below it after `seconds` of this machine's clock: TimeoutError.
+
+    pyinfra's `_timeout` and paramiko's are of reading alone: a frozen host takes no input, never
+    says how its command ended, or does not answer the wish for a channel.
+    """
+    clock = gevent.Timeout(seconds)
+    try:
+        with clock:
+            yield
+    except gevent.Timeout as ended:
+        if ended is not clock:
+            raise
+        raise TimeoutError(f"no answer in {seconds:.0f} s") from None
+
+
+def in_host(
+    state: State, host: Host, function: Any, *args: Any, limit_s: int, **kwargs: Any
+) -> Any:
+    """Calls `function` (run_shell_command, get_fact) with pyinfra's context set to `host`, for work
+    on another host's behalf. `limit_s` is the host's own limit; TimeoutError: it did not keep it.
+    """
+    late_s = limit_s + LATE_S
+    with (
+        own_clock(late_s + END_S),
+        ctx_state.use(state), ctx_config.use(state.config.copy()), ctx_host.use(host),
+    ):  # fmt: skip
+        return function(*args, _timeout=late_s, **kwargs)
+
+
+def reconnect(state: State, host: Host, limit_s: float) -> None:
+    """Ends the host's connection and makes a new one; `host.connected` says whether it came."""
+    with own_clock(limit_s), ctx_state.use(state), ctx_host.use(host):
+        host.disconnect()
+        host.connect(show_errors=False)
 
 
 def as_root(host: Host) -> dict[str, Any]:
@@ -40,7 +81,7 @@ def no_sudo(state: State, host: Host, error: Exception | None = None) -> str | N
     line = "sudo -H -n true 2>&1 || { echo refused; exit 0; }"
     try:
         _, output = in_host(
-            state, host, host.run_shell_command, StringCommand(line), _sudo=False, _timeout=10,
+            state, host, host.run_shell_command, StringCommand(line), _sudo=False, limit_s=10,
             print_output=False, print_input=False,
         )  # fmt: skip
     except Exception:  # the host itself does not answer
@@ -52,7 +93,13 @@ def no_sudo(state: State, host: Host, error: Exception | None = None) -> str | N
     return f"passwordless sudo is missing for {login}: {' '.join(said[:-1])[-200:]}"
 
 
-def fact_of(state: State, host: Host, fact: type, *args: Any, **kwargs: Any) -> Any:
+def fact_of(state: State, host: Host, fact: type, *args: Any) -> Any:
     """A fact of any host, or None when it could not be read; never fails the host."""
-    kwargs.setdefault("_ignore_errors", True)
-    return in_host(state, host, host.get_fact, fact, *args, **kwargs)
+    limit_s = getattr(fact, "timeout_s", 60)
+    try:
+        return in_host(
+            state, host, host.get_fact, fact, *args, _ignore_errors=True, limit_s=limit_s
+        )
+    except TimeoutError as error:
+        logger.error(f"    [{host.name}] {fact.__name__}: {error}")
+        return None

@@ -12,8 +12,8 @@ from pyinfra.api import FactBase, Host, State, StringCommand
 from pyinfra.api.exceptions import FactProcessError
 
 from facts.rignode import pack
-from facts.rignode.call import LATE_S, bounded, last_document
-from facts.rignode.context import as_root, in_host, no_sudo, real
+from facts.rignode.call import bounded, last_document
+from facts.rignode.context import LATE_S, as_root, in_host, no_sudo, real
 from schema.core.parse import misfit
 from schema.desired.plan import Plan
 from schema.observed.snapshot import Unreadable
@@ -126,7 +126,7 @@ def lines_of(
             print_input=state.print_fact_input,
             **as_root(host),
             **({"_stdin": sent.stdin} if sent.stdin else {}),
-            _timeout=seconds + LATE_S,
+            limit_s=seconds,
         )
     except TimeoutError:
         return Unreadable(unreadable=f"no answer in {seconds + LATE_S} s: the host hangs")

@@ -12,12 +12,13 @@ from typing import Any
 from pyinfra.api import State
 from pyinfra.api.exceptions import ConnectError
 
-from facts.rignode.context import as_root, in_host
+from facts.rignode.context import reconnect
 from node.rules.heartbeat import LEASE_PORT
-from operations.change.node_call import StepFailed
+from operations.change.node_call import StepFailed, run_as_root
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 
+LOOK_S = 60
 AS_ROOT = "cat /proc/sys/kernel/random/boot_id"
 
 
@@ -56,15 +57,11 @@ def new_way_in(state: State, name: str) -> None:
     """
     host = state.inventory.get_host(name)
     try:
-        in_host(state, host, host.disconnect)
-        in_host(state, host, host.connect, show_errors=False)
+        reconnect(state, host, LOOK_S)
     except (ConnectError, OSError, EOFError) as error:
         raise StepFailed(f"{name}: no new connection comes about: {error}") from error
     if not host.connected:
         raise StepFailed(f"{name}: no new connection comes about")
-    try:
-        done, output = in_host(state, host, host.run_shell_command, AS_ROOT, **as_root(host))
-    except Exception as error:  # any transport error: paramiko, gevent, OSError
-        raise StepFailed(f"{name}: a new connection breaks: {error}") from error
+    done, output = run_as_root(state, host, AS_ROOT, LOOK_S)
     if not done:
         raise StepFailed(f"{name}: a new connection is not let be root: {output.stderr[-200:]}")

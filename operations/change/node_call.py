@@ -7,7 +7,7 @@ from typing import Any
 from pyinfra.api import Host, State, StringCommand
 
 from facts.rignode import pack
-from facts.rignode.call import LATE_S, AskFailed, bounded, document_of, late
+from facts.rignode.call import AskFailed, bounded, document_of, late
 from facts.rignode.context import as_root, in_host
 
 
@@ -46,7 +46,7 @@ def call(
             print_input=state.print_input,
             **as_root(host),
             _stdin=sent.stdin,
-            _timeout=timeout_s + LATE_S,
+            limit_s=timeout_s,
         )
     except TimeoutError:
         raise StepFailed(late(host.name, verb, timeout_s)) from None
@@ -56,3 +56,20 @@ def call(
         return document_of(host.name, verb, output, timeout_s)
     except AskFailed as error:
         raise StepFailed(str(error), error.code) from None
+
+
+def run_as_root(state: State, host: Host, command: str, limit_s: int) -> tuple[bool, Any]:
+    """Runs a sh command as root, ended after `limit_s`: whether it did its work, and what it wrote.
+    Raises StepFailed where no answer came.
+    """
+    words = " ".join(command.split()[:3])
+    asked = StringCommand(bounded(command, limit_s))
+    try:
+        done, output = in_host(
+            state, host, host.run_shell_command, asked, limit_s=limit_s, **as_root(host)
+        )
+    except TimeoutError:
+        raise StepFailed(late(host.name, words, limit_s)) from None
+    except Exception as error:  # any transport error: paramiko, gevent, OSError
+        raise StepFailed(f"{host.name}: {words}: the connection failed: {error}") from error
+    return done, output

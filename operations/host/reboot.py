@@ -17,8 +17,8 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.api.exceptions import ConnectError
 
 from facts.boot_id import BootId
-from facts.rignode.context import as_root, fact_of, in_host
-from operations.change.node_call import StepFailed
+from facts.rignode.context import fact_of, reconnect
+from operations.change.node_call import StepFailed, run_as_root
 from operations.change.run import Run
 
 POLL_S = 2.0
@@ -55,7 +55,7 @@ def reboot_now(state: State, target: Host, before: str, budget_s: int) -> None:
     """Reboots a host and waits for its next boot; StepFailed when it does not come."""
     # Detached: the ssh channel must not wait for a shell that the reboot ends.
     command = "nohup sh -c 'sleep 1; systemctl reboot' >/dev/null 2>&1 &"
-    done, output = in_host(state, target, target.run_shell_command, command, **as_root(target))
+    done, output = run_as_root(state, target, command, 30)
     if not done:
         raise StepFailed(f"{target.name}: systemctl reboot: {output.stderr[-200:]}")
     seconds = wait_for_boot(state, target, before, budget_s)
@@ -88,8 +88,7 @@ def _boot_id(state: State, target: Host) -> str | None:
     # False: the block just ends, which gevent's types do not know.
     with gevent.Timeout(LOOK_S, cast(Any, False)):
         try:
-            in_host(state, target, target.disconnect)
-            in_host(state, target, target.connect, show_errors=False)
+            reconnect(state, target, LOOK_S)
         except (ConnectError, OSError, EOFError):
             return None
         if not target.connected:

@@ -12,10 +12,10 @@ from pyinfra.api import State
 from facts.endpoint.completion import Endpoint
 from facts.local.secret_values import api_key
 from facts.observe import observe
-from facts.rignode.call import AskFailed, ask_node, bounded
-from facts.rignode.context import as_root, in_host, real
+from facts.rignode.call import AskFailed, ask_node
+from facts.rignode.context import real
 from operations.adopt.answer import answers_again, former_in
-from operations.change.node_call import StepFailed, call
+from operations.change.node_call import StepFailed, call, run_as_root
 from operations.change.run import Run
 from operations.engine.baseline import compared
 from operations.engine.wait_ready import unit_states, wait_for_answer
@@ -283,13 +283,7 @@ def _stop_engine(state: State, node: str, change: Mapping[str, Any] | None) -> s
 def stop_unit(state: State, node: str) -> None:
     """Stops the engine's unit on a node; StepFailed with the host's words."""
     host = state.inventory.get_host(node)
-    command = bounded(f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
-    try:
-        done, output = in_host(state, host, host.run_shell_command, command, **as_root(host))
-    except Exception as error:  # any transport error: paramiko, gevent, OSError
-        raise StepFailed(
-            f"{node}: systemctl stop {UNIT}: the connection failed: {error}"
-        ) from error
+    done, output = run_as_root(state, host, f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
     if not done:
         raise StepFailed(f"{node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
 

@@ -11,9 +11,7 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
-from facts.rignode.call import bounded
-from facts.rignode.context import as_root, in_host
-from operations.change.node_call import StepFailed
+from operations.change.node_call import StepFailed, run_as_root
 from operations.change.run import Run
 from operations.transfer import image_ssh
 from operations.transfer.docker_archive import Archive, BadArchive
@@ -75,20 +73,16 @@ def _seed(
         except (BadArchive, OSError) as error:
             raise StepFailed(str(error)) from None
         return
-    a_host = run.host(node)
-    command = bounded(f"docker pull --quiet {shlex.quote(reference)}", PULL_TIMEOUT_S)
-    root = as_root(a_host)
-    done, output = in_host(run.state, a_host, a_host.run_shell_command, command, **root)
+    command = f"docker pull --quiet {shlex.quote(reference)}"
+    done, output = run_as_root(run.state, run.host(node), command, PULL_TIMEOUT_S)
     if not done:
         raise StepFailed(f"{node}: docker pull {reference}: {output.stderr.strip()[-300:]}")
 
 
 def _inspect(run: Run, node: str, image: str, what: str) -> tuple[bool, str]:
     """Whether docker on a node has an image, and a part of what it says of it."""
-    a_host = run.host(node)
     line = f"docker image inspect --format {shlex.quote(what)} {shlex.quote(image)}"
-    asked, root = bounded(line, 60), as_root(a_host)
-    done, said = in_host(run.state, a_host, a_host.run_shell_command, asked, **root)
+    done, said = run_as_root(run.state, run.host(node), line, 60)
     return done, said.stdout if done else said.stderr
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pyinfra.api import Host
 
 from facts.rignode.call import bounded
-from facts.rignode.context import as_root
+from facts.rignode.context import LATE_S, as_root, own_clock
 from operations.change.node_call import StepFailed
+from schema.core.parse import printable
 
 TIMEOUT_S = 4 * 3600
 _CHUNK = 1 << 20
@@ -30,7 +31,12 @@ class Command:
             raise StepFailed(f"{host.name}: {self._name} needs an ssh connection to it")
         shell = as_root(host)["_shell_executable"]
         line = f"sudo -n {shell} -c {shlex.quote(bounded(command, TIMEOUT_S))}"
-        self._stdin, self._stdout, self._stderr = client.exec_command(line, timeout=TIMEOUT_S)
+        try:
+            with own_clock(LATE_S):
+                streams = client.exec_command(line, timeout=TIMEOUT_S)
+        except TimeoutError as error:
+            raise StepFailed(f"{host.name}: {self._name}: {error}") from None
+        self._stdin, self._stdout, self._stderr = streams
         self._channel = self._stdout.channel
 
     def chunks(self) -> Iterator[bytes]:
@@ -42,6 +48,8 @@ class Command:
         """Feeds the command. Raises StepFailed when it ended."""
         try:
             self._channel.sendall(chunk)
+        except TimeoutError:
+            raise StepFailed(f"{self._host.name}: {self._name} takes nothing more") from None
         except OSError:
             self.finish()
             raise StepFailed(f"{self._host.name}: {self._name} ended early") from None
@@ -59,11 +67,16 @@ class Command:
         if reason is None:
             self._channel.shutdown_write()
         errors = []
-        for line in self._stderr:
-            errors.append(line.rstrip())
-            told(errors[-1])
-        said = self._stdout.read().decode("utf-8", "replace")
-        if self._channel.recv_exit_status() != 0:
+        try:
+            with own_clock(TIMEOUT_S + LATE_S):
+                for line in self._stderr:
+                    errors.append(printable(line.rstrip()))
+                    told(errors[-1])
+                said = self._stdout.read().decode("utf-8", "replace")
+                status = self._channel.recv_exit_status()
+        except TimeoutError as error:
+            raise StepFailed(f"{self._host.name}: {self._name}: {error}") from None
+        if status != 0:
             why = (reason or last_words)(errors)
             raise StepFailed(f"{self._host.name}: {self._name}: {why}")
         return str(said)

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import gevent
-from pyinfra.api import Host, StringCommand
+from pyinfra.api import Host
 
-from facts.rignode.call import bounded
-from facts.rignode.context import as_root, in_host
-from operations.change.node_call import call
+from operations.change.node_call import call, run_as_root
 from operations.change.run import Run
 
 # A transfer of 150 GB over 1 Gb/s takes 20 minutes; a link at a tenth of that three hours.
@@ -125,12 +123,11 @@ def came(answer: Mapping[str, Any]) -> tuple[str, str]:
 def watch(run: Run, host: Host, what: str) -> None:
     """Shows a node's progress file (node/transfer/spool.py) as it changes, until it is killed."""
     path = f"/var/lib/rigbook/spool/{what}.progress"
-    command = StringCommand(bounded(f"cat {path} 2>/dev/null || true", 10))
-    said, root = "", as_root(host)
+    said = ""
     while True:
         gevent.sleep(LOOK_EVERY_S)
         try:
-            _, output = in_host(run.state, host, host.run_shell_command, command, **root)
+            _, output = run_as_root(run.state, host, f"cat {path} 2>/dev/null || true", 10)
             line = str(json.loads(output.stdout_lines[-1])["line"])
         except Exception:  # a look that fails says nothing about the transfer
             continue

@@ -11,11 +11,11 @@ from deploys.common.snapshot_view import files_in
 from deploys.procedures.engine import serve
 from deploys.procedures.host.kernel import KernelWork, Want, kernels_of, pin_steps
 from facts.kernels import observe_kernels
-from facts.rignode.context import as_root, in_host, real
+from facts.rignode.context import real
 from gates.gpu.driver import driver_present
 from gates.kernel.next_boot import driver_problem
 from operations.change.apply import limit_s
-from operations.change.node_call import StepFailed, call
+from operations.change.node_call import StepFailed, call, run_as_root
 from operations.change.run import Run
 from operations.change.steps import unit_step
 from operations.host.reboot import reboot_now
@@ -153,5 +153,4 @@ def _start_again(run: Run, nodes: list[str]) -> None:
             "systemctl is-enabled -q rigbook-engine.service 2>/dev/null"
             " && timeout 60 systemctl start --no-block rigbook-engine.service || true"
         )
-        target = run.host(name)
-        in_host(run.state, target, target.run_shell_command, command, **as_root(target))
+        run_as_root(run.state, run.host(name), command, 90)

@@ -22,7 +22,7 @@ from facts.backups import (
     TreeCopies,
     TreePrunePlan,
 )
-from facts.rignode.context import in_host, real
+from facts.rignode.context import fact_of, real
 from gates.artifact.image import image_name
 from schema.desired.plan import UNIT, Plan
 from schema.inputs.runbook_data import BackupData
@@ -121,7 +121,7 @@ def backups(state: State, host: Host) -> Backups:
 
 def _fact(state: State, host: Host, fact: type, *arguments: str) -> Any:
     """A fact that must be there: without it the run stops on all hosts, before any change."""
-    found = in_host(state, host, host.get_fact, fact, *arguments, _ignore_errors=True)
+    found = fact_of(state, host, fact, *arguments)
     if found is None:
         raise DeployError(f"{host.name}: the backups cannot be told; the line above says why")
     return found

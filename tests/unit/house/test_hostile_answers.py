@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-import time
+import re
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gevent
 import pytest
 from pydantic import ValidationError
+from pyinfra.api import Config, Host, Inventory, State
 
-from facts.rignode import call
+from facts.boot_id import BootId
+from facts.rignode import call, context, fact, pack
 from gates.core.violation import Layer, Violation
 from gates.host.reachable import nodes_reachable
 from node.core.run import Done
 from node.kube import inspect
 from node.rules import ownership, secret
 from node.snapshot import units
+from operations.change import lease, node_call
+from operations.rollback import revert
 from schema.observed.files import ChangeSummary
 from tests.unit.builders.pages import change
 from tests.unit.builders.snapshots import healthy, put
 from tests.unit.builders.spark_rig import spark_plan
 
+ROOT = Path(__file__).parents[3]
 START = "{ path=/opt/v/bin/vllm ; argv[]=%s ; ignore_errors=no ; pid=0 ; code=(null) ; status=0/0 }"
 
 
@@ -93,25 +101,72 @@ def test_a_name_that_holds_none(name: str) -> None:
     assert not secret.SECRET_NAME.search(name)
 
 
+FROZEN = {
+    "says nothing": "exec sleep 15",
+    "does not end": "exec >&- 2>&-; exec sleep 15",
+    "never reads what it is sent": "exec sleep 15 <&0 >/dev/null",
+}
+
+
+def _here() -> tuple[State, Host]:
+    """This machine as a host of pyinfra's, by its own connector for processes."""
+    state = State(Inventory((["@local"], {"_sudo": False})), Config())
+    host = state.inventory.get_host("@local")
+    state.activate_host(host)
+    host.connected = True
+    return state, host
+
+
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [("ask", how) for how in FROZEN]
+    + [(way, "does not end") for way in ("change", "look", "fact", "stop", "new way in")],
+)
 def test_a_host_that_freezes_is_left_by_the_operators_own_clock(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, way: str, how: str
 ) -> None:
-    """`timeout` on the host does not help where the host's processes are stopped."""
-    given: dict[str, Any] = {}
+    """`timeout` on the host does not help where the host's processes are stopped, and pyinfra's own
+    limit is one of reading: not of what is sent, and not of the end.
+    """
+    (state, host), line = _here(), FROZEN[how]
+    sent = pack.Call(line, "x" * 1_000_000)
+    monkeypatch.setattr(pack, "stdin_call", lambda *_: sent)
+    monkeypatch.setattr(pack, "install_call", lambda *_: sent)
+    for module in (call, node_call):
+        monkeypatch.setattr(module, "bounded", lambda *_: line)
+    monkeypatch.setattr(context, "LATE_S", 0)
+    monkeypatch.setattr(context, "END_S", 0.2)
+    monkeypatch.setattr(revert, "UNDO_TIMEOUT_S", 1)
+    monkeypatch.setattr(lease, "LOOK_S", 1)
+    monkeypatch.setattr(BootId, "command", lambda _self: line)
+    monkeypatch.setattr(BootId, "timeout_s", 1, raising=False)
+    ways: dict[str, Callable[[], object]] = {
+        "ask": lambda: call.ask_node(state, host, "snapshot", {}, 1),
+        "change": lambda: node_call.call(state, host, "apply", {}, 1),
+        "look": lambda: fact.lines_of(state, "@local", sent, 1),
+        "fact": lambda: context.fact_of(state, host, BootId),
+        "stop": lambda: revert.stop_unit(state, "@local"),
+        "new way in": lambda: lease.new_way_in(state, "@local"),
+    }
+    with gevent.Timeout(8):
+        try:
+            said = ways[way]()
+        except (call.AskFailed, node_call.StepFailed) as error:
+            said = str(error)
+    assert said is None if way == "fact" else "no answer in " in str(said)
 
-    def frozen(*_args: object, **more: Any) -> None:
-        given.update(more)
-        time.sleep(0)
-        raise TimeoutError
 
-    monkeypatch.setattr(call, "in_host", frozen)
-    monkeypatch.setattr(call, "real", lambda state: state)
-    monkeypatch.setattr(call, "as_root", lambda _host: {})
-    host = SimpleNamespace(name="spark1", run_shell_command=None)
-    state = SimpleNamespace(print_fact_output=False, print_fact_input=False)
-    with pytest.raises(call.AskFailed, match="no answer in 35 s"):
-        call.ask_node(state, host, "snapshot", {}, 5)  # type: ignore[arg-type]
-    assert given["_timeout"] == 5 + call.LATE_S
+def test_every_command_is_under_that_clock() -> None:
+    """pyinfra's own calls stand at one place, which wants a limit."""
+    own = re.compile(r"\.(run_shell_command|get_fact|get_file|put_file|rsync|connect)\(")
+    found = [
+        f"{path}:{number}"
+        for top in ("deploys", "facts", "operations")
+        for path in (ROOT / top).rglob("*.py")
+        for number, text in enumerate(path.read_text().splitlines(), 1)
+        if own.search(text) and path.name not in ("context.py", "places.py", "wake.py")
+    ]
+    assert found == []
 
 
 def test_a_pods_log_keeps_its_secrets() -> None:

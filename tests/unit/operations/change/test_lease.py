@@ -8,6 +8,7 @@ from typing import Any
 
 import gevent
 import pytest
+from pyinfra.api import Config
 
 from operations.change import lease, ownership
 from operations.change.node_call import StepFailed
@@ -182,13 +183,9 @@ class Connecting:
         (EOFError(), True, "no new connection comes about"),
     ],
 )
-def test_a_new_way_in(
-    monkeypatch: pytest.MonkeyPatch, comes: object, root: bool, says: str
-) -> None:
-    monkeypatch.setattr(
-        lease, "in_host", lambda _state, _host, call, *words, **more: call(*words, **more)
-    )
+def test_a_new_way_in(comes: object, root: bool, says: str) -> None:
     state: Any = FakeState()
+    state.config = Config()
     state.hosts[HEAD] = Connecting(comes, root)
     state.inventory.get_host = state.hosts.__getitem__
     if not says:

@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         return str(look)
 
     monkeypatch.setattr(reboot, "fact_of", fact)
-    monkeypatch.setattr(reboot, "in_host", lambda state, host, do, *a, **kw: do(*a, **kw))
+    monkeypatch.setattr(reboot, "reconnect", lambda state, host, limit_s: host.connect(False))
     monkeypatch.setattr(reboot, "POLL_S", 0.01)
     monkeypatch.setattr(reboot, "LOOK_S", 0.05)
 

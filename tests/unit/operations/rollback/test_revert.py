@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from facts.endpoint.completion import Answer, Endpoint
+from operations.change import node_call
 from operations.change.node_call import StepFailed
 from operations.rollback import revert
 from operations.rollback.revert import installed_endpoint, revert_change, undone
@@ -37,13 +38,13 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> FakeState:
 
     def in_host(state_: Any, host: Any, function: Any, command: str, **_: Any) -> Any:
         state.node.calls.append((host.name, "stop"))
-        assert "systemctl stop rigbook-engine.service" in command
+        assert "systemctl stop rigbook-engine.service" in str(command)
         return True, SimpleNamespace(stderr="")
 
     for host in state.hosts.values():
         host.run_shell_command = None
         host.data = {}
-    monkeypatch.setattr(revert, "in_host", in_host)
+    monkeypatch.setattr(node_call, "in_host", in_host)
     down = SimpleNamespace(active="inactive")
     monkeypatch.setattr(revert, "unit_states", lambda *_: dict.fromkeys((HEAD, WORKER), down))
     return state
@@ -97,7 +98,7 @@ def test_a_stop_that_fails_on_one_node_keeps_no_node_from_its_undo(
             raise said
         return host.name != WORKER, SimpleNamespace(stderr=str(said))
 
-    monkeypatch.setattr(revert, "in_host", in_host)
+    monkeypatch.setattr(node_call, "in_host", in_host)
     if how == "both fail":
         refuses = failing(WORKER, "undo", "locked")
         rig.node.answer = lambda name, verb, request: (

@@ -22,7 +22,7 @@ def test_the_nodes_lines_are_shown_as_they_change(monkeypatch: pytest.MonkeyPatc
             raise gevent.GreenletExit
         return True, SimpleNamespace(stdout_lines=looks.pop(0).splitlines())
 
-    monkeypatch.setattr(transfer, "in_host", look)
+    monkeypatch.setattr(transfer, "run_as_root", look)
     monkeypatch.setattr(transfer, "LOOK_EVERY_S", 0)
     host: Any = SimpleNamespace(log=shown.append, data={}, run_shell_command=None)
     run: Any = SimpleNamespace(state=None)
