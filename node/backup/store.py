@@ -55,9 +55,14 @@ def of(backup: str, *names: str) -> str:
 
 
 def new_id(tree: str) -> str:
-    """Gives a fresh id: UTC time, the tree's own name, four random digits."""
+    """Gives a fresh id: UTC time, the tree's own name, four random digits; call it under the
+    exclusive lock, so that no other backup takes it meanwhile.
+    """
     name = re.sub(r"[^0-9A-Za-z._-]", "_", os.path.basename(tree))[:40]
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{name}-{secrets.token_hex(2)}"
+    head = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{name}"
+    while os.path.lexists(of(found := f"{head}-{secrets.token_hex(2)}")):
+        pass  # several of one second
+    return found
 
 
 def checked_id(value: Any, where: str = "backup") -> str:

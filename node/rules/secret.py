@@ -22,7 +22,9 @@ SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 # A flag of a command line whose values nobody is to see.
-SECRET_FLAG = re.compile(r"--(?:[a-z0-9_-]+[-_])?(?:api[-_]key|token|secret|password)\Z")
+SECRET_FLAG = re.compile(
+    r"--(?:[a-z0-9_-]+[-_])?(?:api[-_]key|token|secret|passw(?:or)?d|passphrase)\Z"
+)
 _ENDS = r"api_?key|access_?key|secret_?key|secret|password|passwd|passphrase|credentials?|cookie"
 _HOLDS = re.compile(rf"(?:.*_)?(?:{_ENDS}|token)\Z", re.IGNORECASE)
 # In a JSON of the engine's, where `image_token` and its like are words of the model.

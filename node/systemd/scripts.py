@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterable
 
 from node.core import masking
+from node.rules.secret import masked_text
 
 # a line that starts an engine, or a container that may hold one
 _STARTS = re.compile(
@@ -53,6 +54,6 @@ def words(lines: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for line in lines:
-        told = masking.masked_argv(re.split(r"[\s\"';|&()]+", line))
+        told = masking.masked_argv(re.split(r"[\s\"';|&()]+", masked_text(line)))
         found.update(dict.fromkeys(word for word in told if _NAME.match(word)))
     return list(found)[:MAX_WORDS]

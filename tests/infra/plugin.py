@@ -86,7 +86,7 @@ def ssh_config(name: str, data: Mapping[str, object], socket: Path) -> str:
     if data.get("ssh_known_hosts_file"):
         known = _path(name, "ssh_known_hosts_file", data["ssh_known_hosts_file"])
         lines.append(f"UserKnownHostsFile {known}")
-    strict = data.get("ssh_strict_host_key_checking") or "accept-new"
+    strict = data.get("ssh_strict_host_key_checking") or "yes"
     lines += [
         f"StrictHostKeyChecking {_word(name, 'ssh_strict_host_key_checking', strict)}",
         "BatchMode yes",

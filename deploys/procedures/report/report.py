@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from pyinfra import state
 
@@ -13,6 +12,7 @@ from deploys.common.procedure import Procedure
 from deploys.procedures.engine import doctor
 from deploys.procedures.measure import history
 from deploys.procedures.report.pages import Look, rig_page, runs_page
+from deploys.procedures.report.snapshot import write
 from deploys.procedures.report.state import moment
 from facts.backups import TreeBackups
 from facts.rignode.context import real
@@ -27,14 +27,6 @@ def _backups(plan: Plan) -> Mapping[str, Backups | Unreadable]:
     if plan.runtime == "deployment":
         return {}
     return ask_each(real(state), plan, TreeBackups())
-
-
-def _write(folder: Path, name: str, text: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path, beside = folder / name, folder / f"{name}.part"
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-    return path
 
 
 def reported(rig: Procedure) -> Iterator[str]:
@@ -65,5 +57,6 @@ def reported(rig: Procedure) -> Iterator[str]:
         "runs.html": runs_page(plan.rig.name, at, runs, unreadable),
     }
     for name, text in pages.items():
-        yield f"wrote {_write(folder, name, text)}"
+        write(folder / name, text)
+        yield f"wrote {folder / name}"
     yield from (f"left out {line}" for line in unreadable)

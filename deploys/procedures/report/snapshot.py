@@ -129,13 +129,13 @@ def document(plan: Plan, nodes: Mapping[str, KeptNode | Unreadable], at: float) 
     return hidden.as_text(whole.to_json(), hidden.values(plan))
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """Replaces the file as a whole; its owner alone may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
     beside.unlink(missing_ok=True)
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text.encode())
     beside.replace(path)
 
 
@@ -151,7 +151,7 @@ def record(rig: Procedure) -> None:
         logger.info(f"    {name}{_told(one)}")
     if all(isinstance(one, Unreadable) for one in nodes.values()):
         raise DeployError(f"no node of rig {plan.rig.name} answered; nothing was written")
-    _write(path, document(plan, nodes, time.time()))
+    write(path, document(plan, nodes, time.time()))
     logger.info(f"    wrote {path}, secrets masked; look through it before you show it to anybody")
 
 

@@ -51,6 +51,13 @@ def test_the_pages_tell_what_was_seen(ran: Runs) -> None:
     assert "x.json: the document" in page("bad", "runs")
 
 
+def test_only_its_owner_reads_them(ran: Runs) -> None:
+    """They hold command lines, names and log lines of hosts."""
+    assert ran["healthy"].status == 0
+    pages = Path(MADE.name, "healthy", "lab").glob("*.html")
+    assert {oct(path.stat().st_mode) for path in pages} == {"0o100600"}
+
+
 def test_a_dry_run_writes_nothing(ran: Runs) -> None:
     assert ran["dry"].status == 0
     assert [*Path(MADE.name, "dry", "lab").iterdir()] == []

@@ -205,7 +205,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "node.systemd",
             "node.weights",
         },
-        "node.systemd": {"node.core", "node.docker", "node.files"},
+        "node.systemd": {"node.core", "node.docker", "node.files", "node.rules"},
         "node.transfer": {"node.core", "node.files"},
         "node.venv": {
             "node.backup",

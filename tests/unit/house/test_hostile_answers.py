@@ -22,6 +22,7 @@ from node.core.run import Done
 from node.kube import inspect
 from node.rules import ownership, secret
 from node.snapshot import units
+from node.systemd import scripts
 from operations.change import lease, node_call
 from operations.rollback import revert
 from schema.observed.files import ChangeSummary
@@ -76,6 +77,7 @@ def test_an_error_of_a_node_is_printable() -> None:
     [
         "/opt/v/bin/vllm serve m --api-key CANARY",
         "/opt/v/bin/vllm serve m --api-key=CANARY --hf-token CANARY",
+        "/opt/v/bin/vllm serve m --ssl-keyfile-passphrase CANARY",
         "/usr/bin/env HF_TOKEN=CANARY /opt/v/bin/vllm serve m",
         "/opt/v/bin/vllm serve https://user:CANARY@host/m",
     ],
@@ -86,6 +88,24 @@ def test_other_peoples_units_keep_their_secrets(step: str, argv: str) -> None:
     assert "CANARY" not in json.dumps(row)
     shown = row["exec_start"] or row["exec_start_pre"]
     assert shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve m --api-key CANARY --port 8000",
+        "VLLM_API_KEY='two words CANARY' vllm serve m",
+        'docker run -e "HF_TOKEN=hf and CANARY" img vllm serve m',
+        "vllm serve m --passphrase CANARY",
+        "curl -H 'Authorization: Bearer CANARY' x; docker run img",
+        "echo hf_CANARY | docker login && docker run img",
+    ],
+)
+def test_scripts_of_other_peoples_units_keep_their_secrets(line: str) -> None:
+    """Their words are told, since they name the container or the engine that a unit starts."""
+    told = scripts.words([line])
+    assert told
+    assert "CANARY" not in " ".join(told)
 
 
 @pytest.mark.parametrize(

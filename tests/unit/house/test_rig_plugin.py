@@ -50,9 +50,19 @@ def test_ssh_config_leaves_open_what_the_host_does_not_say() -> None:
     text = ssh_config("spark1", {"ssh_user": "milo"}, Path("/tmp/rigbook-x/0"))
     seen = _lookup(text)
     assert not {"port", "identityfile", "identitiesonly", "userknownhostsfile"} & seen.keys()
-    assert seen["stricthostkeychecking"] == "accept-new"
+    assert seen["stricthostkeychecking"] == "yes"
     # First value wins in an ssh_config, so the operator's own file must come last.
     assert text.splitlines()[-1].strip() == 'Include "~/.ssh/config"'
+
+
+def test_a_minimal_inventory_asks_for_a_known_host_key(tmp_path: Path) -> None:
+    """docs/runbooks/adopt.md's; pyinfra itself takes any key at the first contact."""
+    page = (ROOT / "docs/runbooks/adopt.md").read_text()
+    inventory = tmp_path / "mine.py"
+    inventory.write_text(page.split("```")[1])
+    line = [sys.executable, "-m", "pyinfra", str(inventory), "debug-inventory"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.count('"ssh_strict_host_key_checking": "yes"') == 2, done.stderr
 
 
 @pytest.mark.parametrize("key", ["ssh_password", "ssh_key_password", "ssh_paramiko_connect_kwargs"])

@@ -261,3 +261,15 @@ PATH=/usr/bin:/bin exec cp "$@"
     backup = engine.backup()
     assert engine.manifest(backup)["instant_copy"] == "reflink"
     assert picture(engine.backups / backup / "copy") == picture(engine.tree)
+
+
+def test_two_of_one_second_never_share_an_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 random bits are not enough: the second one failed as "Directory not empty"."""
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path))
+    monkeypatch.setattr(store.time, "strftime", lambda *_: "20260101T000000Z")
+    drawn = iter(("0a0a", "0a0a", "0b0b"))
+    monkeypatch.setattr(store.secrets, "token_hex", lambda _: next(drawn))
+    (tmp_path / "backups" / store.new_id("/opt/venv")).mkdir(parents=True)
+    assert store.new_id("/opt/venv") == "20260101T000000Z-venv-0b0b"
