@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-from node.change import journal, kinds, look
+from node.change import journal, kinds, look, undo
 from node.core import systemctl, validate
 from node.core.errors import Json, NodeError
-from node.core.step_kind import PRE, Steps
+from node.core.step_kind import PATH, POST, PRE, TAG, Steps
 from node.core.step_state import DONE, FAILED, INTENT, UNDONE, UNKNOWN, subject
 from node.files import ballast
 from node.files.host_lock import Lock
@@ -66,11 +66,30 @@ def close(request: Json) -> Json:
     return {"change": change, "changed": True}
 
 
+def _edited(change: Json) -> list[str]:
+    """Gives in what paths, tags, and units that the change started are not as it left them.
+
+    A reboot in the change starts a unit that it stopped, uses a boot entry up and loads other
+    modules: those, packages and containers are for the caller's own proof.
+    """
+    done = [row for row in change["steps"] if row["state"] == DONE]
+    asked = {row["unit"]: row["active"] for row in done if row["op"] == "unit" and row["active"]}
+    up = {name for name, active in asked.items()
+          if active != "stop" and not systemctl.is_oneshot(name)}  # fmt: skip
+    looked = [kinds.of(row).phase in (PATH, TAG) or kinds.of(row).moves or row.get("unit") in up
+              for row in done]  # fmt: skip
+    return look.lines([row for row, is_one in zip(done, looked, strict=True) if is_one], POST)
+
+
 def _refuse_untrue(change: Json, wanted: str) -> None:
     """Raise NodeError when the steps, or a look at what they are about, contradict the status."""
     if wanted == "COMMITTED" and change["status"] == "OPEN" and _unfinished(change):
         todo = "; ".join(_unfinished(change))
         raise NodeError(f"not all steps are done: {todo}", "unfinished", "rignode undo")
+    if wanted == "COMMITTED" and change["status"] == "OPEN" and (edited := _edited(change)):
+        raise NodeError(f"it is not as change {change['id']} left it: {'; '.join(edited)}",
+                        "later_edit", "put it back and close it again, or: rignode undo "
+                        f"{change['id']}; or, {undo.keep(change)}")  # fmt: skip
     if wanted == "ROLLED_BACK":
         left = [
             journal.describe(row)

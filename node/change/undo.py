@@ -11,7 +11,7 @@ from node.change import journal, kinds, look
 from node.core import systemctl, validate
 from node.core.errors import CannotRead, Json, NodeError, io_reason, io_remedy
 from node.core.step_kind import PRE, UNIT, Seen, Steps
-from node.core.step_state import DONE, UNDONE, UNKNOWN, subject
+from node.core.step_state import UNDONE, UNKNOWN, subject
 from node.files import ballast
 from node.files.host_lock import Lock
 
@@ -87,17 +87,16 @@ def refuse_lasting(change: Json) -> None:
         raise NodeError(
             f"change {change['id']} cannot be undone: {'; '.join(stays)}; nothing was done",
             "irreversible",
-            f"run {change['deploy']} again, or {_keep(change)}",
+            f"run {change['deploy']} again, or {keep(change)}",
         )
 
 
-def _keep(change: Json) -> str:
-    """Gives the commands for a change that stays as it is."""
-    cut = change["status"] == "OPEN" and any(row["state"] != DONE for row in change["steps"])
+def keep(change: Json) -> str:
+    """Gives the commands for a change that stays as it is, though not as it was to be."""
     body = {"change": change["id"], "reason": "kept as it is"}
-    # what was cut off is not done: nobody calls it so in one step
+    # nobody calls what is not done, or was edited, done in one step
     typed = [f"rignode close '{json.dumps({**body, 'status': status})}'"
-             for status in ("INCONSISTENT", "COMMITTED")[not cut :]]  # fmt: skip
+             for status in ("INCONSISTENT", "COMMITTED")]  # fmt: skip
     return f"once it is as you want it: {' && '.join(typed)}"
 
 
@@ -310,7 +309,7 @@ def _undo(job: _Undo, overwrite: list[str], told: str) -> Json:
         journal.close(change, "INCONSISTENT", reason)
         again = _once_more(job.looks, change)
         if job.stays:
-            again += f"; {_keep(change)}"
+            again += f"; {keep(change)}"
         raise NodeError(reason, "undo_incomplete", again)
     journal.close(change, "ROLLED_BACK", "; ".join([told, *left(change)]))
     return {

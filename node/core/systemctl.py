@@ -55,6 +55,11 @@ def inspect_unit(name: str) -> Json:
     return _inspected(_show(name, _STATES))
 
 
+def is_oneshot(name: str) -> bool:
+    """Gives whether a unit's start is its whole run: that it does not run says nothing then."""
+    return _show(name, "Type").get("Type") == "oneshot"
+
+
 def _inspected(seen: dict[str, str]) -> Json:
     return {
         "load": seen.get("LoadState", ""),

@@ -258,10 +258,10 @@ class Run:
         return False
 
     def _not_closed(self) -> str:
-        """What to tell, and to type, when all is as wanted and only the journal says otherwise."""
+        """What to tell, and to type, when the proof came and a node did not close the change."""
         request = json.dumps({"change": self.id, "status": "COMMITTED", "reason": "proven"})
         return (
-            f"all is as wanted and stays so; only change {self.id} is not closed in the journals "
+            f"the proof came and nothing is undone; change {self.id} is not closed in the journals "
             "named above. Mend what they name, then on that node: "
             f"sudo rignode close {shlex.quote(request)}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -270,3 +271,63 @@ def test_two_steps_about_one_path_are_looked_at_as_one(host: Host) -> None:
     host.call("apply", apply_request(*steps))
     assert host.call("undo")["status"] == "ROLLED_BACK"
     assert path.read_text() == OLD and not fresh.exists()
+
+
+def down(state: str) -> Callable[[Path, Path], object]:
+    """The engine's unit comes to a state by itself."""
+    return lambda path, units: (units / "engine.service.active").write_text(f"{state}\n")
+
+
+LATER: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "a file is edited": (lambda path, units: path.write_text("mine\n"), "{path}: sha256 is "),
+    "a file is removed": (lambda path, units: path.unlink(), "{path}: absent, not file"),
+    "a file's mode": (lambda path, units: path.chmod(0o600), "{path}: mode is 0600, not 0644"),
+    "a unit is stopped": (down("inactive"), "engine.service running is False, not True"),
+    "a unit fails": (down("failed"), "engine.service running is False, not True"),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_close_does_not_call_it_committed_unseen(host: Host, units: Path, case: str) -> None:
+    path = host.file()
+    spoil, words = LATER[case]
+    host.call("apply", apply_request(file_step(path, "first\n")))
+    host.call("apply", apply_request(file_step(path), unit_step("restart")))
+    spoil(path, units)
+    asked = {"change": "change-1", "status": "COMMITTED", "reason": "proven"}
+    answer = host.call("close", asked)
+    assert answer["code"] == "later_edit", answer
+    assert words.format(path=path) in answer["error"] and "\n" not in answer["error"]
+    assert journalled(host)["status"] == "OPEN"
+    # who keeps it says so, in two steps that the journal has
+    typed = re.findall(r"rignode (close) '([^']*)'", answer["remedy"])
+    assert [host.call(verb, json.loads(body))["change"]["status"] for verb, body in typed] == [
+        "INCONSISTENT", "COMMITTED"]  # fmt: skip
+
+
+def test_what_is_put_back_is_committed(host: Host, units: Path) -> None:
+    path = host.file()
+    host.call("apply", apply_request(file_step(path), unit_step("restart")))
+    written = path.read_text()
+    path.write_text("mine\n")
+    asked = {"change": "change-1", "status": "COMMITTED"}
+    assert host.call("close", asked)["code"] == "later_edit"
+    path.write_text(written)
+    assert host.call("close", asked)["change"]["status"] == "COMMITTED"
+
+
+def test_what_a_change_leaves_in_the_end_is_committed(host: Host, units: Path) -> None:
+    """Of a path and a unit the last step counts; a oneshot has ended, and a stop needs no look: a
+    reboot in the change starts the unit again."""
+    path, other = host.file(), host.file("other")
+    script = units.parent / "systemctl"
+    kind = '[ "$last" = once.service ] && echo Type=oneshot'
+    script.write_text(script.read_text().replace("show) echo", f"show) {kind}; echo", 1))
+    (units / "once.service.becomes").write_text("inactive\n")
+    once = {**unit_step("start"), "unit": "once.service"}
+    host.call("apply", apply_request(file_step(path), file_step(other), once, unit_step("restart")))
+    host.call("apply", apply_request({"op": "absent", "path": str(path)}, unit_step("stop")))
+    host.call("apply", apply_request(file_step(other, "last\n")))
+    down("active")(other, units)
+    closed = host.call("close", {"change": "change-1", "status": "COMMITTED"})
+    assert closed["ok"] and closed["change"]["status"] == "COMMITTED", closed

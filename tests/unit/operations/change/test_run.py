@@ -148,7 +148,7 @@ def test_what_is_proven_stays_when_the_journal_cannot_be_closed(
     assert rig.step("prove", head=lambda: rig.run.close("COMMITTED", "answers")) == {"head": False}
     said = rig.state.said()
     assert rig.backs == [] and f"{WORKER}: close: stand-in failure" in said
-    assert "all is as wanted and stays so" in said
+    assert "the proof came and nothing is undone" in said
     assert f'sudo rignode close \'{{"change": "{rig.run.id}"' in said
 
 
