@@ -13,7 +13,7 @@ from collections.abc import Callable
 from node.change.path_kind import PathKind
 from node.core import validate as core_validate
 from node.core.errors import Json, NodeError
-from node.core.run import TimedOut, run
+from node.core.run_as_owner import Owner
 from node.core.step_kind import PRE, Seen, Steps
 from node.core.step_state import DONE, UNDONE
 from node.files import atomic, attributes, hard_link, secret_env
@@ -71,13 +71,11 @@ def _validator(step: Json) -> Callable[[str], None]:
     def validate(temp: str) -> None:
         argv = [word.replace("{tmp}", temp) for word in step["validate"]]
         try:
-            done = run(argv, VALIDATE_TIMEOUT_S)
-        except TimedOut as error:
-            raise NodeError(f"{step['path']}: {error}", "not_valid") from None
-        except OSError as error:
+            # a venv's own Python compiles a patched file, and it is its owner's
+            done = Owner(os.path.dirname(temp)).run(argv, VALIDATE_TIMEOUT_S, {})
+        except NodeError as error:
             raise NodeError(
-                f"{step['path']}: cannot run the validator {argv[0]}: {error.strerror}",
-                "not_valid",
+                f"{step['path']}: cannot run the validator: {error}", "not_valid", error.remedy
             ) from None
         if done.rc != 0:
             # a validator quotes the line it dislikes, which may be the secret

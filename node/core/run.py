@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import grp
 import os
+import pwd
 import signal
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -32,9 +36,47 @@ class TimedOut(CannotRead):
     """The command did not end in its time; its process group was killed."""
 
 
+def not_roots(path: str) -> str | None:
+    """Gives the first folder, link or file on the way to a path that another user than root may
+    change, None where none is; what is not there is nobody's. Raises OSError.
+    """
+    # Debian's own, root-equivalent by its policy: /usr/local is the group's
+    trusted = {0, *(row.gr_gid for row in grp.getgrall() if row.gr_name == "staff")}
+    here, todo = "/", path.split("/")[::-1]
+    for _ in range(1000):
+        try:
+            info = os.lstat(here)
+        except FileNotFoundError:
+            return None
+        link, mode = stat.S_ISLNK(info.st_mode), info.st_mode
+        by_group = mode & stat.S_IWGRP and info.st_gid not in trusted
+        # in a sticky folder only the owner of an entry may replace it
+        sticky = link or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX)
+        if info.st_uid != 0 or (not sticky and (mode & stat.S_IWOTH or by_group)):
+            return here
+        if link:
+            target = os.readlink(here)
+            here = "/" if target.startswith("/") else os.path.dirname(here)
+            todo += target.split("/")[::-1]
+        while todo and todo[-1] in ("", "."):
+            todo.pop()
+        if not todo:
+            return None
+        name = todo.pop()
+        here = os.path.dirname(here) if name == ".." else os.path.join(here, name)
+    return path
+
+
+@functools.lru_cache(maxsize=8)
+def _roots_own(path: str) -> str:
+    """Gives a PATH without the folders that another user than root may change."""
+    return ":".join(row for row in path.split(":") if row.startswith("/") and not not_roots(row))
+
+
 def environment(locale: Mapping[str, str] | None = None) -> dict[str, str]:
     """Gives the environment for every command: no pager, the sbin folders on PATH, and the C locale
-    or the variables of another one; nothing of the caller's own locale.
+    or the variables of another one; nothing of the caller's own locale. Root finds no program in
+    a folder of another user, and no configuration in his home.
     """
     env = {key: value for key, value in os.environ.items()
            if key not in ("LANG", "LANGUAGE") and not key.startswith("LC_")}  # fmt: skip
@@ -43,6 +85,8 @@ def environment(locale: Mapping[str, str] | None = None) -> dict[str, str]:
     # a non-login shell of a plain user often lacks the sbin folders, where ip and modinfo live
     missing = [d for d in ("/usr/sbin", "/sbin") if d not in path.split(":")]
     env["PATH"] = ":".join([path, *missing])
+    if os.geteuid() == 0:
+        env.update(PATH=_roots_own(env["PATH"]), HOME=pwd.getpwuid(0).pw_dir)
     return env
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
 
 from node.core.errors import NodeError
-from node.core.run import Done, environment
+from node.core.run import Done, environment, not_roots
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,7 +26,7 @@ class Owner:
 
     def __init__(self, folder: str, instead: str | None = None) -> None:
         info = os.stat(folder)
-        self.uid, self.gid = info.st_uid, info.st_gid
+        self.folder, self.uid, self.gid = folder, info.st_uid, info.st_gid
         if instead is not None:
             self.uid, self.gid = _user(instead)
         self.env: dict[str, str] = environment()
@@ -50,20 +52,39 @@ class Owner:
     def start(
         self, argv: Sequence[str], extra: dict[str, str], stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
-        """Gives the program as it runs, in a group of its own. Raises NodeError (no_program)."""
+        """Gives the program as it runs, in a group of its own. Raises NodeError (no_program,
+        not_roots).
+        """
+        env = {**self.env, **extra}
+        if os.geteuid() == 0 and self.user is None:
+            self._require_roots_own(argv, env["PATH"])
         try:
             return subprocess.Popen(
                 list(argv),
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**self.env, **extra},
+                env=env,
                 cwd="/",
                 start_new_session=True,
                 preexec_fn=self._become,
             )
         except OSError as error:
             raise NodeError(f"{argv[0]}: {error.strerror}", "no_program") from None
+
+    def _require_roots_own(self, argv: Sequence[str], path: str) -> None:
+        """Raise NodeError where another user could change what root is about to run: the program
+        and what it is told to run, the folder, and the packages of one that is a venv.
+        """
+        program = shutil.which(argv[0], path=path) or argv[0]
+        packages = glob.glob(os.path.join(glob.escape(self.folder), "lib/python*/site-packages"))
+        for one in (self.folder, program, *argv[1:2], *packages):
+            try:
+                wrong = not_roots(one) if one.startswith("/") else None
+            except OSError as error:
+                raise NodeError(f"{one}: {error.strerror}", "no_program") from None
+            if wrong is not None:
+                raise not_run(argv[0], wrong)
 
     def run(self, argv: Sequence[str], timeout_s: float, extra: dict[str, str]) -> Done:
         """Gives the program's exit status and output; its whole group is ended after the time.
@@ -83,6 +104,15 @@ class Owner:
         return Done(
             child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
         )
+
+
+def not_run(what: str, wrong: str) -> NodeError:
+    """Gives the error about what root is not to run or read, for `wrong` is another user's."""
+    return NodeError(
+        f"{what} is not run: root runs nothing that another user may change, as {wrong}",
+        "not_roots",
+        f"ls -ld {wrong}; give it to root alone, or all of the folder to its user",
+    )
 
 
 def _user(name: str) -> tuple[int, int]:

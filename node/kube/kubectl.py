@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from node.core import run, validate
 from node.core.errors import CannotRead, NodeError
+from node.core.run_as_owner import not_run
 
 CLIENTS = ("kubectl", "k3s kubectl", "auto")
 ASK_S = 20
@@ -56,4 +58,9 @@ def client(words: Any, kubeconfig: Any = None) -> Client:
             f"there is no {argv[0]} on this host", "no_kubectl", "install it, or set kubectl"
         )
     path: str | None = None if kubeconfig is None else validate.path(kubeconfig, "kubeconfig")
+    # it may name a program that gives the credentials
+    for config in [path] if path else os.environ.get("KUBECONFIG", "").split(":"):
+        wrong = run.not_roots(config) if os.geteuid() == 0 and config.startswith("/") else None
+        if wrong is not None:
+            raise not_run(f"kubectl with {config}", wrong)
     return Client([*argv, f"--kubeconfig={path}"] if path else argv)

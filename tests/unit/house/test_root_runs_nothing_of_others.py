@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,22 @@ from facts.rignode import pack
 from node.core import proc
 from node.engine import config
 from node.watch.own_unit import OwnUnit
+from tests.unit.node.support.host import Host, apply_request, change, compiled, file_step
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = ROOT / "templates/etc/systemd/system"
 ID = "a" * 64
+NOBODY = 65534
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A host with nothing on it."""
+    root = tmp_path / "host"
+    (root / "bin").mkdir(parents=True)
+    program = tmp_path / "rignode-123456789abc.pyz"
+    program.write_bytes(compiled(pack.zipapp_bytes()))
+    return Host(root, program)
 
 
 def test_the_program_runs_nothing_of_a_users_python(tmp_path: Path) -> None:
@@ -119,3 +133,89 @@ def test_the_watch_gives_no_key_to_whoever_holds_the_port(
         server.shutdown()
     assert not reply.ok and "not this engine" in reply.detail
     assert not any(seen)
+
+
+@pytest.fixture
+def theirs(host: Host) -> Path:
+    """A folder of nobody's with a program that says that it ran."""
+    folder = host.root / "theirs"
+    (folder / "bin").mkdir(parents=True)
+    for name in ("python", "tool", "kubectl", "nvidia-smi"):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\nid -u >> {host.root}/ran\necho 1.0\n")
+        (folder / "bin" / name).chmod(0o755)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    return folder
+
+
+def test_the_program_that_checks_a_file_runs_as_the_owner_of_its_folder(
+    host: Host, theirs: Path
+) -> None:
+    """A patched file of a venv is compiled by the venv's own Python, which is its owner's."""
+    step = file_step(theirs / "a.py", validate=["sh", "-c", 'test "$(id -u)" != 0'])
+    assert host.call("apply", apply_request(step))["ok"]
+
+
+def root_tree(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+    tree = host.root / "tree"
+    tree.mkdir()
+    tool = {"id": "t", "argv": [str(theirs / "bin" / "tool")], "tree": str(tree)}
+    return "patch tool", {"change": change(), "tool": tool}
+
+
+def below_theirs(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+    """Root's own folder, which the owner of the one above can swap for another."""
+    tree = theirs / "roots"
+    tree.mkdir()
+    tool = {"id": "t", "argv": ["/usr/bin/touch", f"{host.root}/ran"], "tree": str(tree)}
+    return "patch tool", {"change": change(), "tool": tool}
+
+
+def by_a_link(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+    (host.root / "tree").mkdir()
+    (host.root / "link").symlink_to(theirs / "bin")
+    tool = {"id": "t", "argv": [f"{host.root}/link/tool"], "tree": f"{host.root}/tree"}
+    return "patch tool", {"change": change(), "tool": tool}
+
+
+def as_root(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+    asked = {"argv": ["vllm", "serve"], "environ": {}, "venv": str(theirs), "user": "root"}
+    return "preflight", asked
+
+
+def packages(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+    """A venv of root's whose packages are somebody else's."""
+    venv = host.root / "venv"
+    folder = venv / "lib/python3.11/site-packages"
+    folder.mkdir(parents=True)
+    (venv / "bin").mkdir()
+    (venv / "bin" / "python").symlink_to("/bin/sh")
+    os.chown(folder, NOBODY, NOBODY)
+    return "preflight", {"argv": ["vllm"], "environ": {}, "venv": str(venv), "user": "root"}
+
+
+def kubeconfig(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+    """It may name a program that gives the credentials."""
+    host.double("kubectl", f"#!/bin/sh\n# rigbook stand-in\ntouch {host.root}/ran\n")
+    (theirs / "config").touch()
+    return "kube look", {"kubectl": "kubectl", "kubeconfig": str(theirs / "config"),
+                         "namespace": "a", "deployment": "b"}  # fmt: skip
+
+
+def on_path(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+    host.env["PATH"] = f"{theirs}/bin:{os.environ['PATH']}"
+    return "snapshot", {}
+
+
+@pytest.mark.parametrize(
+    "case", [root_tree, below_theirs, by_a_link, as_root, packages, kubeconfig, on_path]
+)
+def test_what_another_user_may_change_is_not_run_as_root(
+    host: Host, theirs: Path, case: Callable[..., tuple[str, dict[str, object]]]
+) -> None:
+    verb, request = case(host, theirs)
+    answer = host.run(host.argv(verb), json.dumps(request)).stdout
+    assert not (host.root / "ran").exists(), answer
+    if verb != "snapshot":
+        assert "root runs nothing that another user may change" in answer
+        assert f"{theirs if case is not packages else host.root / 'venv'}" in answer
