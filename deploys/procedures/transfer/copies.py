@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from pyinfra.api.exceptions import DeployError
@@ -75,7 +76,8 @@ def _back(rig: Procedure, backup: str, source: str | None) -> Iterator[Asked]:
         giver, owner = next(iter(found))
         raise DeployError(
             f"{giver} keeps {backup} for a host called {owner}, and no node of the rig calls "
-            f"itself so; on the node that it is of: sudo hostnamectl set-hostname {owner}"
+            f"itself so; on the node that it is of: sudo hostnamectl set-hostname "
+            f"{shlex.quote(owner)}"
         )
     yield from moves
 
