@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from gates.core.check import Observed, answering_nodes, collect, deploy_command, per_node, require
@@ -138,8 +139,8 @@ def image_arch(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             node.name,
             f"the image is for {image.arch}, {node.name} is {arch}",
             evidence=f"{reference}: {image.arch}; uname -m: {arch}",
-            remedy=f"name an image for {arch} in catalog/recipes/{plan.recipe.name}.yaml, "
-            "container.image",
+            remedy=f"name an image for {shlex.quote(arch)} in "
+            f"catalog/recipes/{plan.recipe.name}.yaml, container.image",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from gates.artifact.image import image_of
@@ -70,9 +71,12 @@ def writable(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violati
     if owner is not None and (str(owner) == user or (owner != 0 and not user.isdigit())):
         return
     number = user if user.isdigit() else "UID"
-    made = f"sudo install -d -o {number} -g {group if group.isdigit() else number} {folders[-1]}"
+    owners = f"-o {number} -g {group if group.isdigit() else number}"
+    made = f"sudo install -d {owners} {shlex.quote(folders[-1])}"
     if not user.isdigit():
-        made = f"sudo docker run --rm --entrypoint id {box.image} says UID; then {made}"
+        made = (
+            f"sudo docker run --rm --entrypoint id {shlex.quote(box.image)} says UID; then {made}"
+        )
     now = "absent, and serve makes it root's" if owner is None else f"uid {owner}"
     yield violation(
         "jit-cache-owner",

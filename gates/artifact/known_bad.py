@@ -8,6 +8,7 @@ crash loop says only "NCCL error" (B1).
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 
 from gates.artifact.build import is_there, version_of
@@ -112,8 +113,8 @@ def _mend(plan: Plan, facts: RigFacts, entry: Entry, about: str, then: str) -> s
     name = re.sub(r"[^a-z0-9]", "", word.partition("=")[0].lower())
     line = f'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT {word}"'
     return (
-        f"on {facts.node}: echo '{line}' | sudo tee /etc/default/grub.d/90-{name}.cfg && "
-        f"sudo update-grub, {then}; or {another}"
+        f"on {facts.node}: echo {shlex.quote(line)} | sudo tee "
+        f"/etc/default/grub.d/90-{name}.cfg && sudo update-grub, {then}; or {another}"
     )
 
 

@@ -63,9 +63,9 @@ def _wanted(
                 node,
                 f"{spec.package} {wanted} cannot be had on {node}",
                 evidence=f"pip {answer.pip}: {answer.wanted_error}",
-                remedy=f"on {node}: {answer.python} -m pip install --dry-run {_options(answer)}"
-                f"'{spec.package}=={wanted}'; look for the name, the Python and the platform of "
-                "the wheel",
+                remedy=f"on {node}: {shlex.quote(answer.python)} -m pip install --dry-run "
+                f"{_options(answer)}{shlex.quote(f'{spec.package}=={wanted}')}; look for "
+                "the name, the Python and the platform of the wheel",
             )
         ]
     try:
@@ -77,7 +77,8 @@ def _wanted(
                 node,
                 f"what pip would do on {node} could not be read, so nothing about it is known",
                 evidence=f"pip {answer.pip}: {error}",
-                remedy=f"on {node}: {answer.python} -m pip --version; 22.2 and later report",
+                remedy=f"on {node}: {shlex.quote(answer.python)} -m pip --version; "
+                "22.2 and later report",
                 unknown=True,
             )
         ]

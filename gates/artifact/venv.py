@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from gates.core.check import deploy_command, per_node, require
@@ -36,7 +37,7 @@ def own_venv(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Venv | None:
 
 def back(plan: Plan, node: Node) -> str:
     """The commands that bring a venv's engine back; pip runs as the venv's owner."""
-    path, venv = plan.specs[node.name].venv, plan.recipe.venv
+    path, venv = shlex.quote(plan.specs[node.name].venv or ""), plan.recipe.venv
     pip = f"sudo -u $(stat -Lc %U {path}) {path}/bin/python -m pip install --force-reinstall"
     words = [f"vllm=={venv.version if venv and venv.version else 'VERSION'}"]
     if venv and venv.wheels:
@@ -44,7 +45,7 @@ def back(plan: Plan, node: Node) -> str:
     words += venv.pip_args if venv else ()
     return (
         f"{deploy_command(plan, 'rollback')} where a change is open; else install it anew on "
-        f"{node.name}: {pip} --no-deps {' '.join(words)}"
+        f"{node.name}: {pip} --no-deps {shlex.join(words)}"
     )
 
 
@@ -66,18 +67,20 @@ def venv_there(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             if venv is None
             else f"{path} leads to no folder (a link whose target is gone, or nothing at all)",
             remedy=f"{deploy_command(plan, 'rollback')} where a change is open; else on "
-            f"{node.name}: ls -l {path}",
+            f"{node.name}: ls -l {shlex.quote(path)}",
             unknown=venv is None,
         )
     elif venv.python is None:
+        version = shlex.quote(venv.python_version) if venv.python_version else ""
+        place = shlex.quote(venv.base) if venv.base else "its former place"
         yield violation(
             "venv-python-missing",
             node.name,
             f"the Python that the venv of {node.name} was made from is gone",
             evidence=f"{venv.target}/bin/python leads to nothing that can be run; pyvenv.cfg: "
             f"home {venv.base or 'not given'}, version {venv.python_version or 'not given'}",
-            remedy=f"on {node.name}: install Python {venv.python_version or ''} at "
-            f"{venv.base or 'its former place'} again (ls -l {venv.target}/bin/python)",
+            remedy=f"on {node.name}: install Python {version} at {place} again "
+            f"(ls -l {shlex.quote(f'{venv.target}/bin/python')})",
         )
 
 
@@ -156,7 +159,7 @@ def venv_user(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
             f"logind on {node.name} removes the shared memory of {venv.user} at the last logout",
             evidence=f"RemoveIPC is not `no`, {venv.user} is a regular user and does not linger; "
             "an engine that starts meanwhile dies of it (vllm#54259)",
-            remedy=f"on {node.name}: sudo loginctl enable-linger {venv.user}",
+            remedy=f"on {node.name}: sudo loginctl enable-linger {shlex.quote(venv.user or '')}",
             severity="warn" if is_up(snapshot) else None,
         )
 

@@ -117,7 +117,7 @@ def pods_run(node: str, now: KubeLook) -> Iterator[Violation]:
                 node,
                 f"{pod.name} does not come up: {pod.stuck}, {pod.restarts} restarts",
                 evidence=f"{last[:300]}; event: {now.event or 'none'}",
-                remedy=f"on {node}: sudo kubectl logs {pod.name} --previous",
+                remedy=f"on {node}: sudo kubectl logs {shlex.quote(pod.name)} --previous",
             )
 
 

@@ -5,6 +5,7 @@ At every start HAMi's plugin copies its own over a file whose md5 differs (docke
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from gates.cluster.mounted_library import (
@@ -139,7 +140,8 @@ def preloaded(node: str, look: LibraryLook) -> Iterator[Violation]:
             node,
             f"{path} on {node} is not as the plugin needs it",
             evidence=said,
-            remedy=f"on {node}: sudo cat {path}; the plugin writes its own at its next start",
+            remedy=f"on {node}: sudo cat {shlex.quote(path)}; the plugin writes its own at "
+            "its next start",
             unknown=isinstance(text, Unreadable),
         )
 

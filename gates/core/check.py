@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import TypeVar
@@ -81,7 +82,7 @@ def collect(
 
 def deploy_command(plan: Plan, deploy: str, *data: str) -> str:
     """The command line of one of our deploys; INVENTORY is the operator's, who alone knows it."""
-    options = "".join(f" --data {item}" for item in data)
+    options = "".join(f" --data {shlex.quote(item)}" for item in data)
     return f"pyinfra INVENTORY deploys/{deploy}.py{options}"
 
 

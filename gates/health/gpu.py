@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from gates.core.check import deploy_command, per_node
@@ -240,7 +241,7 @@ def cdi_stale(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
                 node.name,
                 f"{path} of {node.name} is of driver {', '.join(versions)}, {driver.module} runs",
                 evidence=f"{path} names libraries of {', '.join(versions)}",
-                remedy=f"on {node.name}: sudo nvidia-ctk cdi generate --output={path}",
+                remedy=f"on {node.name}: sudo nvidia-ctk cdi generate --output={shlex.quote(path)}",
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -53,7 +54,7 @@ def disk_errors(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
             remedy=remedy_for(
                 snapshot, same[-1],
                 f"copy what matters from {node.name} first (docs/runbooks/backup.md); on it: sudo "
-                f"smartctl -a /dev/{device}"),
+                f"smartctl -a {shlex.quote(f'/dev/{device}')}"),
         )  # fmt: skip
 
 

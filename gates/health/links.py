@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator
 
 from gates.core.check import Observed, answering_nodes, per_node
@@ -244,7 +245,7 @@ def address_survives(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator
             evidence=f"{holds[0]} has it, and no file of netplan, NetworkManager, networkd or "
             "ifupdown names it, no lease, no unit and no script of /usr/local",
             remedy=f"on {node.name}: write it into /etc/netplan or with nmcli connection modify, "
-            f"for {holds[0]}",
+            f"for {shlex.quote(holds[0])}",
         )
 
 

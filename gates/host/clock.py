@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from gates.core.check import Observed, collect, deploy_command, per_node, require
@@ -67,6 +68,7 @@ def sysctl_differs(plan: Plan, observed: Observed) -> list[Violation]:
         differing = sorted(n for n in {*reference, *values} if reference.get(n) != values.get(n))
         if differing:
             name = differing[0]
+            wanted = shlex.quote(f"{name}={reference.get(name, '')}")
             found.append(
                 violation(
                     "sysctl-differs",
@@ -77,8 +79,8 @@ def sysctl_differs(plan: Plan, observed: Observed) -> list[Violation]:
                         f"{values.get(n, 'not there')}"
                         for n in differing
                     ),
-                    remedy=f"on {node.name}: sudo sysctl -w {name}={reference.get(name, '')}, and "
-                    "in /etc/sysctl.d for the next boot",
+                    remedy=f"on {node.name}: sudo sysctl -w {wanted}, and in "
+                    "/etc/sysctl.d for the next boot",
                 )
             )
     return found

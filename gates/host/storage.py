@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
@@ -44,7 +45,7 @@ def disk_room(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
 def _room(
     node: Node, disks: dict[str, Disk], path: str, room: int, in_venv: bool = False
 ) -> Iterator[Violation]:
-    disk = disks.get(path)
+    disk, quoted = disks.get(path), shlex.quote(path)
     lack = "was not looked at" if disk is None else _lack(disk, room)
     if lack is not None:
         yield violation(
@@ -52,7 +53,7 @@ def _room(
             node.name,
             f"the disk of {path} on {node.name} {lack}",
             evidence="the snapshot does not name it" if disk is None else _numbers(disk),
-            remedy=f"on {node.name}: df -h {path}; df -i {path}; findmnt -T {path}; "
+            remedy=f"on {node.name}: df -h {quoted}; df -i {quoted}; findmnt -T {quoted}; "
             + ("sudo du -xh --max-depth=2 / | sort -h" if in_venv else "sudo docker image prune"),
             unknown=disk is None,
         )

@@ -6,6 +6,7 @@ before the first file is fetched.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from gates.core.check import MIB, Gate, Observed, deploy_command, per_node, require
@@ -117,7 +118,8 @@ def changeable(label: str, kernel: str | None) -> tuple[Gate, ...]:
                     node.name,
                     f"{node.name} has no headers of {release}: DKMS cannot build the module",
                     evidence=f"/lib/modules/{release}/build has no Makefile",
-                    remedy=f"on {node.name}: sudo apt-get install linux-headers-{release}",
+                    remedy=f"on {node.name}: sudo apt-get install "
+                    + shlex.quote(f"linux-headers-{release}"),
                 )
         if facts.signed_only and facts.key.enrolled is not True:
             yield _unsigned(node, facts)
@@ -135,8 +137,8 @@ def _unsigned(node: Node, facts: DriverFacts) -> Violation:
         f"{node.name} loads signed modules alone, and what DKMS builds may not be loaded",
         evidence=f"DKMS's key: {key or 'none'}"
         + (f"; {known.get(facts.key.enrolled, '')}" if key else ""),
-        remedy=f"on {node.name}: sudo mokutil --import {key}, then a reboot with somebody at the "
-        "screen"
+        remedy=f"on {node.name}: sudo mokutil --import {shlex.quote(key)}, then a reboot with "
+        "somebody at the screen"
         if key
         else f"on {node.name}: sudo update-secureboot-policy --new-key, then the same again",
         unknown=facts.key.enrolled is None,
@@ -199,7 +201,11 @@ def no_other_user(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
             f"{len(others)} processes of others use the GPU of {node.name}",
             evidence=", ".join(named),
             remedy=f"on {node.name}: "
-            + (f"sudo systemctl stop {' '.join(units)}" if units else "end them, or have them end"),
+            + (
+                f"sudo systemctl stop {shlex.join(units)}"
+                if units
+                else "end them, or have them end"
+            ),
         )
 
 

@@ -5,6 +5,7 @@ The seed's tower booted a kernel that apt had staged and that had no NVIDIA modu
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -85,7 +86,8 @@ def next_boot(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violat
             f"{node.name} does not boot by GRUB ({facts.loader}): which kernel comes next is "
             "unknown",
             evidence=facts.loader_evidence,
-            remedy=f"on {node.name}: bootctl list, and see that its default is {facts.running}; "
+            remedy=f"on {node.name}: bootctl list, and see that its default is "
+            f"{shlex.quote(facts.running)}; "
             "then waive this",
             unknown=True,
         )
@@ -174,15 +176,16 @@ def pin(plan: Plan, facts: KernelFacts) -> str:
     gone = any(k.release == facts.running and k.vmlinuz is None for k in kernels)
     current = deploy_command(plan, "kernel", "kernel=current") + " -y"
     if driver_problem(facts, facts.running) is None:
-        again = f"sudo apt-get install --reinstall linux-image-{facts.running} on the node, then "
+        package = shlex.quote(f"linux-image-{facts.running}")
+        again = f"sudo apt-get install --reinstall {package} on the node, then "
         return again + current if gone else current
     good = [k.release for k in kernels if k.vmlinuz and driver_problem(facts, k.release) is None]
     if good:
         return deploy_command(plan, "kernel", f"kernel={good[-1]}") + " -y"
     return (
-        f"no installed kernel has a {facts.module} module of the driver "
-        f"{', '.join(facts.user_driver) or '(none)'}: install one (dkms autoinstall, or the "
-        "driver's package)"
+        f"no installed kernel has a {shlex.quote(facts.module)} module of the driver "
+        f"{', '.join(map(shlex.quote, facts.user_driver)) or '(none)'}: install one (dkms "
+        "autoinstall, or the driver's package)"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 
 from gates.core.check import Gate, deploy_command, per_node, require
@@ -143,7 +144,8 @@ def _entry(plan: Plan, node: Node, facts: KernelFacts, wanted: Wanted) -> Iterat
             node.name,
             f"{grub.folder}/grubenv of {node.name} is {grub.grubenv}",
             evidence="GRUB keeps its saved entry there; without it the first entry boots",
-            remedy=f"on {node.name}: sudo grub-editenv {grub.folder}/grubenv create",
+            remedy=f"on {node.name}: sudo grub-editenv "
+            f"{shlex.quote(f'{grub.folder}/grubenv')} create",
         )
     if found is None or found.vmlinuz is None:
         there = [k.release for k in require(facts.kernels, "kernel") if k.vmlinuz]
@@ -152,7 +154,8 @@ def _entry(plan: Plan, node: Node, facts: KernelFacts, wanted: Wanted) -> Iterat
             node.name,
             f"kernel {release} is not installed on {node.name}",
             evidence=f"installed: {', '.join(there) or 'none'}; runs {facts.running}",
-            remedy=f"on {node.name}: sudo apt-get install linux-image-{release}, or name another",
+            remedy=f"on {node.name}: sudo apt-get install "
+            f"{shlex.quote(f'linux-image-{release}')}, or name another",
         )
         return
     missing = next_boot.boot_problem(facts, grub, release)
@@ -167,7 +170,7 @@ def _entry(plan: Plan, node: Node, facts: KernelFacts, wanted: Wanted) -> Iterat
         evidence=f"entries: {', '.join(paths) or 'none'}; kernels in the menu: "
         f"{', '.join(known_kernels) or 'none'}",
         remedy=f"on {node.name}: "
-        + (f"sudo update-initramfs -c -k {release}; " if missing else "")
+        + (f"sudo update-initramfs -c -k {shlex.quote(release)}; " if missing else "")
         + "sudo update-grub, and look at /etc/grub.d",
     )
 

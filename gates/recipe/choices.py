@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -94,7 +95,7 @@ def image_latest(plan: Plan, observed: Observed) -> list[Violation]:
             "the recipe's image is a :latest, which may become another build at any pull",
             evidence=f"container.image: {image}",
             remedy="write the digest that this prints into container.image: sudo docker image "
-            f"inspect --format '{{{{.RepoDigests}}}}' {image}",
+            f"inspect --format '{{{{.RepoDigests}}}}' {shlex.quote(image)}",
         )
     ]
 

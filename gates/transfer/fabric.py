@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from gates.core.check import per_node, require
@@ -72,7 +73,9 @@ def fabric_mtu(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             f"MTU below {fabric.mtu} on {', '.join(m.name for m in short)} of {node.name}",
             evidence=", ".join(f"{m.name} {m.mtu}" for m in members) + f"; wanted {fabric.mtu}",
             remedy=f"on {node.name}: "
-            + "; ".join(f"sudo ip link set {m.name} mtu {fabric.mtu}" for m in reversed(short))
+            + "; ".join(
+                f"sudo ip link set {shlex.quote(m.name)} mtu {fabric.mtu}" for m in reversed(short)
+            )
             + ", and in the network configuration, for the next boot",
         )
 
@@ -139,13 +142,14 @@ def bond_slaves(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
     failed = [name for name in link.bond_slaves_down if name not in node.uncabled]
     if failed:
         down = ", ".join(failed)
-        named = ",".join(sorted({*node.uncabled, *failed}))
+        named = shlex.quote(",".join(sorted({*node.uncabled, *failed})))
+        bond = shlex.quote(f"/proc/net/bonding/{link.name}")
         yield violation(
             "bond-slave-down",
             node.name,
             f"slaves of {link.name} are down on {node.name}: {down}",
             evidence=f"slaves {', '.join(link.slaves)}; down: {down}",
-            remedy=f"on {node.name}: cat /proc/net/bonding/{link.name}; check that cable; where "
+            remedy=f"on {node.name}: cat {bond}; check that cable; where "
             f'there never is one, say so of {node.name} in the inventory: "uncabled": "{named}"',
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
@@ -130,7 +131,7 @@ def arch(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
             f"the image is for {image.arch}, {node.name} is {snapshot.identity.arch}",
             evidence=f"{(image_name(plan) or '')} of {source}: {image.arch}; uname -m: "
             f"{snapshot.identity.arch}",
-            remedy=f"name an image for {snapshot.identity.arch} in "
+            remedy=f"name an image for {shlex.quote(snapshot.identity.arch)} in "
             f"catalog/recipes/{plan.recipe.name}.yaml, container.image",
         )
         for node, snapshot in answering_nodes(plan, observed)

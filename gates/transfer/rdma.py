@@ -6,6 +6,7 @@ Where it finds none it takes TCP in silence; where it takes a wrong one all rank
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -207,7 +208,7 @@ def _rail(node: Node, network: Network, port: RdmaPort) -> Rail:
 
 
 def _names(ports: Collection[RdmaPort]) -> str:
-    return ",".join(port.device for port in ports)
+    return shlex.quote(",".join(port.device for port in ports))
 
 
 def rdma_address(plan: Plan, observed: Observed) -> list[Violation]:
@@ -252,8 +253,9 @@ def _wrong_address(rail: Rail, reason: str, good: Ports) -> Violation:
         f"{port.device} of {node.name}, which NCCL would use, {reason}",
         evidence=f"RoCE v2 addresses of {port.device} ({port.netdev or 'no netdev'}): {listed}"
         + where,
-        remedy=f"give {port.netdev or 'its netdev'} an address in a network that the other nodes' "
-        "ports share (docs/reference/fabric.md)" + (f"; or {others}" if good else ""),
+        remedy=f"give {shlex.quote(port.netdev) if port.netdev else 'its netdev'} an address in a "
+        "network that the other nodes' ports share (docs/reference/fabric.md)"
+        + (f"; or {others}" if good else ""),
     )
 
 
@@ -272,8 +274,8 @@ def rdma_rate(plan: Plan, observed: Observed) -> list[Violation]:
             f"{port.device} of {node.name} came up at {port.rate_gbit:g} Gbit/s, others at "
             f"{best:g}",
             evidence="; ".join(f"{n.name} {p.device} {p.rate_gbit:g}" for n, p in ports),
-            remedy=f"on {node.name}: sudo ethtool {port.netdev or port.device}; check cable and "
-            "port, and reboot with the cable in place",
+            remedy=f"on {node.name}: sudo ethtool {shlex.quote(port.netdev or port.device)}; check "
+            "cable and port, and reboot with the cable in place",
         )
         for node, port in ports
         if (port.rate_gbit or 0) < best

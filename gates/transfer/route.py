@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
@@ -180,6 +181,6 @@ def room_on(
                 + f", the transfer may need {gib(need)}",
                 evidence="the snapshot does not name it" if disk is None else
                 f"mounted at {disk.mount}: {gib(disk.free)} of {gib(disk.total)} free",
-                remedy=f"on {node.name}: df -h {path}; {mend}",
+                remedy=f"on {node.name}: df -h {shlex.quote(path)}; {mend}",
                 unknown=disk is None,
             )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
@@ -44,8 +45,8 @@ def crash_loop(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             f"{unit.sub_state} ({unit.result}); last exit: {last_exit(unit)}; log: "
             f"{said(unit)}",
             remedy=_coming_back(plan, now + budget) if unit.name == UNIT and not given_up else
-            f"on {node.name}: sudo systemctl stop {unit.name}; {action(unit)}mend the findings "
-            "above "
+            f"on {node.name}: sudo systemctl stop {shlex.quote(unit.name)}; {action(unit)}mend "
+            "the findings above "
             + (f"it, then {deploy_command(plan, 'restart')}" if unit.name == UNIT else "it"),
             severity="block" if unit.name == UNIT else "warn",
             cause=cause_of(unit),

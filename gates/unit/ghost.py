@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 
 from gates.core.check import deploy_command, per_node, require
@@ -57,8 +58,8 @@ def repointed(plan: Plan, node: Node, unit: Unit, steps: Mapping[str, str]) -> s
         keys = (f"unit={unit.name}", f"drop_in={name}", "remove=true", f"only={node.name}")
         return f"{deploy_command(plan, 'unit', *keys)}, then {deploy_command(plan, 'restart')}"
     return (
-        f"on {node.name}: systemctl cat {unit.name}; mend the line, then sudo systemctl "
-        "daemon-reload"
+        f"on {node.name}: systemctl cat {shlex.quote(unit.name)}; mend the line, then sudo "
+        "systemctl daemon-reload"
     )
 
 

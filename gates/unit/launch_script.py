@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from gates.artifact.venv import venv_entry, venv_there
@@ -42,7 +43,7 @@ def script_ghost(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
                     f"{unit.active_state}/{unit.sub_state}, last exit: {last_exit(unit)}",
                     serve if unit.name == UNIT else f"{repoint(plan, node, unit.name)}; or, for "
                     f"rigbook's own engine, on {node.name}: sudo systemctl disable --now "
-                    f"{unit.name}; then {serve}",
+                    f"{shlex.quote(unit.name)}; then {serve}",
                     warn=unit.name != UNIT,
                 )  # fmt: skip
     own = engine_unit(snapshot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator
 
 from gates.core.check import deploy_command, per_node, require
@@ -78,7 +79,7 @@ def watched(snapshot: NodeSnapshot, unit: Unit) -> bool:
 
 def repoint(plan: Plan, node: Node, unit: str) -> str:
     """The command that points a unit of others at what is there (deploys/unit.py)."""
-    program = "exec_start='/PATH/OF/PROGRAM ARGUMENTS'"
+    program = "exec_start=/PATH/OF/PROGRAM ARGUMENTS"
     return deploy_command(plan, "unit", f"unit={unit}", f"only={node.name}", program)
 
 
@@ -116,8 +117,8 @@ def unit_state(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viola
             f"a drop-in of {UNIT} on {node.name} adds an ExecStart without a reset",
             evidence="; ".join(f"{o.path}: ExecStart={o.exec_start[0]}" for o in torn)
             + f"; load state {unit.load_state}",
-            remedy=f"on {node.name}: put an empty line ExecStart= before it in {torn[0].path} (or "
-            "remove that file), then sudo systemctl daemon-reload",
+            remedy=f"on {node.name}: put an empty line ExecStart= before it in "
+            f"{shlex.quote(torn[0].path)} (or remove that file), then sudo systemctl daemon-reload",
             severity="block" if unit.load_state not in ("loaded", "") else "warn",
         )
     if unit.needs_reload:

@@ -6,6 +6,7 @@ loads of 100 GiB in the 120 GiB of a Spark end in a power cycle (open-gpu-kernel
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 
 from gates.core.check import deploy_command, per_node, require
@@ -63,6 +64,7 @@ def restart_policy(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
         # the next serve makes ours anew (supervision.own_policy)
         if policy in ("no", "") or name == CONTAINER or not runs_vllm(snapshot, container):
             continue
+        named = shlex.quote(name)
         yield violation(
             "restart-policy",
             node.name,
@@ -70,7 +72,7 @@ def restart_policy(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[V
             evidence=f"container {name} (not ours): restart policy {policy}, {container.state}, "
             f"restarted {container.restarts} times by docker",
             remedy=_adopt(
-                plan, node, f"sudo docker update --restart=no {name} && sudo docker stop {name}"
+                plan, node, f"sudo docker update --restart=no {named} && sudo docker stop {named}"
             ),
             severity=_policy_severity(plan, snapshot, container),
         )
@@ -99,7 +101,7 @@ def second_unit(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Viol
             f"{unit.name} on {node.name} starts a vLLM, too",
             evidence=f"{unit.active_state}/{unit.sub_state}, {unit.enabled or 'not enabled'}, "
             f"unit file {unit.fragment}; ExecStart {' '.join(unit.exec_start)[:200]}",
-            remedy=_adopt(plan, node, f"sudo systemctl disable --now {unit.name}"),
+            remedy=_adopt(plan, node, f"sudo systemctl disable --now {shlex.quote(unit.name)}"),
             severity=_unit_severity(plan, snapshot, unit),
         )
 
@@ -112,8 +114,9 @@ def second_supervisor(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterato
     for row in require(snapshot.cron, "cron"):
         if not name_engine(snapshot, row.words):
             continue
-        owner = "" if row.file.startswith("/etc/") else f" -u {row.user}"
-        edit = f"sudo crontab{owner} -e" if owner else f"sudo editor +{row.line} {row.file}"
+        owner = "" if row.file.startswith("/etc/") else f" -u {shlex.quote(row.user)}"
+        file = shlex.quote(row.file)
+        edit = f"sudo crontab{owner} -e" if owner else f"sudo editor +{row.line} {file}"
         yield violation(
             "second-supervisor",
             node.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from typing import Any
 
@@ -28,7 +29,7 @@ def _entry(folder: atomic.Folder) -> Json:
         return dict(atomic.ABSENT)
     if not stat.S_ISLNK(info.st_mode):
         raise NodeError(f"{folder.path} is there and is no link: it is not touched", "not_a_link",
-                        f"look at it with: ls -ld {folder.path}")  # fmt: skip
+                        f"look at it with: ls -ld {shlex.quote(folder.path)}")  # fmt: skip
     target = os.readlink(folder.name, dir_fd=folder.fd)
     return {"kind": "link", "target": target, "uid": info.st_uid, "gid": info.st_gid}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 
 from node.change import journal, look
@@ -110,4 +111,4 @@ def undo_lines(answer: Json) -> list[str]:
 
 
 def _start(name: str) -> str:
-    return f"systemctl start {name}" if "." in name else name
+    return f"systemctl start {shlex.quote(name)}" if "." in name else name

@@ -6,6 +6,7 @@ Where copies lie and when they were last read back stands in /var/lib/rigbook/co
 from __future__ import annotations
 
 import os
+import shlex
 import time
 
 from node.backup import compress, create, kept_files, store, verify
@@ -112,7 +113,7 @@ def _source(backup: str, given: object) -> str:
         if os.path.isdir(path):
             if not place.is_ours(path):
                 raise NodeError(f"{path} is not root's alone", "unsafe_folder",
-                                f"sudo ls -ld {path}")  # fmt: skip
+                                f"sudo ls -ld {shlex.quote(path)}")  # fmt: skip
             return path
     raise NodeError(f"no copy of {backup} in {', '.join(places) or 'any place that is noted'}",
                     "no_backup", "mount the disk; name the folder on it as from")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 
 from node.core.errors import Json, NodeError
@@ -37,7 +38,7 @@ def systemctl(*words: str) -> str:
     except TimedOut as error:
         raise NodeError(f"systemctl {' '.join(words)}: {error}", "unit_failed") from None
     if done.rc != 0:
-        remedy = f"journalctl -u {words[-1]} -n 40" if len(words) > 1 else ""
+        remedy = f"journalctl -u {shlex.quote(words[-1])} -n 40" if len(words) > 1 else ""
         raise NodeError(
             f"systemctl {' '.join(words)}: {done.last_line()}"[:500], "unit_failed", remedy
         )
@@ -91,7 +92,7 @@ def settled(name: str) -> Json:
                 f"{name} is still {seen['active']} after {time.monotonic() - began:.0f} s; nothing"
                 " was done",
                 "unit_failed",
-                f"systemctl status {name}",
+                f"systemctl status {shlex.quote(name)}",
             )
         time.sleep(POLL_S)
 
@@ -154,7 +155,7 @@ def _waits_behind(queued: bool) -> str:
 
 def _not_begun(verb: str, name: str, why: str) -> NodeError:
     return NodeError(
-        f"systemctl {verb} {name}: {why}", "unit_failed", f"journalctl -u {name} -n 40"
+        f"systemctl {verb} {name}: {why}", "unit_failed", f"journalctl -u {shlex.quote(name)} -n 40"
     )
 
 

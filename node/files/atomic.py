@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -58,14 +59,14 @@ class Folder:
                 raise NodeError(
                     f"{self.path}: everybody may write in the folder {folder}",
                     "unsafe_folder",
-                    f"chmod o-w {folder}",
+                    f"chmod o-w {shlex.quote(folder)}",
                 )
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             self.fd = os.open(self.parent, flags if self.links else flags | os.O_NOFOLLOW)
         except NotADirectoryError:
             raise NodeError(f"{self.path}: the folder {self.parent} is a link", "unsafe_folder",
-                            f"ls -ld {self.parent}") from None  # fmt: skip
+                            f"ls -ld {shlex.quote(self.parent)}") from None  # fmt: skip
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -114,7 +115,7 @@ def read_entry(folder: Folder, keep: Callable[[bytes], None] | None = None) -> J
         raise NodeError(
             f"{folder.path} is {what}: it is not touched",
             "not_a_file",
-            f"look at it with: ls -l {folder.path}",
+            f"look at it with: ls -l {shlex.quote(folder.path)}",
         )
     if info.st_size > MAX_BYTES:
         raise NodeError(f"{folder.path} is larger than {MAX_BYTES >> 20} MiB", "too_large")

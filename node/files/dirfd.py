@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import pwd
+import shlex
 import stat
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -56,7 +57,9 @@ def folder(path: str, owner: Owner | None = None) -> Iterator[int]:
     except FileNotFoundError:
         raise NodeError(f"{path} is not there", "no_folder") from None
     except NotADirectoryError:
-        raise NodeError(f"{there} is not a folder", "not_a_folder", f"ls -ld {there}") from None
+        raise NodeError(
+            f"{there} is not a folder", "not_a_folder", f"ls -ld {shlex.quote(there)}"
+        ) from None
     try:
         with inside(fd, "/".join(reversed(missing)), path, owner) as deepest:
             yield deepest
@@ -73,12 +76,14 @@ def private(path: str) -> Iterator[int]:
     try:
         fd = os.open(path, _FLAGS | os.O_NOFOLLOW)
     except OSError as error:
-        raise NodeError(f"{path}: {error.strerror}", "unsafe_folder", f"ls -ld {path}") from None
+        raise NodeError(
+            f"{path}: {error.strerror}", "unsafe_folder", f"ls -ld {shlex.quote(path)}"
+        ) from None
     try:
         info = os.fstat(fd)
         if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
             raise NodeError(f"{path} is not the folder that was made there: somebody replaced it",
-                            "unsafe_folder", f"ls -ld {path}")  # fmt: skip
+                            "unsafe_folder", f"ls -ld {shlex.quote(path)}")  # fmt: skip
         yield fd
     finally:
         os.close(fd)
@@ -107,7 +112,8 @@ def inside(fd: int, relative: str, shown: str, owner: Owner | None = None) -> It
                 info = os.stat(name, dir_fd=here, follow_symlinks=False)
                 what = "a link" if stat.S_ISLNK(info.st_mode) else "no folder"
                 raise NodeError(f"{shown}: {name} is {what}: nothing is written through it",
-                                "not_a_folder", f"ls -ld {shown}") from None  # fmt: skip
+                                "not_a_folder",
+                                f"ls -ld {shlex.quote(shown)}") from None  # fmt: skip
             os.close(here)
             here = deeper
             if made and owner is not None:

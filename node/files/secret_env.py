@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import stat
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ def _of_file(name: str, path: str) -> str:
     if not stat.S_ISREG(info.st_mode):
         raise unusable("is no plain file", "name the file itself")
     if info.st_mode & stat.S_IRWXO:
-        raise unusable("is open to every user", f"chmod o= {path}")
+        raise unusable("is open to every user", f"chmod o= {shlex.quote(path)}")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:

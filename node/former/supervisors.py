@@ -6,6 +6,7 @@ A row is a Supervisor (schema/observed/former.py). Nothing is guessed: each says
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 
 from node.core.errors import CannotRead, Json
@@ -80,8 +81,10 @@ def of_users(cgroup: str, unread: list[str]) -> Iterator[Json]:
         return
     uid, unit = int(found.group(1)), found.group(2)
     user = user_name(uid) or str(uid)
-    unread.append(f"{unit} is a unit of {user}'s own systemd, which rigbook does not change: "
-                  f"sudo systemctl --user -M {user}@ disable --now {unit}")  # fmt: skip
+    unread.append(
+        f"{unit} is a unit of {user}'s own systemd, which rigbook does not change: sudo systemctl "
+        f"--user -M {user}@ disable --now {shlex.quote(unit)}"
+    )
     yield {
         "kind": "unit",
         "name": unit,

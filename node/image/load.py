@@ -10,6 +10,7 @@ import errno
 import http.client
 import json
 import re
+import shlex
 import tarfile
 import threading
 import time
@@ -198,7 +199,7 @@ def _out_of_spool(chunks: Iterator[bytes]) -> Iterator[bytes]:
         raise NodeError(
             f"the spool {folder}: {io_reason(error)}",
             "no_room" if full else "io",
-            f"df -h {folder}; make room, then run it again: it goes on" if full
+            f"df -h {shlex.quote(folder)}; make room, then run it again: it goes on" if full
             else "dmesg; then run it again",
         ) from None  # fmt: skip
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
 
 from node.backup import compare, compress, contents, create, host_files, kept_files, store
@@ -115,7 +116,7 @@ def _place(manifest: Json, tree: str | None) -> Json:
         link_step.inspect_link(place["tree"])  # a folder where the link was is refused
     elif os.path.islink(place["real"]):
         raise NodeError(f"{place['real']} is a link now; it was a folder", "not_a_link",
-                        f"look at it with: ls -ld {place['real']}")  # fmt: skip
+                        f"look at it with: ls -ld {shlex.quote(place['real'])}")  # fmt: skip
     return place
 
 

@@ -166,7 +166,7 @@ def end(held: Held, boxes: Sequence[Box], units: Sequence[Service]) -> End | Non
         commands.append(f"sudo docker stop {name}")
         if box is not None and box.restart_policy not in ("no", ""):
             again.append(
-                f"docker's restart policy {box.restart_policy} starts it again: "
+                f"docker's restart policy {shlex.quote(box.restart_policy)} starts it again: "
                 f"sudo docker update --restart=no {name}"
             )
     return End(" && ".join(commands), "; ".join(again)) if commands else None
@@ -175,9 +175,10 @@ def end(held: Held, boxes: Sequence[Box], units: Sequence[Service]) -> End | Non
 def _again(unit: Service) -> list[str]:
     found = []
     if unit.restart not in ("no", ""):
-        found.append(f"Restart={unit.restart} of {unit.name} starts it again, if it is not stopped")
+        policy = f"Restart={shlex.quote(unit.restart)} of {shlex.quote(unit.name)}"
+        found.append(f"{policy} starts it again, if it is not stopped")
     found += [
-        f"{name} starts it again: sudo systemctl stop {shlex.quote(name)}"
+        f"{shlex.quote(name)} starts it again: sudo systemctl stop {shlex.quote(name)}"
         for name in unit.triggered_by
     ]
     if unit.enabled in ("enabled", "enabled-runtime"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,7 +48,9 @@ def _known(name: str) -> UnitInfo:
             fragment = f"{folder}/{name}"
             break
     if load == "masked":
-        raise NodeError(f"{name} is masked", "not_valid", f"sudo systemctl unmask {name}")
+        raise NodeError(
+            f"{name} is masked", "not_valid", f"sudo systemctl unmask {shlex.quote(name)}"
+        )
     if load == "not-found" or not fragment:
         raise NodeError(f"this host has no unit {name}", "not_valid", "systemctl list-unit-files")
     if seen.get("Id", name) != name:
@@ -167,7 +170,7 @@ def require_sound(steps: Sequence[Json]) -> None:
             raise NodeError(
                 f"{name} would be broken: {'; '.join(wrong)[:1500]}; nothing was changed",
                 "not_valid",
-                f"systemctl cat {name}",
+                f"systemctl cat {shlex.quote(name)}",
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import threading
 import time
 
@@ -99,7 +100,7 @@ def require_room(needs: list[tuple[str, int]], docker: str | None = None) -> Non
                 f"{shown} has {there / 1e9:.2f} GB free, the transfer needs"
                 f" {(total + ROOM_LEFT) / 1e9:.2f} GB",
                 "no_room",
-                f"df -h {shown}; " + ("sudo docker image prune" if prune
+                f"df -h {shlex.quote(shown)}; " + ("sudo docker image prune" if prune
                                       else "remove from that filesystem what is not needed"),
             )  # fmt: skip
 

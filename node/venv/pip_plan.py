@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import re
+import shlex
 import tempfile
 from typing import Any
 
@@ -204,7 +205,7 @@ def inspect_wheels(request: Json) -> Json:
         raise NodeError(
             f"{pip.python} has no pip: {reason_of(version)}",
             "no_pip",
-            f"{pip.python} -m ensurepip",
+            f"{shlex.quote(pip.python)} -m ensurepip",
         )
     where = body["pip_args"]
     names = [body["package"], "torch", *body["packages"]]

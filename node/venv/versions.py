@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 
 from node.core import validate
@@ -91,7 +92,7 @@ def free_name(path: str, name: str, version: str) -> str:
     raise NodeError(
         f"{place} is there and does not hold {name} {version}",
         "not_free",
-        f"look at it; what nobody needs can go: sudo rm -r {place}",
+        f"look at it; what nobody needs can go: sudo rm -r {shlex.quote(place)}",
     )
 
 

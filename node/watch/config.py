@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import os
 import stat
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ def webhook_url(url: str | None, where: str | None) -> str | None:
     """Gives the URL, or the one in a root-only file. Raises NodeError (`webhook_file`)."""
     if where is None:
         return url
-    remedy = f"put the URL in it; chown root {where}; chmod 600 {where}"
+    remedy = f"put the URL in it; chown root {shlex.quote(where)}; chmod 600 {shlex.quote(where)}"
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(where, flags), "rb") as file:

@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -125,7 +126,7 @@ class Folder:
             fd = self._open(name)
         except OSError as error:
             raise NodeError(f"{path} is no file of this folder: {error.strerror}", "weights",
-                            f"ls -l {path}") from None  # fmt: skip
+                            f"ls -l {shlex.quote(path)}") from None  # fmt: skip
         with os.fdopen(fd, "rb", buffering=0) as file:
             yield file
 
@@ -226,7 +227,8 @@ def _require_ours(info: os.stat_result, path: str) -> None:
         return
     # A copy of the weights by rsync or cp brings it along, as the user's.
     raise NodeError(f"{path} is not a folder of root alone", "unsafe_folder",
-                    f"it only holds hashes and half files: sudo rm -r {path}")  # fmt: skip
+                    "it only holds hashes and half files: sudo rm -r "
+                    + shlex.quote(path))  # fmt: skip
 
 
 def probe_of(fd: int, size: int) -> str:

@@ -61,7 +61,7 @@ def _seed(
         if base != SCRATCH and "@" not in base and not _has(run, node, base):
             raise StepFailed(
                 f"{node}: the base {base} is not on it; name it by digest (NAME@sha256:…), or on "
-                f"{node}: docker pull {base}"
+                f"{node}: docker pull {shlex.quote(base)}"
             )
         made = image_ssh.build(run, node, build)
         image_ssh.tag(run, node, reference, {"id": made, "layers": _layers(run, node, made)})

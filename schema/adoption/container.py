@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -67,8 +68,8 @@ def _image(boxes: Sequence[tuple[LiveNode, FormerContainer]]) -> tuple[str, list
         reference = shared[0] if shared else head.image
         return reference, [
             f"{head.image} is in the cluster's store, and docker starts ours: docker pull "
-            f"{reference}; or sudo ctr -n k8s.io images export - {head.image} | sudo docker load, "
-            "and that name here (k3s: k3s ctr)"
+            f"{shlex.quote(reference)}; or sudo ctr -n k8s.io images export - "
+            f"{shlex.quote(head.image)} | sudo docker load, and that name here (k3s: k3s ctr)"
         ]
     if shared:
         return shared[0], []
@@ -91,7 +92,7 @@ def _image(boxes: Sequence[tuple[LiveNode, FormerContainer]]) -> tuple[str, list
     short = head.image_id[:19]
     notes.append(
         f"no name leads to {short} any more ({head.image} is another image, or none): give it one, "
-        f"docker tag {short} adopted/NAME:1, and put that here"
+        f"docker tag {shlex.quote(short)} adopted/NAME:1, and put that here"
     )
     return head.image, notes
 

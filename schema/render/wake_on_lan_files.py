@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from schema.desired.plan import Document
@@ -93,7 +94,8 @@ def _by_networkmanager(nic: Nic) -> WolPersistence:
         return WolPersistence(
             (), None, "NetworkManager",
             f"profile {nic.nm.connection} sets wake-on-lan to {own}, which beats a default; "
-            f"sudo nmcli connection modify {nic.nm.uuid} 802-3-ethernet.wake-on-lan default",
+            f"sudo nmcli connection modify {shlex.quote(nic.nm.uuid)} "
+            "802-3-ethernet.wake-on-lan default",
         )  # fmt: skip
     text = render(_NM, nic=nic.name, mac=nic.permanent)
     path = f"{NM_DIR}/90-rigbook-wol-{nic.name}.conf"

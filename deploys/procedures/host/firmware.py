@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -215,7 +216,8 @@ def _proven(work: FirmwareWork, name: str, facts: HardwareFacts, want: Want) -> 
         if step["op"] == "wol":
             nic = nics.get(str(step["nic"]))
             if nic is None or not (isinstance(nic.wol, Wol) and nic.wol.armed):
-                raise StepFailed(f"{name}: {step['nic']} is not armed: ethtool {step['nic']}")
+                card = shlex.quote(str(step["nic"]))
+                raise StepFailed(f"{name}: {card} is not armed: ethtool {card}")
             words.append(f"{nic.name} wakes by a magic packet")
     machine = work.machines[name]
     if any(step["op"] == "link" for step in work.steps[name]):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gates.core.codes import CODES
 from gates.core.violation import Violation
@@ -133,6 +135,11 @@ def _plan(rig: str, changes: tuple[tuple[str, Any], ...]) -> Plan:
 
 def _findings(case: dict[str, Any], breaks: Mapping[str, Any]) -> Found:
     """What the case's gates find on its rig with these parts broken."""
+    return _ask(case, *_rig(case, breaks))
+
+
+def _rig(case: dict[str, Any], breaks: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    """The case's plan, and its hosts with these parts broken."""
     rig = case.get("rig", "spark")
     plan = _plan(rig, tuple(case.get("plan", {}).items()))
     for path, value in case.get("recipe", {}).items():
@@ -142,6 +149,11 @@ def _findings(case: dict[str, Any], breaks: Mapping[str, Any]) -> Found:
         nodes, _, path = place.partition(" ")
         for node in seen if nodes == "all" else nodes.split("+"):
             seen[node] = snapshots.put(seen[node], path, value)
+    return plan, seen
+
+
+def _ask(case: dict[str, Any], plan: Plan, seen: Mapping[str, Any]) -> Found:
+    """What the case's gates find there."""
     gates = case.get("gates", "serving")
     name, options = next(iter(gates.items())) if isinstance(gates, dict) else (gates, {})
     found = GATES[name](plan, seen, **options)
@@ -192,6 +204,52 @@ def test_a_broken_part_is_found(case: dict[str, Any]) -> None:
     if case.get("doctors_own"):  # serve mends it, so it may not stop serve
         serve = _findings({**case, "gates": "serving"}, breaks)
         assert not {v.code for v in serve} & {v.code for v in found}
+
+
+HOSTILE = ";rm -rf ~"
+
+
+@pytest.mark.parametrize("case", [param for param in _cases() if param.values[0]["finds"]])
+def test_a_remedy_quotes_what_a_host_says(case: dict[str, Any]) -> None:
+    """A person pastes it into a root shell: each word of a host that a remedy holds, made hostile
+    where its type lets it be, stands there in quotes.
+    """
+    plan, seen = _rig(case, case.get("break", {}))
+    remedies = "\n".join(one.remedy for one in _ask(case, plan, seen))
+    said = {name: one.model_dump(mode="json", warnings=False) for name, one in seen.items()}
+    for word in sorted({*_words(list(said.values()))}):
+        if len(word) < 3 or word.rpartition("/")[2] not in remedies:
+            continue
+        head, dot, end = word.rpartition(".")
+        evil = f"{head}{HOSTILE}{dot}{end}" if head and "/" not in end else word + HOSTILE
+        try:
+            now = {
+                name: type(seen[name]).model_validate(_swapped(document, word, evil))
+                for name, document in said.items()
+            }
+        except ValidationError:
+            continue
+        for one in _ask(case, plan, now):
+            bare = re.sub(r"(?<![a-z])'[^']*'", "", one.remedy)
+            assert HOSTILE not in bare, (word, one.code, one.remedy)
+
+
+def _words(document: Any) -> Iterator[str]:
+    """Every text of a document."""
+    if isinstance(document, str):
+        yield document
+    for inner in document.values() if isinstance(document, dict) else document or ():
+        if isinstance(inner, str | dict | list):
+            yield from _words(inner) if not isinstance(inner, str) else (inner,)
+
+
+def _swapped(document: Any, word: str, other: str) -> Any:
+    """The document with one text in place of another, wherever it stands."""
+    if isinstance(document, dict):
+        return {key: _swapped(inner, word, other) for key, inner in document.items()}
+    if isinstance(document, list):
+        return [_swapped(inner, word, other) for inner in document]
+    return other if document == word else document
 
 
 def codes() -> set[str]:

@@ -29,7 +29,7 @@ def test_a_unit_of_others_is_repointed_by_a_drop_in() -> None:
     ghost = h.unit(name=DS4, exec_start=(GONE, "vllm"), exec_start_exists=False, fragment="/x")
     assert remedy(unit.unit_ghost, ghost) == (
         f"pyinfra INVENTORY deploys/unit.py --data unit={DS4} --data only=spark1 "
-        "--data exec_start='/PATH/OF/PROGRAM ARGUMENTS'"
+        "--data 'exec_start=/PATH/OF/PROGRAM ARGUMENTS'"
     )
     before = GhostFile(step="ExecStartPre", path="/opt/vllm-clean.sh")
     pre = h.unit(name=DS4, exec_start=("/bin/vllm",), ghosts=(before,))

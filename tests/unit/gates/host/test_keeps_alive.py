@@ -104,7 +104,7 @@ def test_a_kernel_that_does_not_tell_who_holds_its_watchdog(plan: Plan) -> None:
     ({}, "journal_mib=2048 --data panic=10 --data panic_on=softlockup,hung_task --data watchdog=60"
          " --data memory_guard_mib=2048 --data memory_guard=true"),
     ({"sysctls": panic_sysctls(5, ()), "watchdog_s": 0, "guard_mib": 0},
-     "journal_mib=2048 --data panic=5 --data panic_on=[] --data memory_guard=false"),
+     "journal_mib=2048 --data panic=5 --data 'panic_on=[]' --data memory_guard=false"),
     ({"sysctls": {}, "watchdog_s": 0, "guard_mib": 0},
      "journal_mib=2048 --data memory_guard=false"),
 ])  # fmt: skip
