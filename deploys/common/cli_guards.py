@@ -6,6 +6,7 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
@@ -33,6 +34,8 @@ _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
 
 def install(state: State, arguments: Sequence[str]) -> None:
     """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
+    # Its thread logs a traceback of what pyinfra tells in a line.
+    logging.getLogger("paramiko.transport").setLevel(logging.CRITICAL)
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyinfra.api.exceptions import FactProcessError
@@ -89,9 +90,10 @@ def test_an_unknown_key_is_refused() -> None:
 def test_a_plan_that_is_gone_lends_nothing_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPython gives the next object the number of the one before."""
     monkeypatch.setattr(observe, "ask_each", lambda _state, plan, *_: plan.profile)
-    state = FakeState()
+    state: Any = FakeState()
     for number in range(50):
-        assert observe.observe(state, replace(PLAN, profile=str(number))) == str(number)
+        found: Any = observe.observe(state, replace(PLAN, profile=str(number)))
+        assert found == str(number)
 
 
 def test_a_fact_that_comes_late_is_refused_also_without_asserts() -> None:
