@@ -12,6 +12,7 @@ from deploys.common.snapshot_view import engine_may_run
 from deploys.procedures.engine import serve
 from deploys.procedures.host import driver, driver_trial
 from deploys.procedures.measure.history import last_rates
+from gates.drift.launch_files import running_profile
 from operations.change.apply import apply
 from operations.engine import engine
 from operations.host import driver as packages
@@ -41,7 +42,9 @@ if rig.at_head:
         needed=bool(work.members),
         endpoint=endpoint(rig.plan),
         is_up=engine_may_run(rig.snapshots[host.name]),
-        recorded=last_rates(rig.plan),
+        recorded=last_rates(
+            rig.plan, running_profile(rig.plan, rig.plan.rig.head, rig.snapshots[host.name])
+        ),
     )
 up = rig.up if work.members else rig.up.among(())
 engine.stop(name="Stop the head", run=rig.run, nodes=up.head)

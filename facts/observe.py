@@ -35,7 +35,8 @@ def observe(state: State, plan: Plan, fresh: bool = False, asked: Together | Non
     """
     state = real(state)
     with _LOCK:
-        memo: dict[int, Looks] = state.__dict__.setdefault("rigbook_observed", {})
+        # with the plan, which is kept: the id of one that is gone is the next one's
+        memo: dict[int, tuple[Plan, Looks]] = state.__dict__.setdefault("rigbook_observed", {})
         key = id(plan)
         if fresh or key not in memo:
             requests = {name: one.model_dump_json() for name, one in plan.requests.items()}
@@ -43,5 +44,5 @@ def observe(state: State, plan: Plan, fresh: bool = False, asked: Together | Non
                 found = ask_each(state, plan, Snapshot(), requests)
             else:
                 found = asked.add(Snapshot(), requests)()
-            memo[key] = found
-        return memo[key]
+            memo[key] = plan, found
+        return memo[key][1]

@@ -16,7 +16,6 @@ from lab.core.settings import DEFAULT_HOSTS, PLACES, TWIN, LabError, LabSettings
 from lab.engine import image, venv
 from lab.hosts import lifecycle, network, state
 from lab.hosts import ssh as hosts_ssh
-from lab.rehearsal import incident, rehearse
 
 REHEARSE, INCIDENT, CHECK = TWINS = ("rehearse", "incident", "incident-check")
 
@@ -93,10 +92,15 @@ def dispatch(arguments: argparse.Namespace) -> int:
         raise LabError("there is no lab: 'up' first")
     if verb == "ssh":
         return hosts_ssh.interactive(settings, settings.host(arguments.name), arguments.command)
+    # Twins need pydantic; lab-down and lab-status are to work without .venv.
     if verb == INCIDENT:
+        from lab.rehearsal import incident
+
         incident.deal(settings, arguments.code)
         return 0
     if verb == CHECK:
+        from lab.rehearsal import incident
+
         return incident.check(settings, arguments.code)
     with alone(settings):
         change(settings, arguments)
@@ -116,6 +120,8 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
             image.provide(settings, arguments.image_on_one)
         status.show(settings)
     elif verb == REHEARSE:
+        from lab.rehearsal import rehearse
+
         rehearse.make(settings, arguments.inventory, arguments.snapshot)
     elif verb == "engine":
         image.provide(settings)

@@ -52,6 +52,8 @@ def install(state: State, arguments: Sequence[str]) -> None:
     from pyinfra_cli import exceptions as shown  # it patches threads: not for who imports this file
 
     logger.addFilter(_only_shows)
+    # Its thread logs a traceback of what pyinfra tells in a line.
+    logging.getLogger("paramiko.transport").setLevel(logging.CRITICAL)
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")

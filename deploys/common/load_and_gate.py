@@ -27,12 +27,12 @@ from gates.core.violation import Violation
 from gates.core.waiver import apply_waivers, blocking
 from gates.gate_sets import check
 from schema.core.errors import SpecError
-from schema.desired.kubernetes import host_part, is_cluster
+from schema.desired.kubernetes import ClusterData, host_part, is_cluster
 from schema.desired.plan import Plan, Runtime
 from schema.inputs import load as loader
 from schema.inputs.check import host_data
 from schema.inputs.host_data import HostData
-from schema.inputs.runbooks import kind_of
+from schema.inputs.runbooks import kind_of, runbooks
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 
 D = TypeVar("D", bound=HostData)
@@ -128,8 +128,7 @@ def load(runtimes: Collection[Runtime] = INSTALLED) -> Plan:
         if cluster and "deployment" not in runtimes:
             raise DeployError(
                 f"{inventory_name()} is a Kubernetes rig, whose chart installs the engine and "
-                "stops it: its runbooks are serve, verify, doctor, libvgpu, gpu_limit, rollback, "
-                "kernel and reboot"
+                f"stops it: its runbooks are {', '.join(sorted(runbooks(ClusterData)))}"
             )
         if not cluster and runtimes == DEPLOYMENT:
             raise DeployError(

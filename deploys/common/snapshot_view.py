@@ -8,8 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 
+from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
+from facts.engine_look import look_at_engine
+from facts.rignode.context import real
+from gates.drift.launch_files import running_profile
 from gates.engine.state import engine_unit
 from schema.desired.plan import Plan
 from schema.observed.files import FileState
@@ -48,6 +52,13 @@ def wider(
         for name, request in plan.requests.items()
     }
     return dataclasses.replace(plan, requests=asked)
+
+
+def live_profile(plan: Plan) -> str:
+    """The profile that the head runs now, for a line: never the one that this run would ask for."""
+    head = plan.rig.head
+    seen = look_at_engine(real(state), (head.name,))[head.name]
+    return "profile not seen" if isinstance(seen, Unreadable) else running_profile(plan, head, seen)
 
 
 def is_up(unit: Unit | None) -> bool:

@@ -43,7 +43,8 @@ class Together:
 
         `requests`: the request of each node that is asked, as JSON text; None: all, with none.
         """
-        assert self._said is None, f"{fact.verb}: the hosts have been asked already"
+        if self._said is not None:
+            raise RuntimeError(f"{fact.verb}: the hosts have been asked already")
         asked = dict.fromkeys(self._parts, "{}") if requests is None else requests
         for name, request in asked.items():
             wanted = fact.wanted(request)

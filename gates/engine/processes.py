@@ -10,7 +10,7 @@ from gates.core.violation import Violation
 from gates.engine.state import head_port, is_own
 from gates.engine.vllm_flags import serves
 from node.rules.ownership import end, same_container
-from node.rules.patterns import LOGIN_UNIT, POD_CGROUP
+from node.rules.patterns import API_SERVER, LOGIN_UNIT, POD_CGROUP
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
 from schema.observed.docker import Container
@@ -95,7 +95,8 @@ def hand_port(plan: Plan, snapshot: NodeSnapshot, process: EngineProcess) -> int
     for _ in engines:
         below |= {one.pid for one in engines.values() if one.ppid in below}
     ports = [p.port for p in require(snapshot.ports, "ports") if p.pid in below]
-    if not serves(top.argv) or set(ports) & our_ports(plan):
+    server = serves(top.argv) or any(map(API_SERVER.search, top.argv))
+    if not server or set(ports) & our_ports(plan):
         return None
     return min(ports, default=None)
 

@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from node.rules.secret import MASK
+from schema.recipe.arguments import SHORT
 
 # A flag's values, or True/False for a flag that stands alone (`--x`, `--no-x`).
 Value = tuple[str, ...] | bool
 
 _FLAG = re.compile(r"--?[A-Za-z]")
+_LEVEL = re.compile(r"-O=?(\w+)\Z")
 _JSON_MARKS = re.compile(r"""[\s"'{}\[\],]""")
 NOT_SET = "not set"
 LOST_QUOTES = "(lost its JSON quotes on the way)"
@@ -34,8 +36,11 @@ def flags_of(argv: Sequence[str]) -> dict[str, Value]:
             values.append(token)
             continue
         _keep(found, name, values)
-        flag, equals, value = token.lstrip("-").partition("=")
-        name, values = flag.replace("-", "_"), [value] if equals else []
+        flag, equals, value = token.partition("=")
+        if level := _LEVEL.match(token):
+            flag, equals, value = "-O", "=", level[1]
+        name = SHORT.get(flag) or flag.lstrip("-").replace("-", "_")
+        values = [value] if equals else []
     _keep(found, name, values)
     return found
 

@@ -12,11 +12,11 @@ from node.core import proc
 from node.core.errors import CannotRead, Json
 from node.core.run import which
 from node.rules import shm_names
+from node.rules.patterns import API_SERVER
 from node.snapshot import gpus, ports
 from node.snapshot.processes import is_engine
 
 TITLE = "VLLM::"
-_SERVER = re.compile(r"^vllm\.entrypoints\.(?:openai\.)?api_server$|/api_server\.py$")
 _LIBRARY = re.compile(rb"/vllm/[^\n]*\.so", re.MULTILINE)
 _SOCKET = re.compile(r"^socket:\[(\d+)\]$")
 
@@ -75,7 +75,7 @@ def is_server(argv: Sequence[str]) -> bool:
         return False
     words = list(argv)
     for n, word in enumerate(words):
-        if _SERVER.search(word):
+        if API_SERVER.search(word):
             return True
         if word in ("vllm", "vllm.entrypoints.cli.main") or word.endswith(
             ("/vllm", "/cli/main.py")

@@ -17,3 +17,5 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 # Units that hold a login's processes, or what a line of a crontab started: they supervise nothing,
 # whatever they outlive is an orphan.
 LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*|crond?|anacron|atd)\.service\Z")
+# the module that serves as `vllm serve` does: a word behind -m, or the file
+API_SERVER = re.compile(r"^vllm\.entrypoints\.(?:openai\.)?api_server$|/api_server\.py$")

@@ -32,14 +32,19 @@ def told(rate: Rate, before: Sequence[float]) -> str:
     return f"{rate.tokens_per_s:.1f} tok/s, baseline {baseline:.1f}{said}"
 
 
-def compared(endpoint: Endpoint, before: Sequence[float], published: float | None = None) -> str:
-    """A part of a line for a person; empty where there is nothing to compare with.
+def compared(
+    endpoint: Endpoint, before: Sequence[float], published: float | None, profile: str
+) -> str:
+    """A part of a line for a person, also where there is nothing to compare with.
 
     `before`: rounds that were measured here, tokens a second. `published`: the recipe's figure,
-    which is told beside ours where there are none, and is no baseline.
+    which is told beside ours where there are none, and is no baseline. `profile`: what runs.
     """
     if not before and published is None:
-        return ""
+        return (
+            f"; no baseline for {profile}: its speed was not compared; measure it with: "
+            "pyinfra INVENTORY deploys/bench.py -y"
+        )
     try:
         rate = measure(endpoint)
     except NotMeasured as error:

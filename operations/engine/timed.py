@@ -1,10 +1,15 @@
-"""What a timer of ours starts on a node: its files and timer, and its end; node's steps."""
+"""What a timer of ours starts on a node: its files and timer, its end, and the proof of both."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pyinfra.api import State
+
+from facts import unit_state
+from facts.rignode.context import fact_of
 from operations.change.apply import Steps
+from operations.change.node_call import StepFailed
 from operations.change.steps import unit_step
 from operations.engine.engine import file_steps, timer_steps
 from schema.desired.plan import Document
@@ -30,3 +35,13 @@ def remove_steps(name: str, files: Mapping[str, FileState], timer: Unit | None) 
     if there:
         steps.append(unit_step(name))
     return steps
+
+
+def prove_timer(state: State, node: str, name: str, runs: bool) -> str:
+    """The timer's state as systemd says it; StepFailed where it runs and is not to, or the other
+    way round.
+    """
+    seen = fact_of(state, state.inventory.get_host(node), unit_state.Unit, name)
+    if seen is None or (seen.active == "active") is not runs:
+        raise StepFailed(f"{node}: {name} is {seen.active if seen else 'unknown'}")
+    return seen.active

@@ -21,8 +21,9 @@ from operations.engine.baseline import compared
 from operations.engine.wait_ready import unit_states, wait_for_answer
 from operations.rollback.former_venv import FormerVenvs
 from schema.desired.plan import UNIT, Plan
-from schema.observed.snapshot import NodeSnapshot
+from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
+from schema.render.engine_spec import engine_spec
 from schema.render.installed import argv_in, endpoint_in
 
 Recorded = Mapping[str, Mapping[str, Any]]
@@ -107,7 +108,8 @@ def serves_again(
     runs; StepFailed where none comes. `kept`: the change, for the speed before it, and for who
     served before a take-over.
     """
-    if former := former_in(kept or _of_head(state, plan, change)):
+    kept = kept or _of_head(state, plan, change)
+    if former := former_in(kept):
         return f"change {change} ROLLED_BACK; {answers_again(state, plan, former)}"
     states = unit_states(state, [node.name for node in plan.rig.nodes])
     unseen = ", ".join(name for name, unit in states.items() if unit is None)
@@ -127,13 +129,15 @@ def serves_again(
         )
     if head.name not in running:
         return f"change {change} ROLLED_BACK; no engine ran before, none runs now"
-    endpoint = _restored_endpoint(state, plan)
+    seen = observe(state, plan, fresh=True)[head.name]
+    endpoint = endpoint_there(plan, seen) if isinstance(seen, NodeSnapshot) else None
     if endpoint is None:
         return f"change {change} ROLLED_BACK; the former engine was started (no endpoint to ask)"
     nodes, budget_s = [node.name for node in plan.rig.nodes], plan.recipe.expect.start_budget_s
     answer = wait_for_answer(state, head.name, nodes, endpoint, budget_s)
-    published = recipe_baseline(plan) if plan.recipe.venv is not None else None
-    speed = compared(endpoint, rounds_before(kept.get(head.name)), published)
+    profile = _profile(plan, _texts(seen).get(SCRIPT_PATH, ""))
+    published = recipe_baseline(plan, profile)
+    speed = compared(endpoint, rounds_before(kept.get(head.name)), published, profile)
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
 
 
@@ -162,12 +166,20 @@ def rounds_before(change: Mapping[str, Any] | None) -> tuple[float, ...]:
     return tuple(float(rate) for rate in found if rate is not None)
 
 
-def recipe_baseline(plan: Plan) -> float | None:
-    """The figure that the recipe publishes for one stream in the plan's profile."""
+def recipe_baseline(plan: Plan, profile: str) -> float | None:
+    """The figure that the recipe publishes for one stream in the profile that runs."""
     for row in plan.recipe.expect.baselines:
-        if (row.profile, row.concurrency) == (plan.profile, 1):
+        if (row.profile, row.concurrency) == (profile, 1):
             return row.tokens_per_s
     return None
+
+
+def _profile(plan: Plan, script: str) -> str:
+    """The profile that the head's launch script starts, in words where it is none of the recipe."""
+    for name in plan.recipe.profiles:
+        if engine_spec(plan.rig, plan.rig.head, plan.recipe, name).argv == argv_in(script):
+            return name
+    return f"these flags, which are no profile of recipe {plan.recipe.name}"
 
 
 def _undo(
@@ -293,19 +305,17 @@ def _touches_engine(step: Mapping[str, Any]) -> bool:
     return step.get("unit") == UNIT and bool(step.get("active"))
 
 
-def _restored_endpoint(state: State, plan: Plan) -> Endpoint | None:
-    snapshot = observe(state, plan, fresh=True)[plan.rig.head.name]
-    return endpoint_there(plan, snapshot) if isinstance(snapshot, NodeSnapshot) else None
-
-
 def endpoint_there(plan: Plan, snapshot: NodeSnapshot) -> Endpoint | None:
     """Where the engine of the head's own files answers; None: they do not say."""
-    if not isinstance(snapshot.files, tuple):
-        return None
-    texts = {file.path: file.content or "" for file in snapshot.files}
+    texts = _texts(snapshot)
     script, document = texts.get(SCRIPT_PATH, ""), texts.get(NODE_PATH, "")
     found = installed_endpoint(script, document, str(plan.rig.head.lan_address))
     return found and replace(found, key=api_key(plan))
+
+
+def _texts(snapshot: NodeSnapshot | Unreadable) -> dict[str, str]:
+    files = () if isinstance(snapshot, Unreadable) else snapshot.files
+    return {f.path: f.content or "" for f in files} if isinstance(files, tuple) else {}
 
 
 def undo_only(words: str = "", timeout_s: int = UNDO_TIMEOUT_S) -> Callable[[Run], str]:

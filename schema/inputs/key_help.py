@@ -52,6 +52,8 @@ def _shown(value: object) -> str:
     """A default as one would type it."""
     if value in (None, (), {}):
         return "none"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -237,9 +237,15 @@ class UnitData(LeasedData):
         (), "NAME=VALUE; no secrets"
     )
     start_limit_interval: int | None = key(
-        None, "the time that start_limit_burst counts in", "seconds", ge=0, le=604800
+        None,
+        "the time that start_limit_burst counts in; none: the unit's own",
+        "seconds",
+        ge=0,
+        le=604800,
     )
-    start_limit_burst: int | None = key(None, "at most so many", "starts", ge=0, le=10000)
+    start_limit_burst: int | None = key(
+        None, "at most so many; none: the unit's own", "starts", ge=0, le=10000
+    )
     only: HostName | None = key(None, "one node; none: each whose systemd knows the unit")
     remove: bool = key(False, "take the drop-in away")
 

@@ -31,16 +31,21 @@ def report(seen: Seen) -> None:
 def lines(former: Former) -> Iterator[str]:
     """What one host runs, in lines for a person."""
     if not former.engines and not former.supervisors:
-        yield "no vLLM runs here by other means than rigbook, and nothing would start one"
+        yield (
+            "no vLLM was found here by other means than rigbook, in what could be looked at"
+            if former.unread
+            else "no vLLM runs here by other means than rigbook, and nothing would start one"
+        )
     for engine in former.engines:
         yield from _engine(engine, container_of(former, engine))
     if former.supervisors and not former.engines:
-        yield "no vLLM runs now"
+        yield "no vLLM was found running" if former.unread else "no vLLM runs now"
     for row in former.supervisors:
         yield f"started by {supervisor(row)}: {row.evidence[:_LINE]}"
     if former.engines or former.supervisors:
         again = [row.name for row in former.supervisors if row.starts_at_boot]
-        yield f"at the next boot: {', '.join(again) if again else 'nothing starts it'}"
+        none = f"nothing{' of what could be looked at' if former.unread else ''} starts it"
+        yield f"at the next boot: {', '.join(again) or none}"
     for box in former.containers:
         if box.auto_remove:
             yield f"lost when it stops: container {box.name} (--rm), with all that was put into it"

@@ -19,6 +19,7 @@ from deploys.procedures.engine import hidden
 from facts import unit_state
 from facts.rignode.context import fact_of, real
 from gates.core.check import Observed
+from gates.drift.launch_files import running_profile
 from schema.desired.plan import UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot
 
@@ -81,10 +82,13 @@ def _add(archive: tarfile.TarFile, name: str, raw: bytes) -> None:
 
 def _versions(plan: Plan, observed: Observed) -> dict[str, object]:
     """What runs here and there, for who reads the report."""
+    head = observed[plan.rig.head.name]
     return {
         "operator": {"python": platform.python_version(), "pyinfra": version("pyinfra")},
         "recipe": plan.recipe.name,
-        "profile": plan.profile,
+        "profile": running_profile(plan, plan.rig.head, head)
+        if isinstance(head, NodeSnapshot)
+        else "profile not seen",
         "runtime": plan.runtime,
         "nodes": {
             name: _node(one) if isinstance(one, NodeSnapshot) else one.to_json()

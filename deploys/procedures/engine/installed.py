@@ -22,10 +22,9 @@ from deploys.common.rdma_proof import (
     told,
 )
 from deploys.common.runtime import Examined, Work
-from deploys.common.snapshot_view import files_in
+from deploys.common.snapshot_view import files_in, live_profile
 from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
 from facts.endpoint.tool_call import ask_for_call
-from facts.engine_look import look_at_engine
 from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from facts.rignode.context import real
@@ -216,11 +215,7 @@ class Installed:
         answer = wait_for_answer(
             state, plan.rig.head.name, nodes, where, plan.recipe.expect.start_budget_s, patient
         )
-        head = plan.rig.head
-        seen = look_at_engine(real(state), (head.name,))[head.name]
-        line = (
-            f"{where.model} ({_profile(plan, seen)}) answers at {where.base_url}: {answer.detail}"
-        )
+        line = f"{where.model} ({live_profile(plan)}) answers at {where.base_url}: {answer.detail}"
         # a run that started nothing has no log of a start, which may be long gone
         return line if work and not work.start.all else line + proof_of_start(plan)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
-from deploys.common.load_and_gate import endpoint
+from deploys.common.load_and_gate import endpoint, inventory_name
 from deploys.common.procedure import Procedure
 from facts.endpoint.completion import Endpoint
 from facts.endpoint.throughput import NotMeasured, Rate, aggregate, measure
@@ -42,7 +42,11 @@ def measured(rig: Procedure) -> Iterator[str]:
     slow: list[str] = []
     try:
         if not rows:
-            yield f"1 stream: {measure(where)}; the recipe has no baseline to compare it with"
+            yield (
+                f"1 stream: {measure(where)}; no baseline for {profile or 'these flags'}: recipe "
+                f"{plan.recipe.name} has none in expect.baselines; keep what is measured with: "
+                f"pyinfra {inventory_name()} deploys/bench.py -y"
+            )
         for row in rows:
             rate = aggregate(where, row.concurrency, row.tokens)
             floor = (1 - tolerance) * row.tokens_per_s

@@ -15,7 +15,7 @@ from facts.rignode.context import fact_of
 from operations.change.apply import Steps
 from operations.change.node_call import StepFailed
 from operations.change.steps import unit_step
-from operations.engine.timed import install_steps, remove_steps
+from operations.engine.timed import install_steps, prove_timer, remove_steps
 from operations.rollback.revert import undo_only
 from schema.desired.plan import Document, Plan
 from schema.inputs.cluster_runbook_data import ClusterWatchData
@@ -80,10 +80,10 @@ def plan(rig: Procedure, want: Want) -> Steps:
 
 def verify(rig: Procedure, want: Want) -> str:
     """A line about the first look and the timer; StepFailed says what is wrong with them."""
-    data = _data(rig)
+    data, state = _data(rig), rig.run.state
     if data.remove:
-        return f"{want.node} no longer watches"
-    state = rig.run.state
+        is_now = prove_timer(state, want.node, WATCH_TIMER, runs=False)
+        return f"{want.node} no longer watches: {WATCH_TIMER} is {is_now}"
     host = state.inventory.get_host(want.node)
     deadline = time.monotonic() + LOOK_S
     while True:
@@ -98,9 +98,7 @@ def verify(rig: Procedure, want: Want) -> str:
         # Our own line, not systemd's about it.
         said = [line for line in lines if line.startswith("watch: ")] or [look.last_line]
         raise StepFailed(f"{want.node}: the first look failed: {said[-1]}")
-    timer = fact_of(state, host, engine_facts.Unit, WATCH_TIMER)
-    if timer is None or timer.active != "active":
-        raise StepFailed(f"{want.node}: {WATCH_TIMER} is {timer.active if timer else 'unknown'}")
+    prove_timer(state, want.node, WATCH_TIMER, runs=True)
     told = data.webhook_file or ("the webhook" if data.webhook else "the journal alone")
     silent = "; a silent engine is restarted" if data.restart else ""
     return f"{want.node} looks every {data.interval} s; {data.misses} misses go to {told}{silent}"

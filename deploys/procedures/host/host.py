@@ -240,7 +240,7 @@ def verify(rig: Procedure, work: HostWork) -> str:
 
 def _words(host: HostPlan | None) -> str:
     if host is None:
-        return "nothing of it is left"
+        return "host.json is gone, and its settings were taken back"
     words = [f"a hang is reset after {host.watchdog_s} s"] if host.watchdog_s else []
     if "kernel.panic" in host.sysctls:
         words.append(f"a panic reboots after {host.sysctls['kernel.panic']} s")

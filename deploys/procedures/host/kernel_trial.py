@@ -143,7 +143,8 @@ def _back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
     _start_again(run, nodes)
     if problems:
         raise StepFailed("; ".join(problems))
-    return f"change {run.id} ROLLED_BACK; {', '.join(nodes)} run the pinned kernel"
+    seen_there = ", ".join(name for name in nodes if name in pinned)
+    return f"change {run.id} ROLLED_BACK; {seen_there} run the pinned kernel"
 
 
 def _start_again(run: Run, nodes: list[str]) -> None:

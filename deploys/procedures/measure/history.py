@@ -126,12 +126,12 @@ def bench(rig: str, name: str) -> BenchRun:
         raise DeployError(f"{path}: {error}") from None
 
 
-def last_rates(plan: Plan) -> tuple[float, ...]:
-    """The rates of one stream in the newest whole bench of this recipe and profile, by the client
-    that upgrade and rollback use as well; empty where there is none.
+def last_rates(plan: Plan, profile: str) -> tuple[float, ...]:
+    """The rates of one stream in the newest whole bench of this recipe and of `profile`, which
+    runs, by the client that upgrade and rollback use as well; empty where there is none.
     """
     for run in _benches(plan.rig.name):
-        same = (run.subject.recipe, run.subject.profile) == (plan.recipe.name, plan.profile)
+        same = (run.subject.recipe, run.subject.profile) == (plan.recipe.name, profile)
         if same and run.complete and run.other is not None and run.other.rates:
             return run.other.rates
     return ()

@@ -17,7 +17,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.ask_engine import ask_all, venv_of, wheels_spec
 from deploys.common.load_and_gate import endpoint, once_a_run
 from deploys.common.procedure import Procedure
-from deploys.common.snapshot_view import engine_may_run
+from deploys.common.snapshot_view import engine_may_run, live_profile
 from deploys.procedures.measure.history import last_rates
 from deploys.procedures.rollback.rollback import Chosen, choose
 from deploys.procedures.transfer import gone
@@ -184,8 +184,9 @@ def verify(rig: Procedure, work: RestoreWork) -> str:
     host.log(check_venv(rig.run.state, host, work.venv, work.package, imports=False))
     budget = rig.plan.recipe.expect.start_budget_s
     detail = wait_with_retries(rig.run, work.node, where, budget)
-    before = last_rates(rig.plan)
-    speed = compared(where, before, recipe_baseline(rig.plan))
+    profile = live_profile(rig.plan)
+    before, published = last_rates(rig.plan, profile), recipe_baseline(rig.plan, profile)
+    speed = compared(where, before, published, profile)
     return f"backup {work.row.id} serves: {detail}{speed}"
 
 

@@ -15,6 +15,7 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.ask_engine import ask_all
 from deploys.common.load_and_gate import endpoint, once_a_run
 from deploys.common.procedure import NOWHERE, Nodes, Procedure
+from deploys.common.snapshot_view import live_profile
 from deploys.procedures.measure.history import last_rates
 from deploys.procedures.rollback.restore import LAST
 from deploys.procedures.transfer import gone
@@ -141,5 +142,7 @@ def verify(rig: Procedure, work: ImageWork) -> str:
     nodes = [node.name for node in rig.plan.rig.nodes]
     budget = rig.plan.recipe.expect.start_budget_s
     answer = wait_for_answer(rig.run.state, head, nodes, where, budget)
-    speed = compared(where, last_rates(rig.plan), recipe_baseline(rig.plan))
+    profile = live_profile(rig.plan)
+    before, published = last_rates(rig.plan, profile), recipe_baseline(rig.plan, profile)
+    speed = compared(where, before, published, profile)
     return f"backup {work.rows[head].id} serves: {answer.detail}{speed}"

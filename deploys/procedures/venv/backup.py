@@ -15,6 +15,7 @@ from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import inventory_name, once, once_a_run
 from deploys.common.procedure import Procedure
+from deploys.procedures.measure.profiles import served_as
 from facts.backups import (
     ImageBackupPlan,
     TreeBackupPlan,
@@ -24,6 +25,7 @@ from facts.backups import (
 )
 from facts.rignode.context import fact_of, real
 from gates.artifact.image import image_name
+from gates.drift.launch_files import running_profile
 from schema.desired.plan import UNIT, Plan
 from schema.inputs.runbook_data import BackupData
 from schema.observed.backup import BackupPlan, BackupRow, Backups, Copies, PrunePlan
@@ -80,15 +82,19 @@ def plan_look(rig: Procedure, host: Host) -> list[str]:
 
 def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[str, Any]:
     """What node's `tree backup` takes, or for an image its `image backup`: the tree, the unit with
-    its drop-ins and launch files as they are on the host, and what the recipe renders."""
+    its drop-ins and launch files as they are on the host, and what the recipe renders for the
+    profile that runs there."""
     files = [document.path for document in plan.documents[node]]
     if not isinstance(snapshot.units, Unreadable):
         for unit in snapshot.units:
             if unit.name == UNIT:
                 files += [path for path in (unit.fragment, *unit.drop_ins) if path]
+    profile = running_profile(plan, plan.rig.node(node), snapshot)
+    if profile in plan.recipe.profiles:
+        plan = served_as(plan, profile)
     documents = {
         "recipe": plan.recipe.to_json(),
-        "profile": plan.profile,
+        "profile": profile,
         "rendered": {d.path: unversioned(d.content) for d in plan.documents[node]},
         "argv": list(plan.specs[node].argv),
     }

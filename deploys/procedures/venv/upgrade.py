@@ -154,7 +154,7 @@ def plan(rig: Procedure) -> UpgradeWork:
         endpoint=endpoint(plan),
         version=Version(venv, spec.package, exact, place.folder, place.link, data.inplace),
         now=", ".join(seen.installed) or "of no version",
-        recorded=last_rates(plan),
+        recorded=last_rates(plan, plan.profile),
         is_up=is_up(unit),
         stops_before_install=data.inplace or (available is not None and available < MEMORY_BESIDE),
         in_place=data.inplace,

@@ -5,11 +5,8 @@ from __future__ import annotations
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import files_in, units_in, wider
-from facts import unit_state
-from facts.rignode.context import fact_of
 from operations.change.apply import Steps
-from operations.change.node_call import StepFailed
-from operations.engine.timed import install_steps, remove_steps
+from operations.engine.timed import install_steps, prove_timer, remove_steps
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import BackupData
 from schema.render.verify_files import PATHS, VERIFY_TIMER, verify_documents
@@ -36,11 +33,7 @@ def plan(rig: Procedure) -> dict[str, Steps]:
 
 def verify(rig: Procedure) -> str:
     """A line about the timers; StepFailed names one that does not run."""
-    if not rig.data(BackupData).weekly:
-        return "the backups are no longer read each week"
-    state = rig.run.state
+    weekly = bool(rig.data(BackupData).weekly)
     for name in rig.snapshots:
-        timer = fact_of(state, state.inventory.get_host(name), unit_state.Unit, VERIFY_TIMER)
-        if timer is None or timer.active != "active":
-            raise StepFailed(f"{name}: {VERIFY_TIMER} is {timer.active if timer else 'unknown'}")
-    return "the backups are read each week"
+        prove_timer(rig.run.state, name, VERIFY_TIMER, runs=weekly)
+    return f"the backups are {'read' if weekly else 'no longer read'} each week"

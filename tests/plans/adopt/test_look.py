@@ -58,7 +58,14 @@ TABLE: Table = {
     "off": (looks(Former(supervisors=(parts.by_unit(active="inactive/dead"),))), quiet(
         "no vLLM runs now", "started by unit vllm-ds4.service (enabled, inactive/dead")),
     "not all": (looks(Former(unread=("crontabs: Permission denied",))), quiet(
-        "not looked at: crontabs: Permission denied")),
+        "no vLLM was found here by other means than rigbook, in what could be looked at",
+        "not looked at: crontabs: Permission denied",
+        never=(f"[{HEAD}] no vLLM runs here by other means",))),
+    "by hand, not all": (looks(
+        parts.by_hand().model_copy(update={"unread": ("crontabs: Permission denied",)}),
+        parts.by_hand()), quiet(
+            f"[{HEAD}] at the next boot: nothing of what could be looked at starts it",
+            f"[{WORKER}] at the next boot: nothing starts it")),
     "silent": (
         looks(SEED, SEED_WORKER, faults={f"{WORKER}:says former": {"engines": 7}}),
         refused("not every node could be looked at", WORKER, says=(f"[{HEAD}] vLLM: pid 812",))),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from schema.desired.kubernetes import ClusterData
 from schema.desired.plan import Plan
+from schema.inputs.runbooks import runbooks
 from schema.observed.machine import Identity
 from schema.observed.snapshot import Unreadable
 from schema.observed.units import Watched
@@ -96,7 +98,8 @@ TABLE: Table = {
     "reboot disk": (
         run("reboot", "--dry", seen=ill("journal.lock_held", True)), refused("lock-held")),
     **{name: (run(name, "--dry"), refused(
-        "is a Kubernetes rig, whose chart installs the engine and stops it"))
+        "is a Kubernetes rig, whose chart installs the engine and stops it: its runbooks are "
+        f"{', '.join(sorted(runbooks(ClusterData)))}"))
        for name in CHARTS},
     **{f"key of {name}": (run(name, "--dry", *data(pair)), Ends(
         None, last=(f"--data: {words}", "--data help=true lists the keys"), asks=[]))

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 import tempfile
 from pathlib import Path
 
+from schema.desired.plan import Plan
 from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Snapshots,
+    data,
+    serving,
+    tiny_plan,
+)
 from tests.plans.support.table import Table, each_row, quiet
 
 FOLDER = tempfile.TemporaryDirectory(prefix="rigbook-bundle-")
 FILE = Path(FOLDER.name) / "rig.tar.gz"
+OF_THROUGHPUT = FILE.with_name("throughput.tar.gz")
+
+
+def as_throughput(plan: Plan) -> Snapshots:
+    """The pair as `serve --data profile=throughput` leaves it."""
+    return serving(tiny_plan(str(plan.rig.head.lan_address), profile="throughput"))
+
+
 TABLE: Table = {
     "bundle": (
         Scenario(("deploys/doctor.py", "-y", *data(f"bundle={FILE}")), answers=Reply),
         quiet(f"wrote {FILE}, secrets masked"),
+    ),
+    "bundle of another profile": (
+        Scenario(
+            ("deploys/doctor.py", "-y", *data(f"bundle={OF_THROUGHPUT}")),
+            as_throughput,
+            answers=Reply,
+        ),
+        quiet(f"wrote {OF_THROUGHPUT}"),
     ),
 }
 test_each_run_ends_as_its_row_says = each_row(TABLE)
@@ -26,3 +53,14 @@ def test_the_archive_has_both_nodes(ran: Runs) -> None:
     with tarfile.open(FILE) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"snapshots/{HEAD}.json", f"logs/{WORKER}.log", "findings.json"} <= names
+
+
+def test_it_names_the_profile_that_runs(ran: Runs) -> None:
+    said = {}
+    for name, path in (("bundle", FILE), ("bundle of another profile", OF_THROUGHPUT)):
+        assert ran[name].status == 0
+        with tarfile.open(path) as archive:
+            file = archive.extractfile("rigbook-lab/versions.json")
+            assert file is not None
+            said[name] = json.load(file)["profile"]
+    assert list(said.values()) == ["balanced", "throughput"]

@@ -140,7 +140,7 @@ TABLE = {
         quiet("runs profile throughput, not balanced", "2 streams: ", never=("1000000",))),
     "no baseline": (Scenario(MEASURE, answers=lambda: Reply(
         completion() | {"usage": {"completion_tokens": 96}}, late_s=0.01)), quiet(
-        "1 stream: ", "no baseline to compare it with")),
+        "1 stream: ", "no baseline for balanced: recipe tiny has none", "deploys/bench.py -y")),
     "not measurable": (
         replace(expecting("not-measurable", MEASURE, baselines=baselines("balanced", (1, 4.0))),
                 answers=Reply),

@@ -17,7 +17,7 @@ from tests.plans.support.scenario import (
     host,
     serving,
 )
-from tests.plans.support.table import each_row, quiet, refused
+from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.unit.builders.engine_parts import written_file
 from tests.unit.builders.host_parts import pair_timer
 from tests.unit.builders.snapshots import put
@@ -64,6 +64,13 @@ TABLE = {
     "misses": (watch("interval=30", "misses=9", seen=watching, how=DRY[:1]), quiet(
         f"write {CONFIG}", LOOK, never=(WATCH_TIMER,))),
     "remove": (watch("remove=true", seen=watching, how=DRY[:1]), quiet()),
+    "removed": (watch("remove=true", seen=watching), done(
+        f"{HEAD} no longer watches: {WATCH_TIMER} is inactive")),
+    # somebody started it again, or systemd still has it
+    "removed, and it runs": (
+        Scenario((WATCH, "-y", *data("remove=true")), watching,
+                 faults={f"{HEAD}:timer": "active"}),
+        failed(f"{HEAD}: {WATCH_TIMER} is active")),
     "nothing to remove": (watch("remove=true"), quiet(asks=LOOKS)),
     "no such node": (
         watch("only=lab9"), refused(f"only=lab9: no such node; the rig has: {HEAD}, {WORKER}")),

@@ -145,7 +145,8 @@ TABLE: Table = {
         refused("guard-tight", "serves with 2.50 GiB available", "memory_guard_mib=1706")),
     "remove": (scenario(GUARD_SET, BARE, seen=UP, words=data("remove=true")), done(
         "remove /etc/sysctl.d/90-rigbook-host.conf", f"remove {GUARD_PATH}",
-        "kernel.panic = 0", f"disable and stop {GUARD}", "nothing of it is left")),
+        "kernel.panic = 0", f"disable and stop {GUARD}",
+        "host.json is gone, and its settings were taken back")),
     "remove nothing": (scenario(BARE, seen=rig(), words=data("remove=true")), quiet()),
     "open": (scenario(BARE, seen=change_open), refused("change-open")),
     "silent": (

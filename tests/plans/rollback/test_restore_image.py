@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from operations.change.ownership import operator
+from schema.desired.plan import Plan
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.rigs import Seen, broken, change_open
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, serving
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Snapshots,
+    data,
+    serving,
+    tiny_plan,
+)
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
 from tests.plans.support.tree_double import image_row, kept, noted, of_image, row
 from tests.unit.builders.host_parts import change
@@ -40,6 +50,11 @@ def restore(
 def fault(**more: object) -> dict[str, object]:
     """What goes wrong on the worker."""
     return {**HAVE, **{f"{WORKER}:{key.replace('_', ' ')}": said for key, said in more.items()}}
+
+
+def as_throughput(plan: Plan) -> Snapshots:
+    """The pair as `serve --data profile=throughput` leaves it."""
+    return serving(tiny_plan(str(plan.rig.head.lan_address), profile="throughput"))
 
 
 CUT_OFF = "20260530T065800Z-restore-1a2b"
@@ -103,7 +118,11 @@ TABLE = {
     "from outside": (restore(f"backup={OLD}", "from=sftp://nas/rig", faults=GONE), refused("from")),
     "dry": (restore(how="--dry"), quiet(
         f"restore {NEW}: 2 h old", f"bring rigbook/vllm-cpu:0.32.0 back from {NEW}")),
-    "last": (restore(), done(RESTORED, f"backup {NEW} serves: ", steps=ALL)),
+    "last": (restore(), done(
+        RESTORED, f"backup {NEW} serves: ", "no baseline for balanced: its speed was not compared",
+        steps=ALL)),
+    "last, another profile": (restore(seen=as_throughput), done(
+        f"backup {NEW} serves: ", "no baseline for throughput: ")),
     "by id": (restore(f"backup={OLD}"), done(f"{OLD} is back", f"{OTHERS} is back", steps=ALL)),
     "by rollback": (
         Scenario(("deploys/rollback.py", "-y", *data(f"backup={OLD}")), faults=HAVE, answers=Reply),

@@ -17,6 +17,7 @@ from tests.plans.support.scenario import (
     Snapshots,
     data,
     serving,
+    tiny_plan,
 )
 from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.unit.builders.host_parts import NOW
@@ -86,6 +87,10 @@ forged = rigs.broken(
 rolled_back = rigs.with_changes(
     serving, (HEAD, "ROLLED_BACK", rigs.OPEN_ID), (WORKER, "ROLLED_BACK", rigs.OPEN_ID)
 )
+rolled_back_to_throughput = rigs.with_changes(
+    lambda plan: serving(tiny_plan(str(plan.rig.head.lan_address), profile="throughput")),
+    (HEAD, "ROLLED_BACK", rigs.OPEN_ID), (WORKER, "ROLLED_BACK", rigs.OPEN_ID),
+)  # fmt: skip
 blessed = rigs.with_changes(
     serving, (HEAD, "COMMITTED", rigs.OPEN_ID), (WORKER, "COMMITTED", rigs.OPEN_ID)
 )
@@ -109,7 +114,12 @@ TABLE = {
     "nothing": (rollback(seen=healthy), quiet()),
     # a rollback that was killed while the former engine loaded: done is what answers
     "it loads": (Scenario((ROLLBACK, "-y"), rolled_back, faults=UP, answers=loads(Reply())), done(
-        f"change {rigs.OPEN_ID} ROLLED_BACK; tiny serves again", steps=[])),
+        f"change {rigs.OPEN_ID} ROLLED_BACK; tiny serves again", "no baseline for balanced: ",
+        "pyinfra INVENTORY deploys/bench.py -y", steps=[])),
+    # the profile that came back, not the one that a serve would ask for
+    "it loads, another profile": (
+        Scenario((ROLLBACK, "-y"), rolled_back_to_throughput, faults=UP, answers=loads(Reply())),
+        done("tiny serves again", "no baseline for throughput: ", steps=[])),
     "it loads, by id": (
         Scenario((ROLLBACK, "-y", *data(f"change={rigs.OPEN_ID}")), rolled_back, faults=UP,
                  answers=loads(Reply())),

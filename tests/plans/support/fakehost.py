@@ -75,6 +75,10 @@ def scenario_hosts() -> list[Any]:
             scenario["hosts"]]  # fmt: skip
 
 
+# what systemd tells of a timer beside its state
+_REST = "\nSubState=-\nNRestarts=0\nResult=success\nExecMainStatus=0\nInvocationID=1\nLastLine=-"
+
+
 class FakeNode:
     """Stand-in for node and systemd on one host.
 
@@ -100,6 +104,7 @@ class FakeNode:
         # what `node kernel` says; None: a container, which has no boot of its own
         self.kernel: Json | None = None
         self.starts = self.asked = 0
+        self.timer = "active"
         self.dying = False
         rows, kept = (list(self.faults.get(key, [])) for key in ("backups", "keeps"))
         self.trees = TreeDouble(rows, name, kept, bool(self.faults.get("as-backup")))
@@ -123,6 +128,9 @@ class FakeNode:
         if command.verb in USUAL:
             return True, json.dumps({"ok": True, **USUAL[command.verb]}), ""
         if command.verb == "unit-state":
+            if ".timer" in command.raw:
+                state = self.faults.get("timer", self.timer)
+                return True, f"ActiveState={state}{_REST}", ""
             return True, self._unit_state(), ""
         if command.verb == "nccl-log":
             return True, str(self.faults.get("nccl", "")), ""
@@ -264,6 +272,8 @@ class FakeNode:
             elif step["op"] in ("grub", "hold"):
                 assert self.kernel is not None
                 boot_double.act(self.kernel, step)
+            elif str(step.get("unit")).endswith(".timer") and step["active"]:
+                self.timer = "inactive" if step["active"] == "stop" else "active"
             elif step.get("unit") == UNIT and step["active"]:
                 self._set_active(step["active"])
         return {"change": header["id"], "status": "OPEN", "changed": True, "steps": []}

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import json
 
+from schema.desired.plan import Plan
+from schema.render.verify_files import VERIFY_TIMER, verify_documents
 from tests.plans.support.rigs import Seen, broken, change_open, locked
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, serving
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Snapshots,
+    data,
+    serving,
+    tiny_plan,
+)
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
 from tests.plans.support.tree_double import image_row, kept, row
+from tests.unit.builders.engine_parts import written_file
+from tests.unit.builders.host_parts import pair_timer
+from tests.unit.builders.snapshots import put
 
 BACKUP = "deploys/backup.py"
 TREE = "tree=/opt/engine/venv"
@@ -31,6 +45,21 @@ def backup(
     return Scenario((BACKUP, how, *data(*pairs)), seen, faults=faults or {})
 
 
+def weekly(plan: Plan) -> Snapshots:
+    """Both nodes read their backups each week."""
+    seen = dict(serving(plan))
+    timer = pair_timer(name=VERIFY_TIMER, fragment=f"/etc/systemd/system/{VERIFY_TIMER}")
+    for name, one in seen.items():
+        files = (*one.files, *map(written_file, verify_documents()))
+        seen[name] = put(put(one, "files", files), "units", (*one.units, timer))
+    return seen
+
+
+def as_throughput(plan: Plan) -> Snapshots:
+    """The pair as `serve --data profile=throughput` leaves it."""
+    return serving(tiny_plan(str(plan.rig.head.lan_address), profile="throughput"))
+
+
 BOTH = have(row(NEW), row(OLD))
 firewall = broken(serving, (HEAD, "network.reach.0.state", "filtered"))
 DRY = "back up /opt/engine/venv: vLLM 0.27.0, torch 2.8.0, cuda 12.8; 77492"
@@ -52,6 +81,7 @@ TABLE = {
     "image": (
         backup(), done("is whole: 10 members", steps=[
             {"lab1 image backup", "lab2 image backup"}, {"lab1 tree verify", "lab2 tree verify"}])),
+    "image of another profile": (backup(seen=as_throughput), done("is whole: 10 members")),
     "image again": (
         backup(faults=have(image_row(NEW))), quiet(f"{NEW} is verified and holds the same files")),
     "image list": (
@@ -156,6 +186,11 @@ TABLE = {
             "enable and start rigbook-verify.timer")))),
     "weekly": (backup("weekly=true"), done("the backups are read each week; change")),
     "weekly, no more": (backup("weekly=false"), quiet()),
+    "weekly, no more of it": (backup("weekly=false", seen=weekly), done(
+        "the backups are no longer read each week")),
+    "weekly, and it runs": (
+        backup("weekly=false", seen=weekly, faults={f"{WORKER}:timer": "active"}),
+        failed(f"{WORKER}: rigbook-verify.timer is active")),
     "prune dry": (
         backup("prune=true", "keep=1", how="--dry", faults=BOTH), quiet(f"remove backup {OLD}")),
     "prune": (
@@ -197,3 +232,14 @@ def test_an_image_goes_with_what_starts_it_and_no_secret(ran: Runs) -> None:
     documents = sent["documents"]
     assert documents["recipe"]["name"] == "tiny" and "HF_HUB_OFFLINE" in documents["environment"]
     assert all(name.isidentifier() for name in documents["environment"])
+
+
+def test_it_keeps_the_profile_that_runs(ran: Runs) -> None:
+    """Its rendered files are of the same profile: not of the one that a serve would ask for."""
+    for name, profile, seqs in (("image", "balanced", 4), ("image of another profile",
+                                                          "throughput", 8)):  # fmt: skip
+        for sent in (c for c in ran[name].changing if c.verb == "image backup"):
+            documents = sent.request["documents"]
+            assert documents["profile"] == profile
+            words = documents["argv"]
+            assert words[words.index("--max-num-seqs") + 1] == str(seqs)

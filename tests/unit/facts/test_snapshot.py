@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyinfra.api.exceptions import FactProcessError
 
+from facts import observe
 from facts.rignode.call import bounded
 from facts.snapshot import Snapshot
 from schema.observed.snapshot import NodeSnapshot, Unreadable
 from tests.plans.support.commands import sent
 from tests.plans.support.scenario import HEAD, tiny_plan
 from tests.unit.builders.snapshots import healthy, put
+from tests.unit.operations.doubles import FakeState
+
+ROOT = Path(__file__).resolve().parents[3]
 
 PLAN = tiny_plan()
 SEEN = healthy(PLAN)[HEAD]
@@ -77,3 +85,28 @@ def test_an_unknown_key_is_refused() -> None:
     document = {**SEEN.to_json(), "wifi": []}
     with pytest.raises(FactProcessError, match="does not fit at wifi"):
         Snapshot().process([json.dumps(document)])
+
+
+def test_a_plan_that_is_gone_lends_nothing_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython gives the next object the number of the one before."""
+    monkeypatch.setattr(observe, "ask_each", lambda _state, plan, *_: plan.profile)
+    state: Any = FakeState()
+    for number in range(50):
+        found: Any = observe.observe(state, replace(PLAN, profile=str(number)))
+        assert found == str(number)
+
+
+def test_a_fact_that_comes_late_is_refused_also_without_asserts() -> None:
+    text = """
+from facts.rignode.together import Together
+from facts.snapshot import Snapshot
+asked = Together.__new__(Together)
+asked._parts, asked._said, asked._state = {"a": {}}, {}, None
+try:
+    asked.add(Snapshot())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-O", "-c", text], capture_output=True, text=True,
+                          cwd=ROOT, check=True)  # fmt: skip
+    assert done.stdout == "RuntimeError snapshot: the hosts have been asked already\n"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -134,3 +137,33 @@ def test_an_interrupt_ends_with_130_and_says_what_to_type(project: Path) -> None
         assert run.wait(20) == 130, said
     assert "interrupted: no change of this run is open" in said, said
     assert "pyinfra inventory/one.py deploys/doctor.py -y" in said, said
+
+
+def test_a_host_that_hangs_up_at_once_is_one_line(project: Path) -> None:
+    """fail2ban, MaxStartups or a proxy: paramiko logged two tracebacks of its thread."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    door.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        port = door.getsockname()[1]
+        way = f'"ssh_user": "milo", "ssh_hostname": "127.0.0.1", "ssh_port": {port}'
+        status, said = look(project, way, "gone")
+    assert status == 1 and "Error reading SSH protocol banner" in said, said
+    assert "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("verb", ["status", "down", "ssh"])
+def test_the_lab_is_looked_at_and_ended_by_any_python(verb: str) -> None:
+    """`make lab-down` works without the venv: of a Debian that has the standard library alone."""
+    text = (
+        "import runpy, sys\n"
+        "sys.modules['pydantic'] = sys.modules['yaml'] = sys.modules['jinja2'] = None\n"
+        f"sys.argv = ['lab', {verb!r}, '--help']\n"
+        "runpy.run_module('lab', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "usage: " in done.stdout, done.stderr

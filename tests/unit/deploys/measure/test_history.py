@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_newest_whole_bench_of_the_profile_is_the_baseline(folder: Path) -> None:
     plan = tiny_plan()
-    assert history.last_rates(plan) == ()
+    assert history.last_rates(plan, "balanced") == ()
     first = whole("20261101T080000Z-bench-aaaa")
     other = first.subject.model_copy(update={"profile": "latency"})
     history.save(first)
@@ -38,8 +37,8 @@ def test_the_newest_whole_bench_of_the_profile_is_the_baseline(folder: Path) -> 
     history.save(whole("20261103T080000Z-bench-cccc", subject=other))
     history.save(bench("20261104T080000Z-bench-dddd", RATES))
     (folder / "20261105T080000Z-bench-eeee.json").write_text("{")
-    assert history.last_rates(plan) == RATES
-    assert history.last_rates(replace(plan, profile="throughput")) == ()
+    assert history.last_rates(plan, "balanced") == RATES
+    assert history.last_rates(plan, "throughput") == ()
 
 
 def test_a_document_is_read_as_it_was_written(folder: Path) -> None:

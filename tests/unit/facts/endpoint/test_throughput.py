@@ -111,7 +111,9 @@ def test_an_engine_that_refuses_is_not_measured(stand: Stand) -> None:
     stand.status, stand.tokens = 200, 0
     with pytest.raises(NotMeasured, match="too few tokens"):
         measure(stand.endpoint)
-    assert "baseline 79.4 tok/s, and no measurement" in compared(stand.endpoint, (79.4,))
+    assert "baseline 79.4 tok/s, and no measurement" in compared(
+        stand.endpoint, (79.4,), None, "fast"
+    )
 
 
 def rate(middle: float, spread: float = 0.4) -> Rate:
@@ -136,8 +138,9 @@ def test_the_seeds_recovery_is_told_plainly() -> None:
 
 
 def test_a_published_figure_is_no_baseline(stand: Stand) -> None:
-    assert compared(stand.endpoint, ()) == ""
-    line = compared(stand.endpoint, (), 79.4)
+    none = compared(stand.endpoint, (), None, "fast")
+    assert none.startswith("; no baseline for fast: its speed was not compared; measure it with: ")
+    line = compared(stand.endpoint, (), 79.4, "fast")
     assert line.endswith("; published 79.4, which nobody measured here") and "tok/s" in line
 
 

@@ -206,3 +206,12 @@ def test_a_node_without_an_engine_lacks_files_and_unit_only() -> None:
 
 def test_a_starting_container_shows_no_command_line_yet() -> None:
     assert texts(("engine_processes", ())) == []
+
+
+def test_a_short_name_is_the_flag_that_it_stands_for() -> None:
+    long = ("vllm", "serve", "/m", "--tensor-parallel-size", "2", "--enable-expert-parallel")
+    assert not list(compare(long, ("vllm", "serve", "/m", "-tp", "2", "-ep")))
+    assert list(compare(long, ("vllm", "serve", "/m", "-tp", "4", "-ep"))) == [
+        ("tensor_parallel_size", "2", "4")]  # fmt: skip
+    levels = [("vllm", "serve", "/m", *words) for words in (("-O3",), ("-O=3",), ("-O", "3"))]
+    assert not any(list(compare(one, levels[0])) for one in levels)

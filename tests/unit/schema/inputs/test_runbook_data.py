@@ -64,6 +64,7 @@ def test_help_has_each_key_on_a_line_of_its_own(runbook: str) -> None:
     assert sorted(keys) == sorted(key for kind in RUNBOOKS[runbook] for key in taken(kind))
     for line in lines:
         assert re.match(r"  \w+: \S.* \(\S.*; (default: .+|required)\)$", line)
+        assert "default: (" not in line, "that is Python: nobody can type it"
         if "(whole number" in line and not re.match(r"  (rank|port|device):", line):
             assert re.search(rf"\d ({UNITS});", line)
 
