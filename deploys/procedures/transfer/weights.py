@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pyinfra import logger, state
 
-from deploys.common.load_and_gate import once_a_run
+from deploys.common.load_and_gate import once_a_run, unreadable
 from deploys.common.procedure import Procedure
 from deploys.procedures.transfer.download import Download, planned, source_of
 from deploys.procedures.transfer.route import Want, planned_route, wanted
@@ -26,6 +26,7 @@ from operations.transfer.weights import differences
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import WeightsData
 from schema.observed.files import Weights
+from schema.observed.snapshot import NodeSnapshot
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,11 @@ def verify(rig: Procedure, work: WeightsWork) -> str:
     problems = [f"{v.summary}: {v.evidence}" for gate in gates.GATES for v in gate(plan, seen)]
     if problems:
         raise StepFailed("; ".join(problems[:3]))
-    weights = [weights_of(plan, n, seen[n.name]) for n in plan.rig.nodes]
+    if lost := unreadable(seen):
+        raise StepFailed("; ".join(f"{name}: {why}" for name, why in lost.items()))
+    weights = [
+        weights_of(plan, node, cast(NodeSnapshot, seen[node.name])) for node in plan.rig.nodes
+    ]
     where = f" on {len(weights)} nodes" if len(weights) > 1 else ""
     return f"the weights of {plan.recipe.model}: " + (f"{_same(weights)}{where}" if where else
                                                       "whole on the one node")  # fmt: skip

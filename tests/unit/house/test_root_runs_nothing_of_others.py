@@ -179,7 +179,12 @@ def by_a_link(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
 
 
 def as_root(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
-    asked = {"argv": ["vllm", "serve"], "environ": {}, "venv": str(theirs), "user": "root"}
+    asked: dict[str, object] = {
+        "argv": ["vllm", "serve"],
+        "environ": {},
+        "venv": str(theirs),
+        "user": "root",
+    }
     return "preflight", asked
 
 
