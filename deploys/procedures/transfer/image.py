@@ -135,7 +135,8 @@ def _copy(
     """The file that keeps a node's image, and whether an archive is that image."""
     image = _image_now(rig, node, found)
     name = f"{image_of_recipe(rig.plan).partition('@')[0]}-{image.id[7:19]}.tar"
-    return Path(folder) / re.sub(r"[^A-Za-z0-9._-]+", "_", name), lambda archive: _matches(archive, image)
+    path = Path(folder) / re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+    return path, lambda archive: _matches(archive, image)
 
 
 def _is_kept(
