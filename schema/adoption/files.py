@@ -11,6 +11,7 @@ import yaml
 
 from schema.adoption.live import LiveNode
 from schema.adoption.recipe import Notes, recipe
+from schema.core.parse import printable
 
 # What a section is told in a comment, beside the notes.
 _SAID = {
@@ -132,11 +133,11 @@ def _recipe(
     name: str, data: Mapping[str, Any], notes: Notes, comments: Sequence[str], day: str
 ) -> str:
     """The recipe's text: each section with its notes above it."""
-    head = [f"# Written on {day} by: deploys/adopt.py --data write={name}", *comments]
-    head += [f"# needs you: {text}" for text in notes.get("", ())]
+    head = [f"# Written on {day} by: deploys/adopt.py --data write={name}"]
+    head += map(printable, (*comments, *(f"# needs you: {text}" for text in notes.get("", ()))))
     parts = ["\n".join(head) + "\n"]
     for key, value in data.items():
-        lines = "".join(f"# needs you: {text}\n" for text in notes.get(key, ()))
+        lines = "".join(f"# needs you: {printable(text)}\n" for text in notes.get(key, ()))
         lines += f"# {_SAID[key]}\n" if key in _SAID else ""
         text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=100)
         gap = "\n" if isinstance(value, dict) or lines or key == "default_profile" else ""

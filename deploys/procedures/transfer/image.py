@@ -134,8 +134,9 @@ def _copy(
 ) -> tuple[Path, Same]:
     """The file that keeps a node's image, and whether an archive is that image."""
     image = _image_now(rig, node, found)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", image_of_recipe(rig.plan).partition("@")[0])
-    return Path(folder) / f"{name}-{image.id[7:19]}.tar", lambda archive: _matches(archive, image)
+    name = f"{image_of_recipe(rig.plan).partition('@')[0]}-{image.id[7:19]}.tar"
+    path = Path(folder) / re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+    return path, lambda archive: _matches(archive, image)
 
 
 def _is_kept(

@@ -146,6 +146,12 @@ def two_builds(plan: Plan) -> Snapshots:
     return {**seen, WORKER: put(seen[WORKER], "docker.images.0", image)}
 
 
+def forged_id(plan: Plan) -> Snapshots:
+    """The id of the image, which names the copy on this machine, is a path."""
+    image = engine_parts.image(plan).model_copy(update={"id": "sha256:/../../../aa"})
+    return {name: put(seen, "docker.images.0", image) for name, seen in healthy(plan).items()}
+
+
 def image(*pairs: str, seen: Seen = image_missing, how: str = "-y", **more: Any) -> Scenario:
     """A run of image."""
     return Scenario((IMAGE, how, *data(*pairs)), seen, **more)
@@ -199,6 +205,8 @@ TABLE = {
     "save": (
         image(f"save={MADE.name}/copies", seen=healthy, how="--dry"),
         quiet(f"[{HEAD}] docker save of rigbook/vllm-cpu:0.32.0 to this machine")),
+    "save, forged": (
+        image(f"save={MADE.name}/forged", seen=forged_id), failed("needs an ssh connection")),
     # though every node has the tag: the operator said what is to be under it
     "archive is nowhere": (
         image(f"archive={ARCHIVE}", seen=healthy, how="--dry"),
@@ -365,3 +373,8 @@ def test_a_hub_cache_is_brought_as_its_snapshot(ran: Runs) -> None:
 def test_a_weights_run_that_was_cut_off_is_taken_up(ran: Runs) -> None:
     """The same change goes on; no rollback is needed first."""
     assert request(ran["weights taken up"], "weights receive")["change"]["id"] == CUT_OFF
+
+
+def test_a_node_names_no_path_outside_the_folder_of_copies(ran: Runs) -> None:
+    assert ran["save, forged"].status == 1
+    assert [*Path(MADE.name, "forged").iterdir()] == []

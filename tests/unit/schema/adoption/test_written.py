@@ -113,6 +113,15 @@ def test_a_venv_keeps_its_user_and_the_path_of_its_tools() -> None:
     assert "INVOCATION_ID" not in recipe.env
 
 
+def test_a_file_of_a_container_writes_no_line_of_the_recipe() -> None:
+    """What a user of the container calls a file stands in a comment."""
+    machine = copy.deepcopy(MACHINES["spark"])
+    machine["nodes"]["spark1"]["container"]["changed"] = ["/w/x\nforged: true"]
+    text = made(machine).files["catalog/recipes/mine.yaml"]
+    assert "/w/x?forged: true" in text
+    assert "forged" not in yaml.safe_load(text)
+
+
 # what a live engine has changed to since: each is named, and nothing else
 @pytest.mark.parametrize(("change", "differs"), [
     ({"argv": ["python3", "vllm", "serve", "/models/DeepSeek-V4-Flash", "--port", "8001"]},
