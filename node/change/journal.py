@@ -105,6 +105,14 @@ _STEP: _Checks = {
 # the name under which hard_link.py keeps a file in the state folder, and puts it back from there
 _LINKED: _Checks = {"kept": _matches("[0-9a-f]{16}"), "file": _table}
 _OF_PATH: _Checks = {"pre": _table, "post": _table, "xattrs": _texts}
+# folders that are removed whole: their names are ours
+_OURS = _matches(r"/(.*/)?\.rigbook-[^/]+")
+_OF_OP: dict[str, _Checks] = {
+    **dict.fromkeys(("file", "absent", "directory", "link"), _OF_PATH),
+    "work": {"path": _OURS},
+    "install": {"work": _OURS},
+    "weights_set": {"displaced": _matches("displaced-[^/]+")},
+}
 _ENTRY: _Checks = {
     **dict.fromkeys(("kind", "target"), _text),
     **dict.fromkeys(("uid", "gid"), _whole),
@@ -126,8 +134,8 @@ def _check_step(step: Json, where: str) -> None:
         raise ValueError(f"{where}op or {where}state is missing")
     _check(step, _STEP, where)
     _check(step.get("linked") or {}, _LINKED, f"{where}linked.")
-    if step["op"] in ("file", "absent", "directory", "link"):
-        _check(step, _OF_PATH, where)
+    _check(step, _OF_OP.get(step["op"], {}), where)
+    if _OF_OP.get(step["op"]) is _OF_PATH:
         for side in ("pre", "post"):
             _check(step.get(side, {}), _ENTRY, f"{where}{side}.")
 
