@@ -104,16 +104,17 @@ def run(
     timeout_s: float,
     locale: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
+    stdin: str | None = None,
 ) -> Done:
-    """Run argv without a shell and without stdin, in the C locale unless another one is given; it
-    keeps the descriptors `pass_fds`.
+    """Run argv without a shell, in the C locale unless another one is given; it reads `stdin`, or
+    nothing, and keeps the descriptors `pass_fds`.
 
     Gives its exit status and output. Raises FileNotFoundError when there is no such program and
     TimedOut after `timeout_s` seconds, with the process group killed.
     """
     child = subprocess.Popen(
         list(argv),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(locale),
@@ -121,7 +122,7 @@ def run(
         pass_fds=pass_fds,
     )
     try:
-        out, err = child.communicate(timeout=timeout_s)
+        out, err = child.communicate(None if stdin is None else stdin.encode(), timeout=timeout_s)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -46,7 +46,7 @@ def _row(value: Any, where: str) -> Row:
     if ("value" in row) == ("node_file" in row):
         raise validate.bad(f"{where}: give 'value' or 'node_file', one of them")
     if "node_file" in row:
-        return Row(name, _of_file(name, validate.path(row["node_file"], f"{where}.node_file")))
+        return Row(name, of_file(name, validate.path(row["node_file"], f"{where}.node_file")))
     if not isinstance(row["value"], str):
         raise validate.bad(f"{where}.value is not text")
     return Row(name, _fit(name, row["value"], "the value that was sent"))
@@ -59,8 +59,10 @@ def _fit(name: str, value: str, what: str) -> str:
     return value
 
 
-def _of_file(name: str, path: str) -> str:
-    """Gives the one line of a file of this host. Raises NodeError (`secret_unusable`)."""
+def of_file(name: str, path: str) -> str:
+    """Gives the secret `name`, the one line of a file of this host. Raises NodeError
+    (`secret_unusable`).
+    """
 
     def unusable(why: str, remedy: str) -> NodeError:
         return NodeError(f"{name}: {path} {why}", "secret_unusable", remedy)

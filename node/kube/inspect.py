@@ -103,14 +103,18 @@ def rollout(deployment: Json) -> Json:
 
 
 def pods(client: kubectl.Client, space: str, deployment: Json) -> list[Json]:
-    """Gives the Deployment's pods, newest first, each with whether the template is the newest."""
+    """Gives the Deployment's pods, newest first: those of its own ReplicaSets, by their owner's
+    uid. Labels are anybody's; they only spare the server the other pods.
+    """
     labels = (deployment["spec"].get("selector") or {}).get("matchLabels") or {}
-    if not labels:
-        return []
     selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-    items: list[Json] = client.json(
-        ["get", "pods", f"--namespace={space}", f"--selector={selector}"]
-    )["items"]
+    more = [f"--namespace={space}", *([f"--selector={selector}"] if selector else [])]
+    owners = {deployment["metadata"]["uid"]}
+    for kind in ("replicasets", "pods"):
+        items = [row for row in client.json(["get", kind, *more])["items"]
+                 if any(ref.get("controller") and ref.get("uid") in owners
+                        for ref in row["metadata"].get("ownerReferences") or [])]  # fmt: skip
+        owners = {row["metadata"].get("uid") for row in items}
     return sorted(items, key=lambda p: str(p["metadata"]["creationTimestamp"]), reverse=True)[:20]
 
 

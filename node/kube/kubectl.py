@@ -23,14 +23,15 @@ class Client:
         self.argv = argv
 
     def run(
-        self, words: Sequence[str], timeout_s: float = ASK_S, rest: Sequence[str] = ()
-    ) -> run.Done:
+        self, words: Sequence[str], timeout_s: float = ASK_S, rest: Sequence[str] = (),
+        stdin: str | None = None,
+    ) -> run.Done:  # fmt: skip
         """Run one kubectl command; `rest` stands behind all of its flags. Raises CannotRead when it
         is not there or does not end.
         """
         limit = f"--request-timeout={max(1, int(timeout_s))}s"
         try:
-            return run.run([*self.argv, *words, limit, *rest], timeout_s + 5)
+            return run.run([*self.argv, *words, limit, *rest], timeout_s + 5, stdin=stdin)
         except (run.TimedOut, OSError) as error:
             raise CannotRead(f"{' '.join(self.argv)}: {error}") from None
 

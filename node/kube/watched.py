@@ -21,6 +21,7 @@ from node.watch.evidence import Part
 from node.watch.metrics import Scrape
 
 KEYS = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "url", "service", "port")
+KEY = "key_file"
 RESTART_S = 30.0
 LOCK_S = 0.2
 LOG_LINES = 1000
@@ -36,7 +37,7 @@ class Pod:
     """node.watch.heal.Target of a Deployment. Raises NodeError for a bad configuration."""
 
     def __init__(self, conf: Watch) -> None:
-        body = validate.keys(conf.deployment, "deployment", KEYS, KEYS)
+        body = validate.keys(conf.deployment, "deployment", (*KEYS, KEY), KEYS)
         self.conf, self.body = conf, body
         self.client = kubectl.client(body["kubectl"], body["kubeconfig"])
         self.space = names.name(body["namespace"], "namespace")
@@ -54,7 +55,7 @@ class Pod:
         except NodeError as error:
             return Reply(False, str(error))
         detail = NO_ANSWER if "timed out" in said["detail"] else said["detail"]
-        return Reply(said["answered"], detail, said["final"], said["model"])
+        return Reply(said["answered"], detail, said["final"], said["model"], said["wants_key"])
 
     def _pods(self) -> list[Json]:
         try:

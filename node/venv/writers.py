@@ -28,7 +28,7 @@ def wait(folder: str, test: Test) -> None:
     """Wait until no process writes in the folder any more. Raises NodeError (`locked`)."""
     deadline = time.monotonic() + WAIT_S
     while True:
-        pids = [pid for pid in proc.pids() if _words(pid) and test(_words(pid), folder)]
+        pids = [pid for pid in proc.pids() if (words := _words(pid)) and test(words, folder)]
         if not pids:
             return
         if time.monotonic() >= deadline:

@@ -67,7 +67,7 @@ def ask_former(state: State, plan: Plan, served: Served, timeout_s: float) -> An
         )
     except (AskFailed, ValidationError) as error:
         return Answer(False, " ".join(str(error).split())[:200])
-    return Answer(said.answered, said.detail, said.final, model=said.model)
+    return Answer(said.answered, said.detail, said.final, said.wants_key, model=said.model)
 
 
 def former_in(changes: Mapping[str, Mapping[str, Any] | None]) -> Served | None:

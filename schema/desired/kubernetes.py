@@ -61,8 +61,8 @@ class ClusterData(HostKeys):
 
     `models`: the model files on the host, target and drafter, each with the format that its loader
     reads. `model`: the name that the engine serves; one of `url`, `service` and `port` says how it
-    is asked: at a URL that the host reaches, at its Service's own address (on `port` where it has
-    several), or by the pod's own Python.
+    is asked (with the key in `key_file`): at a URL that the host reaches, at its Service's own
+    address (on `port` where it has several), or by the pod's own Python.
     """
 
     rigs: ClassVar[str] = " on a Kubernetes rig"
@@ -83,6 +83,9 @@ class ClusterData(HostKeys):
     service: DnsName | None = key(None, "the engine's Service")
     port: int | None = key(
         None, "TCP port of the Service; without service the pod itself is asked", ge=1, le=65535
+    )
+    key_file: AbsolutePath | None = key(
+        None, "a file on the host that holds the engine's API key and is root's alone"
     )
     reasoning: bool = key(False, "an answer must hold its reasoning")
     start_budget_s: int = key(

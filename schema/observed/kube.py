@@ -109,6 +109,7 @@ class ModelFiles(Frozen):
 
 class HostAnswer(Frozen):
     """What came back when the host asked for a completion; `final`: asking again is useless.
+    `wants_key`: 401, the engine lives and the key that was sent, or none, is not its own.
 
     `where`: what was asked, where the host had to find that out.
     """
@@ -118,3 +119,4 @@ class HostAnswer(Frozen):
     final: bool
     model: str
     where: str = ""
+    wants_key: bool = False

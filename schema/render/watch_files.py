@@ -99,7 +99,7 @@ def _deployment(plan: Plan) -> dict[str, object] | None:
     if chart is None:
         return None
     keys = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "url", "service",
-            "port")  # fmt: skip
+            "port", "key_file")  # fmt: skip
     return {key: getattr(chart, key) for key in keys}
 
 

@@ -46,7 +46,8 @@ def ask_once(state: State, host: Host, plan: Plan, seconds: int = ASK_S) -> Host
     """One completion of the Deployment's pods. A host that cannot say counts as no answer yet."""
     data = plan.chart
     asked = deployment_request(plan, url=data.url, service=data.service, port=data.port,
-                model=data.model, reasoning=data.reasoning, timeout_s=seconds)  # fmt: skip
+                model=data.model, reasoning=data.reasoning, timeout_s=seconds,
+                key_file=data.key_file)  # fmt: skip
     try:
         return HostAnswer.model_validate(ask_node(state, host, "kube answer", asked, seconds + 40))
     except (AskFailed, ValidationError) as error:

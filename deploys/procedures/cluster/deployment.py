@@ -79,6 +79,10 @@ class Deployment:
             found = answer.where or where(plan)
             logger.info(f"    {plan.chart.model} answers at {found}: {answer.detail}")
             return _work(rig, needs_proof=False)
+        if answer.wants_key:
+            raise DeployError(
+                f"{plan.chart.model} gives no proof: {answer.detail}; nothing was changed"
+            )
         age = newest.age_s if newest is not None else None
         if newest is not None and age is not None and age > plan.chart.patience_s:
             return _anew(rig, now, newest, f"no real answer: {answer.detail}")
@@ -171,6 +175,8 @@ def _silent(plan: Plan) -> list[Violation]:
             node,
             f"{plan.chart.model} gives no real answer at {where(plan)}",
             evidence=answer.detail,
-            remedy="mend the findings above first, then: pyinfra INVENTORY deploys/serve.py",
+            remedy="set key_file in group_data, a file on the host that holds the engine's key"
+            if answer.wants_key
+            else "mend the findings above first, then: pyinfra INVENTORY deploys/serve.py",
         )
     ]

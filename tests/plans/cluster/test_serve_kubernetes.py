@@ -16,6 +16,8 @@ URL = ("url=http://10.96.0.10:8000", "model=qwen")
 YES = {"answered": True, "detail": "qwen answered in 0.7 s", "final": False, "model": "qwen",
        "where": "http://10.96.0.9:8000"}  # fmt: skip
 NO = {**YES, "answered": False, "detail": "Connection refused", "model": "", "where": ""}
+KEYED = {**NO, "detail": "HTTP 401: the engine lives and wants a key: set key_file", "final": True,
+         "wants_key": True}  # fmt: skip
 DEAD = {**NO, "detail": "HTTP 500: dflash daemon has exited unexpectedly", "final": True}
 MODELS = 'models={"/m.gguf": "gguf", "/draft.safetensors": "safetensors"}'
 FILES = {"files": [
@@ -66,6 +68,16 @@ TABLE: Table = {
         refused("1 finding(s) block", "gpu-limit-drift", says=("X is '0m', it was set to '1'",))),
     "serves": (run("serve", *ASK, kube_look=NEW, kube_answer=YES), quiet(
         "qwen answers at http://10.96.0.9:8000: qwen answered in 0.7 s")),
+    # 401 is no completion, and a restart gives it no key
+    "keyed": (run("serve", *ASK, kube_look=pods(age_s=9999.0), kube_answer=KEYED), refused(
+        "qwen gives no proof: HTTP 401: the engine lives and wants a key: set key_file",
+        "nothing was changed")),
+    "verify keyed": (run("verify", *ASK, "key_file=/root/llm.key", kube_look=NEW,
+        kube_answer=KEYED), refused("HTTP 401: the engine lives and wants a key")),
+    "doctor keyed": (
+        run("doctor", *ASK, library_look=LIBRARY, kube_look=NEW, kube_answer=KEYED),
+        refused("1 finding(s) block serving", says=("block no-answer", "evidence: HTTP 401",
+                "mend:     set key_file in group_data"))),
     "stopped": (run("serve", *ASK, kube_look=[pods(0), NEW], kube_answer=[NO, YES]), done(
         "no completion yet: Connection refused", steps=STARTED)),
     "stopped dry": (run("serve", *ASK, how="--dry", kube_look=pods(0)), quiet("0 pods become 1")),

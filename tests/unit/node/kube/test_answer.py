@@ -21,6 +21,8 @@ KUBECTL = """\
 # rigbook stand-in for kubectl: a Deployment, its pods and a Service in files; exec runs here
 import json, os, pathlib, sys
 here = pathlib.Path(sys.argv[0]).parent
+with open(here / "said", "a") as said:
+    print(*sys.argv[1:], file=said)
 if sys.argv[1] == "exec":
     if (here / "no-python").exists():
         print("OCI runtime exec failed: python3: executable file not found", file=sys.stderr)
@@ -39,9 +41,27 @@ print(found.read_text())
 """
 
 
+def owned(kind: str, uid: str) -> dict[str, Any]:
+    """The metadata of what a ReplicaSet or a Deployment made."""
+    others = {"kind": "Node", "uid": "d1"}
+    return {"ownerReferences": [others, {"kind": kind, "uid": uid, "controller": True}]}
+
+
+def deployed(host: Host) -> None:
+    """The Deployment, its ReplicaSet, and that of another one with the same labels."""
+    template = {"spec": {"containers": [{"name": "engine"}]}}
+    spec = {"selector": {"matchLabels": {"app": "lucebox"}}, "template": template}
+    deployment = {"metadata": {"name": "lucebox", "uid": "d1"}, "spec": spec}
+    sets = [{"metadata": {"name": uid, "uid": uid, **owned("Deployment", of)}}
+            for uid, of in (("rs1", "d1"), ("rs2", "d2"))]  # fmt: skip
+    for name, document in (("deployment", deployment), ("replicasets", {"items": sets})):
+        (host.bin / f"{name}.json").write_text(json.dumps(document))
+
+
 def pod(name: str, when: str, **changes: Any) -> dict[str, Any]:
-    """A pod of the Deployment."""
+    """A pod of the Deployment, or of the ReplicaSet `of`."""
     meta = {"name": name, "creationTimestamp": when, **changes.pop("metadata", {})}
+    meta.update(owned("ReplicaSet", changes.pop("of", "rs1")))
     spec = changes.pop("spec", {})
     return {"metadata": meta, "spec": spec, "status": {"phase": "Running", **changes}}
 
@@ -50,13 +70,10 @@ def pod(name: str, when: str, **changes: Any) -> dict[str, Any]:
 def cluster(host: Host) -> Host:
     """A host whose kubectl is the stand-in."""
     host.double("kubectl", KUBECTL)
-    template = {"spec": {"containers": [{"name": "engine"}]}}
-    spec = {"selector": {"matchLabels": {"app": "lucebox"}}, "template": template}
-    deployment = {"metadata": {"name": "lucebox"}, "spec": spec}
     pods = [pod("old", "1"), pod("new", "2"), pod("gone", "3", metadata={"deletionTimestamp": "4"}),
             pod("late", "4", phase="Pending")]  # fmt: skip
-    for name, document in (("deployment", deployment), ("pods", {"items": pods})):
-        (host.bin / f"{name}.json").write_text(json.dumps(document))
+    deployed(host)
+    (host.bin / "pods.json").write_text(json.dumps({"items": pods}))
     return host
 
 
@@ -108,7 +125,7 @@ def test_no_container_is_guessed_where_a_pod_has_several(cluster: Host) -> None:
 
 def test_a_service_that_leads_to_somebody_elses_pod_is_no_proof(cluster: Host) -> None:
     """Fault 55: its selector fits another Deployment's pod as well: nobody knows who answered."""
-    rows = {"items": [pod("new", "2"), pod("former", "1")]}
+    rows = {"items": [pod("new", "2"), pod("former", "1", of="rs2")]}
     (cluster.bin / "pods-part=llm.json").write_text(json.dumps(rows))
     with serving(lambda _: (200, completion(model="qwen"))) as server:
         service(cluster, "127.0.0.1", port_of(server), part="llm")
@@ -118,6 +135,58 @@ def test_a_service_that_leads_to_somebody_elses_pod_is_no_proof(cluster: Host) -
             assert answer["detail"] == (
                 "what answers is not Deployment lucebox alone: Service lucebox leads to pod former"
             )
+
+
+def test_another_deployments_pod_with_the_same_labels_is_not_ours(cluster: Host) -> None:
+    """A copy of the Deployment under another name: its newer pod answered for ours."""
+    rows = [pod("new", "2"), pod("twin", "3", of="rs2"), pod("bare", "4", of="d1")]
+    (cluster.bin / "pods.json").write_text(json.dumps({"items": rows}))
+    with serving(lambda _: (200, completion(model="qwen"))) as server:
+        service(cluster, "127.0.0.1", port_of(server))
+        through = ask(cluster, service="lucebox")
+        inside = ask(cluster, port=port_of(server))
+    assert (through["answered"], through["final"]) == (False, True)
+    assert through["detail"].endswith("Service lucebox leads to pod bare, twin")
+    assert (inside["answered"], inside["where"]) == (True, f"{server.url} in new")
+
+
+@pytest.mark.parametrize("way", ["service", "url", "port"])
+def test_an_engine_that_wants_a_key_is_proven_with_its_key_alone(cluster: Host, way: str) -> None:
+    """A proxy answers 401 while the engine behind it is dead. The key is in no command line."""
+    (cluster.root / "key").write_text("sk-its-own\n")
+    (cluster.root / "key").chmod(0o600)
+    key = {"key_file": str(cluster.root / "key")}
+    with serving(lambda _: (401, {})) as server:
+        server.reply = lambda _: (
+            (401, {}) if not server.right() else (200, completion(model="qwen"))
+        )
+        service(cluster, "127.0.0.1", port_of(server))
+        ways: dict[str, Any] = {"service": {"service": "lucebox"}, "url": {"url": server.url},
+                                "port": {"port": port_of(server)}}  # fmt: skip
+        without, right = ask(cluster, **ways[way]), ask(cluster, **ways[way], **key)
+        (cluster.root / "key").write_text("sk-anothers\n")
+        wrong = ask(cluster, **ways[way], **key)
+        (cluster.root / "key").chmod(0o644)
+        opened = ask(cluster, **ways[way], **key)
+    assert (without["answered"], without["wants_key"], without["final"]) == (False, True, True)
+    assert "wants a key: set key_file" in without["detail"]
+    assert (right["answered"], right["wants_key"]) == (True, False)
+    assert not wrong["answered"] and "is not the engine's" in wrong["detail"]
+    assert "sk-" not in json.dumps([without, right, wrong, opened])
+    assert opened["code"] == "secret_unusable"
+    assert server.keys == [None, "Bearer sk-its-own", "Bearer sk-anothers"]
+    assert "sk-" not in (cluster.bin / "said").read_text()
+
+
+def test_somebody_elses_pod_gets_no_key(cluster: Host) -> None:
+    (cluster.root / "key").write_text("sk-its-own\n")
+    (cluster.root / "key").chmod(0o600)
+    (cluster.bin / "pods.json").write_text(json.dumps({"items": [pod("twin", "3", of="rs2")]}))
+    with serving(lambda _: (200, completion(model="qwen"))) as server:
+        service(cluster, "127.0.0.1", port_of(server))
+        answer = ask(cluster, service="lucebox", key_file=str(cluster.root / "key"))
+    assert not answer["answered"] and "leads to pod twin" in answer["detail"]
+    assert server.keys == []
 
 
 def test_a_url_is_followed_to_the_pods_behind_it(cluster: Host) -> None:

@@ -19,7 +19,7 @@ from node.kube import watched
 from node.rules.completion import Reply
 from node.watch import config, evidence, heal
 from node.watch.silence import Limits
-from tests.unit.node.kube.test_answer import KUBECTL, pod, port_of, service
+from tests.unit.node.kube.test_answer import KUBECTL, deployed, pod, port_of, service
 from tests.unit.node.support.host import Host, change
 from tests.unit.node.support.servers import Server, completion, serving
 
@@ -44,10 +44,7 @@ class Cluster:
     def __init__(self, host: Host, server: Server) -> None:
         self.host, self.server = host, server
         host.double("kubectl", KUBECTL.replace("chosen =", f"{LOGGED}chosen ="))
-        template = {"spec": {"containers": [{"name": "engine"}]}}
-        spec = {"selector": {"matchLabels": {"app": "lucebox"}}, "template": template}
-        document = {"metadata": {"name": "lucebox"}, "spec": spec}
-        (host.bin / "deployment.json").write_text(json.dumps(document))
+        deployed(host)
         self.pods("u1")
         service(host, "127.0.0.1", port_of(server))
         self.configure(service="lucebox", port=port_of(server))
@@ -102,6 +99,23 @@ def silent(cluster: Cluster, *, looks: int = 2) -> dict[str, Any]:
             memory["judged"]["since"] -= 599
         memory = heal.look(target, Limits(500, 500), True, memory, 60, lambda *_: None).memory
     return memory
+
+
+def test_an_engine_that_wants_a_key_lives_and_is_asked_with_the_one_that_is_given(
+    cluster: Cluster,
+) -> None:
+    """A restart would not change that; with its key the watch knows more."""
+    server = cluster.server
+    server.reply = lambda _: (200, completion(model="qwen")) if server.right() else (401, {})
+    said = []
+    (cluster.host.root / "key").write_text("sk-its-own")
+    (cluster.host.root / "key").chmod(0o600)
+    for more in ({}, {"key_file": str(cluster.host.root / "key")}):
+        cluster.configure(service="lucebox", port=port_of(server), **more)
+        assert cluster.look() == ""
+        state = json.loads((cluster.host.state / "watch" / "state.json").read_text())
+        said.append((state["status"], state["misses"], state["detail"].split(" ")[0]))
+    assert said == [("up", 0, "HTTP"), ("up", 0, "qwen")]
 
 
 @pytest.mark.parametrize("way", ["service", "url", "port"])

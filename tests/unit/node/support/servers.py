@@ -28,10 +28,10 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status, answer = server.reply(body)
                 server.got.append(body)
                 server.paths.append(self.path)
                 server.keys.append(self.headers["Authorization"])
+                status, answer = server.reply(body)
                 raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 if status in (301, 302):
@@ -55,6 +55,10 @@ class Server:
         self._http.__dict__["handle_error"] = lambda *_: None
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def right(self) -> bool:
+        """Whether the request that is answered now has the engine's own key."""
+        return self.keys[-1:] == ["Bearer sk-its-own"]
 
     def close(self) -> None:
         """Stop listening: a connect is refused from now on."""

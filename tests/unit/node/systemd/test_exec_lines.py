@@ -14,6 +14,7 @@ from node.core.errors import CannotRead
 from node.docker import api
 from node.snapshot import ports, unit_log, units
 from node.systemd import exec_lines, unit_files
+from tests.unit.node.support.host import Host
 
 
 def shown(line: str, may_fail: bool = False) -> str:
@@ -189,3 +190,14 @@ def test_lines_of_each_start_that_works_name_no_error() -> None:
         "automatically increase with error current limit exceeds maximum limit.",
     ]
     assert unit_log.error_lines([*lines, "RuntimeError: failed"]) == ["RuntimeError: failed"]
+
+
+def test_a_log_that_was_late_is_not_one_without_an_error(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.double("journalctl", "#!/bin/sh\n# rigbook stand-in\nexec sleep 60\n")
+    monkeypatch.setenv("PATH", host.environ()["PATH"])
+    monkeypatch.setattr(unit_log, "TIMEOUT_S", 0.2)
+    told = unit_log.trouble("x.service")
+    assert told == ("its log was not read: journalctl did not answer in 0.2 s", [], [])
+    assert unit_log.between("x.service", 0, 1) == []
