@@ -133,7 +133,7 @@ def serves_again(
     nodes, budget_s = [node.name for node in plan.rig.nodes], plan.recipe.expect.start_budget_s
     answer = wait_for_answer(state, head.name, nodes, endpoint, budget_s)
     published = recipe_baseline(plan) if plan.recipe.venv is not None else None
-    speed = compared(endpoint, rounds_before(kept.get(head.name)), published)
+    speed = compared(endpoint.held_by_ours(), rounds_before(kept.get(head.name)), published)
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
 
 

@@ -110,7 +110,8 @@ class ModelFiles(Frozen):
 class HostAnswer(Frozen):
     """What came back when the host asked for a completion; `final`: asking again is useless.
 
-    `where`: what was asked, where the host had to find that out.
+    `where`: what was asked, where the host had to find that out. Of rigbook's own engine:
+    `wants_key`, `late` (nothing came in time), `made` (tokens for others meanwhile).
     """
 
     answered: bool
@@ -118,3 +119,6 @@ class HostAnswer(Frozen):
     final: bool
     model: str
     where: str = ""
+    wants_key: bool = False
+    late: bool = False
+    made: float | None = None

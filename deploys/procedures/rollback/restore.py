@@ -185,7 +185,7 @@ def verify(rig: Procedure, work: RestoreWork) -> str:
     budget = rig.plan.recipe.expect.start_budget_s
     detail = wait_with_retries(rig.run, work.node, where, budget)
     before = last_rates(rig.plan)
-    speed = compared(where, before, recipe_baseline(rig.plan))
+    speed = compared(where.held_by_ours(), before, recipe_baseline(rig.plan))
     return f"backup {work.row.id} serves: {detail}{speed}"
 
 

@@ -141,5 +141,5 @@ def verify(rig: Procedure, work: ImageWork) -> str:
     nodes = [node.name for node in rig.plan.rig.nodes]
     budget = rig.plan.recipe.expect.start_budget_s
     answer = wait_for_answer(rig.run.state, head, nodes, where, budget)
-    speed = compared(where, last_rates(rig.plan), recipe_baseline(rig.plan))
+    speed = compared(where.held_by_ours(), last_rates(rig.plan), recipe_baseline(rig.plan))
     return f"backup {work.rows[head].id} serves: {answer.detail}{speed}"
