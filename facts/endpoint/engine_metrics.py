@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from facts.endpoint.completion import Endpoint, key_headers
+from facts.endpoint.completion import Endpoint, fetch, key_headers
 from schema.measure.run import Acceptance
 
 _TOKENS = "vllm:generation_tokens"
@@ -46,7 +46,8 @@ def scrape(endpoint: Endpoint, timeout_s: float = 10.0) -> Counters:
 
     url = f"{endpoint.base_url}/metrics"
     try:
-        response = httpx.get(url, headers=key_headers(endpoint), timeout=timeout_s, trust_env=False)
+        with httpx.Client(headers=key_headers(endpoint), trust_env=False) as client:
+            response = fetch(client, "GET", url, timeout_s, timeout_s)
     except httpx.HTTPError as error:
         raise NoMetrics(f"{url}: {type(error).__name__}: {error}".rstrip(": ")) from None
     if response.status_code != 200:

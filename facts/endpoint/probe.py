@@ -37,8 +37,8 @@ def probe(endpoint: Endpoint, budget_s: float = 5.0) -> Probe:
     with httpx.Client(base_url=endpoint.base_url, headers=headers, trust_env=False) as client:
         try:
             health = _get(client, "/health", left()).status_code
-        except httpx.ConnectError as error:
-            detail = f"{endpoint.base_url}: nobody listens there ({error})"
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            detail = f"{endpoint.base_url}: no connection from this machine ({error})"
             return Probe(endpoint.base_url, detail, "refused", seconds=time.monotonic() - started)
         except httpx.HTTPError:
             health = None

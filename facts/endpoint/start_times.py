@@ -31,6 +31,10 @@ class StartTimes:
         self._job.kill()
         return self.found
 
+    def held_by_ours(self) -> None:
+        """From now on the first token is asked for with the key, where one is wanted."""
+        self._endpoint = self._endpoint.held_by_ours()
+
     def _watch(self) -> None:
         for key, seen in (
             ("port_s", self._port),

@@ -34,6 +34,10 @@ class NotMeasured(Exception):
     """The engine gave no such answer: `str()` is one clear line."""
 
 
+class NotReached(NotMeasured):
+    """This machine has no way to the port: that says nothing about the engine."""
+
+
 @dataclass(frozen=True)
 class Rate:
     """Decoded tokens a second: median, lowest and highest of `runs` measurements, and `each`."""
@@ -52,10 +56,13 @@ class Rate:
 def measure(endpoint: Endpoint, runs: int = RUNS, tokens: int = TOKENS) -> Rate:
     """The rate, after one run that is not counted: the first request of a start is its slowest.
 
-    Raises NotMeasured.
+    Raises NotMeasured, and NotReached where not even the first request found a listener.
     """
     _one(endpoint, tokens, PROMPT)
-    return measure_by(endpoint, [PROMPT] * runs, tokens)
+    try:
+        return measure_by(endpoint, [PROMPT] * runs, tokens)
+    except NotReached as error:
+        raise NotMeasured(str(error)) from None
 
 
 def measure_by(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> Rate:
@@ -139,6 +146,8 @@ def _one(endpoint: Endpoint, tokens: int, prompt: str) -> float:
             if "event-stream" not in response.headers.get("content-type", ""):
                 return _whole(response, url, began)
             return _streamed(response, url, began)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise NotReached(f"{url}: {type(error).__name__}: {error}".rstrip(": ")) from None
     except httpx.HTTPError as error:
         raise NotMeasured(f"{url}: {type(error).__name__}: {error}".rstrip(": ")) from None
 

@@ -205,6 +205,7 @@ CODES: dict[str, Code] = {
     "json-quotes-lost": Code(Layer.RECIPE, "warn"),
     "drift": Code(Layer.RECIPE, "warn"),
     "answer-slow": Code(Layer.ENDPOINT, "warn"),
+    "no-way-here": Code(Layer.ENDPOINT, "warn"),
     "cannot-answer": Code(Layer.ENDPOINT, waivable=False),
     "no-answer": Code(Layer.ENDPOINT, waivable=False),
     "gate-error": Code(Layer.ENDPOINT, waivable=False),

@@ -327,6 +327,7 @@ CAUSES: dict[str, Cause] = {
         until=GHOSTS,
     ),
     "answer-slow": Cause("busy with other clients"),
+    "no-way-here": Cause("a jump host, a firewall or another key stands between"),
     "cannot-answer": Cause(
         "the first request reaches what the start did not: a kernel build, a lost rank",
         anywhere=("no-answer",),

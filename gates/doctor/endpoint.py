@@ -13,14 +13,24 @@ from schema.observed.snapshot import NodeSnapshot
 
 
 def answered(plan: Plan, probe: Probe, before: Observed, after: Observed) -> list[Violation]:
-    """The finding about a probe that got no answer; none for one that did.
+    """The finding about a probe that got no answer, or none here; none for one that did.
 
     `before` are the nodes when the probe was asked, `after` a look when it had failed: an engine
     that dies of its first request shows only there.
     """
+    head = plan.rig.head.name
+    if probe.not_here:
+        return [
+            violation(
+                "no-way-here",
+                head,
+                f"the engine answers on {head}, and not for this machine",
+                evidence=f"on {head}: {probe.detail}; {probe.not_here}",
+                remedy="see the evidence; serve and restart go by what the node itself sees",
+            )
+        ]
     if probe.failure is None:
         return []
-    head = plan.rig.head.name
     said = f"{probe.detail}; /health {probe.health or 'silent'}, /v1/models {_models(probe)}"
     if probe.failure == "timeout" and (probe.generated or 0) > 0:
         return [

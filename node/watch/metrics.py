@@ -67,6 +67,14 @@ def parse(text: str) -> Scrape | None:
     return Scrape(sums[RUNNING], sums.get(WAITING, 0.0), marks, _STEPS in marks)
 
 
+def made(before: Scrape, after: Scrape) -> float | None:
+    """Gives the tokens that were made between two readings; None where they do not say."""
+    name = MARKS[2]
+    if name not in before.marks or name not in after.marks:
+        return None
+    return max(0.0, after.marks[name] - before.marks[name])
+
+
 def fetch(url: str, timeout_s: float = TIMEOUT_S) -> tuple[str | None, str]:
     """Gives (the text, "") of an engine's /metrics, or (None, why not). They need no key."""
     deadline = time.monotonic() + timeout_s

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
 from pyinfra.api import State
 
 from facts.endpoint.completion import Answer, Endpoint
 from facts.engine_look import look_at_engine
+from facts.rignode.call import AskFailed, ask_node
 from node.rules import ownership
+from node.rules.completion import RETRY
 from operations.change.node_call import StepFailed
 from schema.desired.plan import CONTAINER, UNIT
+from schema.observed.kube import HostAnswer
 from schema.observed.machine import EngineProcess
 from schema.observed.network import Port
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -30,6 +35,10 @@ Looks = Mapping[str, NodeSnapshot | Unreadable]
 Identity = frozenset[tuple[str, str, int | None, int | None]]
 # Completions that are asked for, where the engine is another one behind each.
 TRIES = 3
+# node takes no longer limit for one question
+_LONGEST_S = 600
+# Beyond the node's own limit: two readings of /metrics, and the start of its program.
+_CALL_S = 40
 # A worker's title, with its ranks: VLLM::Worker_DP0_PP0_TP0_EP0, each where there are several.
 _WORKER = re.compile(r"VLLM::Worker_(?:DP|PP|TP)\d")
 # A value that the host does not tell, and one that the shell alone knows.
@@ -45,24 +54,82 @@ class _NotSeen(Exception):
 
 
 def ask_ours(
-    state: State, head: str, nodes: Collection[str], endpoint: Endpoint, ask: Callable[[], Answer]
+    state: State,
+    head: str,
+    nodes: Collection[str],
+    endpoint: Endpoint,
+    ask: Callable[[Endpoint], Answer],
+    there_s: float | None = None,
 ) -> Answer:
     """What `ask` gets, when our engine on `nodes` is what answers at `endpoint`, the same one
     before and after; else an answer that is not ok and says why. NotOurs names who answers.
+
+    `there_s`: where this machine gets no answer, the head asks its own engine, for as long, and
+    what that gets decides: the way from here says nothing about the engine. A line tells it.
     """
     try:
         for _ in range(TRIES):
             before = identity(look_at_engine(state, nodes), head, endpoint)
-            answer = ask()
+            here = answer = ask(endpoint.held_by_ours())
+            # "loading" is the engine's own word
+            if not here.ok and there_s is not None and here.status not in RETRY:
+                answer = asked_there(state, head, here, there_s)
             if not answer.ok:
                 return answer
             looks = look_at_engine(state, nodes)
             if before == identity(looks, head, endpoint):
                 _experts_as_written(looks)
+                if not here.ok:
+                    _tell(state, head, endpoint, here)
                 return answer
     except _NotSeen as reason:
         return Answer(False, str(reason))
     return Answer(False, f"the engine was started anew while it was asked, {TRIES} times")
+
+
+def asked_there(state: State, head: str, here: Answer, seconds: float) -> Answer:
+    """What the head's engine says to the head itself; `here`, what this machine got, where the head
+    could not be asked.
+    """
+    host, limit_s = state.inventory.get_host(head), max(1, min(int(seconds), _LONGEST_S))
+    request = {"timeout_s": limit_s}
+    try:
+        found = ask_node(state, host, "engine answer", request, limit_s + _CALL_S)
+        said = HostAnswer.model_validate(found)
+    except (AskFailed, ValidationError) as error:
+        return replace(here, detail=f"{here.detail}; {' '.join(str(error).split())[:200]}")
+    detail = f"{said.detail}, asked on {head} itself"
+    if not said.answered:
+        detail += f" (from this machine: {here.detail})"
+    return Answer(said.answered, detail, said.final, said.wants_key, said.late, said.made,
+                  model=said.model, not_from_here=True)  # fmt: skip
+
+
+def way_here(endpoint: Endpoint, head: str, here: Answer) -> str:
+    """A line about an engine that answers its own host and not this machine."""
+    where = urlsplit(endpoint.base_url)
+    address = f"{where.hostname}:{where.port}"
+    if here.alive or here.status is not None:
+        return f"{head} answers, and takes no question of this machine: {here.detail}"
+    return (
+        f"{head} answers, and this machine cannot reach {address} ({here.detail}); for clients "
+        f"here open the port, or: ssh -N -L 8000:{address} {head}"
+    )
+
+
+def _tell(state: State, head: str, endpoint: Endpoint, here: Answer) -> None:
+    host = state.inventory.get_host(head)
+    host.log_styled(f"warning: {way_here(endpoint, head, here)}", fg="yellow")
+
+
+def is_ours(snapshot: NodeSnapshot, node: str, endpoint: Endpoint) -> bool:
+    """Whether the snapshot shows our own engine, and nobody else, where `endpoint` leads."""
+    try:
+        for port in _listeners(snapshot, node, endpoint):
+            _require_ours(snapshot, node, port)
+    except (NotOurs, _NotSeen):
+        return False
+    return True
 
 
 def identity(looks: Looks, head: str, endpoint: Endpoint) -> Identity:

@@ -66,20 +66,30 @@ def wait_for_answer(
     reporter = state.inventory.get_host(head)
     told = started
 
-    def question() -> Answer:
-        return ask(endpoint, timeout_s=max(5.0, budget_s - (time.monotonic() - started)))
+    def left() -> float:
+        return max(5.0, budget_s - (time.monotonic() - started))
 
     def attempt() -> Answer:
         nonlocal told
-        answer = question()
-        if answer.ok:
-            # Somebody answers; whose engine it is, is looked at around another answer.
+        # Whoever answers this gets no key.
+        answer, now = ask(endpoint, left()), None
+        if answer.ok or answer.alive:
             _until_started(state, head)
-            answer = ask_ours(state, head, nodes, endpoint, question)
+        else:
+            now = unit_states(state, nodes)
+            if not answer.final:
+                _stop_if_dead(state, first, now, patient)
+        if now is None or _started(now, head):
+            # Somebody answers, or our unit has seen an answer on its own host; whose engine it is,
+            # is looked at around another one.
+            seen = ask_ours(state, head, nodes, endpoint, lambda w: ask(w, left()), left())
+            if seen.ok or seen.not_from_here or answer.alive or not answer.final:
+                answer = seen
         if answer.ok or answer.final:
             return answer
-        now = unit_states(state, nodes)
-        _stop_if_dead(state, first, now, patient)
+        if now is None:
+            now = unit_states(state, nodes)
+            _stop_if_dead(state, first, now, patient)
         if time.monotonic() - told >= PROGRESS_S:
             told = time.monotonic()
             phase = _phase(now)
@@ -103,6 +113,12 @@ def wait_for_answer(
             + log_tail(state, head)
         )
     return answer
+
+
+def _started(now: Mapping[str, UnitState | None], head: str) -> bool:
+    """Whether systemd has seen the head's unit answer on its own host (its ExecStartPost)."""
+    unit = now.get(head)
+    return unit is not None and unit.active == "active"
 
 
 def _until_started(state: State, head: str) -> None:

@@ -137,7 +137,9 @@ def serves_again(
     answer = wait_for_answer(state, head.name, nodes, endpoint, budget_s)
     profile = _profile(plan, _texts(seen).get(SCRIPT_PATH, ""))
     published = recipe_baseline(plan, profile)
-    speed = compared(endpoint, rounds_before(kept.get(head.name)), published, profile)
+    speed = compared(
+        endpoint.held_by_ours(), rounds_before(kept.get(head.name)), published, profile
+    )
     return f"change {change} ROLLED_BACK; {endpoint.model} serves again: {answer.detail}{speed}"
 
 

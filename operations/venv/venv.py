@@ -15,16 +15,18 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, Host, State, operation
 
-from facts.endpoint.completion import Endpoint, ask
+from facts.endpoint.completion import Answer, Endpoint, ask
 from facts.endpoint.throughput import NotMeasured
 from facts.endpoint.throughput import measure as measure_rate
 from facts.rignode.call import AskFailed, ask_node
+from facts.rignode.context import real
 from operations.change.apply import Steps
 from operations.change.command import told
 from operations.change.node_call import StepFailed, call
 from operations.change.progress import call_with_progress
 from operations.change.run import Run
 from operations.change.steps import unit_step
+from operations.engine.own_answer import NotOurs, ask_ours
 from operations.engine.wait_ready import EngineDied, wait_for_answer
 from operations.venv.patches import run_tool
 from schema.desired.plan import UNIT
@@ -83,6 +85,15 @@ def _keep(run: Run, rounds: Sequence[float]) -> None:
     run.context["baseline"] = round(median(rounds), 2) if rounds else None
 
 
+def _ours(run: Run, endpoint: Endpoint) -> Answer:
+    """An answer of our own engine on this host, or why there is none."""
+    name = host.name
+    try:
+        return ask_ours(real(run.state), name, [name], endpoint, lambda where: ask(where, ASK_S))
+    except NotOurs as error:
+        return Answer(False, str(error))
+
+
 @operation()
 def measure(
     run: Run, needed: bool, endpoint: Endpoint, is_up: bool, recorded: Sequence[float]
@@ -104,12 +115,12 @@ def measure(
         # what a run that was cut off measured, before it stopped the engine
         known = rounds_of(run) or tuple(recorded)
         _keep(run, known)
-        answer = ask(endpoint, ASK_S) if is_up else None
+        answer = _ours(run, endpoint) if is_up else None
         if answer is None or not answer.ok:
             told = f"{median(known):.1f} tok/s, of a bench" if known else "none: nothing to compare"
             return f"the engine does not answer; baseline: {told}"
         try:
-            rate = measure_rate(endpoint)
+            rate = measure_rate(endpoint.held_by_ours())
         except NotMeasured as error:
             return f"the engine answers and could not be measured: {error}"
         _keep(run, rate.each)

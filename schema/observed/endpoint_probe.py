@@ -15,7 +15,8 @@ class Probe:
 
     `failure` is how the chat completion failed, None when it had content. `served` are the names
     that /v1/models lists. `generated` is how many tokens the engine made for anybody while the
-    probe waited (of /metrics), None when that is not known.
+    probe waited (of /metrics), None when that is not known. `not_here`: a line about an engine that
+    answers its own host, and not this machine.
     """
 
     url: str
@@ -27,3 +28,4 @@ class Probe:
     served: tuple[str, ...] = ()
     generated: float | None = None
     seconds: float = 0.0
+    not_here: str = ""

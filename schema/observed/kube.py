@@ -111,7 +111,8 @@ class HostAnswer(Frozen):
     """What came back when the host asked for a completion; `final`: asking again is useless.
     `wants_key`: 401, the engine lives and the key that was sent, or none, is not its own.
 
-    `where`: what was asked, where the host had to find that out.
+    `where`: what was asked, where the host had to find that out. Of rigbook's own engine:
+    `wants_key`, `late` (nothing came in time), `made` (tokens for others meanwhile).
     """
 
     answered: bool
@@ -120,3 +121,5 @@ class HostAnswer(Frozen):
     model: str
     where: str = ""
     wants_key: bool = False
+    late: bool = False
+    made: float | None = None

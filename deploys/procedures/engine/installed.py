@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import gevent
 from gevent import Greenlet
@@ -23,7 +24,14 @@ from deploys.common.rdma_proof import (
 )
 from deploys.common.runtime import Examined, Work
 from deploys.common.snapshot_view import files_in, live_profile
-from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint, ask, metric_names
+from facts.endpoint.completion import (
+    KEY_VARIABLE,
+    WANTS_KEY,
+    Answer,
+    Endpoint,
+    ask,
+    metric_names,
+)
 from facts.endpoint.tool_call import ask_for_call
 from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
@@ -38,7 +46,7 @@ from gates.engine.state import engine_unit
 from node.rules.secret import API_KEY, SECRETS_PATH
 from operations.change.apply import Steps, texts_of
 from operations.engine import engine
-from operations.engine.own_answer import NotOurs, ask_ours
+from operations.engine.own_answer import NotOurs, ask_ours, asked_there, is_ours, way_here
 from operations.engine.wait_ready import wait_for_answer
 from schema.desired.plan import PAIR_TIMER, Plan
 from schema.observed.endpoint_probe import Probe
@@ -117,9 +125,8 @@ def _reasons(
     before: Mapping[str, Mapping[str, str | None]],
     states: Mapping[str, str],
     differences: Mapping[str, list[Difference]],
-    answer: Answer | None,
 ) -> tuple[str, ...]:
-    """Why the pair has to be (re)started, one line each; empty when it serves as it should."""
+    """Why the pair has to be (re)started, whatever it answers, one line each; or empty."""
     reasons = []
     for node in plan.rig.nodes:
         name = node.name
@@ -128,9 +135,16 @@ def _reasons(
         if states[name] in ("absent", "stopped", "failed"):
             reasons.append(f"{name}: the engine is {states[name]}")
         reasons += [f"{name}: {d}" for d in differences[name] if d.kind not in _BY_CONFIGURE]
-    if not reasons and answer is not None and not answer.ok and _too_late(plan, snapshots, answer):
-        reasons.append(f"running, but no real answer: {answer.detail}")
     return tuple(reasons)
+
+
+def _decided(plan: Plan, where: Endpoint, answer: Answer) -> Answer:
+    """What our own engine answers, where this machine got no answer: with the key, if it wants one,
+    and by the head itself, which needs no way from here (a jump host, a firewall).
+    """
+    if answer.ok or (answer.late and _busy(plan, answer)):
+        return answer
+    return _own_answer(plan, where, lambda w: ask(w, ASK_S) if answer.alive else answer, ASK_S)
 
 
 def _restarts(step: Mapping[str, object], before: Mapping[str, str | None]) -> bool:
@@ -148,7 +162,7 @@ def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer)
         return False
     if answer.final:
         return True
-    if answer.late and (made := _made_meanwhile(plan)):
+    if answer.late and (made := _busy(plan, answer)):
         logger.warning(
             f"    no answer in {ASK_S:.0f} s, but {made:.0f} tokens for others meanwhile: the "
             "engine is busy and is not restarted"
@@ -161,6 +175,12 @@ def _too_late(plan: Plan, snapshots: Mapping[str, NodeSnapshot], answer: Answer)
     return head.identity.clock_unix_s - unit.since_unix_s > plan.recipe.expect.start_budget_s
 
 
+def _busy(plan: Plan, answer: Answer) -> float | None:
+    """The tokens that an engine which gave no answer made for others meanwhile."""
+    return answer.made if answer.not_from_here else _made_meanwhile(plan)
+
+
+@once_a_run
 def _made_meanwhile(plan: Plan) -> float | None:
     """Tokens that the engine makes for others while it is watched; None when it does not say."""
     # Here, not above: it takes 0.1 s, and a run that finds an answer has no use for it.
@@ -195,7 +215,11 @@ class Installed:
         states = {n.name: engine_state(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
         differences = {n.name: drift(plan, n, snapshots[n.name]) for n in plan.rig.nodes}
         answer = ask_in_background(plan).get() if "running" in states.values() else None
-        reasons = _reasons(plan, snapshots, steps, before, states, differences, answer)
+        reasons = _reasons(plan, snapshots, steps, before, states, differences)
+        if not reasons and answer is not None:
+            answer = _decided(plan, endpoint_with_key(plan), answer)
+            if not answer.ok and _too_late(plan, snapshots, answer):
+                reasons = (f"running, but no real answer: {answer.detail}",)
         for reason in reasons:
             logger.info(f"    {reason}")
         if not reasons:
@@ -239,7 +263,7 @@ class Installed:
         patches = InForce(asked, plan)
         probing = gevent.spawn(probe_endpoint, plan)
         before = look()
-        answer = probing.get()
+        answer = _asked_again(plan, probing.get(), before)
         after = None
         if answer.models == 200 and answer.failure in ("status", "disconnected"):
             gevent.sleep(DYING_S)
@@ -274,11 +298,41 @@ def probe_endpoint(plan: Plan) -> Probe:
     return probe(endpoint(plan), PROBE_S)
 
 
-def _own_answer(plan: Plan, where: Endpoint, asks: Callable[[Endpoint], Answer] = ask) -> Answer:
+def _asked_again(plan: Plan, probe: Probe, before: Observed) -> Probe:
+    """The probe, where our own engine holds the port: with the key where one is wanted, and with
+    what the head itself gets where this machine gets nothing.
+    """
+    from facts.endpoint.probe import probe as look
+
+    head, where = plan.rig.head.name, endpoint(plan)
+    seen = before.get(head)
+    wants_key = probe.status in WANTS_KEY
+    if not (wants_key or probe.failure == "refused") or not isinstance(seen, NodeSnapshot):
+        return probe
+    unit = engine_unit(seen)
+    if unit is None or unit.active_state != "active" or not is_ours(seen, head, where):
+        return probe
+    if wants_key:
+        probe = look(where.held_by_ours(), PROBE_S)
+    if probe.failure is None:
+        return probe
+    here = Answer(False, probe.detail, alive=wants_key)
+    there = asked_there(real(state), head, here, PROBE_S)
+    if not there.ok:
+        return probe
+    return replace(probe, failure=None, detail=there.detail, not_here=way_here(where, head, here))
+
+
+def _own_answer(
+    plan: Plan,
+    where: Endpoint,
+    asks: Callable[[Endpoint], Answer] = ask,
+    there_s: float | None = None,
+) -> Answer:
     """An answer of our own engine, or why there is none; nothing that starts is waited for."""
     nodes = [node.name for node in plan.rig.nodes]
     try:
-        return ask_ours(real(state), plan.rig.head.name, nodes, where, lambda: asks(where))
+        return ask_ours(real(state), plan.rig.head.name, nodes, where, asks, there_s)
     except NotOurs as error:
         return Answer(False, str(error))
 
@@ -287,13 +341,17 @@ def _answers_and_metrics(plan: Plan, where: Endpoint) -> Sequence[str]:
     """Lines about what answered; DeployError names what did not, and what to do."""
     import httpx
 
-    answer = _own_answer(plan, where)
+    answer = _own_answer(plan, where, there_s=ASK_S)
     if not answer.ok:
         raise DeployError(
             f"{where.model} does not answer: {answer.detail}; "
             f"find out why with: pyinfra {inventory_name()} deploys/doctor.py -y"
         )
     lines = [f"{where.model} answers at {where.base_url}: {answer.detail}"]
+    if answer.not_from_here:
+        asked = "a tool call and " if plan.recipe.expect.tools else ""
+        return [*lines, f"not looked at: {asked}its metrics, which this machine has to ask for"]
+    where = where.held_by_ours()
     if plan.recipe.expect.tools:
         call = _own_answer(plan, where, ask_for_call)
         if not call.ok:

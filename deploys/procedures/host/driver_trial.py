@@ -78,7 +78,9 @@ def _speed(rig: Procedure) -> str:
     if not before:
         return "nothing to compare its speed with"
     tell = rig.run.host(rig.plan.rig.head.name).log
-    return fast_enough(endpoint(rig.plan), before, rig.plan.recipe.expect.tolerance, tell)
+    return fast_enough(
+        endpoint(rig.plan).held_by_ours(), before, rig.plan.recipe.expect.tolerance, tell
+    )
 
 
 def _pin(rig: Procedure, want: Want, work: DriverWork) -> str:

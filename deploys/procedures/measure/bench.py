@@ -35,6 +35,8 @@ from schema.measure.run import BenchRun, Other, Point, Prefill
 
 # A stream that decodes slower than that is not waited for.
 SLOWEST_TOK_S = 0.5
+# For the head's own question, where this machine gets no answer.
+ASK_S = 30.0
 # Prompt tokens a second, likewise.
 SLOWEST_PREFILL = 50
 # What the chat template and the one token of the answer take of the longest prompt.
@@ -80,15 +82,19 @@ def must_answer(plan: Plan) -> Endpoint:
     where = endpoint_with_key(plan)
     nodes = [node.name for node in plan.rig.nodes]
     try:
-        answer = ask_ours(real(state), plan.rig.head.name, nodes, where, lambda: ask(where))
+        answer = ask_ours(real(state), plan.rig.head.name, nodes, where, ask, ASK_S)
     except NotOurs as error:
         raise DeployError(f"nothing was measured: {error}") from None
+    if answer.ok and answer.not_from_here:
+        raise DeployError(
+            f"nothing was measured: this machine asks the engine, and cannot reach {where.base_url}"
+        )
     if not answer.ok:
         raise DeployError(
             f"nothing was measured: {where.model} does not answer: {answer.detail}; find out why "
             f"with: pyinfra {inventory_name()} deploys/doctor.py -y"
         )
-    return where
+    return where.held_by_ours()
 
 
 def counters(where: Endpoint) -> Counters:

@@ -134,6 +134,7 @@ def serve_as(run: Run, plan: Plan, once_stopped: Callable[[str], None] = lambda 
             run.apply(node, [unit_step(UNIT, "start", reload=False)], engine.UNIT_TIMEOUT_S)
         budget = plan.recipe.expect.start_budget_s
         wait_for_answer(real(state), head, [head, *workers], where, budget)
+        watch.held_by_ours()
         until = time.monotonic() + TOKEN_S
         # the watch may be one question behind
         while watch.found.http_s and not watch.found.first_token_s and time.monotonic() < until:

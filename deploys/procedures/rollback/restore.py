@@ -186,7 +186,7 @@ def verify(rig: Procedure, work: RestoreWork) -> str:
     detail = wait_with_retries(rig.run, work.node, where, budget)
     profile = live_profile(rig.plan)
     before, published = last_rates(rig.plan, profile), recipe_baseline(rig.plan, profile)
-    speed = compared(where, before, published, profile)
+    speed = compared(where.held_by_ours(), before, published, profile)
     return f"backup {work.row.id} serves: {detail}{speed}"
 
 

@@ -144,5 +144,5 @@ def verify(rig: Procedure, work: ImageWork) -> str:
     answer = wait_for_answer(rig.run.state, head, nodes, where, budget)
     profile = live_profile(rig.plan)
     before, published = last_rates(rig.plan, profile), recipe_baseline(rig.plan, profile)
-    speed = compared(where, before, published, profile)
+    speed = compared(where.held_by_ours(), before, published, profile)
     return f"backup {work.rows[head].id} serves: {answer.detail}{speed}"

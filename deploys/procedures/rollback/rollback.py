@@ -8,15 +8,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pyinfra import state
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.load_and_gate import endpoint as planned
 from deploys.common.procedure import Procedure
 from deploys.common.take_up import refuse_live
 from deploys.common.take_up import rollback as undo_all
-from facts.endpoint.completion import ask
+from facts.endpoint.completion import Endpoint, ask
+from facts.rignode.context import real
 from gates.engine.state import engine_unit
 from operations.change.alive_here import deploy_here
+from operations.engine.own_answer import NotOurs, ask_ours
 from operations.rollback.revert import UP, endpoint_there
 from schema.observed.files import ChangeSummary, Journal
 
@@ -91,15 +94,27 @@ def _undone(rig: Procedure, change: ChangeSummary | None) -> Chosen:
         return Chosen(None, (), ())
     waits = (f"{change.id} is ROLLED_BACK; the engine has not answered yet",)
     if change.deploy == TAKES_OVER:
-        loads = _closed_lately(rig, change) and not ask(planned(rig.plan), ASK_S).ok
+        answer = ask(planned(rig.plan), ASK_S)
+        loads = _closed_lately(rig, change) and not (answer.ok or answer.alive)
         return Chosen(change.id, (), waits) if loads else Chosen(None, (), ())
     units = [engine_unit(snapshot) for snapshot in rig.snapshots.values()]
     if not all(unit and unit.active_state in UP for unit in units):
         return Chosen(None, (), ())
     endpoint = endpoint_there(rig.plan, rig.snapshots[rig.plan.rig.head.name])
-    if endpoint is None or ask(endpoint, ASK_S).ok:
+    if endpoint is None or _answers(rig, endpoint):
         return Chosen(None, (), ())
     return Chosen(change.id, (), waits)
+
+
+def _answers(rig: Procedure, endpoint: Endpoint) -> bool:
+    """Whether our own engine answers, this machine or its own host."""
+    head, nodes = rig.plan.rig.head.name, [node.name for node in rig.plan.rig.nodes]
+    try:
+        return ask_ours(
+            real(state), head, nodes, endpoint, lambda where: ask(where, ASK_S), ASK_S
+        ).ok
+    except NotOurs:
+        return False
 
 
 def _closed_lately(rig: Procedure, change: ChangeSummary) -> bool:

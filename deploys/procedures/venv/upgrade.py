@@ -269,7 +269,7 @@ def verify(rig: Procedure, work: UpgradeWork) -> str:
     run, recipe = rig.run, rig.plan.recipe
     detail = wait_with_retries(run, work.node, work.endpoint, recipe.expect.start_budget_s)
     before, say = rounds_of(run), run.host(work.node).log
-    speed = fast_enough(work.endpoint, before, recipe.expect.tolerance, say)
+    speed = fast_enough(work.endpoint.held_by_ours(), before, recipe.expect.tolerance, say)
     named = recipe.venv.version if recipe.venv else None
     package = wheels_spec(rig.plan).package
     to_write = ""

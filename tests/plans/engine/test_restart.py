@@ -107,6 +107,12 @@ LIVE = refused("milo@x may still be at work", CUT_OFF, f"--data {BY_ID}")
 # Nothing goes down for a proof that would ask the wrong model.
 OTHER = refused("other-recipe", "set up to serve another, not tiny", "--data recipe=NAME")
 TABLE: Table = {
+    # the operator comes by a jump host, and gets no connection to the port
+    "no way here": (Scenario(("deploys/restart.py", "-y"), faults={**FAULTS,
+        f"{HEAD}:says engine answer": {"answered": True, "detail": "tiny answered in 0.3 s",
+                                       "final": False, "model": "tiny"}}), done(
+        f"tiny answered in 0.3 s, asked on {HEAD} itself", "this machine cannot reach 127.",
+        never=("ROLLED_BACK",))),
     "dry": (Scenario(("deploys/restart.py", "--dry"), faults=FAULTS), quiet(
         *(f"[{name}] {what} rigbook-engine.service"
           for name in (HEAD, WORKER) for what in ("stop", "start")))),

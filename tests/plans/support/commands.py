@@ -21,7 +21,7 @@ READING = LOOKING | {
     "journal", "unit-state", "boot-id", "log", "nccl-log", "tree list", "tree copies",
     "library look", "library check",
     "kube look", "kube answer", "models look", "venv look", "venv check", "secrets look",
-    "preflight", "weights hub", "rate look", "rate receive", "rate send",
+    "preflight", "engine answer", "weights hub", "rate look", "rate receive", "rate send",
     "measure load", "measure sample",
 }  # fmt: skip
 

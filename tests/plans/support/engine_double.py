@@ -42,7 +42,7 @@ class EngineDouble:
     """Answers as `reply()` says, until closed; `asked` holds the bodies of the chat requests,
     `keys` the Authorization of every request.
 
-    `metrics` None: /metrics is not there.
+    `metrics` None: /metrics is not there. `key`: what it wants, else 401.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class EngineDouble:
         address: str | None = None,
         port: int = 0,
         metrics: str | None = METRICS,
+        key: str | None = None,
     ) -> None:
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
@@ -61,7 +62,8 @@ class EngineDouble:
                 double.keys.append(self.headers["Authorization"])
                 raw = self.rfile.read(int(self.headers["Content-Length"]))
                 double.asked.append(json.loads(raw))
-                answer = reply()
+                refused = key is not None and self.headers["Authorization"] != f"Bearer {key}"
+                answer = Reply("wants a key", 401) if refused else reply()
                 time.sleep(answer.late_s)
                 body = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
                 known = self.path == "/v1/chat/completions"

@@ -22,11 +22,13 @@ from node.change import journal, kinds
 from node.cli import verb_table
 from node.core import validate
 from node.core.errors import NodeError
+from node.engine import completion, config
 from node.files import secret_env
 from node.lease import settings
 from node.patch import inspect
 from node.transfer import server
 from schema.desired.plan import UNIT
+from schema.render.engine_files import NODE_PATH
 from tests.plans.support import boot_double, launched, measure_double, several_double
 from tests.plans.support.commands import LOOKING, Sent, sent
 from tests.plans.support.tree_double import TreeDouble
@@ -35,6 +37,8 @@ from tests.plans.support.usual import CONTAINER, MAGIC, USUAL
 VARIABLE = "RIGBOOK_TEST_SCENARIO"
 SCENARIO = "scenario.json"
 RECORD = "commands.jsonl"
+# the engine's key, as the node has it in its file of secrets
+NODES_KEY = "RIGBOOK_TEST_NODES_KEY"
 # While this file is in the scenario's folder the engine's double refuses to answer.
 DOWN = "engine-down"
 Json = dict[str, Any]
@@ -176,6 +180,8 @@ class FakeNode:
             return {"problems": [], "ghosts": [], "exec_start": [], **self.faults.get("check", {})}
         if command.verb == "secrets look":
             return secret_env.look({**command.request, "path": str(self.secrets)})
+        if command.verb == "engine answer":
+            return self._engine_answer(command.request)
         if command.verb in LOOKING:
             # node's own function, on the folders that the test made on this machine
             return verb_table.run(command.verb, command.request)
@@ -205,6 +211,16 @@ class FakeNode:
         validate.choice(command.request["status"], "status", journal.STATUSES[1:])
         validate.text(command.request["reason"], "reason", 2000)
         return self._settled(id_, command.request["status"])
+
+    def _engine_answer(self, request: Json) -> Json:
+        """As node's verb: asks the engine that its own file names, from this process."""
+        told = next((f["content"] for f in self.now["files"] if f["path"] == NODE_PATH), None)
+        if told is None:
+            raise NodeError(f"no {NODE_PATH}", "no_engine")
+        end = config.endpoint(json.loads(told)["endpoint"], "endpoint")
+        reply = completion.ask(end, request["timeout_s"], os.environ.get(NODES_KEY))
+        return {"answered": reply.ok, "detail": reply.detail, "final": reply.final,
+                "model": reply.model, "wants_key": reply.wants_key, "where": end.url}  # fmt: skip
 
     def _settled(self, id_: str, status: str) -> Json:
         for row in self.now.get("journal", {}).get("changes", ()):

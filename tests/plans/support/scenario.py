@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,8 @@ class Scenario:
     `seen` makes the snapshots from the plan; `data` changes both hosts' data; `hosts` replaces
     the inventory (called with the endpoint's address, when it is a function); `faults` are
     FakeNode's; `answers` None: nobody listens at the endpoint; `kernels` is what a node would boot
-    (none: a container, which has no boot of its own); `folder` is where pyinfra starts,
-    `inventory` and `deploy` what it is told; `env` is added.
+    (none: a container, which has no boot of its own); `key` is what the engine wants; `folder` is
+    where pyinfra starts, `inventory` and `deploy` what it is told; `env` is added.
     """
 
     arguments: tuple[str, ...]
@@ -111,6 +111,7 @@ class Scenario:
     kernels: Mapping[str, KernelFacts] = field(default_factory=dict)
     answers: Callable[[], Reply] | None = None
     metrics: str | None = "vllm:up 1\n"
+    key: str | None = None
     folder: Path = ROOT
     inventory: str = INVENTORY
     env: Mapping[str, str] = field(default_factory=dict)
@@ -118,12 +119,15 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run came to: exit status, stdout, stderr without colours, the commands in order."""
+    """What a run came to: exit status, stdout, stderr without colours, the commands in order, and
+    the Authorization of each request at the endpoint.
+    """
 
     status: int
     stdout: str
     stderr: str
     commands: tuple[Sent, ...]
+    keys: tuple[str | None, ...] = ()
 
     @property
     def output(self) -> str:
@@ -178,8 +182,9 @@ def run(scenario: Scenario) -> Ran:
                 return Reply("stand-in engine is loading", status=503)
             return answers()
 
-        with EngineDouble(reply, address, 8000, scenario.metrics):
-            return _run(scenario, folder, address)
+        with EngineDouble(reply, address, 8000, scenario.metrics, scenario.key) as engine:
+            ran = _run(scenario, folder, address)
+            return replace(ran, keys=tuple(engine.keys))
 
 
 def _run(scenario: Scenario, folder: Path, address: str) -> Ran:

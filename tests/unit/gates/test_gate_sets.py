@@ -83,7 +83,7 @@ ELSEWHERE = {
     "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",
     "gpu-limit-drift",  # cluster/test_gpu_limit.py
     "arguments-refused", "arguments-unchecked",  # engine/test_arguments.py
-    "answer-slow", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
+    "answer-slow", "no-way-here", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
     "backup-one-disk",  # host/test_backups.py

@@ -16,7 +16,7 @@ import pytest
 from facts.rignode import pack
 from node.core import proc
 from node.engine import config
-from node.watch.own_unit import OwnUnit
+from node.watch.own_unit import OwnUnit, answer
 from tests.unit.node.support.host import Host, apply_request, change, compiled, file_step
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,8 +130,10 @@ def test_the_watch_gives_no_key_to_whoever_holds_the_port(
         monkeypatch.setenv("RIGBOOK_ENGINE", str(tmp_path / "node.json"))
         monkeypatch.setenv("RIGBOOK_SECRETS", str(secrets))
         reply = OwnUnit(config.load()).ask(5.0)
+        asked_here = answer({"timeout_s": 5})
         server.shutdown()
     assert not reply.ok and "not this engine" in reply.detail
+    assert not asked_here["answered"] and "not this engine" in asked_here["detail"]
     assert not any(seen)
 
 

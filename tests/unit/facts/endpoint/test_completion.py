@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from facts.endpoint.completion import Endpoint, ask, metric_names
+from facts.endpoint.completion import KEY_VARIABLE, Endpoint, ask, metric_names
 from tests.plans.support.engine_double import METRICS, EngineDouble, Reply, completion
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 
 
 def asked(reply: Reply, timeout_s: float = 5.0, **expects: Any) -> Any:
@@ -146,10 +148,18 @@ def test_metrics_that_are_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "pause_s", "says"),
-    [(b" ", 0.1, "not whole after 1 s"), (b" " * 65536, 0, "more than")],
+    ("begins", "part", "pause_s", "says"),
+    [
+        (HEAD, b" ", 0.1, "not whole after 1 s"),
+        (HEAD, b" " * 65536, 0, "more than"),
+        # headers, too, which httpx limits one read at a time
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x", 0.1, "not whole after 1 s"),
+        (b"", b"H", 0.1, "not whole after 1 s"),
+    ],
 )
-def test_what_drips_or_floods_is_left(part: bytes, pause_s: float, says: str) -> None:
+def test_what_drips_or_floods_is_left(
+    begins: bytes, part: bytes, pause_s: float, says: str
+) -> None:
     """Whatever holds the port could hang doctor, verify and serve, or eat the memory."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(5)
@@ -158,7 +168,7 @@ def test_what_drips_or_floods_is_left(part: bytes, pause_s: float, says: str) ->
             connection, _ = server.accept()
             with connection, contextlib.suppress(OSError):
                 connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+                connection.sendall(begins)
                 until = time.monotonic() + 15
                 while time.monotonic() < until:
                     connection.sendall(part)
@@ -168,6 +178,26 @@ def test_what_drips_or_floods_is_left(part: bytes, pause_s: float, says: str) ->
         thread.start()
         began = time.monotonic()
         answer = ask(Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", "tiny"), 1.0)
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 4
         thread.join()
     assert not answer.ok and says in answer.detail
+
+
+@pytest.mark.parametrize(
+    ("ours", "wanted", "ok", "keys"),
+    [
+        (False, "K3Y", False, [None]),
+        (True, "K3Y", True, [None, "Bearer K3Y"]),
+        (True, "another", False, [None, "Bearer K3Y"]),
+        (True, None, True, [None]),
+    ],
+)
+def test_the_key_goes_to_our_engine_that_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch, ours: bool, wanted: str | None, ok: bool, keys: list[str]
+) -> None:
+    """A 401 is the words that it wants a key, and never an answer."""
+    monkeypatch.setenv(KEY_VARIABLE, "K3Y")
+    with EngineDouble(key=wanted) as engine:
+        answer = ask(Endpoint(engine.url, "tiny", ours=ours), 5.0)
+    assert (answer.ok, answer.alive, engine.keys) == (ok, not ok, keys)
+    assert ok or "wants a key" in answer.detail

@@ -73,7 +73,8 @@ class Rig:
     def _next(self) -> Any:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
-    def _answer(self) -> Answer:
+    def _answer(self, where: Endpoint) -> Answer:
+        assert where.ours  # looked at: it may have the key
         self.asked += 1
         return GOOD
 
@@ -178,7 +179,7 @@ def test_an_engine_in_a_venv_is_of_the_unit(monkeypatch: pytest.MonkeyPatch) -> 
     there: Any = tower_rig.serving(plan)
     state: Any = None
     monkeypatch.setattr(own_answer, "look_at_engine", lambda *_: there)
-    assert ask_ours(state, name, (name,), where, lambda: GOOD) is GOOD
+    assert ask_ours(state, name, (name,), where, lambda _: GOOD) is GOOD
     there = {name: put(there[name], "ports.1.unit", "vllm-old.service")}
     with pytest.raises(NotOurs, match=r"unit vllm-old\.service\).*sudo systemctl stop vllm-old"):
-        ask_ours(state, name, (name,), where, lambda: GOOD)
+        ask_ours(state, name, (name,), where, lambda _: GOOD)

@@ -60,11 +60,14 @@ class Engine:
         own: list[str | StepFailed | None] | None = None,
     ) -> None:
         self.state = FakeState()
+        # systemd calls it active once it has answered on its own host
+        self.head = state_of(active="activating", sub="start-post")
         self.asked = 0
         self._answers = self._repeat(answers)
         self._worker = self._repeat(worker or [state_of()])
         patch.setattr(wait_ready, "ask", self._ask)
         patch.setattr(wait_ready, "unit_states", self._units)
+        patch.setattr(wait_ready, "_until_started", lambda *_: None)
         patch.setattr(wait_ready, "fact_of", lambda *_: ["last words"])
         patch.setattr(wait_ready, "POLL_S", 0.01)
         self._own = self._repeat(own or [None])
@@ -85,13 +88,13 @@ class Engine:
         reason = next(self._own)
         if isinstance(reason, StepFailed):
             raise reason
-        question = known[-1]
+        endpoint, question = known[3:5]
         assert callable(question)
-        answer: Answer = question() if reason is None else Answer(False, reason)
+        answer: Answer = question(endpoint) if reason is None else Answer(False, reason)
         return answer
 
     def _units(self, state: object, nodes: object) -> dict[str, UnitState | None]:
-        return {HEAD: state_of(), WORKER: next(self._worker)}
+        return {HEAD: self.head, WORKER: next(self._worker)}
 
     def wait(self, budget_s: float = 5, patient: bool = False) -> Answer:
         """What the function under test says."""
@@ -117,6 +120,14 @@ def test_an_answer_counts_when_it_is_ours(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(NotOurs, match="not this rig's engine"):
         engine.wait()
     assert engine.asked == 1
+
+
+def test_a_head_that_has_started_is_asked_by_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine gets no connection: what our engine says to its own host ends the wait."""
+    engine = Engine(monkeypatch, [Answer(False, "ConnectTimeout")])
+    engine.head = state_of()
+    monkeypatch.setattr(wait_ready, "ask_ours", lambda *_: GOOD)
+    assert engine.wait() is GOOD and engine.asked == 1
 
 
 def test_ours_that_dies_while_somebody_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
