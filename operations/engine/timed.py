@@ -44,4 +44,4 @@ def prove_timer(state: State, node: str, name: str, runs: bool) -> str:
     seen = fact_of(state, state.inventory.get_host(node), unit_state.Unit, name)
     if seen is None or (seen.active == "active") is not runs:
         raise StepFailed(f"{node}: {name} is {seen.active if seen else 'unknown'}")
-    return seen.active
+    return str(seen.active)

@@ -48,7 +48,9 @@ REFUSED = {
         serve(*data("profile=fast")),
         ("unknown profile 'fast'", "allowed: balanced, latency, throughput"),
     ),
-    "key": (serve(*data("profil=fast")), ("unknown key 'profil'", "did you mean profile?")),
+    "key": (serve(*data("profil=fast")), (
+        "unknown key 'profil'", "did you mean profile?; allowed: ",
+        "; --data help=true lists all keys")),
     "another's key": (
         rollback(*data("version=0.19.2")),
         ("--data: version: rollback does not take it; allowed: with driver, upgrade; --data help",),
