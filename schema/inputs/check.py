@@ -83,10 +83,12 @@ def _strays(
             )
             continue
         close = nearest(key, [*own, *PYINFRA_KEYS])
-        yield (
-            f"{where(key)}: unknown key {shown(key)}{close}; "
-            f"allowed{kind.rigs}: {', '.join(sorted(own))}, and pyinfra's ssh_ keys"
-        )
+        names, more = own, ", and pyinfra's ssh_ keys"
+        if sources.get(key) == COMMAND_LINE:
+            names = [name for name in own if name not in rigs_of(kind).model_fields]
+            more = "; --data help=true lists all keys"
+        allowed = ", ".join(sorted(names)) or "none of its own"
+        yield f"{where(key)}: unknown key {shown(key)}{close}; allowed{kind.rigs}: {allowed}{more}"
 
 
 def _named(kind: type[HostKeys]) -> str:

@@ -82,7 +82,7 @@ def _add(archive: tarfile.TarFile, name: str, raw: bytes) -> None:
 
 def _versions(plan: Plan, observed: Observed) -> dict[str, object]:
     """What runs here and there, for who reads the report."""
-    head = observed[plan.rig.head.name]
+    head = observed.get(plan.rig.head.name)
     return {
         "operator": {"python": platform.python_version(), "pyinfra": version("pyinfra")},
         "recipe": plan.recipe.name,

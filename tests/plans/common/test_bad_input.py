@@ -55,7 +55,9 @@ REFUSED = {
         serve(hosts=[(HEAD, host(1, "127.0.0.2")), (HEAD, host(2, "127.0.0.3"))]),
         (f": {HEAD!r} stands twice; allowed: once each",),
     ),
-    "key": (serve(*data("profil=fast")), ("unknown key 'profil'", "did you mean profile?")),
+    "key": (serve(*data("profil=fast")), (
+        "unknown key 'profil'", "did you mean profile?; allowed: ",
+        "; --data help=true lists all keys")),
     "another's key": (
         rollback(*data("version=0.19.2")),
         ("--data: version: rollback does not take it; allowed: with driver, upgrade; --data help",),

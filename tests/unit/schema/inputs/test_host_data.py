@@ -214,3 +214,9 @@ def test_request_asks_for_what_the_plan_needs() -> None:
     assert request.units == ("rigbook-engine.service", "rigbook-pair.timer")
     assert {"/var/lib/docker", "/etc", "/var/lib/rigbook"} < set(request.disks)
     assert {document.path for document in made.documents["spark2"]} < set(request.files)
+
+
+def test_a_wrong_key_of_the_command_line_lists_none_of_the_inventory() -> None:
+    text = error_of(profil="latency")
+    assert "--data help=true lists all keys" in text and "lan_address" not in text, text
+    assert "lan_address" in error_of(ssh_prot=22)
