@@ -26,6 +26,7 @@ from operations.transfer.weights import differences
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import WeightsData
 from schema.observed.files import Weights
+from schema.observed.snapshot import Unreadable
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ def verify(rig: Procedure, work: WeightsWork) -> str:
     problems = [f"{v.summary}: {v.evidence}" for gate in gates.GATES for v in gate(plan, seen)]
     if problems:
         raise StepFailed("; ".join(problems[:3]))
-    weights = [weights_of(plan, n, seen[n.name]) for n in plan.rig.nodes]
+    weights = [weights_of(plan, node, there) for node in plan.rig.nodes
+               if not isinstance(there := seen[node.name], Unreadable)]  # fmt: skip
     where = f" on {len(weights)} nodes" if len(weights) > 1 else ""
     return f"the weights of {plan.recipe.model}: " + (f"{_same(weights)}{where}" if where else
                                                       "whole on the one node")  # fmt: skip
