@@ -199,8 +199,9 @@ class WayBack:
         reason = f"{self._why()}; it was proven: {peer} has it COMMITTED"
         with Lock("lease", LOCK_S), ballast.Room(1):
             change = journal.get(self.lease.change)
-            # so that the next command tells who closed it
-            journal.save({**change, "taken": _keeper()})
+            # so that the next command tells who closed it; once: each save is a sign of life
+            if (change.get("taken") or {}).get("deploy") != KEEPER:
+                journal.save({**change, "taken": _keeper()})
         request = {"change": self.lease.change, "status": "COMMITTED", "reason": reason}
         close.close(request)
         log.say(f"change {self.lease.change} is COMMITTED: {reason}", log.NOTICE)

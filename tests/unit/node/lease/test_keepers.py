@@ -130,6 +130,25 @@ def a_later_edit_keeps_both_as_they_are(pair: Pair) -> None:
     assert (pair.file(HEAD), pair.file(WORKER)) == (NEW, "by hand\n")
 
 
+def what_one_node_has_committed_and_the_other_edited_stays_open(pair: Pair) -> None:
+    """It is not called committed over the edit, nothing is undone, and no sign of life is made up
+    for the run that is gone, which would keep the next command out."""
+    done = {"change": "change-1", "status": "COMMITTED", "reason": "proven", "run": RUN}
+    assert pair.hosts[HEAD].call("close", done)["changed"]
+    (pair.hosts[WORKER].root / "file.conf").write_text("by hand\n")
+    worker = pair.keep(WORKER)
+    pair.keep(HEAD)
+    until(lambda: (pair.journal(WORKER).get("taken") or {}).get("deploy") == "lease")
+    time.sleep(0.5)
+    stored = pair.hosts[WORKER].state / "journal" / "change-1.json"
+    last_sign = stored.stat().st_mtime_ns
+    time.sleep(3)
+    assert stored.stat().st_mtime_ns == last_sign
+    worker.kill()
+    assert worker.stdout and "it is not as change change-1 left it" in worker.stdout.read()
+    assert pair.journal(WORKER)["status"] == "OPEN" and pair.file(WORKER) == "by hand\n"
+
+
 def another_run_takes_it_up_before_it_is_over(pair: Pair) -> None:
     """The same command, run again: the new run's signs of life are as good as the first one's."""
     for name, host in pair.hosts.items():
@@ -155,6 +174,7 @@ PLAYS: dict[str, Callable[[Pair], None]] = {
             a_reboot_inside_the_lease_begins_it_anew,
             what_one_node_has_committed_the_other_closes_too,
             what_one_node_undid_the_other_undoes_too,
+            what_one_node_has_committed_and_the_other_edited_stays_open,
             a_later_edit_keeps_both_as_they_are,
             another_run_takes_it_up_before_it_is_over,
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from node.change.journal import read_all
+from node.core.errors import Json
 from node.vgpu import guard
 from node.vgpu.state import State
 from tests.unit.node.support.host import Host, apply_request, change, file_step
@@ -145,6 +146,30 @@ def test_while_a_change_is_open_the_guard_waits(guarded: Guarded) -> None:
     guarded.meddle(guarded.original)
     assert sha(guarded.target) == sha(guarded.original) and guarded.told == []
     guarded.host.call("close", {"change": "open-1", "status": "COMMITTED"})
+    guarded.look()
+    assert sha(guarded.target) == sha(guarded.ours)
+
+
+def test_a_library_that_is_overwritten_again_at_once_leaves_no_change_open(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard waits while one is open: its own would keep it, and every run, out for good."""
+    guarded.configure(reapply=True)
+    for name in ("RIGBOOK_LIBRARY", "RIGBOOK_STATE"):
+        monkeypatch.setenv(name, guarded.host.environ()[name])
+    apply = guard.change_apply.apply
+
+    def overwritten(request: Json) -> Json:
+        answer = apply(request)
+        shutil.copy(guarded.original, guarded.target)
+        return answer
+
+    monkeypatch.setattr(guard.change_apply, "apply", overwritten)
+    shutil.copy(guarded.original, guarded.target)
+    guard.run()
+    newest = read_all()[0][0]
+    assert newest["status"] == "COMMITTED" and "it is not as change" in newest["reason"]
+    assert guarded.told == ["library-original"]
     guarded.look()
     assert sha(guarded.target) == sha(guarded.ours)
 
