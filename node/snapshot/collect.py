@@ -136,7 +136,8 @@ def _sections(request: Json) -> list[tuple[str, float, Section]]:
 
 def _once(read: Callable[[], list[proc.Fd]]) -> Callable[[], list[proc.Fd]]:
     """Gives `read` for several threads: the first reads, the others wait for what it found."""
-    lock, kept = threading.Lock(), []
+    lock = threading.Lock()
+    kept: list[list[proc.Fd]] = []
 
     def once() -> list[proc.Fd]:
         with lock:
