@@ -158,14 +158,14 @@ def test_the_program_that_checks_a_file_runs_as_the_owner_of_its_folder(
     assert host.call("apply", apply_request(step))["ok"]
 
 
-def root_tree(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+def root_tree(host: Host, theirs: Path) -> tuple[str, object]:
     tree = host.root / "tree"
     tree.mkdir()
     tool = {"id": "t", "argv": [str(theirs / "bin" / "tool")], "tree": str(tree)}
     return "patch tool", {"change": change(), "tool": tool}
 
 
-def below_theirs(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+def below_theirs(host: Host, theirs: Path) -> tuple[str, object]:
     """Root's own folder, which the owner of the one above can swap for another."""
     tree = theirs / "roots"
     tree.mkdir()
@@ -173,24 +173,19 @@ def below_theirs(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
     return "patch tool", {"change": change(), "tool": tool}
 
 
-def by_a_link(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+def by_a_link(host: Host, theirs: Path) -> tuple[str, object]:
     (host.root / "tree").mkdir()
     (host.root / "link").symlink_to(theirs / "bin")
     tool = {"id": "t", "argv": [f"{host.root}/link/tool"], "tree": f"{host.root}/tree"}
     return "patch tool", {"change": change(), "tool": tool}
 
 
-def as_root(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
-    asked: dict[str, object] = {
-        "argv": ["vllm", "serve"],
-        "environ": {},
-        "venv": str(theirs),
-        "user": "root",
-    }
+def as_root(host: Host, theirs: Path) -> tuple[str, object]:
+    asked = {"argv": ["vllm", "serve"], "environ": {}, "venv": str(theirs), "user": "root"}
     return "preflight", asked
 
 
-def packages(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+def packages(host: Host, theirs: Path) -> tuple[str, object]:
     """A venv of root's whose packages are somebody else's."""
     venv = host.root / "venv"
     folder = venv / "lib/python3.11/site-packages"
@@ -201,7 +196,7 @@ def packages(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
     return "preflight", {"argv": ["vllm"], "environ": {}, "venv": str(venv), "user": "root"}
 
 
-def kubeconfig(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+def kubeconfig(host: Host, theirs: Path) -> tuple[str, object]:
     """It may name a program that gives the credentials."""
     host.double("kubectl", f"#!/bin/sh\n# rigbook stand-in\ntouch {host.root}/ran\n")
     (theirs / "config").touch()
@@ -209,7 +204,7 @@ def kubeconfig(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
                          "namespace": "a", "deployment": "b"}  # fmt: skip
 
 
-def on_path(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
+def on_path(host: Host, theirs: Path) -> tuple[str, object]:
     host.env["PATH"] = f"{theirs}/bin:{os.environ['PATH']}"
     return "snapshot", {}
 
@@ -218,7 +213,7 @@ def on_path(host: Host, theirs: Path) -> tuple[str, dict[str, object]]:
     "case", [root_tree, below_theirs, by_a_link, as_root, packages, kubeconfig, on_path]
 )
 def test_what_another_user_may_change_is_not_run_as_root(
-    host: Host, theirs: Path, case: Callable[..., tuple[str, dict[str, object]]]
+    host: Host, theirs: Path, case: Callable[..., tuple[str, object]]
 ) -> None:
     verb, request = case(host, theirs)
     answer = host.run(host.argv(verb), json.dumps(request)).stdout
