@@ -6,7 +6,9 @@ cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (py
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -17,12 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pyinfra import logger
 from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
 
 from facts.endpoint.completion import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
+# all that moves a cursor or turns a line around, but pyinfra's own colours
+_ESCAPE = re.compile(
+    "(?!\x1b\\[(?:0|1|3[0-7]|9[0-7])m)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
 _OUT_OF_ORDER = ("--serial", "--no-wait")
 # The deploy whose hosts are down as a rule.
 WAKES = "wake.py"
@@ -31,8 +38,15 @@ HELP = "help=true"
 _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
 
 
+def harmless(record: logging.LogRecord) -> bool:
+    """Takes out of a line what a host's words could do to a terminal; the line is always shown."""
+    record.msg, record.args = _ESCAPE.sub("?", record.getMessage()), ()
+    return True
+
+
 def install(state: State, arguments: Sequence[str]) -> None:
     """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
+    logger.addFilter(harmless)
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")

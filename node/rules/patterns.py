@@ -17,3 +17,8 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 # Units that hold a login's processes, or what a line of a crontab started: they supervise nothing,
 # whatever they outlive is an orphan.
 LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*|crond?|anacron|atd)\.service\Z")
+
+
+def printable(text: str) -> str:
+    """Gives the text as one line that a terminal only shows: what a host says may hold escapes."""
+    return "".join(char if char.isprintable() else "?" for char in text)

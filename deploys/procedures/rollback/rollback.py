@@ -127,8 +127,9 @@ def _refuse_proven(rows: Mapping[str, ChangeSummary]) -> None:
     raise DeployError(
         f"nothing was changed: change {change.id} is COMMITTED on {', '.join(proven)}, where it "
         f"was proven, and OPEN on {', '.join(left)}: what serves is good. Close it there: "
-        f"sudo rignode close {shlex.quote(json.dumps(body))} (or run deploys/{change.deploy}.py "
-        f"again: it does so); to undo it on all nodes: {undo_all(change.id)}"
+        f"sudo rignode close {shlex.quote(json.dumps(body))} (or run "
+        f"deploys/{shlex.quote(change.deploy)}.py again: it does so); to undo it on all "
+        f"nodes: {undo_all(change.id)}"
     )
 
 
