@@ -24,6 +24,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import PyinfraError
 
 from facts.endpoint.completion import KEY_VARIABLE
+from facts.rignode.context import bound_output
 
 ROOT = Path(__file__).resolve().parents[2]
 # all that moves a cursor or turns a line around, but pyinfra's own colours
@@ -47,6 +48,7 @@ def harmless(record: logging.LogRecord) -> bool:
 def install(state: State, arguments: Sequence[str]) -> None:
     """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
     logger.addFilter(harmless)
+    bound_output()
     for flag in _OUT_OF_ORDER:
         if flag in arguments:
             raise PyinfraError(f"{flag} breaks the order worker, head, answer; run without it")

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import resource
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ import gevent
 import pytest
 from pydantic import BaseModel, ValidationError
 from pyinfra.api import Config, Host, Inventory, State
+from pyinfra.connectors import util
 
 from deploys.common import cli_guards
 from facts.boot_id import BootId
@@ -228,6 +230,20 @@ def test_a_host_that_freezes_is_left_by_the_operators_own_clock(
         except (call.AskFailed, node_call.StepFailed) as error:
             said = str(error)
     assert said is None if way == "fact" else "no answer in " in str(said)
+
+
+def test_a_host_that_floods_does_not_fill_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(util, "read_buffer", util.read_buffer)
+    monkeypatch.setattr(context, "LATE_S", 0)
+    monkeypatch.setattr(context, "MAX_OUT", 1 << 20)
+    context.bound_output()
+    state, _ = _here()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said = fact.lines_of(state, "@local", pack.Call("timeout 8 cat /dev/zero", ""), 2)
+    assert isinstance(said, Unreadable)
+    assert "no answer in" in said.unreadable
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 100 << 10, f"{grown >> 10} MiB of it are here"
 
 
 @pytest.mark.parametrize("way", [revert.stop_unit, lease.new_way_in], ids=["stop", "new way in"])
