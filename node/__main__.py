@@ -11,6 +11,7 @@ import sys
 from node.cli import request, verb_table
 from node.core import signals, version
 from node.core.errors import Json, NodeError, OtherProgram, failure
+from node.rules.patterns import printable
 
 # imports of a single verb stand in its function: a snapshot sends and compiles no others
 
@@ -46,8 +47,8 @@ def dispatch(argv: list[str]) -> Json | None:
 
 def _spoken(error: NodeError) -> int:
     """Tell an error to a person; gives the exit status."""
-    remedy = f"\n{error.remedy}" if error.remedy else ""
-    print(f"rignode: {error}{remedy}", file=sys.stderr)
+    remedy = f"\n{printable(error.remedy)}" if error.remedy else ""
+    print(f"rignode: {printable(str(error))}{remedy}", file=sys.stderr)
     return error.exit_status
 
 

@@ -25,25 +25,25 @@ from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.inventory import Inventory, extract_name_data
 
 from facts.endpoint.completion import KEY_VARIABLE
-from schema.core.parse import printable
+from facts.rignode.context import bound_output
 
 ROOT = Path(__file__).resolve().parents[2]
 _OWN_CODE = ("deploys", "facts", "gates", "operations", "schema")
+# all that moves a cursor or turns a line around, but pyinfra's own colours
+_ESCAPE = re.compile(
+    "(?!\x1b\\[(?:0|1|3[0-7]|9[0-7])m)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
 _OUT_OF_ORDER = ("--serial", "--no-wait")
 # The deploy whose hosts are down as a rule.
 WAKES = "wake.py"
 # What --data holds to see the keys that a runbook takes, in place of running it.
 HELP = "help=true"
-# pyinfra's own bold and colours, the ends of lines, and tabs
-_STYLE = re.compile(r"(\n|\t|\x1b\[(?:[01]|3[0-7]|9[0-7])m)")
 _NO_QUESTION = ("yes", "dry", "json_output", "debug_facts", "debug_operations")
 
 
-def _only_shows(record: logging.LogRecord) -> bool:
-    """Leaves nothing in a line that a terminal obeys but colours: most quote what a host said."""
-    parts = _STYLE.split(record.getMessage())
-    record.msg = "".join(p if n % 2 else printable(p) for n, p in enumerate(parts))
-    record.args = ()
+def harmless(record: logging.LogRecord) -> bool:
+    """Takes out of a line what a host's words could do to a terminal; the line is always shown."""
+    record.msg, record.args = _ESCAPE.sub("?", record.getMessage()), ()
     return True
 
 
@@ -51,7 +51,8 @@ def install(state: State, arguments: Sequence[str]) -> None:
     """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
     from pyinfra_cli import exceptions as shown  # it patches threads: not for who imports this file
 
-    logger.addFilter(_only_shows)
+    logger.addFilter(harmless)
+    bound_output()
     # Its thread logs a traceback of what pyinfra tells in a line.
     logging.getLogger("paramiko.transport").setLevel(logging.CRITICAL)
     for flag in _OUT_OF_ORDER:

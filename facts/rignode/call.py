@@ -10,14 +10,14 @@ from pyinfra.api import Host, State, StringCommand
 
 from facts.rignode import pack
 from facts.rignode.context import LATE_S, as_root, in_host, no_sudo, real
-from schema.core.parse import printable
+from node.rules.patterns import printable
 
 
 class AskFailed(Exception):
     """The host did not answer, or refused: `str()` is one clear line, `code` node's word for it."""
 
     def __init__(self, line: str, code: str = "") -> None:
-        super().__init__(line)
+        super().__init__(printable(line))
         self.code = code
 
 
@@ -48,12 +48,11 @@ def document_of(host: str, verb: str, output: Any, timeout_s: int) -> dict[str, 
         said = " ".join(output.stderr_lines + output.stdout_lines)[-300:].strip()
         # empty after a moment too: a host that lost its power ends the channel
         told = f": {said}" if said else f" nothing (limit {timeout_s} s)"
-        raise AskFailed(printable(f"{host}: {verb}: the host answered{told}"))
+        raise AskFailed(f"{host}: {verb}: the host answered{told}")
     if not document.get("ok"):
         remedy = document.get("remedy")
         line = f"{host}: {verb}: {document.get('error')}"
-        line = printable(f"{line}; {remedy}" if remedy else line)
-        raise AskFailed(line, str(document.get("code", "")))
+        raise AskFailed(f"{line}; {remedy}" if remedy else line, str(document.get("code", "")))
     return document
 
 

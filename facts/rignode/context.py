@@ -9,12 +9,15 @@ from typing import Any
 import gevent
 from pyinfra import logger
 from pyinfra.api import Host, State, StringCommand
+from pyinfra.connectors import util
 from pyinfra.context import ContextObject, ctx_config, ctx_host, ctx_state
 
 # what the operator's clock allows beyond the host's own limit: sudo, the start of Python, the wire
 LATE_S = 30
 # the readers of pyinfra's own limit end first: left running, they would fill this end's memory
 END_S = 1.0
+# more than any honest answer; behind it nothing is read, and the clock ends the command
+MAX_OUT = 128 << 20
 
 
 def real(state: State) -> State:
@@ -23,6 +26,24 @@ def real(state: State) -> State:
     if isinstance(state, ContextObject):
         found = ctx_state.get()
     return found
+
+
+def bound_output() -> None:
+    """Has pyinfra's readers stop at MAX_OUT of a stream: a host that floods would fill this
+    machine's memory, also without one newline.
+    """
+    read = util.read_buffer
+
+    def at_most(stream: Any) -> Iterator[Any]:
+        left = MAX_OUT
+        while left > 0 and (line := stream.readline(left)):
+            left -= len(line)
+            yield line
+
+    def read_buffer(name: str, io: Any, *more: Any, **options: Any) -> None:
+        read(name, at_most(io), *more, **options)
+
+    util.read_buffer = read_buffer
 
 
 @contextmanager

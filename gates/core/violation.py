@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-from schema.core.parse import printable
+from node.rules.patterns import printable
 
 
 class Layer(IntEnum):

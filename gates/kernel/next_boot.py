@@ -183,7 +183,7 @@ def pin(plan: Plan, facts: KernelFacts) -> str:
     if good:
         return deploy_command(plan, "kernel", f"kernel={good[-1]}") + " -y"
     return (
-        f"no installed kernel has a {shlex.quote(str(facts.module))} module of the driver "
+        f"no installed kernel has a {shlex.quote(facts.module or 'kernel')} module of the driver "
         f"{', '.join(map(shlex.quote, facts.user_driver)) or '(none)'}: install one (dkms "
         "autoinstall, or the driver's package)"
     )

@@ -14,13 +14,15 @@ from node.rules.secret import (
     holds_secret,
 )
 
+# a path list of an engine is a few KB; a process of anybody may have 2 MB
+MAX_VALUE = 32 << 10
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
 def watched_environ(environ: dict[str, str]) -> dict[str, str]:
     """Gives the variables that rigbook watches, sorted; values of secrets are masked."""
     return {
-        name: MASK if SECRET_NAME.search(name) else environ[name]
+        name: MASK if SECRET_NAME.search(name) else environ[name][:MAX_VALUE]
         for name in sorted(environ)
         if name.startswith(WATCHED)
     }

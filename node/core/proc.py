@@ -12,6 +12,8 @@ from typing import NamedTuple
 # docker (docker-ID.scope, /docker/ID), containerd and cri-o under Kubernetes
 _CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 _UNIT = re.compile(r"/([A-Za-z0-9:_.\\@-]+\.service)(?=/|$)")
+# an engine's own is a few KB
+MAX_ARGV = 64 << 10
 
 
 class Stat(NamedTuple):
@@ -99,7 +101,8 @@ def argv(pid: int) -> tuple[str, ...]:
     setproctitle overwrites the argument area: /proc/PID/cmdline is then the title followed by
     NUL padding.
     """
-    raw = read_bytes(f"/proc/{pid}/cmdline") or b""
+    # the kernel lets a process of anybody have 2 MB of it
+    raw = (read_bytes(f"/proc/{pid}/cmdline") or b"")[:MAX_ARGV]
     if not raw:
         return ()
     if raw.startswith(b"VLLM::"):

@@ -19,3 +19,8 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 LOGIN_UNIT = re.compile(r"(sshd?(@.*)?|user@\d+|getty@.*|crond?|anacron|atd)\.service\Z")
 # the module that serves as `vllm serve` does: a word behind -m, or the file
 API_SERVER = re.compile(r"^vllm\.entrypoints\.(?:openai\.)?api_server$|/api_server\.py$")
+
+
+def printable(text: str) -> str:
+    """Gives the text as one line that a terminal only shows: what a host says may hold escapes."""
+    return "".join(char if char.isprintable() else "?" for char in text)

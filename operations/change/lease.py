@@ -14,6 +14,7 @@ from pyinfra.api.exceptions import ConnectError
 
 from facts.rignode.context import reconnect
 from node.rules.heartbeat import LEASE_PORT
+from node.rules.patterns import printable
 from operations.change.node_call import StepFailed, run_as_root
 from schema.desired.plan import Plan
 from schema.desired.rig import Node
@@ -64,4 +65,6 @@ def new_way_in(state: State, name: str) -> None:
         raise StepFailed(f"{name}: no new connection comes about")
     done, output = run_as_root(state, host, AS_ROOT, LOOK_S)
     if not done:
-        raise StepFailed(f"{name}: a new connection is not let be root: {output.stderr[-200:]}")
+        raise StepFailed(
+            f"{name}: a new connection is not let be root: {printable(output.stderr[-200:])}"
+        )

@@ -9,6 +9,7 @@ from pyinfra.api import Host, State, StringCommand
 from facts.rignode import pack
 from facts.rignode.call import AskFailed, bounded, document_of, late
 from facts.rignode.context import as_root, in_host
+from node.rules.patterns import printable
 
 
 class StepFailed(Exception):
@@ -18,7 +19,8 @@ class StepFailed(Exception):
     """
 
     def __init__(self, line: str, code: str = "") -> None:
-        super().__init__(line)
+        # a log's last lines stand below each other
+        super().__init__("\n".join(map(printable, line.split("\n"))))
         self.code = code
 
 

@@ -18,6 +18,7 @@ from pyinfra.api.exceptions import ConnectError
 
 from facts.boot_id import BootId
 from facts.rignode.context import fact_of, reconnect
+from node.rules.patterns import printable
 from operations.change.node_call import StepFailed, run_as_root
 from operations.change.run import Run
 
@@ -57,7 +58,7 @@ def reboot_now(state: State, target: Host, before: str, budget_s: int) -> None:
     command = "nohup sh -c 'sleep 1; systemctl reboot' >/dev/null 2>&1 &"
     done, output = run_as_root(state, target, command, 30)
     if not done:
-        raise StepFailed(f"{target.name}: systemctl reboot: {output.stderr[-200:]}")
+        raise StepFailed(f"{target.name}: systemctl reboot: {printable(output.stderr[-200:])}")
     seconds = wait_for_boot(state, target, before, budget_s)
     target.log(f"up again after {seconds:.0f} s, another boot_id")
 

@@ -14,6 +14,7 @@ from facts.local.secret_values import api_key
 from facts.observe import observe
 from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import real
+from node.rules.patterns import printable
 from operations.adopt.answer import answers_again, former_in
 from operations.change.node_call import StepFailed, call, run_as_root
 from operations.change.run import Run
@@ -299,7 +300,7 @@ def stop_unit(state: State, node: str) -> None:
     host = state.inventory.get_host(node)
     done, output = run_as_root(state, host, f"systemctl stop {UNIT}", UNDO_TIMEOUT_S)
     if not done:
-        raise StepFailed(f"{node}: systemctl stop {UNIT}: {output.stderr[-300:]}")
+        raise StepFailed(f"{node}: systemctl stop {UNIT}: {printable(output.stderr[-300:])}")
 
 
 def _touches_engine(step: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
+from node.rules.patterns import printable
 from operations.change.node_call import StepFailed, run_as_root
 from operations.change.run import Run
 from operations.transfer import image_ssh
@@ -76,7 +77,9 @@ def _seed(
     command = f"docker pull --quiet {shlex.quote(reference)}"
     done, output = run_as_root(run.state, run.host(node), command, PULL_TIMEOUT_S)
     if not done:
-        raise StepFailed(f"{node}: docker pull {reference}: {output.stderr.strip()[-300:]}")
+        raise StepFailed(
+            f"{node}: docker pull {reference}: {printable(output.stderr.strip()[-300:])}"
+        )
 
 
 def _inspect(run: Run, node: str, image: str, what: str) -> tuple[bool, str]:
@@ -94,7 +97,9 @@ def _layers(run: Run, node: str, image: str) -> list[str]:
     """The diff ids of an image on a node."""
     done, said = _inspect(run, node, image, "{{json .RootFS.Layers}}")
     if not done:
-        raise StepFailed(f"{node}: docker image inspect {image[:19]}: {said.strip()[-300:]}")
+        raise StepFailed(
+            f"{node}: docker image inspect {image[:19]}: {printable(said.strip()[-300:])}"
+        )
     return [str(layer) for layer in json.loads(said)]
 
 

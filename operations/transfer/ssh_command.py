@@ -10,7 +10,6 @@ from pyinfra.api import Host
 from facts.rignode.call import bounded
 from facts.rignode.context import LATE_S, as_root, own_clock
 from operations.change.node_call import StepFailed
-from schema.core.parse import printable
 
 TIMEOUT_S = 4 * 3600
 _CHUNK = 1 << 20
@@ -70,7 +69,7 @@ class Command:
         try:
             with own_clock(TIMEOUT_S + LATE_S):
                 for line in self._stderr:
-                    errors.append(printable(line.rstrip()))
+                    errors.append(line.rstrip())
                     told(errors[-1])
                 said = self._stdout.read().decode("utf-8", "replace")
                 status = self._channel.recv_exit_status()

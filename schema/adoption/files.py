@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from node.rules.patterns import printable
 from schema.adoption.live import LiveNode
 from schema.adoption.recipe import Notes, recipe
-from schema.core.parse import printable
 
 # What a section is told in a comment, beside the notes.
 _SAID = {

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from schema.core.parse import printable
+from node.rules.patterns import printable
+
+# the pattern of node/core/validate.py: of a change or a backup. It becomes a file's name on the
+# operator's machine, and a word of the commands that a person is told
+Id = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{5,80}$")]
+# what a host says where it could not do what was asked: no escape and no newline
+PrintableLine = Annotated[str, AfterValidator(printable)]
 
 
 class Frozen(BaseModel):

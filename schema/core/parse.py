@@ -186,8 +186,3 @@ def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
         if get_origin(kind) not in (dict, tuple) and options:
             kind = options[0]
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
-def printable(text: str) -> str:
-    """The text as one line that a terminal only shows: what a host says may hold escapes."""
-    return "".join(char if char.isprintable() else "?" for char in text)

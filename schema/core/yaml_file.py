@@ -14,16 +14,27 @@ from schema.core.errors import SpecError, shown
 MAX_BYTES = 256 * 1024
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """SafeLoader that refuses keys given twice, keys that are no text, and aliases."""
+class _NoAlias(yaml.composer.Composer):
+    """Refuses aliases: with them a few hundred bytes stand for megabytes."""
+
+    check_event: Any
+    peek_event: Any
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML has no types
+            mark = self.peek_event().start_mark
             raise yaml.MarkedYAMLError(
                 problem="an alias (*name); allowed: values written out", problem_mark=mark
             )
         return super().compose_node(parent, index)
+
+
+class TextLoader(_NoAlias, yaml.BaseLoader):
+    """Every scalar stays the text that it is, 41834 as well as 48cebd4ad."""
+
+
+class _PlainLoader(_NoAlias, yaml.SafeLoader):
+    """SafeLoader that refuses keys given twice, keys that are no text, and aliases."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -61,7 +72,7 @@ def read_map(path: Path, shown_as: str) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise SpecError(f"{shown_as}: is not UTF-8 text; allowed: YAML in UTF-8") from error
     except yaml.YAMLError as error:
-        raise SpecError(f"{shown_as}: {_one_line(error)}") from None
+        raise SpecError(f"{shown_as}: {one_line(error)}") from None
     except RecursionError:
         raise SpecError(
             f"{shown_as}: is nested too deeply; allowed: a recipe's few levels"
@@ -75,7 +86,7 @@ def read_map(path: Path, shown_as: str) -> dict[str, object]:
     return data
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def one_line(error: yaml.YAMLError) -> str:
     """`line 7, column 3: what is wrong`."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark

@@ -14,6 +14,9 @@ import yaml
 from schema.core.errors import SpecError, shown
 from schema.core.yaml_file import MAX_BYTES
 
+# what a recipe's anchors may make of it; each alias of an alias may multiply it
+_MAX_NODES = 100_000
+
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader that remembers which keys it met twice."""
@@ -24,6 +27,18 @@ class _Loader(yaml.SafeLoader):
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         self.twice += sorted({name for name in names if names.count(name) > 1})
         return super().construct_mapping(node, deep)
+
+
+def _weight(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values the node is with its aliases written out; ValueError for one in itself."""
+    if id(node) not in known:
+        known[id(node)] = -1
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = [part for row in inner for part in (row if isinstance(row, tuple) else (row,))]
+        known[id(node)] = 1 + sum(_weight(part, known) for part in parts)
+    if known[id(node)] < 0:
+        raise ValueError("an alias stands in what it stands for")
+    return known[id(node)]
 
 
 def keys_of(file: Path) -> dict[str, object]:
@@ -42,7 +57,12 @@ def read(file: Path) -> tuple[dict[str, object], list[str]]:
             raise SpecError(f"{file}: is {len(text)} bytes; allowed: {MAX_BYTES} or fewer")
         loader = _Loader(text.decode())
         loader.twice = []
-        data = loader.get_single_data()
+        root = loader.get_single_node()
+        if root is not None and _weight(root, {}) > _MAX_NODES:
+            raise SpecError(
+                f"{file}: grows beyond {_MAX_NODES} values by its aliases; allowed: less"
+            )
+        data = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise SpecError(f"{file}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

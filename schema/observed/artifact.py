@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from schema.core.base import Frozen
 from schema.core.strings import single_line
 from schema.core.types import Name
+from schema.core.yaml_file import TextLoader, one_line
 
 # Where eugr's builder bakes it in (his Dockerfile), and where others copy it to.
 METADATA = (
@@ -123,10 +124,9 @@ def metadata_of(text: str) -> dict[str, str]:
     is no YAML map. Lists become their items, joined by blanks.
     """
     try:
-        # BaseLoader: every scalar stays the text that it is, 41834 as well as 48cebd4ad.
-        data = yaml.load(text, Loader=yaml.BaseLoader)
+        data = yaml.load(text, Loader=TextLoader)
     except yaml.YAMLError as error:
-        raise ValueError(f"is not YAML: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"is not YAML: {one_line(error)}") from None
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if not isinstance(data, dict):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schema.core.base import Said
+from schema.core.base import Id, Said
 
 
 class Versions(Said):
@@ -39,7 +39,7 @@ class BackupRow(Said):
     manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds. Of an image `tree`
     is its name, `real` that without tag and digest."""
 
-    id: str
+    id: Id
     usable: bool
     problem: str | None
     verified_unix_s: float | None
@@ -56,7 +56,7 @@ class BackupRow(Said):
     host: str | None = None
     instant_copy: str | None = None
     shares: str | None = None
-    base: str | None = None
+    base: Id | None = None
     copies: tuple[CopyRow, ...] = ()
     image: ImageRow | None = None
 
@@ -72,7 +72,7 @@ class DisplacedRow(Said):
     """A folder in which a restore keeps what it displaced."""
 
     path: str
-    change: str
+    change: Id
     status: str
 
 
@@ -101,13 +101,13 @@ class BackupPlan(Said):
     """What a backup would do: with `stored` False, `backup` is the verified one that holds it; with
     a `base`, only what differs from that full one is read, `changed_bytes`."""
 
-    backup: str | None
+    backup: Id | None
     stored: bool
     tree: str
     members: int
     apparent_bytes: int
     shares: str | None
-    base: str | None
+    base: Id | None
     changed_bytes: int
     versions: Versions
 
@@ -115,7 +115,7 @@ class BackupPlan(Said):
 class PruneRow(Said):
     """A backup that goes or stays, the bytes that its removal frees, and why."""
 
-    id: str
+    id: Id
     bytes: int
     why: str
 
@@ -148,7 +148,7 @@ class CopyOf(Said):
     """What a copy of a backup says of it, where it was seen: None and 0 where it was not, or where
     its manifest cannot be read."""
 
-    backup: str
+    backup: Id
     place: str
     tree: str | None
     bytes: int

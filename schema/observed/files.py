@@ -5,11 +5,9 @@ Sections of the snapshot (schema/observed/snapshot.py, which says what its units
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from schema.core.base import Frozen, Said
+from schema.core.base import Frozen, Id, Said
 
 
 class FileState(Frozen):
@@ -49,7 +47,7 @@ class WeightsFile(Frozen):
 class FormerWeights(Frozen):
     """The files that a change replaced, as they are kept beside the weights; `bytes` in sum."""
 
-    change: str
+    change: Id
     path: str
     files: int
     bytes: int
@@ -69,7 +67,7 @@ class Weights(Frozen):
     missing_shards: tuple[str, ...]
     folder: str | None = None
     linked: int = 0
-    incomplete: str | None = None
+    incomplete: Id | None = None
     displaced: tuple[FormerWeights, ...] = ()
 
 
@@ -129,8 +127,7 @@ class ChangeSummary(Said):
     back by itself without one.
     """
 
-    # the pattern of node/core/validate.py: it becomes a file's name on the operator's machine
-    id: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{5,80}$")]
+    id: Id
     deploy: str
     status: Literal["OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT"]
     opened_unix_s: float

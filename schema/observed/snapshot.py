@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from schema.core.base import Frozen
+from schema.core.base import Frozen, PrintableLine
 from schema.observed.docker import Container, Docker, ImageFile, ImageFileProbe
 from schema.observed.files import FileState, Journal, Venv, VenvProbe, Weights
 from schema.observed.health import Health
@@ -21,7 +21,7 @@ from schema.observed.units import CronLine, Unit, Watched
 class Unreadable(Frozen):
     """A section that the host could not report, with the reason."""
 
-    unreadable: str
+    unreadable: PrintableLine
 
 
 class NodeSnapshot(Frozen):

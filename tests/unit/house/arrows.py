@@ -94,7 +94,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "lab.vm": {"lab.core", "lab.hosts"},
     },
     "node": {
-        "node": {"node.cli", "node.core"},
+        "node": {"node.cli", "node.core", "node.rules"},
         "node.adopt": {
             "node.change",
             "node.core",

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
+import resource
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gevent
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pyinfra.api import Config, Host, Inventory, State
+from pyinfra.connectors import util
 
+from deploys.common import cli_guards
 from facts.boot_id import BootId
 from facts.rignode import call, context, fact, pack
 from gates.core.violation import Layer, Violation
 from gates.host.reachable import nodes_reachable
+from node.core import proc
 from node.core.run import Done
 from node.kube import inspect
 from node.rules import ownership, secret
-from node.snapshot import units
+from node.snapshot import processes, units
 from node.systemd import scripts
 from operations.change import lease, node_call
 from operations.rollback import revert
-from schema.observed.files import ChangeSummary
+from schema.core.errors import SpecError
+from schema.importing import reading
+from schema.observed.artifact import metadata_of
+from schema.observed.backup import BackupPlan, BackupRow, CopyOf, DisplacedRow, PruneRow
+from schema.observed.files import ChangeSummary, FormerWeights, Weights
+from schema.observed.snapshot import Unreadable
 from tests.unit.builders.pages import change
 from tests.unit.builders.snapshots import healthy, put
 from tests.unit.builders.spark_rig import spark_plan
@@ -63,6 +75,70 @@ def test_a_document_that_is_none_is_one_line(line: str) -> None:
     with pytest.raises(call.AskFailed) as raised:
         call.document_of("spark1", "snapshot", output, 5)
     assert str(raised.value).isprintable()
+
+
+def test_what_a_host_said_leaves_no_escape_in_the_log_or_the_last_line() -> None:
+    """A file's name, a unit's last line, an exit: all of it is logged, or said as the run ends."""
+    said = "\x1b]0;title\x07\x1b[8m\x9b2J \u202eevil\r"
+    line = f"\x1b[1m\x1b[91m{said}\x1b[0m"
+    record = logging.LogRecord("pyinfra", logging.INFO, "", 0, line, (), None)
+    assert cli_guards.harmless(record)
+    assert record.getMessage() == "\x1b[1m\x1b[91m?]0;title??[8m?2J ?evil?\x1b[0m"
+    assert str(node_call.StepFailed("one\n\x1b[2Jtwo")) == "one\n?[2Jtwo"
+    for error in (node_call.StepFailed(said), call.AskFailed(said)):
+        assert str(error).isprintable()
+    assert Unreadable(unreadable=said).unreadable.isprintable()
+
+
+@pytest.mark.parametrize("kind", [
+    ChangeSummary, FormerWeights, Weights, BackupRow, DisplacedRow, BackupPlan, PruneRow, CopyOf
+])  # fmt: skip
+def test_an_id_of_a_node_is_one(kind: type[BaseModel]) -> None:
+    """It goes into paths, remedies and `--data`: no blank, no slash, no escape, no `..`."""
+    (field,) = {"id", "change", "backup", "incomplete"} & set(kind.model_fields) - (
+        {"change"} if "id" in kind.model_fields else set()
+    )
+    for forged in ("x; rm -rf ~", "../../etc/cron.d/x", "20261127T1\n", "\x1b[2Jaaaaaa"):
+        with pytest.raises(ValidationError) as raised:
+            kind.model_validate({field: forged})
+        assert any(e["loc"] == (field,) and "pattern" in e["type"] for e in raised.value.errors())
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise("abcdefg")
+)
+
+
+def test_a_yaml_of_an_image_or_a_neighbour_does_not_grow(tmp_path: Path) -> None:
+    """304 bytes became 28 MB, nine times as much with each line."""
+    with pytest.raises(ValueError, match="alias"):
+        metadata_of(LAUGHS)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        metadata_of("[" * 20_000)
+    assert metadata_of("a: 0x1f\nb: {c: 41834}\nd: [x, 1]\n") == {
+        "a": "0x1f", "b.c": "41834", "d": "x 1"
+    }  # fmt: skip
+    file = tmp_path / "recipe.yaml"
+    file.write_text(LAUGHS)
+    with pytest.raises(SpecError, match="grows"):
+        reading.read(file)
+    file.write_text("base: &b {a: 1}\nmore: *b\n")
+    assert reading.read(file)[0] == {"base": {"a": 1}, "more": {"a": 1}}
+
+
+def test_a_command_line_in_the_snapshot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """25 processes of `nobody` made 37.5 MB of it; the kernel lets one have 2 MB."""
+    long = ["/usr/bin/python3", "-m", "vllm.entrypoints.openai.api_server", *["x" * 1000] * 1500]
+    monkeypatch.setattr(proc, "pids", lambda: [os.getpid()])
+    monkeypatch.setattr(
+        proc, "read_bytes", lambda path: "\0".join(long).encode() if "cmdline" in path else b"1"
+    )
+    monkeypatch.setattr(proc, "environ", lambda _pid: {"VLLM_X": "y" * 1_000_000})
+    monkeypatch.setattr(proc, "stat", lambda pid: proc.Stat(pid, "python3", "S", 1, 1, 5, 1))
+    (row,) = processes.read()
+    assert sum(map(len, row["argv"])) <= 1 << 16
+    assert row["argv"][:3] == long[:3]
+    assert len(json.dumps(row)) < 1 << 17
 
 
 def test_an_error_of_a_node_is_printable() -> None:
@@ -174,6 +250,32 @@ def test_a_host_that_freezes_is_left_by_the_operators_own_clock(
         except (call.AskFailed, node_call.StepFailed) as error:
             said = str(error)
     assert said is None if way == "fact" else "no answer in " in str(said)
+
+
+def test_a_host_that_floods_does_not_fill_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(util, "read_buffer", util.read_buffer)
+    monkeypatch.setattr(context, "LATE_S", 0)
+    monkeypatch.setattr(context, "MAX_OUT", 1 << 20)
+    context.bound_output()
+    state, _ = _here()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said = fact.lines_of(state, "@local", pack.Call("timeout 8 cat /dev/zero", ""), 2)
+    assert isinstance(said, Unreadable)
+    assert "no answer in" in said.unreadable
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 100 << 10, f"{grown >> 10} MiB of it are here"
+
+
+@pytest.mark.parametrize("way", [revert.stop_unit, lease.new_way_in], ids=["stop", "new way in"])
+def test_what_a_command_says_as_it_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, way: Callable[[State, str], None]
+) -> None:
+    state, _ = _here()
+    line = "printf 'no\\033[2J\\nmend: rm' >&2; exit 1"
+    monkeypatch.setattr(node_call, "bounded", lambda *_: line)
+    with pytest.raises(node_call.StepFailed) as raised:
+        way(state, "@local")
+    assert str(raised.value).endswith(": no?[2J?mend: rm")
 
 
 def test_every_command_is_under_that_clock() -> None:
