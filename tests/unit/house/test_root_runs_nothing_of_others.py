@@ -14,7 +14,8 @@ import pytest
 from facts.rignode import pack
 from node.core import proc
 from node.engine import config
-from node.watch.own_unit import OwnUnit, answer
+from node.watch.answer import answer
+from node.watch.own_unit import OwnUnit
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = ROOT / "templates/etc/systemd/system"
