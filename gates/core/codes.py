@@ -195,6 +195,7 @@ CODES: dict[str, Code] = {
     "gpu-limit-drift": Code(Layer.RECIPE),
     "forbidden-env": Code(Layer.RECIPE),
     "secret-missing": Code(Layer.RECIPE, waivable=False),
+    "weights-denied": Code(Layer.RECIPE),
     "arguments-refused": Code(Layer.RECIPE),
     "arguments-unchecked": Code(Layer.RECIPE, "warn"),
     "hca-two-ports": Code(Layer.RECIPE, "warn"),

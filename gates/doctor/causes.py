@@ -308,6 +308,7 @@ CAUSES: dict[str, Cause] = {
     "forbidden-env": Cause("set by hand at a relaunch (C14)", **LOADS),
     "secret-missing": Cause("the secret was never put there, or this shell does not have it"),
     "hca-two-ports": Cause("two ports are named instead of the twins of one"),
+    "weights-denied": Cause("they belong to another user, and are not for all to read"),
     "arguments-refused": Cause("a flag of another version of vLLM, or a value that it has not"),
     "arguments-unchecked": Cause("this vLLM keeps its parser elsewhere, or needs its GPU for it"),
     "enforce-eager": Cause("a workaround for a graph crash that stayed"),

@@ -34,8 +34,20 @@ def arguments(plan: Plan, deploy: str, answers: Mapping[str, ParserAnswer]) -> l
                     remedy=f"change {file}, then: {again}",
                 )
             )
+        if answer.outcome == "unreadable":
+            found.append(
+                violation(
+                    "weights-denied",
+                    node,
+                    f"the engine's user cannot read the weights: {answer.said[:_LINE]}",
+                    evidence=f"asked on {node} as that user, after {answer.took_s:.1f} s, "
+                    f"with nothing stopped: {answer.said}",
+                    remedy=f"on {node}: namei -l PATH shows which folder or file; sudo chmod -R "
+                    f"o+rX it, then: {again}",
+                )
+            )
         why = answer.said if answer.outcome == "unchecked" else answer.unsure
-        if why and answer.outcome != "refused":
+        if why and answer.outcome not in ("refused", "unreadable"):
             what = "the command line" if answer.outcome == "unchecked" else "the model's config"
             found.append(
                 violation(

@@ -25,7 +25,7 @@ READING: dict[str, str] = {
     "venv look": "node.venv.versions:inspect_versions",
     "venv check": "node.venv.check:check_venv",
     "preflight": "node.engine.preflight:preflight",
-    "engine answer": "node.watch.own_unit:answer",
+    "engine answer": "node.watch.answer:answer",
     "secrets look": "node.files.secret_env:look",
     "kernel": "node.kernel.report:collect",
     "driver": "node.driver.report:look",

@@ -98,6 +98,21 @@ def answer(engine: Engine) -> str:
         time.sleep(POLL_S)
 
 
+def ask_now(engine: Engine, seconds: float) -> Reply:
+    """Asks once; the key goes to our own engine alone."""
+    if engine.endpoint is None:
+        return Reply(False, "this node has no endpoint", True)
+    try:
+        port_holder.look(engine)
+    except CannotRead:
+        # nobody listens, or docker does not say who: asked, and whoever answers gets no key
+        return ask(engine.endpoint, seconds)
+    try:
+        return ask_ours(engine, engine.endpoint, seconds, key_of(engine))
+    except NodeError as error:
+        return Reply(False, str(error))
+
+
 def ask_ours(engine: Engine, endpoint: Endpoint, seconds: float, key: str | None) -> Reply:
     """Gives the reply of our own engine, the same before and after it, or why there is none.
 

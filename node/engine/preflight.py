@@ -42,7 +42,8 @@ def preflight(request: Json) -> Json:
     """`preflight`: what the target's parser says of `argv`.
 
     Takes `argv` (from `vllm serve` on), `environ`, and `image` with `volumes` (source, target), or
-    `venv` with `user`. Gives `outcome` (accepted, refused, unchecked), `said` (the parser's words,
+    `venv` with `user`. Gives `outcome` (accepted, refused, unchecked; unreadable: the
+    model, for the engine's user), `said` (the parser's words,
     or why it could not be asked), `unsure` (what the model's config said without a GPU), `took_s`.
     """
     keys = ("argv", "environ", "image", "volumes", "venv", "user", "timeout_s")
@@ -55,6 +56,9 @@ def preflight(request: Json) -> Json:
         _require_memory()
         if "venv" in body:
             venv, user = validate.path(body["venv"], "venv"), validate.name(body["user"], "user")
+            if said := _unread(Owner(venv, user), user, argv[1:2]):
+                took_s = round(time.monotonic() - started, 1)
+                return {"outcome": "unreadable", "said": said, "unsure": "", "took_s": took_s}
             done = _in_venv(venv, user, argv, environ, timeout_s)
         else:
             image = validate.image(body["image"], "image")
@@ -74,6 +78,17 @@ def _require_memory() -> None:
             f"what serves needs {NEED_BYTES >> 30} GiB",
             "memory",
         )
+
+
+def _unread(owner: Owner, user: str, models: list[str]) -> str:
+    """Gives which file of the model the engine's user cannot read, in words; "" where it can."""
+    for path in models:
+        if os.path.isabs(path) and os.path.exists(path):
+            words = ["find", "-L", path, "!", "-readable", "-print", "-quit"]
+            done = owner.run(words, TIMEOUT_S, {})
+            if found := done.out.strip() or (done.rc and done.last_line()):
+                return f"{user} cannot read {found}"
+    return ""
 
 
 def _in_venv(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from node.core import proc, validate
-from node.core.errors import CannotRead, Json, NodeError
+from node.core import proc
+from node.core.errors import CannotRead
 from node.core.run import TimedOut, run
 from node.core.systemctl import systemctl
-from node.core.webhook import NO_ANSWER
-from node.engine import config, peer_watchdog, port_holder
-from node.engine.api_key import key_of
-from node.engine.await_answer import ask_ours
-from node.engine.completion import ask
+from node.engine import peer_watchdog
+from node.engine.await_answer import ask_now
 from node.engine.config import Engine
 from node.rules.completion import Reply
 from node.snapshot.gpus import reported
@@ -37,17 +32,7 @@ class OwnUnit:
 
     def ask(self, wait_s: float) -> Reply:
         """Asks; the key goes to our own engine alone."""
-        if self.engine.endpoint is None:
-            return Reply(False, "this node has no endpoint", True)
-        try:
-            port_holder.look(self.engine)
-        except CannotRead:
-            # nobody listens, or docker does not say who: asked, and whoever answers gets no key
-            return ask(self.engine.endpoint, wait_s)
-        try:
-            return ask_ours(self.engine, self.engine.endpoint, wait_s, key_of(self.engine))
-        except NodeError as error:
-            return Reply(False, str(error))
+        return ask_now(self.engine, wait_s)
 
     def start(self) -> str | None:
         """Gives the unit's invocation while it is active: it has answered once since its start."""
@@ -76,26 +61,6 @@ class OwnUnit:
     def restart(self) -> str | None:
         """Restarts the unit under the host's lock; the pair's check restarts the other half."""
         return peer_watchdog.undisturbed(self.name, "it is silent", _restart)
-
-
-def answer(request: Any) -> Json:
-    """`engine answer`: what this host's engine says to a completion now, asked on the host itself.
-
-    Its own key goes to our engine alone. `made`: where nothing came in time, the tokens that it
-    made for others meanwhile (null: it does not say). Read-only. Raises NodeError (no_engine).
-    """
-    body = validate.keys(request, "request", ("timeout_s",), ("timeout_s",))
-    seconds = validate.number(body["timeout_s"], "timeout_s", 1, 600)
-    own = OwnUnit(config.load())
-    before = own.scrape()
-    reply = own.ask(seconds)
-    late, made = reply.detail == NO_ANSWER, None
-    after = own.scrape() if late else before
-    if late and isinstance(before, Scrape) and isinstance(after, Scrape):
-        made = metrics.made(before, after)
-    return {"answered": reply.ok, "detail": reply.detail, "final": reply.final,
-            "model": reply.model, "wants_key": reply.wants_key, "late": late, "made": made,
-            "where": own.engine.endpoint.url if own.engine.endpoint else ""}  # fmt: skip
 
 
 def _restart(unit: str) -> None:

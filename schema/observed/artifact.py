@@ -150,7 +150,7 @@ class ParserAnswer(Frozen):
     config said without a GPU, empty where it said nothing. Seconds.
     """
 
-    outcome: Literal["accepted", "refused", "unchecked"]
+    outcome: Literal["accepted", "refused", "unchecked", "unreadable"]
     said: str
     unsure: str
     took_s: float

@@ -5,8 +5,9 @@ from __future__ import annotations
 import httpx
 
 from deploys.common.load_and_gate import endpoint
-from facts.endpoint.completion import ask, metric_names
+from facts.endpoint.completion import Endpoint, ask, metric_names
 from gates.engine.state import engine_unit
+from operations.engine.own_answer import is_ours
 from schema.observed.snapshot import Unreadable
 from tests.infra.observe import Observation, expect, serve
 from tests.infra.plugin import Rig
@@ -26,9 +27,17 @@ def _units(rig: Rig, observation: Observation) -> str:
     return "; ".join(told)
 
 
+def _where(rig: Rig, observation: Observation) -> Endpoint:
+    """The endpoint, with the key where the node shows our own engine there."""
+    where, head = endpoint(rig.plan), rig.plan.rig.head.name
+    seen = observation.snapshots[head]
+    ours = not isinstance(seen, Unreadable) and is_ours(seen, head, where)
+    return where.held_by_ours() if ours else where
+
+
 def test_a_real_completion(rig: Rig, observation: Observation) -> None:
     """/health stays 200 while a rank is lost; only a completion with content proves service."""
-    answer = ask(endpoint(rig.plan), ANSWER_TIMEOUT_S)
+    answer = ask(_where(rig, observation), ANSWER_TIMEOUT_S)
     if answer.ok:
         print(f"{rig.plan.recipe.served_model_name}: {answer.detail}: {answer.text!r}")
     expect(
@@ -42,7 +51,7 @@ def test_a_real_completion(rig: Rig, observation: Observation) -> None:
 
 def test_metrics_are_reachable(rig: Rig, observation: Observation) -> None:
     """Prometheus and the benchmarks read them."""
-    where = endpoint(rig.plan)
+    where = _where(rig, observation)
     try:
         count, trouble = len(metric_names(where)), ""
     except httpx.HTTPError as error:

@@ -70,7 +70,7 @@ class Keys:
 
 def guarded(url: str, key: str) -> None:
     """The engine answers with this key, and to nobody without one."""
-    assert ask(Endpoint(url, "tiny", key=Secret(key))).ok
+    assert ask(Endpoint(url, "tiny", key=Secret(key), ours=True)).ok
     assert "401" in ask(Endpoint(url, "tiny")).detail
 
 

@@ -12,9 +12,10 @@ from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint
 from facts.endpoint.probe import probe
 from schema.desired.plan import UNIT, Plan
 from schema.observed.machine import Identity
+from tests.plans.support import rigs
 from tests.plans.support.engine_double import EngineDouble, Reply
 from tests.plans.support.fakehost import NODES_KEY
-from tests.plans.support.scenario import HEAD, Runs, Scenario, Snapshots, tiny_plan
+from tests.plans.support.scenario import HEAD, Runs, Scenario, Snapshots, data, tiny_plan
 from tests.plans.support.scenario import serving as serving_rig
 from tests.plans.support.table import Table, done, each_row, quiet, refused
 from tests.unit.builders.host_parts import port
@@ -109,6 +110,10 @@ TABLE: Table = {
     # who holds the port decides who gets the key, and then a 401 asks for it
     **{f"{name}, {who}": (Scenario(words, rig, answers=Reply, key="s3cret", env=GUARDED), ends)
        for name, words in RUNBOOKS.items() for who, (rig, ends) in HOLDERS.items()},
+    # known before anything is stopped
+    "no docker program": (Scenario((*SERVE, *data("profile=throughput")), rigs.broken(
+        serving_rig, (HEAD, "units.0.exec_start_exists", False)), answers=Reply), refused(
+        "unit-ghost", "starts a program that does not exist: /usr/bin/docker")),
     # the operator has no key, the node has one
     "another key": (
         Scenario(VERIFY, answers=Reply, key="s3cret",

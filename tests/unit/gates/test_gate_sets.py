@@ -82,6 +82,7 @@ ELSEWHERE = {
     "libvgpu-drift", "libvgpu-old-mapped",  # cluster/test_vgpu_library.py
     "pod-stuck", "model-file", "gpu-limit", "gpu-limit-short",
     "gpu-limit-drift",  # cluster/test_gpu_limit.py
+    "weights-denied",
     "arguments-refused", "arguments-unchecked",  # engine/test_arguments.py
     "answer-slow", "no-way-here", "cannot-answer", "no-answer",  # doctor/test_endpoint.py
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py

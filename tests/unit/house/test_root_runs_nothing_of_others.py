@@ -16,7 +16,8 @@ import pytest
 from facts.rignode import pack
 from node.core import proc
 from node.engine import config
-from node.watch.own_unit import OwnUnit, answer
+from node.watch.answer import answer
+from node.watch.own_unit import OwnUnit
 from tests.unit.node.support.host import Host, apply_request, change, compiled, file_step
 
 ROOT = Path(__file__).resolve().parents[3]

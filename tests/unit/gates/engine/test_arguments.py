@@ -27,6 +27,13 @@ NO_GPU = "RuntimeError: Failed to infer device type"
     [
         ("accepted", "", "", None, ""),
         ("refused", "unrecognized arguments: --no-such-flag", "", "arguments-refused", "itself"),
+        (
+            "unreadable",
+            "milo cannot read /m/x",
+            "",
+            "weights-denied",
+            "user cannot read the weights",
+        ),
         ("refused", LENGTH, "", "arguments-refused", "itself refuses"),
         ("refused", JSON, "", "arguments-refused", "itself refuses"),
         ("unchecked", NO_GPU, "", "arguments-unchecked", "the command line could not be checked"),
@@ -40,7 +47,7 @@ def test_each_answer_is_one_finding_or_none(
     found = arguments(spark_plan(), "serve", {"spark2": ParserAnswer.model_validate(answer)})
     assert [v.code for v in found] == ([code] if code else [])
     for v in found:
-        assert (v.node, v.severity) == ("spark2", "block" if outcome == "refused" else "warn")
+        assert (v.node, v.severity) == ("spark2", "warn" if "unchecked" in str(code) else "block")
         assert words in v.summary and (said or unsure)[:80] in v.summary
         assert (said or unsure) in v.evidence and "8.2 s" in v.evidence
         assert "pyinfra INVENTORY deploys/serve.py --dry" in v.remedy

@@ -299,3 +299,17 @@ def test_no_answer_is_not_taken_for_one() -> None:
         assert found["outcome"] == "unchecked" and said in found["said"]
     noise = preflight.ANSWER + json.dumps({"outcome": "accepted", "more": 1})
     assert preflight._answer(preflight.Done(0, noise, "")) == {"outcome": "accepted"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("hidden", ["model", "model/config.json"])
+def test_weights_that_the_engines_user_cannot_read(venv: Path, hidden: str) -> None:
+    """The snapshot reads them as root; the start failed after the live engine was stopped."""
+    (venv.parent / "model" / "config.json").write_text("{}")
+    for folder in (venv.parent, *venv.parent.parents):
+        if folder.stat().st_uid == os.getuid() and str(folder) not in ("/", "/tmp"):
+            folder.chmod(0o755)
+    (venv.parent / hidden).chmod(0o600)
+    answer = asked(venv, user="nobody")
+    assert answer["outcome"] == "unreadable", answer
+    assert answer["said"].startswith("nobody cannot read ") and str(venv.parent) in answer["said"]

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from node.engine import await_answer
 from node.rules.completion import Reply
-from node.watch import config, own_unit, textfile, watch
+from node.watch import config, textfile, watch
 from tests.unit.node.support.enginefile import engine_file
 from tests.unit.node.support.host import Host
 from tests.unit.node.support.servers import completion, serving
@@ -278,7 +279,7 @@ def test_an_engine_that_is_busy_is_not_missing(own: Rig, monkeypatch: pytest.Mon
     tokens = iter(range(100))
     own.endpoint.page = lambda: metrics(next(tokens), 8)
     late = Reply(False, "no answer in time")
-    monkeypatch.setattr(own_unit, "ask", lambda *_: late)
+    monkeypatch.setattr(await_answer, "ask", lambda *_: late)
     for _ in range(5):
         after = watch.inspect_endpoint(config.load())
     assert (after["status"], after["misses"]) == ("up", 0) and own.told() == []
