@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from node.core.errors import CannotRead
+from node.rules.image_names import DOCKER_SOCKET
 
 
 class Done(NamedTuple):
@@ -75,12 +76,14 @@ def _roots_own(path: str) -> str:
 
 def environment(locale: Mapping[str, str] | None = None) -> dict[str, str]:
     """Gives the environment for every command: no pager, the sbin folders on PATH, and the C locale
-    or the variables of another one; nothing of the caller's own locale. Root finds no program in
-    a folder of another user, and no configuration in his home.
+    or the variables of another one; nothing of the caller's own locale or docker. Root finds no
+    program in a folder of another user, and no configuration in his home.
     """
     env = {key: value for key, value in os.environ.items()
            if key not in ("LANG", "LANGUAGE") and not key.startswith("LC_")}  # fmt: skip
     env.update(locale or {"LC_ALL": "C"}, SYSTEMD_PAGER="", SYSTEMD_COLORS="0")
+    # the docker that node/docker/api.py asks, whatever context the command is set to
+    env["DOCKER_HOST"] = f"unix://{DOCKER_SOCKET}"
     path = env.get("PATH", "/usr/bin:/bin")
     # a non-login shell of a plain user often lacks the sbin folders, where ip and modinfo live
     missing = [d for d in ("/usr/sbin", "/sbin") if d not in path.split(":")]

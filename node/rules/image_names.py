@@ -1,6 +1,8 @@
-"""Names of images as recipes and docker write them."""
+"""Names of images as recipes and docker write them, and the docker that has them."""
 
 from __future__ import annotations
+
+DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def repository(reference: str) -> str:

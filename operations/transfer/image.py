@@ -11,6 +11,7 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FunctionCommand, operation
 
+from node.rules.image_names import DOCKER_SOCKET
 from node.rules.patterns import printable
 from operations.change.node_call import StepFailed, run_as_root
 from operations.change.run import Run
@@ -21,6 +22,8 @@ from schema.observed.docker import Image
 from schema.render.image_build import SCRATCH, Context
 
 PULL_TIMEOUT_S = 4 * 3600
+# the docker that node looks at, whatever context the command is set to
+DOCKER = f"DOCKER_HOST=unix://{DOCKER_SOCKET} docker"
 
 
 @operation()
@@ -74,7 +77,7 @@ def _seed(
         except (BadArchive, OSError) as error:
             raise StepFailed(str(error)) from None
         return
-    command = f"docker pull --quiet {shlex.quote(reference)}"
+    command = f"{DOCKER} pull --quiet {shlex.quote(reference)}"
     done, output = run_as_root(run.state, run.host(node), command, PULL_TIMEOUT_S)
     if not done:
         raise StepFailed(
@@ -84,7 +87,7 @@ def _seed(
 
 def _inspect(run: Run, node: str, image: str, what: str) -> tuple[bool, str]:
     """Whether docker on a node has an image, and a part of what it says of it."""
-    line = f"docker image inspect --format {shlex.quote(what)} {shlex.quote(image)}"
+    line = f"{DOCKER} image inspect --format {shlex.quote(what)} {shlex.quote(image)}"
     done, said = run_as_root(run.state, run.host(node), line, 60)
     return done, said.stdout if done else said.stderr
 

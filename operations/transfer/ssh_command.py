@@ -9,6 +9,7 @@ from pyinfra.api import Host
 
 from facts.rignode.call import bounded
 from facts.rignode.context import LATE_S, as_root, own_clock
+from node.rules.image_names import DOCKER_SOCKET
 from operations.change.node_call import StepFailed
 
 TIMEOUT_S = 4 * 3600
@@ -29,7 +30,8 @@ class Command:
         if client is None:
             raise StepFailed(f"{host.name}: {self._name} needs an ssh connection to it")
         shell = as_root(host)["_shell_executable"]
-        line = f"sudo -n {shell} -c {shlex.quote(bounded(command, TIMEOUT_S))}"
+        bound = f"export DOCKER_HOST=unix://{DOCKER_SOCKET}; {bounded(command, TIMEOUT_S)}"
+        line = f"sudo -n {shell} -c {shlex.quote(bound)}"
         try:
             with own_clock(LATE_S):
                 streams = client.exec_command(line, timeout=TIMEOUT_S)

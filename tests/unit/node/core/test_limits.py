@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from node.core.errors import NodeError
+from node.core.run import run
 from node.core.run_as_owner import Owner
 from node.driver import packages_step
 
@@ -20,6 +21,17 @@ def test_a_grandchild_in_a_session_of_its_own_does_not_outlast_the_limit(tmp_pat
     with pytest.raises(NodeError, match="did not end in 1 s"):
         Owner(str(tmp_path)).run(["/bin/sh", "-c", "setsid sleep 12 & sleep 12"], 1.0, {})
     assert time.monotonic() - started < 6
+
+
+def test_docker_is_the_one_that_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root's own docker command may be set to another host, or to a rootless docker."""
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho $DOCKER_HOST\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("DOCKER_HOST", "ssh://elsewhere")
+    assert run([str(docker), "info"], 5.0).out == "unix:///var/run/docker.sock\n"
 
 
 def test_an_undo_waits_for_a_lock_in_dpkgs_own_words(

@@ -100,8 +100,8 @@ def test_docker_is_asked_only_after_a_change_of_a_tag(
     host: Host, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(api, "get", lambda path: asked.append(path) or [])
-    for name, steps in (("file", []), ("tag", [{"op": "tag", "state": "done", "image": "x:1"}])):
+    monkeypatch.setattr(api, "get", lambda path, **_: asked.append(path) or [])
+    for name, steps in (("file", []), ("tag", [{"op": "tag", "state": "undone", "image": "x:1"}])):
         old(host, 99, "OPEN", steps=steps)
         prune.close({"change": "old-0099", "status": "COMMITTED"})
         assert bool(asked) == (name == "tag")

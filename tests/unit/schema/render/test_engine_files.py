@@ -74,6 +74,7 @@ def test_unit_supervises_alone() -> None:
     assert unit["StartLimitBurst"] == "3"
     assert unit["WantedBy"] == "multi-user.target docker.service"
     assert unit["Requires"] == "docker.service"
+    assert unit["Environment"] == "DOCKER_HOST=unix:///var/run/docker.sock"
     assert unit["After"] == "docker.service network-online.target"
     assert " --restart no " in unit["ExecStart"]
     assert " --init " in unit["ExecStart"]
