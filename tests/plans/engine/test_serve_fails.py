@@ -75,7 +75,8 @@ test_each_run_ends_as_its_row_says = each_row(TABLE)
 
 def test_a_refusal_is_told_once(ran: Runs) -> None:
     line = f"{WORKER}: apply: {REFUSED['error']}; {REFUSED['remedy']}"
-    assert ran["apply refused"].stderr.count(line) == 1
+    *before, last = ran["apply refused"].stderr.rstrip().splitlines()
+    assert "\n".join(before).count(line) == 1 and last.startswith(f"--> error: {line}; change ")
 
 
 def test_the_rig_goes_back_worker_first(ran: Runs) -> None:
@@ -92,7 +93,7 @@ def test_the_undo_names_this_runs_change(ran: Runs) -> None:
         commands = ran[name].changing
         applied = next(c for c in commands if c.verb == "apply").request["change"]["id"]
         assert {c.request["change"] for c in commands if c.verb == "undo"} == {applied}
-        told = f"deploys/rollback.py --data change={applied}" in ran[name].stderr
+        told = f"deploys/rollback.py -y --data change={applied}" in ran[name].stderr
         assert told is (name == "undo fails")
 
 

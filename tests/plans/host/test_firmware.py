@@ -103,8 +103,9 @@ TABLE: Table = {
         "--data: attest: is missing")),
     "two boards": (scenario((*RUN, *DISPLAY, *data("by=milo")), machine(1)), refused(
         "a person looks at one board", "only=NODE")),
-    "two lines": (scenario((*ATTEST, *DISPLAY, *data("by=a\nb")), machine(1)), refused(
-        "holds a newline")),
+    "two lines": (
+        scenario((*RUN, *DISPLAY, *data(f"only={HEAD}", "by=a\nb")), machine(1)),
+        refused("holds a newline")),
     "no such node": (scenario((*RUN, *data("only=lab9")), machine(1)), refused(
         "only=lab9: no such node")),
     "no such card": (Scenario((*RUN, *data("nic=eno9")), faults=seen(machine(1))), refused(

@@ -47,7 +47,7 @@ TABLE = {
         "DOUBT: @fake/lab2 was not seen all the time: nvidia-smi -q did not answer")),
     "too many": (soak("too-many", "streams=5"), refused(
         "streams: 5 is more than --max-num-seqs 4 of the engine")),
-    "too short": (soak("too-short", "seconds=2"), refused("seconds: ")),
+    "too short": (Scenario((*SOAK, *data("seconds=2"))), refused("seconds: ")),
     "silent": (Scenario(SOAK, env=folder("silent")), refused("nothing was measured: tiny does")),
     "dry": (Scenario(("deploys/soak.py", "--dry"), env=folder("dry")), quiet("would load")),
 }  # fmt: skip

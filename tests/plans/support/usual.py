@@ -40,5 +40,5 @@ HOST: Json = {"format": 1, "settings": SETTINGS, "boots": BOOTS, "kills": [], "t
 # `former`: nothing but what rigbook runs
 USUAL = {
     "hardware": HARDWARE, "growth": {"rows": GROWTH}, "host": HOST, "preflight": ACCEPTED,
-    "former": {},
+    "former": {}, "shm": {"removed": [], "kept": [], "changed": False},
 }  # fmt: skip

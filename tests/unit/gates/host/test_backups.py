@@ -13,7 +13,8 @@ from tests.unit.builders.spark_rig import spark_plan
 
 NOW = 1_000_000.0
 HOUR = 3600
-COPY = (CopyRow(place="/mnt/disk/rigbook/a/NEW", unix_s=NOW - 3 * HOUR),)
+NEW, OLD = "20260102T000000Z-a1b2", "20260101T000000Z-a1b2"
+COPY = (CopyRow(place=f"/mnt/disk/rigbook/a/{NEW}", unix_s=NOW - 3 * HOUR),)
 
 
 def row(id_: str, verified: float | None, copies: tuple[CopyRow, ...] = (),
@@ -30,16 +31,17 @@ def stored(*rows: BackupRow) -> Backups:
 
 FIVE = NOW - 5 * HOUR
 TABLE = {
-    "no copy": (stored(row("NEW", FIVE), row("OLD", FIVE, COPY)), True,
-                "newest verified backup NEW, 5 h old, read 5 h ago; copies: none on another disk"),
-    "a copy": (stored(row("NEW", FIVE, COPY)), False,
-               "newest verified backup NEW, 5 h old, read 5 h ago; "
-               "copies: /mnt/disk/rigbook/a/NEW (read 3 h ago)"),
-    "the newest is not verified": (stored(row("NEW", None), row("OLD", FIVE, COPY)), False,
-                                   "newest verified backup OLD, 5 h old"),
-    "the newest is damaged": (stored(row("NEW", FIVE, problem="rot"), row("OLD", FIVE)), True,
-                              "newest verified backup OLD"),
-    "none is verified": (stored(row("NEW", None)), False, "none of 1 backups is verified"),
+    "no copy": (stored(row(NEW, FIVE), row(OLD, FIVE, COPY)), True,
+                f"newest verified backup {NEW}, 5 h old, read 5 h ago; "
+                "copies: none on another disk"),
+    "a copy": (stored(row(NEW, FIVE, COPY)), False,
+               f"newest verified backup {NEW}, 5 h old, read 5 h ago; "
+               f"copies: /mnt/disk/rigbook/a/{NEW} (read 3 h ago)"),
+    "the newest is not verified": (stored(row(NEW, None), row(OLD, FIVE, COPY)), False,
+                                   f"newest verified backup {OLD}, 5 h old"),
+    "the newest is damaged": (stored(row(NEW, FIVE, problem="rot"), row(OLD, FIVE)), True,
+                              f"newest verified backup {OLD}"),
+    "none is verified": (stored(row(NEW, None)), False, "none of 1 backups is verified"),
     "none": (stored(), False, None),
 }  # fmt: skip
 
@@ -61,7 +63,7 @@ def test_a_backup_on_one_disk_is_named(name: str) -> None:
 def test_a_rig_of_one_node_has_no_peer_to_name() -> None:
     plan = tower_rig.tower_plan()
     (one,) = plan.rig.nodes
-    seen = {one.name: stored(row("NEW", FIVE))}
+    seen = {one.name: stored(row(NEW, FIVE))}
     found = backups.findings(plan, tower_rig.healthy(plan), seen, NOW)
     assert "deploys/backup.py --data to=FOLDER" in found[0].remedy
 
@@ -97,7 +99,7 @@ def test_the_weekly_reading_is_told(name: str) -> None:
     weekly, evidence, words = READ[name]
     plan = spark_plan()
     one = plan.rig.nodes[0].name
-    seen = stored(row("NEW", FIVE, COPY)).model_copy(update={"weekly": weekly})
+    seen = stored(row(NEW, FIVE, COPY)).model_copy(update={"weekly": weekly})
     found = backups.findings(plan, healthy(plan), {one: seen}, LATE)
     assert [v.code for v in found] == (["backup-check"] if evidence else [])
     assert not evidence or found[0].evidence.startswith(evidence)

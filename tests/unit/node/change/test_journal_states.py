@@ -214,10 +214,16 @@ def in_step(path: Path, /, **more: Any) -> None:
     edited(path, steps=[{**unsigned(path)["steps"][0], **more}])
 
 
+def _other_sum(raw: bytes) -> bytes:
+    """The record with another first digit of its checksum."""
+    at = raw.index(b'"sha256": "') + len(b'"sha256": "')
+    return raw[:at] + (b"1" if raw[at : at + 1] == b"0" else b"0") + raw[at + 1 :]
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a flipped bit": (lambda p: p.write_bytes(p.read_bytes().replace(b"first", b"fir3t")),
                       "its checksum does not fit"),
-    "a flipped bit of the sum": (lambda p: p.write_bytes(b'{"sha256": "0' + p.read_bytes()[15:]),
+    "a flipped bit of the sum": (lambda p: p.write_bytes(_other_sum(p.read_bytes())),
                                  "its checksum does not fit"),
     "an edit that keeps the key": (
         lambda p: p.write_text(json.dumps({**json.loads(p.read_text()), "status": "OPEN"})),
