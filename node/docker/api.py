@@ -12,8 +12,9 @@ from node.core import masking
 from node.core.errors import CannotRead, Json
 from node.core.parallel import each
 from node.docker import clients, gpu_access, http
-from node.rules.image_names import DOCKER_SOCKET as SOCKET
+from node.rules.image_names import DOCKER_SOCKET
 
+SOCKET = DOCKER_SOCKET
 TIMEOUT_S = 8.0
 # the last API version that says where any store keeps its layers
 _TELLS_LAYERS = "1.51"
