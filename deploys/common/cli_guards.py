@@ -47,11 +47,20 @@ def harmless(record: logging.LogRecord) -> bool:
     return True
 
 
+def _as_typed(state: Any, record: logging.LogRecord) -> bool:
+    """Puts the inventory that was typed into each command that a line names."""
+    named = state.__dict__.get("rigbook_inventory")
+    if named and isinstance(record.msg, str):
+        record.msg = record.msg.replace("pyinfra INVENTORY ", f"pyinfra {shlex.quote(str(named))} ")
+    return True
+
+
 def install(state: State, arguments: Sequence[str]) -> None:
     """Checks the command line and wraps `state.init`, which runs once the inventory is known."""
     from pyinfra_cli import exceptions as shown  # it patches threads: not for who imports this file
 
     logger.addFilter(harmless)
+    logger.addFilter(partial(_as_typed, state))
     bound_output()
     # Its thread logs a traceback of what pyinfra tells in a line.
     logging.getLogger("paramiko.transport").setLevel(logging.CRITICAL)
@@ -180,7 +189,7 @@ def _interrupted(state: Any, *_: Any) -> None:
         )
     else:
         what = (
-            "no change of this run is open; what was open before still is, look: "
+            "this run left no change open; whether an older one is open: "
             f"pyinfra {rig} deploys/doctor.py -y"
         )
     click.echo(f"--> interrupted: {what}", err=True)
@@ -191,9 +200,7 @@ def _interrupted(state: Any, *_: Any) -> None:
 
 def _refuse_twice(where: str, names: Sequence[str]) -> None:
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise PyinfraError(
-            f"{where}: {', '.join(map(repr, twice))} stands twice; allowed: once each"
-        )
+        raise PyinfraError(f"{where}: {', '.join(map(repr, twice))} is given twice; allowed: once")
 
 
 def logs_in_as_root(host: Any) -> bool:

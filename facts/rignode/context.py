@@ -70,11 +70,18 @@ def in_host(
     on another host's behalf. `limit_s` is the host's own limit; TimeoutError: it did not keep it.
     """
     late_s = limit_s + LATE_S
-    with (
-        own_clock(late_s + END_S),
-        ctx_state.use(state), ctx_config.use(state.config.copy()), ctx_host.use(host),
-    ):  # fmt: skip
-        return function(*args, _timeout=late_s, **kwargs)
+    if host.__dict__.pop("rigbook_cut", False):
+        reconnect(state, host, LATE_S)
+    try:
+        with (
+            own_clock(late_s + END_S),
+            ctx_state.use(state), ctx_config.use(state.config.copy()), ctx_host.use(host),
+        ):  # fmt: skip
+            return function(*args, _timeout=late_s, **kwargs)
+    except TimeoutError:
+        # half a packet may be on the line: the next command gets a new one
+        host.__dict__["rigbook_cut"] = True
+        raise
 
 
 def reconnect(state: State, host: Host, limit_s: float) -> None:

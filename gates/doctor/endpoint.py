@@ -26,7 +26,8 @@ def answered(plan: Plan, probe: Probe, before: Observed, after: Observed) -> lis
                 head,
                 f"the engine answers on {head}, and not for this machine",
                 evidence=f"on {head}: {probe.detail}; {probe.not_here}",
-                remedy="see the evidence; serve and restart go by what the node itself sees",
+                remedy="the ssh -N -L of the evidence, or open the port; after HTTP 401 or 403: "
+                "read -rs RIGBOOK_API_KEY; export RIGBOOK_API_KEY",
             )
         ]
     if probe.failure is None:

@@ -42,8 +42,9 @@ def arguments(plan: Plan, deploy: str, answers: Mapping[str, ParserAnswer]) -> l
                     f"the engine's user cannot read the weights: {answer.said[:_LINE]}",
                     evidence=f"asked on {node} as that user, after {answer.took_s:.1f} s, "
                     f"with nothing stopped: {answer.said}",
-                    remedy=f"on {node}: namei -l PATH shows which folder or file; sudo chmod -R "
-                    f"o+rX it, then: {again}",
+                    remedy=f"on {node}: sudo namei -l PATH, with the path above, shows the first "
+                    "folder or file that is closed; a folder on the way: sudo chmod o+x FOLDER (no "
+                    f"-R); the weights themselves: sudo chmod -R o+rX WEIGHTS; then: {again}",
                 )
             )
         why = answer.said if answer.outcome == "unchecked" else answer.unsure

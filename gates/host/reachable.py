@@ -91,9 +91,8 @@ def _silent(node: Node, reason: str) -> tuple[str, str, str]:
         rule = f"{node.ssh_user} ALL=(ALL) NOPASSWD: ALL"
         return (
             "answered, and sudo refused",
-            f"ssh -t {node.ssh_user}@{node.lan_address} \"echo '{rule}' | "
-            "sudo EDITOR='tee' visudo -f /etc/sudoers.d/rigbook\" (docs/reference/sudo.md); "
-            "or log in as root",
+            f"(docs/reference/sudo.md) ssh -t {node.ssh_user}@{node.lan_address} \"echo '{rule}' | "
+            "sudo EDITOR='tee' visudo -f /etc/sudoers.d/rigbook\"; or log in as root",
             "sudo is not installed, or asks for a password",
         )
     if "the host answered" in reason or "snapshot" in reason:

@@ -204,7 +204,7 @@ def no_other_user(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
             + (
                 f"sudo systemctl stop {shlex.join(units)}"
                 if units
-                else "end them, or have them end"
+                else "sudo kill -TERM " + " ".join(str(other.pid) for other in others)
             ),
         )
 

@@ -75,7 +75,7 @@ def _edited(change: Json) -> list[str]:
     done = [row for row in change["steps"] if row["state"] == DONE]
     asked = {row["unit"]: row["active"] for row in done if row["op"] == "unit" and row["active"]}
     up = {name for name, active in asked.items()
-          if active != "stop" and not systemctl.is_oneshot(name)}  # fmt: skip
+          if active != "stop" and not systemctl.may_have_ended(name)}  # fmt: skip
     looked = [kinds.of(row).phase in (PATH, TAG) or kinds.of(row).moves or row.get("unit") in up
               for row in done]  # fmt: skip
     return look.lines([row for row, is_one in zip(done, looked, strict=True) if is_one], POST)
@@ -88,8 +88,9 @@ def _refuse_untrue(change: Json, wanted: str) -> None:
         raise NodeError(f"not all steps are done: {todo}", "unfinished", "rignode undo")
     if wanted == "COMMITTED" and change["status"] == "OPEN" and (edited := _edited(change)):
         raise NodeError(f"it is not as change {change['id']} left it: {'; '.join(edited)}",
-                        "later_edit", "put it back and close it again, or: rignode undo "
-                        f"{change['id']}; or, {undo.keep(change)}")  # fmt: skip
+                        "later_edit", "put it back and close it again; or undo the change: rignode "
+                        f"undo {change['id']} (an edited file: add --overwrite PATH, the edit is "
+                        f"then kept); or, {undo.keep(change)}")  # fmt: skip
     if wanted == "ROLLED_BACK":
         left = [
             journal.describe(row)

@@ -135,7 +135,9 @@ def _as_it_was(entry: Json) -> bool:
 def _same(current: Json, recorded: Json) -> bool:
     """Gives True where what lies there is what was recorded; of attributes only where both know."""
     known = {*current, *recorded} - ({"xattrs"} - (current.keys() & recorded.keys()))
-    return all(current.get(key) == recorded.get(key) for key in known)
+    a, b = ({**side, "xattrs": attributes.judged(side.get("xattrs") or {})}
+            for side in (current, recorded))  # fmt: skip
+    return all(a.get(key) == b.get(key) for key in known)
 
 
 class FileKind(PathKind):
@@ -265,7 +267,7 @@ class FileKind(PathKind):
         if _same({**current, "xattrs": post.get("xattrs")}, post):
             return False  # the attributes alone are not as it left them
         known = {*entry.get("xattrs", {}).items(), *post.get("xattrs", {}).items()}
-        if "xattrs" in post and not current.get("xattrs", {}).items() <= known:
+        if "xattrs" in post and not attributes.judged(current.get("xattrs") or {}).items() <= known:
             return False  # what an undo could not give back is no edit; a new one is
         if cut_short and pre["kind"] == "directory":
             # a kill between chown and chmod: each of them is of one side

@@ -232,7 +232,8 @@ def broken_error(damaged: list[str]) -> NodeError:
     return NodeError(
         f"the journal is damaged: {'; '.join(damaged)}",
         "journal_broken",
-        f"put back by hand what it says (kept copies: {state_dir.blob_folder()}), then: "
+        "read it: it lists the change's steps; undo by hand what is not undone yet (former "
+        f"contents by sha256: {state_dir.blob_folder()}), then, as root: "
         f"mv -t {shlex.quote(state_dir.root())} {paths}",
     )
 

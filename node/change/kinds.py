@@ -95,8 +95,9 @@ def _foreign(change: Json, code: str, what: str) -> OtherProgram:
         what += f", written by {os.path.basename(program)}"
         remedy = f"python3 {program} undo {identifier}"
         if not os.path.exists(program):
-            remedy = (f"that program is gone: deploys/rollback.py --data change={identifier} from"
-                      f" the checkout of {change['operator']} that wrote it")  # fmt: skip
+            remedy = ("that program is gone: pyinfra INVENTORY deploys/rollback.py -y --data "
+                      f"change={identifier}, from the checkout of {change['operator']} that wrote "
+                      "it")  # fmt: skip
     text = f"change {identifier} {what}, unknown to this rignode; it is left"
     return OtherProgram(text, code, remedy, program)
 

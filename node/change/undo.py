@@ -96,7 +96,7 @@ def keep(change: Json) -> str:
     body = {"change": change["id"], "reason": "kept as it is"}
     # nobody calls what is not done, or was edited, done in one step
     typed = [f"rignode close '{json.dumps({**body, 'status': status})}'"
-             for status in ("INCONSISTENT", "COMMITTED")]  # fmt: skip
+             for status in ("INCONSISTENT", "COMMITTED")[change["status"] != "OPEN" :]]  # fmt: skip
     return f"once it is as you want it: {' && '.join(typed)}"
 
 

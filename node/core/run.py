@@ -71,7 +71,11 @@ def not_roots(path: str) -> str | None:
 @functools.lru_cache(maxsize=8)
 def _roots_own(path: str) -> str:
     """Gives a PATH without the folders that another user than root may change."""
-    return ":".join(row for row in path.split(":") if row.startswith("/") and not not_roots(row))
+    kept = []
+    for row in path.split(":"):
+        with contextlib.suppress(OSError):  # below a file, or on a mount that does not answer
+            kept += [row] if row.startswith("/") and not not_roots(row) else []
+    return ":".join(kept) or "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def environment(locale: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -7,6 +7,7 @@ import ctypes
 import glob
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import subprocess
@@ -106,12 +107,14 @@ class Owner:
         )
 
 
-def not_run(what: str, wrong: str) -> NodeError:
+def not_run(what: str, wrong: str, remedy: str = "") -> NodeError:
     """Gives the error about what root is not to run or read, for `wrong` is another user's."""
     return NodeError(
-        f"{what} is not run: root runs nothing that another user may change, as {wrong}",
+        f"{what} is not run as root: another user may change {wrong}",
         "not_roots",
-        f"ls -ld {wrong}; give it to root alone, or all of the folder to its user",
+        remedy
+        or f"ls -ld {shlex.quote(wrong)}; give it to root, or the whole tree to its user: "
+        "sudo chown -R USER: TREE",
     )
 
 

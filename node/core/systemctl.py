@@ -56,9 +56,11 @@ def inspect_unit(name: str) -> Json:
     return _inspected(_show(name, _STATES))
 
 
-def is_oneshot(name: str) -> bool:
-    """Gives whether a unit's start is its whole run: that it does not run says nothing then."""
-    return _show(name, "Type").get("Type") == "oneshot"
+def may_have_ended(name: str) -> bool:
+    """Gives whether a unit's start may be its whole run: that it does not run says nothing then."""
+    seen = _show(name, "Type,Restart,ActiveState,Result")
+    ended = seen.get("ActiveState") == "inactive" and seen.get("Result") == "success"
+    return seen.get("Type") == "oneshot" or (ended and seen.get("Restart") in ("no", "on-failure"))
 
 
 def _inspected(seen: dict[str, str]) -> Json:

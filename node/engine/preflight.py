@@ -84,10 +84,12 @@ def _unread(owner: Owner, user: str, models: list[str]) -> str:
     """Gives which file of the model the engine's user cannot read, in words; "" where it can."""
     for path in models:
         if os.path.isabs(path) and os.path.exists(path):
-            words = ["find", "-L", path, "!", "-readable", "-print", "-quit"]
+            # hidden ones are no weights: .rigbook/displaced-… is root's alone; -type l: a dead link
+            words = ["find", "-L", path, "-name", ".?*", "!", "-samefile", path, "-prune",
+                     "-o", "!", "-type", "l", "!", "-readable", "-print", "-quit"]  # fmt: skip
             done = owner.run(words, TIMEOUT_S, {})
             if found := done.out.strip() or (done.rc and done.last_line()):
-                return f"{user} cannot read {found}"
+                return f"{user} cannot read {str(found).removeprefix('find: ')}"
     return ""
 
 

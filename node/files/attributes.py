@@ -10,6 +10,9 @@ import os
 # the kernel's own: it makes them, and takes them from nobody
 _KERNELS = ("security.ima", "security.evm", "trusted.overlay.", "system.nfs4_acl")
 
+# the policy's: restorecon sets it anew, and that is nobody's edit
+_RELABELLED = "security.selinux"
+
 
 def read(fd: int) -> dict[str, str]:
     """Gives the attributes by name, in base64. Raises OSError."""
@@ -48,9 +51,15 @@ def of(name: str, folder: int) -> dict[str, str]:
         os.close(fd)
 
 
+def judged(found: dict[str, str]) -> dict[str, str]:
+    """Gives the attributes that only somebody's edit changes."""
+    return {name: text for name, text in found.items() if name != _RELABELLED}
+
+
 def differing(path: str, now: dict[str, str], wanted: dict[str, str]) -> list[str]:
     """Gives a line for each attribute that is not as wanted, its value left out."""
     out = []
+    now, wanted = judged(now), judged(wanted)
     for name in sorted({*now, *wanted}):
         if now.get(name) != wanted.get(name):
             how = "gone" if name not in now else "new" if name not in wanted else "another one"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from node.core.run_as_owner import not_run
 
 CLIENTS = ("kubectl", "k3s kubectl", "auto")
 ASK_S = 20
+# where a kubeconfig is copied to that another user may change
+COPY = "/etc/rigbook/kubeconfig"
 MAX_OUT = 64 << 20
 
 
@@ -63,5 +66,7 @@ def client(words: Any, kubeconfig: Any = None) -> Client:
     for config in [path] if path else os.environ.get("KUBECONFIG", "").split(":"):
         wrong = run.not_roots(config) if os.geteuid() == 0 and config.startswith("/") else None
         if wrong is not None:
-            raise not_run(f"kubectl with {config}", wrong)
+            raise not_run(f"kubectl with {config}", wrong, "sudo install -D -m 600 "
+                          f"{shlex.quote(config)} {COPY}, then kubeconfig = '{COPY}' in "
+                          "group_data")  # fmt: skip
     return Client([*argv, f"--kubeconfig={path}"] if path else argv)

@@ -55,7 +55,8 @@ def run_tool(request: Json) -> Json:
             said = counts(Owner(tool["tree"]).run(tool["argv"], tool["timeout_s"], tool["env"]))
         except (NodeError, OSError) as error:
             failure = error if isinstance(error, NodeError) else NodeError(io_reason(error), "io")
-            failure.remedy = "see the recipe's patch_tools"
+            if failure.code != "not_roots":
+                failure.remedy = "see the recipe's patch_tools"
         rows = file_rows(entry["before"], inspect.scan(tool["tree"]), kept, entry)
         failure = failure or too_large(entry)
         steps.rows.extend(rows)

@@ -90,7 +90,8 @@ class _Pip:
         try:
             return self.owner.run(argv, self.timeout_s, _ENV)
         except NodeError as error:
-            error.remedy = "look at the network, and at pip's configuration: pip config list"
+            if error.code == "timeout":
+                error.remedy = "look at the network, and at pip's configuration: pip config list"
             raise
 
     def report(self, args: list[str]) -> tuple[str | None, str | None]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from node.change import journal
 from node.core.errors import Json
+from node.core.validate import ID
 from node.weights.manifest import OWN, Folder
 
 INCOMPLETE = "incomplete"
@@ -71,9 +72,9 @@ def displaced(path: str) -> list[Json]:
     own = os.path.join(folder.path, OWN)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in sorted(os.listdir(own)):
-            if name.startswith(_DISPLACED):
+            change = name.removeprefix(_DISPLACED).partition("+")[0]
+            if name.startswith(_DISPLACED) and ID.match(change):
                 sizes = list(_sizes(os.path.join(own, name)))
-                change = name[len(_DISPLACED) :].partition("+")[0]
                 found.append({"change": change, "path": os.path.join(own, name),
                               "files": len(sizes), "bytes": sum(sizes)})  # fmt: skip
     return found

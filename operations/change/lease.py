@@ -66,5 +66,5 @@ def new_way_in(state: State, name: str) -> None:
     done, output = run_as_root(state, host, AS_ROOT, LOOK_S)
     if not done:
         raise StepFailed(
-            f"{name}: a new connection is not let be root: {printable(output.stderr[-200:])}"
+            f"{name}: a new connection cannot become root: {printable(output.stderr[-200:])}"
         )

@@ -113,7 +113,8 @@ def way_here(endpoint: Endpoint, head: str, here: Answer) -> str:
         return f"{head} answers, and takes no question of this machine: {here.detail}"
     return (
         f"{head} answers, and this machine cannot reach {address} ({here.detail}); for clients "
-        f"here open the port, or: ssh -N -L 8000:{address} {head}"
+        f"here open the port, or: ssh -N -L 8000:{address} USER@{head}, and ask "
+        "http://localhost:8000"
     )
 
 
@@ -223,7 +224,7 @@ def _as_written(node: str, snapshot: NodeSnapshot) -> None:
         if want != have and not have.endswith(_MASK) and not any(x in want for x in _EXPANDED):
             raise NotOurs(
                 f"the engine on {node} was not started as {SCRIPT_PATH} says: it has {have!r}, "
-                f"the script {want!r}; start it anew: deploys/restart.py"
+                f"the script {want!r}; start it anew: pyinfra INVENTORY deploys/restart.py -y"
             )
 
 
@@ -241,7 +242,7 @@ def _experts_as_written(looks: Looks) -> None:
             if wanted and _WORKER.match(title) and "_EP" not in title:
                 raise NotOurs(
                     f"{SCRIPT_PATH} of {node} enables expert parallel, and its worker {title} runs "
-                    "without it; start it anew: deploys/restart.py"
+                    "without it; start it anew: pyinfra INVENTORY deploys/restart.py -y"
                 )
 
 

@@ -63,7 +63,7 @@ def run_tool(run: Run, node: str, tool: Mapping[str, Any], timeout_s: int) -> st
     """Runs a patch tool on a node as a step of the change; what came of it, in a line."""
     run.touch(node)
     request = {"change": run.change(), "tool": dict(tool)}
-    answer = call(run.state, run.host(node), "patch tool", request, timeout_s + 60)
+    answer = call(run.state, run.host(node), "patch tool", request, timeout_s + 300)
     said = answer["said"]
     if said is None:
         return f"{tool['id']}: had been run already"

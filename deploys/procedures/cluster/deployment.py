@@ -175,8 +175,11 @@ def _silent(plan: Plan) -> list[Violation]:
             node,
             f"{plan.chart.model} gives no real answer at {where(plan)}",
             evidence=answer.detail,
-            remedy="set key_file in group_data, a file on the host that holds the engine's key"
-            if answer.wants_key
-            else "mend the findings above first, then: pyinfra INVENTORY deploys/serve.py",
+            remedy="mend the findings above first, then: pyinfra INVENTORY deploys/serve.py -y"
+            if not answer.wants_key
+            else f"write the engine's key into {plan.chart.key_file} on the host"
+            if plan.chart.key_file
+            else "set key_file in group_data: a file on the host, root's alone (0600), that holds "
+            "the engine's key",
         )
     ]

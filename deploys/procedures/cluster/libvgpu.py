@@ -169,8 +169,8 @@ def _removal(plan: Plan, snapshot: NodeSnapshot) -> Swap:
     if file is None or file.sha256 not in (known.ours, known.original):
         raise DeployError(
             f"{known.target} is neither ours nor the original: it may be a new plugin's own; "
-            "nothing was changed. To go back all the same: deploys/rollback.py --data change=ID "
-            f"--data overwrite={known.target}"
+            "nothing was changed. To go back all the same: pyinfra INVENTORY "
+            f"deploys/rollback.py -y --data change=ID --data overwrite={known.target}"
         )
     if file.sha256 != known.original:
         step = _library_step(file, "")

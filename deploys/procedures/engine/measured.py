@@ -45,8 +45,8 @@ def measured(rig: Procedure) -> Iterator[str]:
     try:
         if not rows:
             yield (
-                f"1 stream: {measure(where)}; no baseline for {profile or 'these flags'}: recipe "
-                f"{plan.recipe.name} has none in expect.baselines; keep what is measured with: "
+                f"1 stream: {measure(where)}; recipe {plan.recipe.name} has no baseline for "
+                f"{profile or 'these flags'} in expect.baselines; keep what is measured with: "
                 f"pyinfra {inventory_name()} deploys/bench.py -y"
             )
         for row in rows:

@@ -97,9 +97,9 @@ def unmapped(snapshot: NodeSnapshot) -> tuple[str, ...]:
 
 
 def segments(rig: Procedure) -> dict[str, tuple[str, ...]]:
-    """What is to be cleared of /dev/shm, by node: each node that stops leaves some there."""
-    found = {name: unmapped(snapshot) for name, snapshot in rig.snapshots.items()}
-    return {name: names for name, names in found.items() if names or name in rig.up.all}
+    """What is to be cleared of /dev/shm, by node: each that stops leaves some there. Where nothing
+    of ours stops, it may be another program's."""
+    return {name: unmapped(seen) for name, seen in rig.snapshots.items() if name in rig.up.all}
 
 
 def verify(rig: Procedure) -> str:

@@ -140,18 +140,24 @@ def _back_to_pinned(run: Run, pinned: Mapping[str, str]) -> str:
             again = facts_of(name, observe_kernels(run.state, run.plan, None, fresh=True)[name])
             if again.running != pinned[name]:
                 raise StepFailed(f"{name} runs {again.running}, not the pinned {pinned[name]}")
-    _start_again(run, nodes)
+    problems += _start_again(run, nodes)
     if problems:
         raise StepFailed("; ".join(problems))
     seen_there = ", ".join(name for name in nodes if name in pinned)
     return f"change {run.id} ROLLED_BACK; {seen_there} run the pinned kernel"
 
 
-def _start_again(run: Run, nodes: list[str]) -> None:
-    """Starts the engine's unit where it is enabled and did not come up by the boot itself."""
+def _start_again(run: Run, nodes: list[str]) -> list[str]:
+    """Starts the engine's unit where it is enabled and did not come up by the boot itself; a line
+    for each node that did not answer."""
+    late = []
     for name in nodes:
         command = (
             "systemctl is-enabled -q rigbook-engine.service 2>/dev/null"
             " && timeout 60 systemctl start --no-block rigbook-engine.service || true"
         )
-        run_as_root(run.state, run.host(name), command, 90)
+        try:
+            run_as_root(run.state, run.host(name), command, 90)
+        except StepFailed as error:
+            late.append(str(error))
+    return late

@@ -188,7 +188,8 @@ def wake_and_wait(state: State, work: WakeWork, host: Host) -> str:
         say=say,
         pause=gevent.sleep,
     )
-    return f"{host.name} answers ssh after {took:.0f} s; see what it is: deploys/doctor.py"
+    look = "pyinfra INVENTORY deploys/doctor.py -y"
+    return f"{host.name} answers ssh after {took:.0f} s; see what it is: {look}"
 
 
 def send(state: State, work: WakeWork, one: Sleeper) -> str:

@@ -111,7 +111,8 @@ def bench(rig: str, name: str) -> BenchRun:
         matching = [name]
     if not known:
         raise DeployError(
-            f"no bench of rig {rig} is kept in {folder(rig)}; make one: deploys/bench.py"
+            f"no bench of rig {rig} is kept in {folder(rig)}; make one: "
+            "pyinfra INVENTORY deploys/bench.py -y"
         )
     if len(matching) != 1:
         some = ", ".join(known[:5])

@@ -138,7 +138,7 @@ def _refuse_proven(rows: Mapping[str, ChangeSummary]) -> None:
     if not proven or not left:
         return
     change = rows[left[0]]
-    again = shlex.quote(f"deploys/{change.deploy}.py")
+    again = f"pyinfra INVENTORY {shlex.quote(f'deploys/{change.deploy}.py')} -y"
     body = {"change": change.id, "status": "COMMITTED", "reason": f"proven on {proven[0]}"}
     raise DeployError(
         f"nothing was changed: change {change.id} is COMMITTED on {', '.join(proven)}, where it "

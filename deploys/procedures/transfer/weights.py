@@ -204,5 +204,5 @@ def revert(run: Run) -> str:
     run.stays_open = True
     return (
         "neither a half file nor half a set has names that an engine loads; run it again: it goes"
-        f" on from here; or back: deploys/rollback.py --data change={run.id}"
+        f" on from here; or back: pyinfra INVENTORY deploys/rollback.py -y --data change={run.id}"
     )

@@ -49,11 +49,11 @@ REFUSED = {
         ("unknown profile 'fast'", "allowed: balanced, latency, throughput"),
     ),
     "profile twice": (
-        serve(*data("profile=latency", "profile=balanced")), ("--data: 'profile' stands twice",)
+        serve(*data("profile=latency", "profile=balanced")), ("--data: 'profile' is given twice",)
     ),
     "host twice": (
         serve(hosts=[(HEAD, host(1, "127.0.0.2")), (HEAD, host(2, "127.0.0.3"))]),
-        (f": {HEAD!r} stands twice; allowed: once each",),
+        (f": {HEAD!r} is given twice; allowed: once",),
     ),
     "key": (serve(*data("profil=fast")), (
         "unknown key 'profil'", "did you mean profile?; allowed: ",

@@ -89,7 +89,7 @@ TABLE: Table = {
     "locked out": (
         run("unit", f"unit={DS4}", SLEEP, "lease=true", seen=BARE,
             faults={f"{HEAD}:no root": True}),
-        failed("a new connection is not let be root: sudo: a password is required",
+        failed("a new connection cannot become root: sudo: a password is required",
                "ROLLED_BACK")),
     "away": (there(HERE), quiet(AWAY)),
     "away, elsewhere": (there(ELSEWHERE), quiet(never=("while you were away",))),

@@ -15,6 +15,7 @@ import pytest
 
 from facts.rignode import pack
 from node.core import proc
+from node.core import run as core_run
 from node.engine import config
 from node.watch.answer import answer
 from node.watch.own_unit import OwnUnit
@@ -220,5 +221,16 @@ def test_what_another_user_may_change_is_not_run_as_root(
     answer = host.run(host.argv(verb), json.dumps(request)).stdout
     assert not (host.root / "ran").exists(), answer
     if verb != "snapshot":
-        assert "root runs nothing that another user may change" in answer
+        assert "is not run as root: another user may change" in answer
         assert f"{theirs if case is not packages else host.root / 'venv'}" in answer
+
+
+def test_a_path_without_a_folder_of_roots_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every command is "not found", and is looked for in the current folder."""
+    monkeypatch.setenv("PATH", "/etc/passwd/bin:relative")
+    monkeypatch.setattr(core_run, "not_roots", lambda path: path)
+    core_run._roots_own.cache_clear()
+    assert core_run.environment()["PATH"] == "/usr/sbin:/usr/bin:/sbin:/bin"
+    monkeypatch.undo()
+    core_run._roots_own.cache_clear()
+    assert core_run._roots_own("/etc/passwd/bin:/usr/bin") == "/usr/bin"

@@ -153,3 +153,12 @@ def test_an_attribute_that_was_taken_away_is_a_later_edit(host: Host) -> None:
     assert host.call("undo")["code"] == "later_edit"
     os.setxattr(path, "user.origin", b"theirs")
     assert host.call("undo")["status"] == "ROLLED_BACK"
+
+
+def test_a_label_of_the_policy_is_no_edit(host: Host) -> None:
+    """restorecon sets it anew, as a package's update does."""
+    path = host.file("thing")
+    host.call("apply", apply_request(file_step(path)))
+    os.setxattr(path, "security.selinux", b"system_u:object_r:etc_t:s0")
+    assert host.call("close", {"change": "change-1", "status": "COMMITTED", "reason": "x"})["ok"]
+    assert host.call("undo", {"change": "change-1"})["status"] == "ROLLED_BACK"

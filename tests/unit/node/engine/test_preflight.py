@@ -313,3 +313,16 @@ def test_weights_that_the_engines_user_cannot_read(venv: Path, hidden: str) -> N
     answer = asked(venv, user="nobody")
     assert answer["outcome"] == "unreadable", answer
     assert answer["said"].startswith("nobody cannot read ") and str(venv.parent) in answer["said"]
+
+
+def test_what_is_no_weights_need_not_be_readable(venv: Path) -> None:
+    """rigbook's own kept files beside them are root's alone, and a link may be dead."""
+    model = venv.parent / "model"
+    (model / "config.json").write_text("{}")
+    for folder in (venv.parent, *venv.parent.parents):
+        if folder.stat().st_uid == os.getuid() and str(folder) not in ("/", "/tmp"):
+            folder.chmod(0o755)
+    (model / ".rigbook/displaced-20260101T000000Z-weights-0a0a").mkdir(mode=0o700, parents=True)
+    (model / ".rigbook").chmod(0o700)
+    (model / "gone").symlink_to("nowhere")
+    assert asked(venv, user="nobody")["outcome"] != "unreadable"
