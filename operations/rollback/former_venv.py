@@ -63,7 +63,7 @@ class FormerVenvs:
             if failed is not None:
                 raise StepFailed(
                     f"the former version does not run: {failed}; bring it back from a backup with: "
-                    "deploys/rollback.py --data backup=last"
+                    "pyinfra INVENTORY deploys/rollback.py -y --data backup=last"
                 )
 
     def executed(self) -> None:

@@ -149,7 +149,7 @@ def test_a_node_that_is_not_as_it_was_keeps_no_other_on_the_candidate(
     monkeypatch.setattr(
         kernel_trial, "reboot_now", lambda _, host, *__: running.update({host: OLD})
     )
-    monkeypatch.setattr(kernel_trial, "_start_again", lambda *_: None)
+    monkeypatch.setattr(kernel_trial, "_start_again", lambda *_: [])
     run = SimpleNamespace(id="c", touched={"lab1", "lab2"}, state=None, plan=None, host=str,
                           owner=SimpleNamespace(token="t"),
                           context={"kernels": {"lab1": OLD, "lab2": OLD}})  # fmt: skip

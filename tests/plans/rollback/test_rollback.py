@@ -11,6 +11,7 @@ from tests.plans.support import rigs
 from tests.plans.support.engine_double import Reply
 from tests.plans.support.scenario import (
     HEAD,
+    INVENTORY,
     WORKER,
     Runs,
     Scenario,
@@ -115,7 +116,7 @@ TABLE = {
     # a rollback that was killed while the former engine loaded: done is what answers
     "it loads": (Scenario((ROLLBACK, "-y"), rolled_back, faults=UP, answers=loads(Reply())), done(
         f"change {rigs.OPEN_ID} ROLLED_BACK; tiny serves again", "no baseline for balanced: ",
-        "pyinfra INVENTORY deploys/bench.py -y", steps=[])),
+        f"pyinfra {INVENTORY} deploys/bench.py -y", steps=[])),
     # the profile that came back, not the one that a serve would ask for
     "it loads, another profile": (
         Scenario((ROLLBACK, "-y"), rolled_back_to_throughput, faults=UP, answers=loads(Reply())),

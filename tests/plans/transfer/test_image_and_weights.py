@@ -353,7 +353,7 @@ def test_an_image_run_that_was_cut_off_is_taken_up(ran: Runs, name: str) -> None
 def test_a_node_that_no_longer_answers_is_not_called_untouched(ran: Runs) -> None:
     """The connection went while it may have set its tag."""
     id_ = request(ran["lost"], "image receive")["change"]["id"]
-    assert f"deploys/rollback.py -y --data change={id_}" in ran["lost"].output
+    assert f"deploys/rollback.py --data change={id_}" in ran["lost"].output
 
 
 def test_weights_belong_to_the_login_user(ran: Runs) -> None:

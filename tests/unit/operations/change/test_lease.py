@@ -177,7 +177,7 @@ class Connecting:
     ("comes", "root", "says"),
     [
         (True, True, ""),
-        (True, False, "a new connection is not let be root: sudo: a password is required"),
+        (True, False, "a new connection cannot become root: sudo: a password is required"),
         (False, True, "no new connection comes about"),
         (OSError("refused"), True, "no new connection comes about: refused"),
         (EOFError(), True, "no new connection comes about"),
