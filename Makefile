@@ -92,8 +92,8 @@ bench: setup tools ## speed and memory on the lab, into docs/benchmarks.md (PART
 lab-up: setup tools ## make or complete the rehearsal hosts (N=2), with the engine's image
 	@$(PY) -m lab up $(if $(N),--hosts $(N))
 
-rehearse: setup tools ## a twin of a rig on this machine (INVENTORY=inventory/spark.py; SNAPSHOT=FILE)
-	@$(PY) -m lab rehearse $(INVENTORY) $(if $(SNAPSHOT),--snapshot $(SNAPSHOT))
+rehearse: setup tools ## a twin of a rig on this machine (INVENTORY=inventory/spark.py)
+	@$(PY) -m lab rehearse $(INVENTORY)
 
 incident: ## break the twin as docs/incidents.md tells, say the symptom, start the clock (ID=C13)
 	@$(PY) -m lab incident $(ID)

@@ -52,7 +52,6 @@ def parser() -> argparse.ArgumentParser:
     ssh.add_argument("command", nargs=argparse.REMAINDER)
     twin = verbs.add_parser(REHEARSE, help="make a twin of a rig: its names, users, paths")
     twin.add_argument("inventory", help="such as inventory/spark.py")
-    twin.add_argument("--snapshot", metavar="FILE", help="default: the rig's own in snapshots/")
     for name, text in (
         (INCIDENT, "break the twin as docs/incidents.md tells"),
         (CHECK, "whether it is mended, and after how many seconds"),
@@ -122,7 +121,7 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     elif verb == REHEARSE:
         from lab.rehearsal import rehearse
 
-        rehearse.make(settings, arguments.inventory, arguments.snapshot)
+        rehearse.make(settings, arguments.inventory)
     elif verb == "engine":
         image.provide(settings)
     elif verb == "down":

@@ -3,7 +3,6 @@
 data.py      an inventory's hosts with their merged data, as pyinfra merges them
 shape.py     from that data to the twin: names, users, addresses, GPUs, what differs
 recipe.py    the rig's recipe for the lab's small engine, under the same names
-disorder.py  what a rig's snapshot says beside its recipe, for the twin's hosts
 raising.py   makes the twin and what lies on its hosts
 incident.py  deals an incident, judges and times it
 incidents/   the incidents, each with how it breaks the twin

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import pprint
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from lab.core.settings import (
 )
 from lab.rehearsal.recipe import image_of, name_of, twin_recipe
 from schema.core.errors import SpecError
-from schema.desired.plan import Plan
 from schema.inputs import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,14 +70,6 @@ def folder(place: Place, of: str) -> Path:
     return Path("build", place.name, of)
 
 
-def planned(inventory: str, hosts: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """What the rig is to serve; LabError where its data does not fit."""
-    try:
-        return load.plan(hosts, None, ROOT)
-    except SpecError as error:
-        raise LabError(f"{inventory}: {'; '.join(error.problems)}") from None
-
-
 def shape(
     settings: LabSettings,
     inventory: str,
@@ -86,9 +77,12 @@ def shape(
 ) -> Shape:
     """The twin of the rig in `inventory`, whose hosts have this data.
 
-    LabError for a rig that cannot have one.
+    LabError for a rig that cannot have one, and where its data does not fit.
     """
-    plan = planned(inventory, hosts)
+    try:
+        plan = load.plan(hosts, None, ROOT)
+    except SpecError as error:
+        raise LabError(f"{inventory}: {'; '.join(error.problems)}") from None
     of, nodes = Path(inventory).stem, plan.rig.nodes
     if plan.runtime == "deployment":
         raise LabError(f"{inventory}: a Kubernetes rig has no twin; make test-cluster has its lab")
@@ -173,9 +167,9 @@ def files(made: Shape) -> dict[str, str]:
     }
 
 
-def told(made: Shape, more: Sequence[str] = ()) -> list[str]:
+def told(made: Shape) -> list[str]:
     """What differs from the rig and what the twin cannot show, in lines."""
     return [
         *(f"  differs: {row}" for row in made.differs),
-        *(f"  cannot be shown: {row}" for row in (*NEVER, *more)),
+        *(f"  cannot be shown: {row}" for row in NEVER),
     ]

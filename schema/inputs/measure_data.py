@@ -90,12 +90,6 @@ class ClusterReportData(ClusterData):
     unused = WAIVER
 
 
-class SnapshotData(HostData):
-    """snapshot."""
-
-    unused = GATED
-
-
 class SoakData(HostData):
     """soak."""
 

@@ -40,7 +40,6 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "restore": [data.RestoreData],
     "rollback": [data.RollbackData, cluster.ClusterRollbackData],
     "serve": [data.ServeData, cluster.ClusterServeData],
-    "snapshot": [measure.SnapshotData],
     "soak": [measure.SoakData],
     "stop": [data.StopData],
     "unit": [data.UnitData],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from pyinfra import state
 
@@ -12,7 +14,6 @@ from deploys.common.procedure import Procedure
 from deploys.procedures.engine import doctor
 from deploys.procedures.measure import history
 from deploys.procedures.report.pages import Look, rig_page, runs_page
-from deploys.procedures.report.snapshot import write
 from deploys.procedures.report.state import moment
 from facts.backups import TreeBackups
 from facts.rignode.context import real
@@ -27,6 +28,16 @@ def _backups(plan: Plan) -> Mapping[str, Backups | Unreadable]:
     if plan.runtime == "deployment":
         return {}
     return ask_each(real(state), plan, TreeBackups())
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces the file as a whole; its owner alone may read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text.encode())
+    beside.replace(path)
 
 
 def reported(rig: Procedure) -> Iterator[str]:
@@ -57,6 +68,6 @@ def reported(rig: Procedure) -> Iterator[str]:
         "runs.html": runs_page(plan.rig.name, at, runs, unreadable),
     }
     for name, text in pages.items():
-        write(folder / name, text)
+        _write(folder / name, text)
         yield f"wrote {folder / name}"
     yield from (f"left out {line}" for line in unreadable)

@@ -65,24 +65,15 @@ def ghost_drop_in(hosts: Hosts, host: str) -> None:
     hosts.ssh(host, "sudo systemctl daemon-reload")
 
 
-def relaunch(hosts: Hosts, name: str, *edits: str) -> None:
-    """A hand's edits (sed) of a launch script, and the unit started again."""
-    for edit in edits:
-        hosts.ssh(name, f"sudo sed -i {shlex.quote(edit)} {SCRIPT}")
+def relaunch(hosts: Hosts, name: str, edit: str) -> None:
+    """A hand's edit (sed) of a launch script, and the unit started again."""
+    hosts.ssh(name, f"sudo sed -i {shlex.quote(edit)} {SCRIPT}")
     hosts.ssh(name, f"sudo systemctl restart --no-block {ENGINE}")
 
 
-def edits(flags: Mapping[str, int]) -> list[str]:
-    """The edits of a launch script that give flags these values."""
-    words = {name.replace("_", "-"): value for name, value in flags.items()}
-    return [rf"s/\(--{word}\) [0-9]*/\1 {value}/" for word, value in words.items()]
-
-
-def set_environ(hosts: Hosts, name: str, environ: Mapping[str, str]) -> None:
-    """Variables put into the engine's environment file by hand; the next start has them."""
-    for key, value in environ.items():
-        hosts.ssh(name, f"printf '%s\\n' {shlex.quote(f'{key}={value}')} | "
-                        f"sudo tee -a {ENVIRONMENT} >/dev/null")  # fmt: skip
+def with_flag(flag: str, value: int) -> str:
+    """The edit of a launch script that gives a flag this value."""
+    return rf"s/\(--{flag}\) [0-9]*/\1 {value}/"
 
 
 def drift(hosts: Hosts, names: Sequence[str]) -> None:
@@ -90,8 +81,9 @@ def drift(hosts: Hosts, names: Sequence[str]) -> None:
     for name in reversed(names):
         script = hosts.ssh(name, f"sudo cat {SCRIPT}")
         length = int(script.partition("--max-model-len ")[2].split()[0])
-        set_environ(hosts, name, {"VLLM_WORKER_MULTIPROC_METHOD": "fork"})
-        relaunch(hosts, name, *edits({"max_model_len": length // 2}))
+        hosts.ssh(name, "echo VLLM_WORKER_MULTIPROC_METHOD=fork | "
+                        f"sudo tee -a {ENVIRONMENT} >/dev/null")  # fmt: skip
+        relaunch(hosts, name, with_flag("max-model-len", length // 2))
 
 
 def ghost_of_our_unit(hosts: Hosts, host: str) -> None:

@@ -222,7 +222,7 @@ ROWS = (
     ),
     Incident(
         "C8", BOTH, "it serves and is slower than last week; nothing stands in any log",
-        lambda rig: breaks.relaunch(rig.hosts, rig.head, *breaks.edits({"max_num_seqs": 1})),
+        lambda rig: breaks.relaunch(rig.hosts, rig.head, breaks.with_flag("max-num-seqs", 1)),
         ("drift",), ("serve",),
     ),
     Incident(

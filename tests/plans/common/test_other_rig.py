@@ -19,8 +19,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "rollback": (f"change={rigs.OPEN_ID}",),
 }
 # They read, or reach a host that is off (wake); the last two are of a Kubernetes rig.
-OTHERS = {"doctor", "verify", "report", "snapshot", "wake", "fabric", "provenance", "libvgpu",
-          "gpu_limit"}  # fmt: skip
+OTHERS = {"doctor", "verify", "report", "wake", "fabric", "provenance", "libvgpu", "gpu_limit"}
 # The stand-in rig's engine runs in a container, without a driver: these refuse that before they
 # look.
 REFUSE_FIRST = {"upgrade", "patch", "backup", "restore", "driver"}

@@ -52,7 +52,12 @@ def test_the_archive_has_both_nodes(ran: Runs) -> None:
     assert ran["bundle"].status == 0
     with tarfile.open(FILE) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {f"snapshots/{HEAD}.json", f"logs/{WORKER}.log", "findings.json"} <= names
+        head = json.load(archive.extractfile(f"rigbook-lab/snapshots/{HEAD}.json"))  # type: ignore[arg-type]
+    assert {f"snapshots/{HEAD}.json", f"snapshots/{WORKER}.json", f"logs/{HEAD}.log",
+            f"logs/{WORKER}.log", "findings.json", "versions.json"} == names  # fmt: skip
+    # docs/runbooks/doctor.md names these
+    assert {"units", "docker", "engine_processes", "ports", "gpus", "kernel", "hardware", "files",
+            "journal"} <= head.keys()  # fmt: skip
 
 
 def test_it_names_the_profile_that_runs(ran: Runs) -> None:
