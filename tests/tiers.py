@@ -1,9 +1,12 @@
-"""Runs the test tiers that this machine can run, and says which it left out and why.
+"""The tiers of the tests: what each is and needs. Runs those that this machine can run.
 
-`python -m tests.tiers lint fast lab engine`. In CI (the variable CI is set) a tier that was left
-out is a failure: a green run there means that everything ran. A few tests that failed are run once
-more by themselves, since booted hosts keep their own time: one that passes then is named as FLAKY
-in the summary, for somebody to mend; one that fails again fails the tier.
+`python -m tests.tiers` lists them, `python -m tests.tiers lint fast lab` runs three, and says which
+it left out and why. In CI (the variable CI is set) a tier that was left out is a failure: a green
+run there means that everything ran. A few tests that failed are run once more by themselves, since
+booted hosts keep their own time: one that passes then is named as FLAKY in the summary, for
+somebody to mend; one that fails again fails the tier.
+
+Standard library only: `make help` and `make test` ask it before anything is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,74 +27,77 @@ TESTS_FAILED = 1  # pytest's exit status
 MOST_FLAKES = 4
 
 
-def _nothing_missing() -> str | None:
-    return None
+@dataclass(frozen=True)
+class Need:
+    """What a tier needs: root, a word of lab/install-tools with the programs that it brings, files
+    of requirements/ with the modules that they bring.
+    """
+
+    text: str
+    root: bool = False
+    tools: str = ""
+    programs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def missing(self) -> str | None:
+        """What of it this machine has not, or None."""
+        if self.root and os.geteuid() != 0:
+            return "needs root (it boots hosts)"
+        for tool in self.programs:
+            if shutil.which(tool) is None:
+                return f"needs {tool}, which is not installed"
+        for module in self.modules:
+            if importlib.util.find_spec(module) is None:
+                files = " and ".join(f"requirements/{name}.txt" for name in self.packages)
+                return f"needs the packages of {files}"
+        return None
 
 
-def _needs_lab() -> str | None:
-    """Why this machine cannot make rehearsal hosts, or None."""
-    if os.geteuid() != 0:
-        return "needs root (rehearsal hosts are booted containers)"
-    for tool in ("systemd-nspawn", "mmdebstrap", "ip", "ssh"):
-        if shutil.which(tool) is None:
-            return f"needs {tool}, which is not installed"
-    return None
+LAB = Need("", True, "lab", ("systemd-nspawn", "mmdebstrap", "ip", "ssh"))
+ENGINE = Need("the engine's image, built once")
+TOWER = Need("the tower's layer, built once")
+VM = Need("QEMU", True, "vm", ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "sfdisk", "ssh"))
+MEMORY = Need("16 GB of memory")
+BROWSER = Need(
+    "chromium, Python 3.11",
+    tools="page",
+    programs=("chromium",),
+    packages=("browser", "docs"),
+    modules=("vl_convert", "playwright", "axe_playwright_python", "sphinx", "myst_parser", "furo"),
+)
+MOLECULE = Need("molecule", packages=("molecule",), modules=("molecule.app",))
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A named set of checks: its command lines, and why it may not run here."""
+    """A named set of checks: its command lines, about how long, and what it needs.
 
-    commands: tuple[tuple[str, ...], ...]
-    hindrance: Callable[[], str | None]
+    `minutes` None: nobody has measured it by itself. `more`: the variables that it reads.
+    """
+
     what: str
+    minutes: int | None
+    needs: tuple[Need, ...]
+    commands: tuple[tuple[str, ...], ...]
+    more: str = ""
+
+    def hindrance(self) -> str | None:
+        """Why it may not run here, or None."""
+        return next((text for need in self.needs if (text := need.missing())), None)
 
 
-def _needs_vm() -> str | None:
-    """Why this machine cannot run test VMs, or None."""
-    if os.geteuid() != 0:
-        return "needs root (the VM's root tree is made with its owners)"
-    for tool in ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "sfdisk", "ssh"):
-        if shutil.which(tool) is None:
-            return f"needs {tool}, which is not installed"
-    return None
-
-
-def _needs_browser() -> str | None:
-    """Why this machine cannot open a page, or None."""
-    if shutil.which("chromium") is None:
-        return "needs chromium, which is not installed"
-    for module in (
-        "vl_convert",
-        "playwright",
-        "axe_playwright_python",
-        "sphinx",
-        "myst_parser",
-        "furo",
-    ):
-        if importlib.util.find_spec(module) is None:
-            return "needs the packages of requirements/browser.txt and requirements/docs.txt"
-    return None
-
-
-def _needs_molecule() -> str | None:
-    """Why this machine cannot run the scenario, or None."""
-    if importlib.util.find_spec("molecule.app") is None:
-        return "needs the packages of requirements/molecule.txt"
-    return _needs_lab()
-
-
-# molecule starts pytest and ansible-playbook, and its playbooks python and pyinfra, by name
-_FIRST = f"PATH={Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
-
-
-def _pytest(*paths: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "pytest", "-q", *paths)
+def _python(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", *words)
 
 
 def _everywhere(*paths: str) -> tuple[str, ...]:
     """On all cores, a file's tests on one of them: what a module's fixture made is made once."""
-    return (*_pytest(*paths), "-n", "auto", "--dist", "loadfile")
+    return _python("pytest", "-q", *paths, "-n", "auto", "--dist", "loadfile")
+
+
+def _system(*folders: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(_python("pytest", "-q", f"tests/system/{folder}") for folder in folders)
 
 
 # every step of a backup, an upgrade and a rollback with each fault: minutes, on this machine alone
@@ -101,108 +106,96 @@ FAULTS = (
     "tests/unit/node/venv/test_upgrade_faults.py",
     "tests/unit/node/crash",
 )
+_FAST = ("tests/unit", "tests/plans", *(f"--ignore={path}" for path in FAULTS))
+_LINT = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
+# molecule starts pytest and ansible-playbook, and its playbooks python and pyinfra, by name
+_FIRST = f"PATH={Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+_MOLECULE = ("env", _FIRST, "molecule", "test")
 
 TIERS = {
     "lint": Tier(
-        (
-            (sys.executable, "-m", "ruff", "check", "."),
-            (sys.executable, "-m", "ruff", "format", "--check", "."),
-            (sys.executable, "-m", "mypy"),
-        ),
-        _nothing_missing,
-        "ruff and mypy",
-    ),
+        "ruff; mypy, strict, on what `pyproject.toml` lists",
+        2, (), tuple(_python(*words) for words in _LINT)),
     "fast": Tier(
-        (
-            _everywhere(
-                "tests/unit",
-                "tests/plans",
-                *(f"--ignore={path}" for path in FAULTS),
-            ),
-        ),
-        _nothing_missing,
-        "pure parts, node on this machine, plans with @fake",
-    ),
+        "pure functions, node on this machine, whole plans on stand-in hosts",
+        16, (), (_everywhere(*_FAST),)),
+    "lab": Tier("two booted hosts, without the engine", 17, (LAB,), _system("lab")),
     "faults": Tier(
-        (_everywhere(*FAULTS),), _nothing_missing, "kill, error and hang at every step of a change"
-    ),
-    "lab": Tier((_pytest("tests/system/lab"),), _needs_lab, "two booted hosts, without the engine"),
+        "kill, error and hang at the steps of a backup, an upgrade, a rollback",
+        5, (), (_everywhere(*FAULTS),)),
+    "engine": Tier("two booted hosts with the real vLLM", 15, (LAB, ENGINE), _system("engine")),
     "moving": Tier(
-        (_pytest("tests/system/transfer"), _pytest("tests/system/images")),
-        _needs_lab,
-        "two booted hosts: builds and transfers that break; images back from backups, with vLLM",
-    ),
-    "k8s": Tier(
-        (_pytest("tests/system/kubernetes"),),
-        _needs_lab,
-        "a lab host with a real Kubernetes API (built once)",
-    ),
-    "engine": Tier(
-        (_pytest("tests/system/engine"),), _needs_lab, "two booted hosts with the real vLLM"
-    ),
-    "alive": Tier(
-        (_pytest("tests/system/alive"),),
-        _needs_lab,
-        "two booted hosts with the real vLLM that is killed, falls silent, or runs out of memory",
-    ),
-    "incidents": Tier(
-        (_pytest("tests/system/incidents"),),
-        _needs_lab,
-        "two booted hosts with the real vLLM: incidents, a former setup, secrets",
-    ),
-    "measure": Tier(
-        (_pytest("tests/system/measure"),), _needs_lab, "bench and soak of the real vLLM"
-    ),
-    "page": Tier(
-        (_pytest("tests/system/page"),),
-        _needs_browser,
-        "a report's pages and the site in a real browser",
-    ),
+        "builds and transfers that break half-way; images back from backups",
+        None, (LAB, ENGINE), _system("transfer", "images")),
     "tower": Tier(
-        (_pytest("tests/system/venv"),), _needs_lab, "one booted host with the real vLLM in a venv"
-    ),
-    "nodes": Tier(
-        (_pytest("tests/system/nodes"),),
-        _needs_lab,
-        "four booted hosts on one switch, with the real vLLM",
-    ),
-    "rehearse": Tier(
-        (_pytest("tests/system/rehearse"),),
-        _needs_lab,
-        "a twin of two Spark with the real vLLM, and incidents dealt and mended in a row",
-    ),
+        "one booted host with the real vLLM in a venv, without docker",
+        None, (LAB, TOWER), _system("venv")),
+    "alive": Tier(
+        "vLLM killed, silent, or out of memory, hosts that reboot, and what acts then",
+        40, (LAB, ENGINE), _system("alive"), "`RIGBOOK_QUEUE_S=3600`: an hour at a full queue"),
+    "incidents": Tier(
+        "a crash loop and other incidents, a former setup beside it, secrets",
+        15, (LAB, ENGINE), _system("incidents")),
+    "measure": Tier(
+        "bench and soak of the real vLLM, in several profiles",
+        30, (LAB, ENGINE), _system("measure")),
     "adopt": Tier(
-        (_pytest("tests/system/adopt"),),
-        _needs_lab,
-        "two booted hosts that serve by other means, taken over and given back",
-    ),
+        "hosts on which others serve (`docker exec`, compose, a script), taken over, given back",
+        25, (LAB, ENGINE), _system("adopt")),
     "containerd": Tier(
-        (_pytest("tests/system/containerd"),),
-        _needs_lab,
-        "three booted hosts, two of whose dockers keep images in containerd",
-    ),
+        "three hosts, two with the containerd image store; a GPU by CDI, of stand-ins",
+        10, (LAB,), _system("containerd")),
+    "nodes": Tier(
+        "four booted hosts on one switch with the real vLLM",
+        None, (LAB, ENGINE, MEMORY), _system("nodes")),
+    "rehearse": Tier(
+        "twins of two Spark, a tower, four Spark; incidents dealt, mended, judged in a row",
+        90, (LAB, ENGINE, TOWER, MEMORY), _system("rehearse"),
+        "`RIGBOOK_INCIDENTS=C13,D5`: some of them; `RIGBOOK_TRANSCRIPT=FILE` keeps the seconds for "
+        "the page; `RIGBOOK_LAB=twin` takes the twin that is up"),
+    "k8s": Tier(
+        "a booted host with a real Kubernetes API; the first run builds it",
+        20, (LAB,), _system("kubernetes")),
     "molecule": Tier(
-        (
-            _pytest("tests/system/molecule"),
-            ("env", _FIRST, "molecule", "test"),
-        ),
-        _needs_molecule,
-        "two booted hosts with the real vLLM, made, changed, judged and removed by molecule",
-    ),
-    "chaos": Tier(
-        (_pytest("tests/system/sweep"),),
-        lambda: _needs_lab() or _needs_vm(),
-        "deploys interrupted at random moments, then one more run of the same command",
-    ),
-    "lease": Tier(
-        (_pytest("tests/system/lease"),),
-        lambda: _needs_lab() or _needs_vm(),
-        "72 changes under a lease, each with a loss in its middle",
-    ),
+        "the life of a rig as a molecule scenario, and that one that always changes fails",
+        10, (LAB, ENGINE, MOLECULE), (*_system("molecule"), _MOLECULE)),
+    "page": Tier(
+        "a report's pages and the site in a real browser, on a phone and on a screen",
+        5, (BROWSER,), _system("page"), "`RIGBOOK_PAGES=DIR` keeps pages and screenshots"),
     "vm": Tier(
-        (_pytest("tests/system/vm"),), _needs_vm, "real GRUB, kernels and reboots, emulated"
-    ),
-}
+        "an emulated machine with real GRUB, kernels, power cuts; never green as one run",
+        60, (VM,), _system("vm"), "`RIGBOOK_DRIVER=all`: 36 cells of a driver's change"),
+    "chaos": Tier(
+        "deploys interrupted at random moments; each is run once more",
+        240, (LAB, ENGINE, TOWER, VM), _system("sweep"), "`N=60 SEED=7 ONLY=serve,upgrade:3`"),
+    "lease": Tier(
+        "72 changes under a lease: 12 losses in the middle of 6 deploys",
+        1440, (LAB, ENGINE, TOWER, VM), _system("lease"),
+        "`RIGBOOK_LEASE=serve:cable,kernel` selects cells"),
+}  # fmt: skip
+# Several at once, and a former name.
+GROUPS = {"full": ("faults", "engine"), "cluster": ("k8s",)}
+
+
+def table() -> str:
+    """The tiers as CONTRIBUTING.md has them."""
+    rows = ["| tier | minutes, about | what | where | needs |\n|---|---|---|---|---|\n"]
+    for name, tier in TIERS.items():
+        words = (word for command in tier.commands for word in command)
+        where = ", ".join(f"`{word}`" for word in words if word.startswith("tests/"))
+        root = ["root"] if any(need.root for need in tier.needs) else []
+        needs = ", ".join([*root, *(need.text for need in tier.needs if need.text)])
+        what = f"{tier.what}. {tier.more}" if tier.more else tier.what
+        rows.append(f"| {name} | {tier.minutes or '?'} | {what} | {where} | {needs} |\n")
+    return "".join(rows)
+
+
+def goals(names: list[str]) -> list[str]:
+    """What make has to bring before these tiers run: tools, and packages in the venv."""
+    needs = [need for name in names for need in TIERS[name].needs]
+    tools = [f"tools-{need.tools}" for need in needs if need.tools]
+    packages = [f"packages-{file}" for need in needs for file in need.packages]
+    return [*dict.fromkeys(("packages-test", *tools, *packages))]
 
 
 def last_failed() -> set[str]:
@@ -230,12 +223,6 @@ def attempt(command: tuple[str, ...]) -> tuple[int, list[str]]:
 
 def run(names: list[str]) -> int:
     """Runs the tiers by name; the exit status: 0 when all that ran passed (and, in CI, all ran)."""
-    unknown = [name for name in names if name not in TIERS]
-    if unknown or not names:
-        print(
-            f"tiers: unknown {', '.join(unknown) or '(none named)'}; there are: {', '.join(TIERS)}"
-        )
-        return 2
     rows = []
     for name in names:
         tier = TIERS[name]
@@ -264,5 +251,23 @@ def run(names: list[str]) -> int:
     return 1 if failed or (left_out and bool(os.environ.get("CI"))) else 0
 
 
+def main(words: list[str]) -> int:
+    """Lists, runs, or says what make has to bring (`--goals`); the exit status."""
+    names = [one for word in words if word != "--goals" for one in GROUPS.get(word, (word,))]
+    unknown = [name for name in names if name not in TIERS]
+    if unknown:
+        print(f"tiers: unknown {', '.join(unknown)}; there are: "
+              f"{', '.join([*TIERS, *GROUPS])}", file=sys.stderr)  # fmt: skip
+        return 2
+    if not names:
+        for name, tier in TIERS.items():
+            print(f"  {name:11}{tier.minutes or '?':>5} min  {tier.what}")
+        return 0
+    if "--goals" in words:
+        print(*goals(names))
+        return 0
+    return run(names)
+
+
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -9,13 +9,19 @@ import re
 import shutil
 from pathlib import Path
 
-from docs.site import bench, gates
+from docs.site import bench, gates, picture
 from gates.core.codes import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("CONTRIBUTING.md", "CHANGELOG.md", "RELEASE.md", "docs")
 DEMO = "docs/demo.svg"
 HERE = ROOT / "docs" / "site"
+# Where docs/architecture.md has its picture on the site.
+TABLE = "\n| layer | answers |"
+SHOWN = (
+    "\n![Layers as boxes, their packages as rows, imports as arrows](architecture.svg)\n\n"
+    "An arrow is an import; arrows that follow from others are left out.\n"
+)
 _CODE_LINK = re.compile(r"\]\((\.\./|)gates\.md#([\w-]+)\)")
 
 
@@ -39,6 +45,10 @@ def stage(source: Path) -> None:
     }.items():
         (source / name).write_text(text)
     _gates(source)
+    if shutil.which("dot"):
+        page = source / "docs" / "architecture.md"
+        picture.draw(page.with_suffix(".svg"))
+        page.write_text(page.read_text().replace(TABLE, f"{SHOWN}{TABLE}", 1))
     page = source / "docs" / "benchmarks.md"
     page.write_text(bench.with_pictures(page.read_text()))
     for page in source.rglob("*.md"):

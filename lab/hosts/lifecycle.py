@@ -180,6 +180,7 @@ def down(settings: LabSettings) -> None:
     """Stop everything and remove all of it; also after a crash, and when run twice."""
     hosts_dir = settings.home / "hosts"
     of_a_rig = settings.twin() is not None
+    hosts_state.end_noted(settings)
     known = {host.machine: host for host in _every_host(settings)}
     hosts = [host for host in known.values() if settings.host_dir(host).exists()]
     if hosts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,27 @@ def owner(settings: LabSettings) -> Process | None:
     except (OSError, ValueError):
         return None
     return found if processes.alive(found) else None
+
+
+def note(settings: LabSettings, pid: int) -> None:
+    """Notes a process that is started beside the hosts: `down` ends it, whoever else was killed."""
+    process = processes.identify(pid)
+    if process is not None:
+        with (settings.home / "beside").open("a") as file:
+            file.write(f"{process.pid} {process.start}\n")
+
+
+def end_noted(settings: LabSettings) -> None:
+    """Ends the noted processes that still run."""
+    try:
+        rows = [line.split() for line in (settings.home / "beside").read_text().splitlines()]
+    except OSError:
+        return
+    for pid, start in rows:
+        process = Process(int(pid), int(start))
+        if processes.send(process, signal.SIGKILL) and not processes.wait_gone(process, 10):
+            raise LabError(f"process {pid} does not end")
+    (settings.home / "beside").unlink()
 
 
 def path(settings: LabSettings, host: LabHost) -> Path:

@@ -12,7 +12,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +48,7 @@ class Cluster:
     """The processes of one cluster, and kubectl as its administrator."""
 
     def __init__(self, settings: LabSettings, host: LabHost, folder: Path) -> None:
+        self.settings = settings
         leader = state.read(settings, host).live_leader()
         if leader is None:
             raise LabError(f"{host.name} does not run: python -m lab up")
@@ -61,7 +61,7 @@ class Cluster:
         rows = [f'{token},{user},{user},"{group}"' for user, (token, group) in TOKENS.items()]
         (folder / "tokens").write_text("\n".join(rows) + "\n")
 
-    def spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, *arguments: str) -> None:
         """Start one of the binaries; its output goes to a log in the folder."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -69,8 +69,8 @@ class Cluster:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
                 start_new_session=True,
             )  # fmt: skip
+        state.note(self.settings, process.pid)
         self.processes[name] = process
-        return process
 
     def start(self) -> None:
         """Start everything and wait until the node is ready."""
@@ -161,7 +161,11 @@ def put(settings: LabSettings, host: LabHost, raw: bytes, target: str, mode: str
 @contextmanager
 def running(settings: LabSettings, host: LabHost) -> Iterator[Cluster]:
     """A cluster on a host of the lab for the time of the block."""
-    folder = Path(tempfile.mkdtemp(prefix="rigbook-cluster-"))
+    # of a cluster whose owner was killed
+    state.end_noted(settings)
+    folder = settings.home / "cluster"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     cluster = Cluster(settings, host, folder)
     try:
         cluster.start()

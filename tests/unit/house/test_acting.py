@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from docs.site.stage import ROOT
 from node.lease import arm
-from tests.unit.house.import_graph import ROOT
 
 UNITS = ROOT / "templates" / "etc" / "systemd" / "system"
 # a timer or a path unit starts these: the page has the one that starts them

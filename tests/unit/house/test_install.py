@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.site.stage import ReadMe
-from tests.unit.house.test_docs import ROOT
+from docs.site.stage import ROOT, ReadMe
 
 # What only a clone shows: `bash .ci/run` begins with a clean one, whose `make demo` makes `setup`.
 CLONE = ("git clone ", "make setup", ". .venv/bin/activate")
@@ -156,14 +155,25 @@ def test_a_host_that_hangs_up_at_once_is_one_line(project: Path) -> None:
     assert "Traceback" not in said, said
 
 
-@pytest.mark.parametrize("verb", ["status", "down", "ssh"])
-def test_the_lab_is_looked_at_and_ended_by_any_python(verb: str) -> None:
-    """`make lab-down` works without the venv: of a Debian that has the standard library alone."""
-    text = (
-        "import runpy, sys\n"
-        "sys.modules['pydantic'] = sys.modules['yaml'] = sys.modules['jinja2'] = None\n"
-        f"sys.argv = ['lab', {verb!r}, '--help']\n"
-        "runpy.run_module('lab', run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "usage: " in done.stdout, done.stderr
+# What `lab down --all` does, with nothing of a lab to take down and no link to touch.
+DOWN = """
+import sys
+from pathlib import Path
+from lab import __main__ as lab
+from lab.core.settings import LabSettings
+from lab.hosts import network
+network.remove_links = lambda place, names: None
+lab.others = lambda settings: []
+settings = LabSettings(Path(sys.argv[1], "home"), Path(sys.argv[1], "cache"))
+lab.change(settings, lab.parser().parse_args(["down", "--all"]))
+lab.status.show(settings)
+print(sorted({name.split(".")[0] for name in sys.modules} - sys.stdlib_module_names))
+"""
+
+
+def test_the_lab_is_looked_at_and_ended_by_any_python(tmp_path: Path) -> None:
+    """`make lab-down` works without .venv: with the standard library alone (-S), as on a Debian."""
+    words = [sys.executable, "-S", "-c", DOWN, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "['__main__', 'lab']", done.stdout

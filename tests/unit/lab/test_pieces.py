@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -175,12 +177,25 @@ def test_a_wrong_number_of_hosts_changes_nothing(lab: LabSettings, count: int) -
     assert not lab.home.exists()
 
 
-def test_down_without_a_lab_is_fine_twice(
+def test_down_ends_what_a_killed_cluster_left_and_is_fine_twice(
     lab: LabSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A k8s tier that was killed left etcd, the API and the rest running."""
     monkeypatch.setattr(network, "remove_links", lambda place, names: None)
+    lab.home.mkdir()
+    with (
+        subprocess.Popen(["sleep", "60"], start_new_session=True) as left,
+        subprocess.Popen(["sleep", "60"]) as other,
+    ):
+        hosts_state.note(lab, left.pid)
+        # its number is another process's by now
+        with (lab.home / "beside").open("a") as file:
+            file.write(f"{other.pid} 1\n")
+        lifecycle.down(lab)
+        assert left.wait(10) == -signal.SIGKILL and other.poll() is None
+        other.kill()
     lifecycle.down(lab)
-    lifecycle.down(lab)
+    assert not lab.home.exists()
 
 
 def test_an_unknown_verb_is_refused() -> None:

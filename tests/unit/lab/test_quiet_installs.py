@@ -53,7 +53,7 @@ def test_a_pip_that_fails_is_shown_whole(programs: Path) -> None:
     done = setup(programs, PIP_STATUS="3")
     assert done.returncode != 0
     assert IGNORED in done.stderr and "reason\n" in done.stderr and "exit status 3" in done.stderr
-    assert not (programs / "venv/.installed").exists()
+    assert not (programs / "venv/.base").exists()
 
 
 @pytest.fixture
