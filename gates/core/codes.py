@@ -177,7 +177,6 @@ CODES: dict[str, Code] = {
     "wheel-missing": Code(Layer.ARTIFACT, waivable=False),
     "pip-report-unreadable": Code(Layer.ARTIFACT, waivable=False),
     "old-wheel-missing": Code(Layer.ARTIFACT, "warn"),
-    "backup-required": Code(Layer.ARTIFACT, waivable=False),
     "patch-drifted": Code(Layer.ARTIFACT),
     "patch-unknown": Code(Layer.ARTIFACT, waivable=False),
     "module-missing": Code(Layer.ARTIFACT),

@@ -270,7 +270,6 @@ CAUSES: dict[str, Cause] = {
     "wheel-missing": Cause("the index or the wheel folder has no such wheel for this Python"),
     "pip-report-unreadable": Cause(_UNKNOWN),
     "old-wheel-missing": Cause("nightlies are rotated out of their server (B5)"),
-    "backup-required": Cause("no backup of what serves now was made, or it was not verified"),
     "patch-drifted": Cause(
         "edited by hand, or another version of the engine",
         **LOADS,

@@ -74,7 +74,6 @@ CHANGING: dict[str, str] = {
     "tree prune": "node.backup.listing:prune",
     "measure keep": "node.measure.keep:keep",
     "venv install": "node.venv.install:install",
-    "venv replace": "node.venv.replace:replace",
     "venv prune": "node.venv.prune:prune",
     "image offer": "node.image.verbs:offer_image",
     "image receive": "node.image.verbs:receive",

@@ -309,7 +309,6 @@ class UpgradeData(LeasedData):
     version: Annotated[Version | None, BeforeValidator(as_version)] = key(
         None, "the version to bring; none: the recipe's"
     )
-    inplace: bool = key(False, "into the venv that serves, in place of one beside it")
     prune: bool = key(False, "remove the versions that nobody needs")
 
 

@@ -33,8 +33,6 @@ NOT_FILES = {
     "catalog/recipes/my-model.yaml",
     "deploys/NAME.py",
 }
-# A key that ADR 16 says is not built.
-NOT_BUILT_KEYS = {"inplace"}
 PLACEHOLDER = re.compile(r"NAME|HASH|\*")
 PARTS = (
     "inventory|group_data|catalog|schema|facts|gates|operations|node|deploys|templates|lab|tests"
@@ -154,7 +152,7 @@ def test_data_keys_in_sentences_and_tables_exist(page: Path) -> None:
         named |= {
             key for row in rows.splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])
         }
-    assert named - KEYS <= NOT_BUILT_KEYS
+    assert named <= KEYS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
