@@ -117,7 +117,6 @@ CODES: dict[str, Code] = {
     "growth-large": Code(Layer.STORAGE, "warn"),
     "backups-unreadable": Code(Layer.STORAGE, "warn"),
     "backup-one-disk": Code(Layer.STORAGE, "warn"),
-    "backup-check": Code(Layer.STORAGE, "warn"),
     "transfer-room": Code(Layer.STORAGE),
     "journal-unreadable": Code(Layer.STORAGE, waivable=False),
     "journal-broken": Code(Layer.STORAGE, waivable=False),

@@ -103,7 +103,6 @@ UNIT: dict[str, str] = {
     "watch pod": "node.kube.watched:run",
     "lease keep": "node.lease.keeper:run",
     "candidate": "node.kernel.candidate:run",
-    "check backups": "node.copies.weekly:run",
     "library guard": "node.vgpu.guard:run",
     "limit guard": "node.kube.limit_guard:run",
     "container stop": "node.engine.prelaunch:stop_container",

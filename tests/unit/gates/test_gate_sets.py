@@ -87,7 +87,6 @@ ELSEWHERE = {
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
     "backup-one-disk",  # host/test_backups.py
-    "backup-check",  # host/test_backups.py
     "host-differs", "rebooted-unasked", "reboot-loop", "memory-kill",  # host/test_keeps_alive.py
     "guard-missing", "guard-tight",
     "enforce-eager",  # recipe/test_choices.py
