@@ -160,13 +160,11 @@ def _of_head(state: State, plan: Plan, change: str) -> Recorded:
 
 
 def rounds_before(change: Mapping[str, Any] | None) -> tuple[float, ...]:
-    """What the engine did before, as the change's run measured it: tokens a second of each round.
-
-    One value of a change that an older version made; () where none was measured.
+    """What the engine did before, as the change's run measured it: tokens a second of each round;
+    () where none was measured.
     """
     kept = (change or {}).get("blob") or {}
-    found = kept.get("rounds") or [kept.get("baseline")]
-    return tuple(float(rate) for rate in found if rate is not None)
+    return tuple(map(float, kept.get("rounds", ())))
 
 
 def recipe_baseline(plan: Plan, profile: str) -> float | None:

@@ -79,8 +79,6 @@ def rounds_of(run: Run) -> tuple[float, ...]:
 
 def _keep(run: Run, rounds: Sequence[float]) -> None:
     run.context["rounds"] = [round(rate, 2) for rate in rounds]
-    # what an older version reads
-    run.context["baseline"] = round(median(rounds), 2) if rounds else None
 
 
 def _ours(run: Run, endpoint: Endpoint) -> Answer:

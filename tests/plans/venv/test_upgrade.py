@@ -241,7 +241,7 @@ def test_an_upgrade_turns_the_link_and_keeps_what_it_needs_to_go_back(ran: Runs)
     assert link["steps"] == [{"op": "link", "path": t.VENV, "target": FOLDER, "expect": t.TARGET}]
     blob = link["change"]["blob"]
     assert (blob["from"], blob["to"], blob["backup"]) == ("0.32.0+cpu", NEW, {NAME: KEPT})
-    assert blob["baseline"] > 0 and len(blob["rounds"]) == 5
+    assert len(blob["rounds"]) == 5 and min(blob["rounds"]) > 0
 
 
 def test_the_version_that_is_there_changes_nothing(ran: Runs) -> None:
