@@ -115,8 +115,8 @@ TABLE = {
         refused("no verified backup of /opt/engine/venv to copy")),
     "list copies": (
         backup("list=true", faults=have(
-            row(NEW, base=OLD, copies=[{"place": "/mnt/disk/x", "unix_s": 1.7e9}]))),
-        quiet(f"beside {OLD}, verified", "; copy in /mnt/disk/x, read 2023-11-14")),
+            row(NEW, copies=[{"place": "/mnt/disk/x", "unix_s": 1.7e9}]))),
+        quiet(", verified", "; copy in /mnt/disk/x, read 2023-11-14")),
     "take": (
         backup(f"take={OLD}", "from=/mnt/disk", faults=have(row(NEW))),
         done(f"{OLD} is back from /mnt/disk, and whole",
