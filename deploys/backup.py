@@ -2,8 +2,7 @@
 
 Runbook: docs/runbooks/backup.md. Data: tree=FOLDER for another one than the recipe's;
 list=true shows what there is; verify=ID (or all) reads back; prune=true keep=N removes the older;
-to=NODE or to=FOLDER copies the newest verified one; take=ID (from=) brings one back; weekly=true
-has a timer read them each week.
+to=NODE or to=FOLDER copies the newest verified one; take=ID (from=) brings one back.
 """
 
 from pyinfra import host
@@ -11,17 +10,13 @@ from pyinfra import host
 from deploys.common.procedure import loaded
 from deploys.procedures.transfer import copies
 from deploys.procedures.venv import backup as procedure
-from deploys.procedures.venv import weekly
 from gates.gate_sets import CHANGING, LOOKING
-from operations.change.apply import apply
-from operations.engine import engine
-from operations.rollback.revert import undo_only
 from operations.transfer.copies import move
 from operations.venv import backup
 from schema.inputs.runbook_data import BackupData
 
 # Load: what the rig is, and what is asked for.
-rig = loaded("backup", revert=undo_only("the timers are as they were"))
+rig = loaded("backup")
 data = rig.data(BackupData)
 is_look = bool(data.as_list or data.verify)
 between = copies.asked(rig)
@@ -30,8 +25,6 @@ between = copies.asked(rig)
 # way from node to node where a copy goes it.
 if between:
     copies.gate(rig)
-elif data.weekly is not None:
-    rig.gate(CHANGING, weekly.wanted(rig))
 else:
     rig.gate(LOOKING if is_look else CHANGING)
 
@@ -39,23 +32,6 @@ else:
 if is_look:
     here = procedure.plan_look(rig, host)
     backup.verify(name="Read backups back", ids=here, made={}, pending=False)
-elif data.weekly is not None:
-    steps = weekly.plan(rig)
-    apply(
-        name="Read the backups each week",
-        run=rig.run,
-        label="weekly",
-        steps=steps[host.name],
-        members=[name for name, todo in steps.items() if todo],
-        idle="the timer is as it should be",
-    )
-    if rig.at_head:
-        engine.prove(
-            name="The timers run",
-            run=rig.run,
-            needed=any(steps.values()),
-            check=lambda: weekly.verify(rig),
-        )
 elif data.prune:
     asked = {"keep": data.keep, "displaced": data.displaced}
     surplus = procedure.plan_prune(host, asked)

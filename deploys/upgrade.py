@@ -1,7 +1,7 @@
 """upgrade: another version of a venv's engine, beside the one that serves, or back to that one.
 
 Runbook: docs/runbooks/upgrade.md. Data: version (else the recipe's venv.version), profile, waive +
-reason; inplace=true installs into the venv that serves; prune=true removes versions nobody needs.
+reason; prune=true removes versions nobody needs.
 """
 
 from pyinfra import host
@@ -49,16 +49,13 @@ if not is_prune:
         )
         backup.verify(name="Read it back", ids=[], made=work.backups, pending=work.backup.stored)
     if work.stops_before_install:
-        engine.stop(
-            name="Stop the engine: pip needs its files or memory", run=rig.run, nodes=work.nodes_up
-        )
+        engine.stop(name="Stop the engine: pip needs its memory", run=rig.run, nodes=work.nodes_up)
     venv.install(
-        name="Install the version in place" if work.in_place else "Install the version beside",
+        name="Install the version beside",
         run=rig.run,
         version=work.version,
         pip_args=work.pip_args,
         room_bytes=work.room_bytes,
-        backups=work.backups,
     )
     venv.patch(
         name="Patch it",

@@ -97,11 +97,10 @@ def _ask(state: State, name: str, verb: str, request: dict[str, Any], timeout_s:
 
 
 def ask_pip(
-    state: State, plan: Plan, wanted: str, venvs: Mapping[str, str], fresh: bool = False
+    state: State, plan: Plan, wanted: str, venvs: Mapping[str, str]
 ) -> dict[str, VenvWheels]:
-    """What pip on each node would do to bring `wanted` into its venv, for gates.artifact.pip_plan.
-
-    `fresh`: into a new venv beside, where torch is resolved anew as well.
+    """What pip on each node would do to bring `wanted` into a new venv beside its own, where torch
+    is resolved anew as well, for gates.artifact.pip_plan.
     """
     spec = wheels_spec(plan)
     logger.info(f"    asking pip what {spec.package} {wanted} would change (nothing is installed)")
@@ -112,7 +111,6 @@ def ask_pip(
             "wanted": wanted,
             "pip_args": pip_args(plan),
             "timeout_s": PIP_TIMEOUT_S // 3,
-            **({"fresh": True} if fresh else {}),
         }
         for node, venv in venvs.items()
     }

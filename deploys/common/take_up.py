@@ -18,7 +18,7 @@ from gates.core.check import Observed
 from gates.gate_sets import REACHING, check
 from gates.host.storage import EACH_NODE, GOES_ON, UNDOES_FIRST, seconds_since_last_sign
 from operations.change.node_call import StepFailed, call
-from operations.change.ownership import Ownership, operator, proven_dead
+from operations.change.ownership import Ownership, proven_dead
 from operations.rollback.revert import RESTORE_TIMEOUT_S, undone
 from schema.desired.plan import UNIT, Plan
 from schema.observed.files import ChangeSummary, Journal
@@ -113,8 +113,6 @@ def refuse_live(node: str, snapshot: object, change: ChangeSummary) -> None:
     by = change.owner
     if quiet is None or change.status != "OPEN" or proven_dead(change.id, by):
         return
-    if change.beat_unix_s is None and by == operator():
-        return  # of an older version, whose runs give no sign of life: its operator knows
     raise DeployError(
         f"nothing was changed: {by} may still be at work on {node}: change {change.id}, last sign "
         f"of life {quiet:.0f} s ago; wait for it, or, if that run is dead: {rollback(change.id)}"

@@ -2,7 +2,7 @@
 
 A rebuild that resolved torch anew got the CPU wheel, and the C extension did not load (C1). The
 nightly of the version that served was gone from its server: `pip freeze` could not bring it back,
-only the tar could (B5).
+only the tar could (B5). An upgrade makes a verified backup before it installs anything.
 """
 
 from __future__ import annotations
@@ -18,24 +18,19 @@ from schema.recipe.wheels import WheelsSpec
 
 
 def wheels(
-    plan: Plan,
-    spec: WheelsSpec,
-    wanted: str,
-    seen: Mapping[str, VenvWheels],
-    verified_backup: Mapping[str, bool],
+    plan: Plan, spec: WheelsSpec, wanted: str, seen: Mapping[str, VenvWheels]
 ) -> list[Violation]:
     """The findings about an installation of `wanted` on every node.
 
-    `seen` is what each node's pip said (deploys.common.ask_engine.ask_pip), `verified_backup`
-    whether a backup of the venv as it is now exists and was verified. Nodes that are in neither
-    are not judged: nodes-reachable names them.
+    `seen` is what each node's pip said (deploys.common.ask_engine.ask_pip). A node that is not in
+    it is not judged: nodes-reachable names it.
     """
     found: list[Violation] = []
     for node in plan.rig.nodes:
         if node.name in seen:
             answer = seen[node.name]
             found += _wanted(plan, spec, wanted, node.name, answer)
-            found += _old(spec, node.name, answer, verified_backup.get(node.name, False))
+            found += _old(spec, node.name, answer)
     return found
 
 
@@ -150,13 +145,13 @@ def _unnamed(node: str, evidence: str) -> Violation:
     )
 
 
-def _old(spec: WheelsSpec, node: str, answer: VenvWheels, backed_up: bool) -> list[Violation]:
+def _old(spec: WheelsSpec, node: str, answer: VenvWheels) -> list[Violation]:
     """Whether the version that is installed could be installed again."""
     installed = answer.version_of(spec.package)
     if installed is None or _version_in(answer.old, spec) == installed:
         return []
     evidence = f"pip {answer.pip}: {answer.old_error or 'offers another version'}"
-    found = [
+    return [
         violation(
             "old-wheel-missing",
             node,
@@ -167,18 +162,6 @@ def _old(spec: WheelsSpec, node: str, answer: VenvWheels, backed_up: bool) -> li
             "pip freeze cannot bring this one back",
         )
     ]
-    if not backed_up:
-        found.append(
-            violation(
-                "backup-required",
-                node,
-                f"there is no verified backup of {spec.package} {installed} on {node}, and its "
-                "wheel is gone: nothing could bring it back",
-                evidence=evidence,
-                remedy="back it up first, and have the backup verified, then run this again",
-            )
-        )
-    return found
 
 
 def _options(answer: VenvWheels) -> str:

@@ -128,7 +128,6 @@ CAUSES: dict[str, Cause] = {
     "transfer-room": Cause("old images, logs or downloads fill the disk"),
     "disk-room": Cause("images and caches that nobody prunes", here=("change-open", *DOWN)),
     "growth-large": Cause("large backups, or what restores and images displaced"),
-    "backup-check": Cause("a disk that loses bits, or a timer that does not run"),
     "backup-one-disk": Cause("a copy that nobody has made yet, or of an older backup"),
     "journal-broken": Cause("a disk that lost a write, or an edit by hand"),
     "lock-held": Cause(
@@ -270,7 +269,6 @@ CAUSES: dict[str, Cause] = {
     "wheel-missing": Cause("the index or the wheel folder has no such wheel for this Python"),
     "pip-report-unreadable": Cause(_UNKNOWN),
     "old-wheel-missing": Cause("nightlies are rotated out of their server (B5)"),
-    "backup-required": Cause("no backup of what serves now was made, or it was not verified"),
     "patch-drifted": Cause(
         "edited by hand, or another version of the engine",
         **LOADS,

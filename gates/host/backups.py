@@ -8,18 +8,15 @@ from gates.core.check import Observed, answering_nodes, deploy_command
 from gates.core.codes import section_unreadable, violation
 from gates.core.violation import Violation
 from schema.desired.plan import Plan
-from schema.observed.backup import BackupRow, Backups, Weekly
+from schema.observed.backup import BackupRow, Backups
 from schema.observed.snapshot import Unreadable
 
 Stored = Mapping[str, Backups | Unreadable]
 
 
-WEEK_S = 7 * 86400
-
-
-def findings(plan: Plan, observed: Observed, stored: Stored, now: float) -> list[Violation]:
+def findings(plan: Plan, observed: Observed, stored: Stored) -> list[Violation]:
     """A warning for each node whose newest verified backup has no copy that was read back on
-    another disk (incident D18), and where the weekly reading failed or did not come.
+    another disk (incident D18).
 
     A node without a backup is not warned of: its engine may come from somewhere else.
     """
@@ -29,7 +26,7 @@ def findings(plan: Plan, observed: Observed, stored: Stored, now: float) -> list
         if isinstance(seen, Unreadable):
             found.append(section_unreadable(node.name, "backups", seen))
         elif seen is not None:
-            found += [*_of(plan, node.name, seen), *_weekly(node.name, seen, now)]
+            found += _of(plan, node.name, seen)
     return found
 
 
@@ -46,30 +43,6 @@ def _of(plan: Plan, node: str, seen: Backups) -> Iterator[Violation]:
         evidence=f"{row.id} of {row.tree} lies in /var/lib/rigbook/backups alone",
         remedy=deploy_command(plan, "backup", f"to={peer}") if peer else mend,
     )
-
-
-def _weekly(node: str, seen: Backups, now: float) -> Iterator[Violation]:
-    """Of a node without the timer nothing is expected."""
-    row = seen.weekly
-    if row is None:
-        return
-    if row.problem:
-        yield violation(
-            "backup-check",
-            node,
-            f"the weekly reading of the backups on {node} found one that is damaged",
-            evidence=row.problem,
-            remedy=f"on {node}: sudo dmesg --level=err; then back up again, or take it from a copy",
-        )
-    elif now - max(row.unix_s or 0.0, row.since_unix_s) > 2 * WEEK_S:
-        last = f"{_age(now - row.unix_s)} ago" if row.unix_s else "never"
-        yield violation(
-            "backup-check",
-            node,
-            f"the backups on {node} are not read each week any more",
-            evidence=f"last: {last}; set up {_age(now - row.since_unix_s)} ago",
-            remedy=f"on {node}: systemctl status rigbook-verify.timer rigbook-verify.service",
-        )
 
 
 def newest(seen: Backups) -> BackupRow | None:
@@ -94,17 +67,8 @@ def _words(seen: Backups, now: float) -> str:
     return (
         f"newest verified backup {row.id}, {_age(row.age_s or 0)} old, read "
         f"{_age(now - (row.verified_unix_s or now))} ago; "
-        f"copies: {', '.join(copies) or 'none on another disk'}; {_reading(seen.weekly, now)}"
+        f"copies: {', '.join(copies) or 'none on another disk'}"
     )
-
-
-def _reading(row: Weekly | None, now: float) -> str:
-    if row is None:
-        return "no timer reads them"
-    if row.unix_s is None:
-        return "read each week, not yet once"
-    said = "one is damaged" if row.problem else f"{row.read} whole"
-    return f"read each week, {_age(now - row.unix_s)} ago: {said}"
 
 
 def _age(seconds: float) -> str:

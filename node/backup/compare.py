@@ -18,11 +18,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from node.backup import store, verify
 from node.backup.compress import CHUNK, Progress
 from node.backup.payload_reader import forget
-from node.backup.walk import FILE, FOLDER, LINK, SYMLINK, Member, member, whole_seconds, xattrs_of
+from node.backup.walk import FILE, FOLDER, LINK, SYMLINK, Member, member, xattrs_of
 from node.core.errors import Json, NodeError, io_reason
 from node.files import dirfd
 
-_CACHE = "__pycache__"
 _KIND = {FILE: stat.S_IFREG, SYMLINK: stat.S_IFLNK, FOLDER: stat.S_IFDIR}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # files whose bytes are on their way from the disk, and how many of them are hashed at a time: one
@@ -34,42 +33,26 @@ LOOK_S = 0.5
 Mark = tuple[int, int]
 
 
-def first_difference(backup: str, manifest: Json, root: str, bytecode: bool = True) -> str:
-    """Gives the first entry in words that is not as recorded, "" when all are.
-
-    Without `bytecode` what an engine that runs writes into `__pycache__` is left out.
-    """
-    hashes: Sequence[str] = ()
-    if manifest["format"] == store.FORMER:  # it lists none: they are taken from its payload
-        hashes = verify.read_back(backup, manifest, f"read {backup}").hashes
+def first_difference(backup: str, manifest: Json, root: str) -> str:
+    """Gives the first entry in words that is not as recorded, "" when all are."""
     with contextlib.ExitStack() as stack:
         try:
             fd = stack.enter_context(dirfd.folder(root))
         except NodeError as error:
             return str(error)
-        return Comparison(backup, manifest, fd, hashes, bytecode).first()
+        return Comparison(backup, manifest, fd).first()
 
 
 class Comparison:
     """One comparison of what lies in the folder `fd`.
 
-    `hashes` are those of the files' bytes where the list has none, in its order. `known` are the
-    marks that an earlier comparison left in `marks`: what still has its mark is not read again.
+    `known` are the marks that an earlier comparison left in `marks`: what still has its mark is not
+    read again.
     """
 
-    def __init__(
-        self,
-        backup: str,
-        manifest: Json,
-        fd: int,
-        hashes: Sequence[str] = (),
-        bytecode: bool = True,
-        known: Sequence[Mark] = (),
-    ) -> None:
+    def __init__(self, backup: str, manifest: Json, fd: int, known: Sequence[Mark] = ()) -> None:
         self.marks: list[Mark] = []
-        self._backup, self._manifest, self._root = backup, manifest, fd
-        self._hashes, self._known, self._bytecode = iter(hashes), known, bytecode
-        self._former = manifest["format"] == store.FORMER
+        self._backup, self._root, self._known = backup, fd, known
         self._above: str | None = None
         self._folder = fd
         self._ahead: deque[tuple[Member, Future[tuple[str, int]]]] = deque()
@@ -96,10 +79,6 @@ class Comparison:
         with open(store.of(self._backup, store.MEMBERS), "rb") as lines:
             for line in lines:
                 row = member(line)
-                if self._former and row.type == FILE:
-                    row = row._replace(sha256=next(self._hashes))
-                if not self._bytecode and _CACHE in row.path.split("/"):
-                    continue
                 verify.stop()
                 wrong = self._unlike(row)
                 if not wrong and len(self._ahead) > AHEAD:
@@ -160,8 +139,7 @@ class Comparison:
         if row.type == FILE:
             pairs.append(("size", row.size, info.st_size))
         if row.type != FOLDER:  # byte code changes a folder's
-            now = info.st_mtime_ns
-            pairs.append(("time in ns", row.mtime, whole_seconds(now) if self._former else now))
+            pairs.append(("time in ns", row.mtime, info.st_mtime_ns))
         now_x = xattrs_of(f"/proc/self/fd/{fd}/{name}")
         for each in sorted({*row.xattrs, *now_x}):
             pairs.append((each, row.xattrs.get(each), now_x.get(each)))
@@ -210,11 +188,7 @@ class Comparison:
 
     def _count(self) -> str:
         """Gives in words that other entries lie there than were recorded, or ""."""
-        if self._manifest["roots"] != ["."]:
-            return ""
         there = 1
         for _, folders, files, _ in os.fwalk(".", dir_fd=self._root):
-            if not self._bytecode and _CACHE in folders:
-                folders.remove(_CACHE)
             there += len(folders) + len(files)
         return "" if there == len(self.marks) else f"{there} entries, not {len(self.marks)}"

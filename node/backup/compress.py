@@ -136,7 +136,6 @@ def pack(
     root: str,
     paths: Iterable[str],
     target: str,
-    level: int,
     progress: Progress,
     tap: Callable[[bytes], None],
     stop: Callable[[], None],
@@ -158,13 +157,12 @@ def pack(
         pipe = tar.stdout.fileno()
         return iter(lambda: os.read(pipe, CHUNK), b"")
 
-    return squeeze(tar_of, target, level, progress, tap, stop)
+    return squeeze(tar_of, target, progress, tap, stop)
 
 
 def squeeze(
     begin: Callable[[StderrTail, list[subprocess.Popen[bytes]]], Iterator[bytes]],
     target: str,
-    level: int,
     progress: Progress,
     tap: Callable[[bytes], None],
     stop: Callable[[], None],
@@ -184,7 +182,7 @@ def squeeze(
     last = ""
     try:
         pieces = begin(said, children)
-        zstd = start(["zstd", f"-{level}", f"-T{threads}", "--no-progress", "-q", "-c"],
+        zstd = start(["zstd", "-1", f"-T{threads}", "--no-progress", "-q", "-c"],
                      stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                      stderr=said.write_fd)  # fmt: skip
         children.append(zstd)
@@ -217,7 +215,7 @@ def squeeze(
         if code != 0:
             raise NodeError(f"{name} ended with {code}: {last or 'no word'}", "tree_failed",
                             "mend that, then run it again")  # fmt: skip
-    return {"sha256": digest.hexdigest(), "bytes": size, "level": level}
+    return {"sha256": digest.hexdigest(), "bytes": size}
 
 
 def write_lines(path: str, lines: Iterable[bytes]) -> Json:

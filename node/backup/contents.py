@@ -8,7 +8,6 @@ import json
 import os
 import re
 import socket
-import stat
 from typing import Any
 
 from node.core import proc
@@ -21,7 +20,7 @@ _USERINFO = re.compile(r"//[^/@\s]*@")
 _VLLM = re.compile(r"^vllm(-cpu)?$")
 
 
-def plain(name: str) -> str:
+def _plain(name: str) -> str:
     """Gives a package's name in its normal form."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -52,7 +51,7 @@ def packages(root: str) -> list[tuple[str, str, str]]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             origin = str(json.loads(text)["url"])
         rows.append((name, version, _USERINFO.sub("//", origin)))
-    return sorted(rows, key=lambda row: plain(row[0]))
+    return sorted(rows, key=lambda row: _plain(row[0]))
 
 
 def freeze(rows: list[tuple[str, str, str]]) -> list[str]:
@@ -129,32 +128,14 @@ def host() -> Json:
     }
 
 
-def entry_points(root: str) -> list[str]:
-    """Gives what in bin/ can be run, sorted; vllm is looked at by name after a restore."""
-    try:
-        names = sorted(os.listdir(os.path.join(root, "bin")))
-    except OSError:
-        return []
-    found = []
-    for name in names:
-        try:
-            mode = os.stat(os.path.join(root, "bin", name)).st_mode
-        except OSError:
-            continue
-        if stat.S_ISREG(mode) and mode & 0o111:
-            found.append(name)
-    return found
-
-
 def collect(root: str) -> Json:
     """Gives the facts of a tree and its host."""
     rows = packages(root)
-    versions: dict[str, Any] = {plain(name): version for name, version, _ in rows}
+    versions: dict[str, Any] = {_plain(name): version for name, version, _ in rows}
     vllm = next((version for name, version in versions.items() if _VLLM.match(name)), None)
     return {
         "host": host(),
         "interpreter": interpreter(root),
         "versions": {"vllm": vllm, **_torch(root, versions.get("torch"))},
         "freeze": freeze(rows),
-        "entry_points": entry_points(root),
     }

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from node.backup import compress, contents, increment, kept_files, store
+from node.backup import compress, contents, kept_files, store
 from node.backup import request as backup_request
 from node.backup import walk as backup_walk
 from node.backup.tar_reader import Reader, Safety
 from node.core import signals
 from node.core.errors import Json, NodeError
-from node.core.run import TimedOut, environment, run
 from node.files import state_dir
 
 # beside what is needed: the file system's own, and other programs that write meanwhile
 MARGIN_SHARE, MARGIN_BYTES = 0.02, 256 << 10
 # longer than the clock of a file's times stands still
 TICK_S = 0.02
-COPY_TIMEOUT_S = 600.0
 
 
 def backup(request: Json) -> Json:
@@ -37,28 +34,24 @@ def backup(request: Json) -> Json:
     with store.Held():
         store.sweep()
         began = time.time()
-        listing = backup_walk.walk(wanted["real"], wanted["roots"])
+        listing = backup_walk.walk(wanted["real"])
         facts = contents.collect(wanted["real"])
         digest = listing.sha256()
         twin = find_twin(wanted, digest)
         if twin and twin.manifest and is_same(twin.manifest, wanted, facts):
             detail = f"{twin.id} is verified and holds the same files; nothing was stored"
             return answer(twin.manifest, False, detail, began)
-        less = None if twin else increment.find(wanted["real"], wanted["roots"], listing)
-        need = less.size if less else listing.apparent
-        check_room(store.folder(), 0 if twin else need, 16)
+        check_room(store.folder(), 0 if twin else listing.apparent, 16)
         # whatever is edited from here on has later times than any that were read
         time.sleep(TICK_S)
         backup_id = store.new_id(wanted["tree"])
 
         def make(partial: str) -> Json:
-            made = _make(backup_id, partial, wanted, listing, twin, less)
+            made = _make(backup_id, partial, wanted, listing, twin)
             return {**made, "facts": facts, "tree_sha256": digest, "seconds": time.time() - began}
 
         manifest = whole(backup_id, make)
     detail = f"the files are those of {twin.id}, which shares them" if twin else "stored"
-    if less:
-        detail = f"stored what differs from {less.base.row['backup']}"
     return answer(manifest, True, detail, began)
 
 
@@ -83,14 +76,11 @@ def whole(backup_id: str, make: Callable[[str], Json]) -> Json:
 
 def _dry(wanted: Json) -> Json:
     """Gives whether a backup would store something; reads only."""
-    listing = backup_walk.walk(wanted["real"], wanted["roots"])
+    listing = backup_walk.walk(wanted["real"])
     facts = contents.collect(wanted["real"])
     twin = find_twin(wanted, listing.sha256())
     known = bool(twin and twin.manifest and is_same(twin.manifest, wanted, facts))
-    less = None if twin else increment.find(wanted["real"], wanted["roots"], listing)
-    return {"base": less.base.row["backup"] if less else None,
-            "changed_bytes": less.size if less else 0 if twin else listing.apparent,
-            "backup": twin.id if twin and known else None, "stored": not known,
+    return {"backup": twin.id if twin and known else None, "stored": not known,
             "tree": wanted["tree"], "members": len(listing.lines),
             "apparent_bytes": listing.apparent, "shares": twin.id if twin else None,
             "versions": facts["versions"]}  # fmt: skip
@@ -102,112 +92,63 @@ def _make(
     wanted: Json,
     listing: backup_walk.Listing,
     twin: store.Backup | None,
-    less: increment.Increment | None,
 ) -> Json:
-    """Write the copy, the payload and the members; gives the manifest, not yet written."""
-    copy = None
-    if wanted["copy"] and wanted["roots"] == ["."]:
-        copy = _instant_copy(wanted["real"], listing, os.path.join(partial, store.COPY))
+    """Write the payload and the members; gives the manifest, not yet written."""
     if twin and twin.manifest:
         parts = linked(twin.id, twin.manifest, partial)
-    elif less:
-        parts = _pack_increment(partial, wanted, listing, less)
     else:
         parts = _pack(partial, wanted, listing)
     _require_unedited(wanted, listing)
     return {
         "id": backup_id,
-        "instant_copy": copy,
-        **kept(partial, wanted, twin),
+        **kept(partial, wanted),
         **parts,
         **backup_walk.as_json(listing),
     }
 
 
-def kept(partial: str, wanted: Json, twin: store.Backup | None) -> Json:
+def kept(partial: str, wanted: Json) -> Json:
     """Write what goes beside a payload; gives the manifest's words for what is backed up."""
     return {
         "created_unix_s": time.time(),
         "tree": wanted["tree"],
         "real": wanted["real"],
         "link": wanted["link"],
-        "roots": wanted["roots"],
         "documents": {"given": wanted["documents"]},
         "files": kept_files.write(os.path.join(partial, store.FILES), wanted["files"]),
-        "shares": twin.id if twin else None,
     }
 
 
 def linked(backup: str, manifest: Json, partial: str) -> Json:
     """Link another backup's payload and lists into a folder; gives its manifest's words for it."""
-    for name in store.SHARED:
-        if os.path.lexists(store.of(backup, name)):
-            os.link(store.of(backup, name), os.path.join(partial, name))
-    keys = ("format", "payload", "members", "stamps", "base", "changed", "removed")
-    return {key: manifest[key] for key in keys if key in manifest}
+    for name in store.parts(manifest):
+        os.link(store.of(backup, name), os.path.join(partial, name))
+    return {key: manifest[key] for key in ("format", "payload", "members")}
 
 
 def _pack(partial: str, wanted: Json, listing: backup_walk.Listing) -> Json:
-    """Write the payload, the list of its members with the hash of each file's bytes, and their
-    stamps."""
-    stamps = increment.stamps(listing)
+    """Write the payload, and the list of its members with the hash of each file's bytes."""
     reader = Reader(listing.members(), Safety())
-    paths = list(listing.stamps)
-    payload = _payload(partial, wanted, listing, paths, listing.apparent, reader)
-    members = _write(partial, store.MEMBERS, listing.hashed(reader.hashes))
-    return {"format": store.FORMAT, "payload": payload, "members": members,
-            "stamps": _write(partial, store.STAMPS, stamps)}  # fmt: skip
-
-
-def _pack_increment(
-    partial: str, wanted: Json, listing: backup_walk.Listing, less: increment.Increment
-) -> Json:
-    """Write what differs from a base, and link what does not."""
-    for name, there in less.base.names.items():
-        os.link(store.of(less.base.place, there), os.path.join(partial, name))
-    reader = Reader(less.members(listing), Safety())
-    paths = less.paths(listing)
-    payload = _payload(partial, wanted, listing, paths, less.size, reader)
-    whole, changed = less.lines(listing, reader.hashes)
-    removed = [os.fsencode(path) + b"\0" for path in less.removed]
-    return {"format": store.INCREMENTAL, "payload": payload, "base": less.base.row,
-            "members": _write(partial, store.MEMBERS, whole),
-            "changed": _write(partial, store.CHANGED, changed),
-            "removed": _write(partial, store.REMOVED, removed)}  # fmt: skip
-
-
-def _write(partial: str, name: str, lines: Iterable[bytes]) -> Json:
-    """Write a list of a backup; gives its sha256, size and count."""
-    return compress.write_lines(os.path.join(partial, name), lines)
-
-
-def _payload(
-    partial: str,
-    wanted: Json,
-    listing: backup_walk.Listing,
-    paths: list[str],
-    size: int,
-    reader: Reader,
-) -> Json:
-    """Write a payload of these paths, which the reader looks at; gives its sha256 and size."""
     note = os.path.join(partial, store.NOTE)
-    progress = compress.Progress(f"backup of {wanted['tree']}", size, note)
+    progress = compress.Progress(f"backup of {wanted['tree']}", listing.apparent, note)
     target = os.path.join(partial, store.PAYLOAD)
     try:
-        payload = compress.pack(wanted["real"], paths, target, wanted["level"],
-                                progress, reader.feed, stop)  # fmt: skip
+        payload = compress.pack(wanted["real"], list(listing.stamps), target, progress,
+                                reader.feed, stop)  # fmt: skip
         reader.finish()
     except NodeError as error:
         if error.code == "backup_damaged":  # tar met another file than the one that was listed
             _require_unedited(wanted, listing)
         raise
     progress.over()
-    return payload
+    lines = listing.hashed(reader.hashes)
+    members = compress.write_lines(os.path.join(partial, store.MEMBERS), lines)
+    return {"format": store.FORMAT, "payload": payload, "members": members}
 
 
 def _require_unedited(wanted: Json, listing: backup_walk.Listing) -> None:
     """Raise NodeError (`tree_changing`) when the tree is not what was listed any more."""
-    edited = backup_walk.edited_since(listing, wanted["roots"])
+    edited = backup_walk.edited_since(listing)
     if edited:
         raise NodeError(f"{wanted['real']} changed while it was read: {edited}",
                         "tree_changing", "stop what changes it, then run it again")  # fmt: skip
@@ -237,51 +178,24 @@ def check_room(folder: str, need: int, entries: int) -> None:
 
 
 def find_twin(wanted: Json, digest: str) -> store.Backup | None:
-    """Gives the newest verified backup of the very same files, or None.
-
-    Not one of the former form: its list of members has no hashes.
-    """
+    """Gives the newest verified backup of the very same files, or None."""
     for row in reversed(store.all_backups()):
-        if row.manifest and row.verified and not row.problem:
-            keys = ("real", "roots", "tree_sha256")
-            same = [wanted["real"], wanted["roots"], digest]
-            seen = [row.manifest[key] for key in keys]
-            if seen == same and row.manifest["format"] != store.FORMER:
-                return row
+        if not row.manifest or not row.verified or row.problem:
+            continue
+        if (row.manifest["real"], row.manifest["tree_sha256"]) == (wanted["real"], digest):
+            return row
     return None
 
 
 def is_same(manifest: Json, wanted: Json, facts: Json) -> bool:
     """Gives True when all that stands beside the files is the same, too (but the boot)."""
-    old, new = dict(manifest["facts"]), dict(facts)
+    # 0.2.0 kept more
+    old, new = {key: manifest["facts"].get(key) for key in facts}, dict(facts)
     for row in (old, new):
         row["host"] = {key: value for key, value in row["host"].items() if key != "boot_id"}
     given = backup_request.digest(manifest["documents"]["given"])
     mine = (wanted["tree"], wanted["link"], wanted["digest"], kept_files.rows(wanted["files"]), new)
     return mine == (manifest["tree"], manifest["link"], given, manifest["files"], old)
-
-
-def _instant_copy(real: str, listing: backup_walk.Listing, target: str) -> str | None:
-    """Make a copy that shares its blocks; gives its kind, or None where that is not possible."""
-    if not listing.sample:
-        return None
-    # one file first: on another file system cp would complain about each
-    probe: list[str] = ["cp", "--reflink=always", "--", os.path.join(real, listing.sample), target]
-    done = subprocess.run(probe, env=environment(), stderr=subprocess.DEVNULL, check=False)
-    try:
-        if done.returncode != 0:
-            return None
-        os.unlink(target)
-        whole = ["cp", "--archive", "--reflink=always", "--", real, target]
-        if run(whole, COPY_TIMEOUT_S).rc == 0:
-            return "reflink"
-    except (OSError, TimedOut):
-        pass
-    finally:
-        if os.path.isfile(target):
-            os.unlink(target)
-    shutil.rmtree(target, ignore_errors=True)
-    return None
 
 
 def answer(manifest: Json, stored: bool, detail: str, began: float) -> Json:
@@ -296,7 +210,6 @@ def answer(manifest: Json, stored: bool, detail: str, began: float) -> Json:
         "bytes": manifest["payload"]["bytes"],
         "sha256": manifest["payload"]["sha256"],
         "versions": manifest["facts"]["versions"],
-        "instant_copy": manifest["instant_copy"],
         "setuid": manifest["setuid"],
         "took_s": round(time.time() - began, 2),
     }

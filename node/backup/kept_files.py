@@ -1,8 +1,7 @@
 """The host's own files in a backup, each as a file: the unit, its drop-ins, environment, launch.
 
 They lie in backups/ID/files under the path that they have on the host, with mode, owner and time;
-nobody but root enters the folder. The manifest lists them. A backup of the former form has them as
-texts in its manifest.
+nobody but root enters the folder. The manifest lists them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from node.files import state_dir
 
 MAX_FILE = MAX_ALL = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# what a text of the former form holds that was no UTF-8: its bytes are not in the backup
-_LOST = "\ufffd"
-_UNIT_MODE = 0o644
 
 
 class Kept(NamedTuple):
@@ -31,7 +27,7 @@ class Kept(NamedTuple):
     mode: int
     uid: int
     gid: int
-    mtime: int = 0
+    mtime: int
 
     def row(self) -> Json:
         """Gives the file as the manifest lists it."""
@@ -105,8 +101,6 @@ def check(backup: str, manifest: Json, folder: str = "") -> Found:
     """Gives the files that a backup holds, in another `folder` than its own. Raises NodeError
     (`backup_damaged`) unless each is as the manifest lists it, and no other lies there.
     """
-    if manifest["format"] == store.FORMER:
-        return _texts(manifest["documents"])
     folder = folder or store.of(backup, store.FILES)
     found: Found = {}
     for path, row in manifest["files"].items():
@@ -121,21 +115,4 @@ def check(backup: str, manifest: Json, folder: str = "") -> Found:
     more = there - {folder + path for path, row in manifest["files"].items() if row}
     if more:
         raise store.damaged(backup, f"{min(more)} is not in its manifest")
-    return found
-
-
-def _texts(documents: Json) -> Found:
-    """Gives the files of a backup of the former form, which knew no owner, and not always a mode.
-
-    One that was no UTF-8 counts as not there: its bytes are lost.
-    """
-    modes: dict[str, str] = documents.get("modes", {})
-    found: Found = {}
-    for path, text in documents.get("files", {}).items():
-        if text is None or _LOST in text:
-            found[path] = None
-            continue
-        now = read(path) or Kept(b"", _UNIT_MODE, 0, 0)
-        mode = int(modes[path], 8) if path in modes else now.mode
-        found[path] = now._replace(raw=text.encode("utf-8"), mode=mode)
     return found

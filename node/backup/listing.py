@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -11,12 +10,7 @@ from node.backup import store, walk
 from node.change import journal, tree_step
 from node.core import proc, signals, validate
 from node.core.errors import Json, NodeError
-from node.files import atomic, state_dir
 from node.files.host_lock import Lock
-
-# installed by deploys/backup.py --data weekly=true
-WEEKLY_TIMER = "/etc/systemd/system/rigbook-verify.timer"
-_PARTS = (*store.SHARED, store.MANIFEST)
 
 
 def list_all(request: Json) -> Json:
@@ -32,8 +26,7 @@ def list_all(request: Json) -> Json:
         if store.busy():
             notes = [proc.read_text(store.of(name, store.NOTE)) for name in names]
             working = [text for text in notes if text]
-    return {"backups": backups, "partial": partial, "working": working, "displaced": displaced(),
-            "weekly": weekly()}  # fmt: skip
+    return {"backups": backups, "partial": partial, "working": working, "displaced": displaced()}
 
 
 def describe(row: store.Backup) -> Json:
@@ -49,7 +42,6 @@ def describe(row: store.Backup) -> Json:
         **found,
         "tree": manifest["tree"],
         "real": manifest["real"],
-        "roots": manifest["roots"][:20],
         "created_unix_s": manifest["created_unix_s"],
         "age_s": round(time.time() - manifest["created_unix_s"]),
         "bytes": manifest["payload"]["bytes"],
@@ -58,36 +50,9 @@ def describe(row: store.Backup) -> Json:
         "versions": facts["versions"],
         "python": (facts["interpreter"] or {}).get("version"),
         "host": facts["host"]["hostname"],
-        "instant_copy": manifest["instant_copy"],
-        "shares": manifest["shares"],
-        "base": (manifest.get("base") or {}).get("backup"),
         "copies": store.copies(row.id),
         "image": store.image_of(manifest),
     }
-
-
-def weekly() -> Json | None:
-    """Gives what the weekly reading of all backups came to, and since when there is one; None where
-    none is set up."""
-    try:
-        found: Json = {"since_unix_s": os.stat(WEEKLY_TIMER).st_mtime, "unix_s": None,
-                       "read": 0, "problem": ""}  # fmt: skip
-    except OSError:
-        return None
-    try:
-        seen = json.loads(proc.read_text(os.path.join(state_dir.root(), "weekly.json")))
-        found.update(unix_s=float(seen["unix_s"]), read=int(seen["read"]),
-                     problem=str(seen["problem"]))  # fmt: skip
-    except (ValueError, KeyError, TypeError):
-        pass
-    return found
-
-
-def note_weekly(note: Json) -> None:
-    """Note what a weekly reading came to."""
-    state_dir.ensure()
-    raw = json.dumps(note).encode("utf-8") + b"\n"
-    atomic.save_private(os.path.join(state_dir.root(), "weekly.json"), raw)
 
 
 def displaced() -> list[Json]:
@@ -95,10 +60,10 @@ def displaced() -> list[Json]:
     rows: list[Json] = []
     for one in journal.read_all()[0]:
         for entry in one["steps"]:
-            # an installation in place is undone by a restore, which has a folder of its own
-            path = entry.get({"work": "path", "install": "work"}.get(entry.get("op"), ""))
-            if path and tree_step.inspect_tree(path)["kind"] == "directory":
-                rows.append({"path": path, "change": one["id"],
+            if entry["op"] != "work":
+                continue
+            if tree_step.inspect_tree(entry["path"])["kind"] == "directory":
+                rows.append({"path": entry["path"], "change": one["id"],
                              "status": one["status"]})  # fmt: skip
     return rows
 
@@ -192,12 +157,9 @@ def why_needed(row: store.Backup, last: str | None) -> str:
 def size(backup: str) -> int:
     """Gives the bytes that removing a backup would free; a payload that is shared frees none."""
     total = 0
-    for name in _PARTS:
-        try:
-            info = os.lstat(store.of(backup, name))
-        except FileNotFoundError:
-            continue
-        total += info.st_size if info.st_nlink == 1 else 0
+    for entry in os.scandir(store.of(backup)):
+        info = entry.stat(follow_symlinks=False)
+        total += info.st_size if entry.is_file() and info.st_nlink == 1 else 0
     return total
 
 

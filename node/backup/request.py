@@ -27,41 +27,6 @@ def tree(value: Any, where: str = "tree") -> str:
     return path
 
 
-def inside(value: Any, where: str, root: str) -> str:
-    """Gives a path relative to the tree: given so, or absolute and inside of it."""
-    text = validate.text(value, where)
-    relative = os.path.relpath(text, root) if text.startswith("/") else text
-    parts = relative.split("/")
-    if not relative or ".." in parts or "" in parts or os.path.normpath(relative) != relative:
-        raise validate.bad(f"{where}: {text[:80]!r} is not a path in {root}")
-    return relative
-
-
-def roots(value: Any, root: str, real: str) -> list[str]:
-    """Gives the paths to back up, sorted, none inside of another; ["."] for the whole tree."""
-    if value is None:
-        return ["."]
-    rows = validate.array(value, "paths", 2000)
-    if not rows:
-        raise validate.bad("paths: the list is empty; leave it out for the whole tree")
-    found = set()
-    for n, row in enumerate(rows):
-        where = f"paths[{n}]"
-        base = root if isinstance(row, str) and row.startswith(root + "/") else real
-        path = inside(row, where, base)
-        if not os.path.lexists(os.path.join(real, path)):
-            raise NodeError(f"{where}: {real}/{path} is not there", "no_tree")
-        above = os.path.dirname(os.path.join(real, path))
-        if os.path.realpath(above) != os.path.normpath(above):
-            raise validate.bad(f"{where}: a folder on the way to {path} is a link; name its target")
-        found.add(path)
-    kept = [
-        path for path in sorted(found)
-        if "." not in found and not any(path.startswith(other + "/") for other in found)
-    ]  # fmt: skip
-    return kept or ["."]
-
-
 def documents(given: Any) -> Json:
     """Gives the caller's documents, which are kept in the manifest."""
     if not isinstance(given, dict):
@@ -98,7 +63,7 @@ def beside(body: Json) -> Json:
 
 def backup(request: Json) -> Json:
     """Gives a backup's request; `tree` as it was named, `real` as the folder behind its links."""
-    body = validate.keys(request, "request", (*BESIDE, "tree", "paths", "level", "copy"), ("tree",))
+    body = validate.keys(request, "request", (*BESIDE, "tree"), ("tree",))
     path = tree(body["tree"])
     with atomic.Folder(path):
         pass  # nobody else may swap what is read here
@@ -112,7 +77,4 @@ def backup(request: Json) -> Json:
         "tree": path,
         "real": real,
         "link": os.readlink(path) if os.path.islink(path) else None,
-        "roots": roots(body.get("paths"), path, real),
-        "level": int(validate.number(body.get("level", 1), "level", 1, 19)),
-        "copy": validate.boolean(body.get("copy", True), "copy"),
     }

@@ -2,12 +2,9 @@
 
 - backups/ID/payload.tar.zst: the members, compressed; of an image what docker load takes
 - backups/ID/members.jsonl: one line a member, in the payload's order
-- backups/ID/stamps: inode and ctime of each member, for the next backup
-- backups/ID/base.tar.zst, base.jsonl, changed.jsonl, removed: of an incremental one (increment.py)
 - backups/ID/files/: the host's own files, each under its path
 - backups/ID/manifest.json: what it is; sealed by a hash of its own, written last
 - backups/ID/verified.json: when the payload was last read back, and what came of it
-- backups/ID/copy/: an instant copy, where the file system can make one
 - backups/ID.partial/: being made, or being removed
 """
 
@@ -27,21 +24,17 @@ from node.core import flock, proc, validate
 from node.core.errors import Json, NodeError
 from node.files import atomic, state_dir
 
-# the former one: times in whole seconds, no hashes of files, the host's files as texts;
-# the incremental one, and the one of an image, have numbers of their own: a program that does not
-# know them must not use them
-FORMAT, FORMER, INCREMENTAL, IMAGE = 2, 1, 3, 4
-_FORMATS = (FORMAT, FORMER, INCREMENTAL, IMAGE)
+# the one of an image has a number of its own: a program that does not know it must not use it
+FORMAT, IMAGE = 2, 4
+# what 0.2.0 made beside, and this program does not read: base and changes, each in a tar of its own
+INCREMENTAL = 3
 PARTIAL = ".partial"
 ID = re.compile(r"^[0-9]{8}T[0-9]{6}Z-[0-9A-Za-z._-]{1,40}-[0-9a-f]{4}$")
-PAYLOAD, MEMBERS, MANIFEST, VERIFIED, COPY, NOTE, FILES, STAMPS = (
-    "payload.tar.zst", "members.jsonl", "manifest.json", "verified.json", "copy",
-    "progress", "files", "stamps")  # fmt: skip
-BASE, BASE_MEMBERS, CHANGED, REMOVED = "base.tar.zst", "base.jsonl", "changed.jsonl", "removed"
-# what a backup may have in common with another one, by a hard link
-SHARED = (PAYLOAD, MEMBERS, STAMPS, BASE, BASE_MEMBERS, CHANGED, REMOVED)
-_KEYS = ("format", "id", "created_unix_s", "tree", "real", "roots", "payload", "members",
-         "tree_sha256", "documents", "facts", "seal")  # fmt: skip
+PAYLOAD, MEMBERS, MANIFEST, VERIFIED, NOTE, FILES = (
+    "payload.tar.zst", "members.jsonl", "manifest.json", "verified.json", "progress",
+    "files")  # fmt: skip
+_KEYS = ("format", "id", "created_unix_s", "tree", "real", "payload", "members",
+         "tree_sha256", "documents", "files", "facts", "seal")  # fmt: skip
 
 
 def folder() -> str:
@@ -176,54 +169,38 @@ def parse(backup: str, place: str) -> Json:
 
 
 def checked(backup: str, manifest: Any) -> Json:
-    """Gives a manifest that was read. Raises NodeError when it is not whole, or was edited."""
+    """Gives a manifest that was read. Raises NodeError when it is not whole, or was edited; and
+    `unknown_format` for a kind that 0.2.0 alone makes and brings back.
+    """
     if not isinstance(manifest, dict) or any(key not in manifest for key in _KEYS):
         raise damaged(backup, "its manifest is not whole")
-    if manifest["format"] not in _FORMATS or manifest["id"] != backup:
+    if manifest["format"] not in (FORMAT, INCREMENTAL, IMAGE) or manifest["id"] != backup:
         raise damaged(backup, "its manifest is of another format or of another backup")
     if manifest["seal"] != seal(manifest):
         raise damaged(backup, "its manifest was edited")
+    if manifest["format"] == INCREMENTAL:
+        raise _of_0_2_0(backup, "is an incremental one")
+    # an image has none
+    if manifest.get("roots") not in (None, [], ["."]):
+        raise _of_0_2_0(backup, "holds single paths")
     found: Json = manifest
     return found
 
 
-class Layer(NamedTuple):
-    """A payload of a backup and the list of its members: names, and size and hash of each."""
-
-    payload: str
-    members: str
-    sealed: Json
-    listed: Json
-
-
-def layers(manifest: Json) -> list[Layer]:
-    """Gives what is unpacked, in this order; one, or for an incremental backup two."""
-    if manifest["format"] != INCREMENTAL:
-        return [Layer(PAYLOAD, MEMBERS, manifest["payload"], manifest["members"])]
-    base = manifest["base"]
-    return [Layer(BASE, BASE_MEMBERS, base["payload"], base["members"]),
-            Layer(PAYLOAD, CHANGED, manifest["payload"], manifest["changed"])]  # fmt: skip
+def _of_0_2_0(backup: str, what: str) -> NodeError:
+    return NodeError(f"backup {backup} {what}, which only 0.2.0's rignode, or tar, brings back",
+                     "unknown_format", "back the tree up anew; with tar: the runbook restore, "
+                     "'From a rescue disk'")  # fmt: skip
 
 
 def parts(manifest: Json) -> dict[str, Json]:
     """Gives the files of a backup that its manifest knows by size and hash."""
-    found = {PAYLOAD: manifest["payload"], MEMBERS: manifest["members"]}
-    for layer in layers(manifest):
-        found.update({layer.payload: layer.sealed, layer.members: layer.listed})
-    if manifest["format"] == INCREMENTAL:
-        found[REMOVED] = manifest["removed"]
-    return found
+    return {PAYLOAD: manifest["payload"], MEMBERS: manifest["members"]}
 
 
-def travelling(manifest: Json) -> dict[str, Json]:
-    """Gives the files that a copy has, with size and sha256; the stamps are for the next backup."""
-    stamps = (manifest.get("base") or manifest).get("stamps")
-    return {**parts(manifest), **({STAMPS: stamps} if stamps else {})}
-
-
-def travelling_bytes(manifest: Json) -> int:
+def parts_bytes(manifest: Json) -> int:
     """Gives the bytes of these files."""
-    return sum(row["bytes"] for row in travelling(manifest).values())
+    return sum(row["bytes"] for row in parts(manifest).values())
 
 
 def image_of(manifest: Json) -> Json | None:
@@ -231,14 +208,6 @@ def image_of(manifest: Json) -> Json | None:
     tree."""
     image = manifest.get("image")
     return {key: image[key] for key in ("id", "content")} if image else None
-
-
-def content(backup: str, name: str, known: Json) -> bytes:
-    """Gives a small file of a backup. Raises NodeError unless it is as it was recorded."""
-    raw = proc.read_bytes(of(backup, name))
-    if raw is None or hashlib.sha256(raw).hexdigest() != known["sha256"]:
-        raise damaged(backup, f"{name} was edited, or is gone")
-    return raw
 
 
 class Backup(NamedTuple):
@@ -267,13 +236,10 @@ def _verified(backup: str, manifest: Json) -> tuple[float, str]:
         return 0.0, ""
 
 
-def mark(backup: str, manifest: Json, problem: str, unix_s: float | None = None) -> None:
-    """Note what reading a backup back came to; an empty problem is a whole one.
-
-    `unix_s` is the time at which the part that was read first was read; now without it.
-    """
-    note = {"seal": manifest["seal"], "unix_s": time.time() if unix_s is None else unix_s,
-            "ok": not problem, "problem": problem}  # fmt: skip
+def mark(backup: str, manifest: Json, problem: str) -> None:
+    """Note what reading a backup back came to; an empty problem is a whole one."""
+    note = {"seal": manifest["seal"], "unix_s": time.time(), "ok": not problem,
+            "problem": problem}  # fmt: skip
     atomic.save_private(of(backup, VERIFIED), json.dumps(note).encode("utf-8") + b"\n")
 
 
@@ -308,10 +274,8 @@ def all_backups() -> list[Backup]:
 
 def sharing(payload: str) -> list[Backup]:
     """Gives the backups that hold the payload with this sha256."""
-    return [
-        row for row in all_backups()
-        if row.manifest and any(layer.sealed["sha256"] == payload for layer in layers(row.manifest))
-    ]  # fmt: skip
+    return [row for row in all_backups()
+            if row.manifest and row.manifest["payload"]["sha256"] == payload]  # fmt: skip
 
 
 def _copies_of(backup: str) -> str:

@@ -6,7 +6,7 @@ import os
 import subprocess
 from typing import NamedTuple
 
-from node.backup import compress, increment, store, verify
+from node.backup import compress, verify
 from node.backup.compare import Comparison, Mark
 from node.core.errors import Json, NodeError, io_reason
 from node.core.run import TimedOut, run
@@ -16,12 +16,11 @@ SYNC_TIMEOUT_S = 1800.0
 
 
 class Unpacked(NamedTuple):
-    """What lies in the folder now: the members with setuid, setgid or capabilities, the hashes of
-    the files' bytes, and the mark of each member at the time it was proven.
+    """What lies in the folder now: the members with setuid, setgid or capabilities, and the mark of
+    each member at the time it was proven.
     """
 
     setuid: list[str]
-    hashes: list[str]
     marks: list[Mark]
 
 
@@ -35,30 +34,19 @@ def unpack(backup: str, manifest: Json, target: str) -> Unpacked:
     """
     above, name = os.path.split(target)
     with dirfd.private(above) as private, dirfd.inside(private, name, target) as fd:
-        read = _extract(backup, manifest, fd)
+        setuid = _extract(backup, manifest, fd)
         _flush(fd, target)
-        proof = Comparison(backup, manifest, fd, read.hashes)
+        proof = Comparison(backup, manifest, fd)
         wrong = proof.first()
     if wrong:
         raise NodeError(f"what was unpacked is not what was recorded: {wrong}", "tree_failed",
                         "look at the file system, then run it again")  # fmt: skip
-    return Unpacked(read.setuid, read.hashes, proof.marks)
+    return Unpacked(setuid, proof.marks)
 
 
-def _extract(backup: str, manifest: Json, folder: int) -> verify.Read:
-    """Let tar fill a folder with what passes the reader; an incremental one's base comes first."""
-    found = verify.Read([], [])
-    if manifest["format"] == store.INCREMENTAL:
-        increment.check(backup, manifest)
-    for n, layer in enumerate(store.layers(manifest)):
-        if n:
-            increment.remove(backup, manifest, folder)
-        read = _extract_layer(backup, layer, folder)
-        found = verify.Read(found.setuid + read.setuid, found.hashes + read.hashes)
-    return found
-
-
-def _extract_layer(backup: str, layer: store.Layer, folder: int) -> verify.Read:
+def _extract(backup: str, manifest: Json, folder: int) -> list[str]:
+    """Let tar fill a folder with what passes the reader; gives the members with setuid, setgid or
+    capabilities."""
     said = compress.StderrTail()
     tar = compress.start(
         ["tar", "--extract", "--file=-", f"--directory=/proc/self/fd/{folder}",
@@ -76,10 +64,10 @@ def _extract_layer(backup: str, layer: store.Layer, folder: int) -> verify.Read:
             view = view[os.write(fd, view) :]
 
     broken = False
-    read = verify.Read([], [])
+    setuid: list[str] = []
     try:
         try:
-            read = verify.read_layer(backup, layer, f"restore {backup}", sink)
+            setuid = verify.read(backup, manifest, f"restore {backup}", sink)
         except BrokenPipeError:
             broken = True  # tar says why
         tar.stdin.close()
@@ -90,7 +78,7 @@ def _extract_layer(backup: str, layer: store.Layer, folder: int) -> verify.Read:
     if code != 0 or broken:
         raise NodeError(f"tar ended with {code}: {last or 'no word'}", "tree_failed",
                         "mend that, then run it again")  # fmt: skip
-    return read
+    return setuid
 
 
 def _flush(folder: int, shown: str) -> None:

@@ -6,9 +6,8 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Generator
-from typing import NamedTuple
 
-from node.backup import compress, increment, kept_files, store
+from node.backup import compress, kept_files, store
 from node.backup.payload_reader import PayloadReader, forget
 from node.backup.tar_reader import Reader, Safety, refused
 from node.backup.walk import member
@@ -23,9 +22,9 @@ def stop() -> None:
         raise NodeError(f"ended by {number}", "interrupted", "run it again")
 
 
-def _members(backup: str, name: str, known: Json) -> str:
-    """Gives the path of a list of members, which is as it was recorded."""
-    path = store.of(backup, name)
+def _members(backup: str, known: Json) -> str:
+    """Gives the path of the list of members, which is as it was recorded."""
+    path = store.of(backup, store.MEMBERS)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         forget(file.fileno())
@@ -36,51 +35,36 @@ def _members(backup: str, name: str, known: Json) -> str:
     return path
 
 
-class Read(NamedTuple):
-    """What was read: the members with setuid, setgid or capabilities, and the hashes of its
-    files' bytes, in the order of the members.
-    """
-
-    setuid: list[str]
-    hashes: list[str]
-
-
-def read_back(backup: str, manifest: Json, what: str) -> Read:
-    """Read all payloads of a backup to their end, as `read_layer` does."""
-    found = Read([], [])
-    for layer in store.layers(manifest):
-        read = read_layer(backup, layer, what)
-        found = Read(found.setuid + read.setuid, found.hashes + read.hashes)
-    return found
-
-
-def read_layer(
-    backup: str, layer: store.Layer, what: str, sink: Callable[[bytes], object] | None = None
-) -> Read:
-    """Read a payload from the disk to its end, as `pieces` does; `sink` gets each piece."""
-    found = Read([], [])
-    with contextlib.closing(pieces(backup, layer, what, found)) as passing:
+def read(
+    backup: str, manifest: Json, what: str, sink: Callable[[bytes], object] | None = None
+) -> list[str]:
+    """Read a payload from the disk to its end, as `pieces` does; `sink` gets each piece. Gives the
+    members with setuid, setgid or capabilities."""
+    setuid: list[str] = []
+    with contextlib.closing(pieces(backup, manifest, what, setuid)) as passing:
         for piece in passing:
             if sink:
                 sink(piece)
-    return found
+    return setuid
 
 
-def pieces(backup: str, layer: store.Layer, what: str, found: Read) -> Generator[bytes, None, None]:
+def pieces(
+    backup: str, manifest: Json, what: str, setuid: list[str]
+) -> Generator[bytes, None, None]:
     """Gives a payload's tar from the disk, each piece after it was looked at, the last one after
-    all of it was; `found` then has what was read.
+    all of it was; `setuid` then has the members with setuid, setgid or capabilities.
 
     Raises NodeError (`backup_damaged`) for anything that is not as the manifest says, every file's
     bytes among it, and for what no payload may hold.
     """
     safety = Safety()
     last = b""
-    payload = layer.sealed
+    payload, members = manifest["payload"], manifest["members"]
     note = store.of(backup, store.NOTE)
     progress = compress.Progress(what, payload["bytes"], note)
-    with open(_members(backup, layer.members, layer.listed), "rb") as lines:
+    with open(_members(backup, members), "rb") as lines:
         reader = Reader(map(member, lines), safety)
-        source = PayloadReader(store.of(backup, layer.payload), progress)
+        source = PayloadReader(store.of(backup, store.PAYLOAD), progress)
         try:
             while True:
                 piece = source.read()
@@ -100,21 +84,18 @@ def pieces(backup: str, layer: store.Layer, what: str, found: Read) -> Generator
         if code != 0:
             raise refused(f"zstd ended with {code}: {said or 'no word'}")
         reader.finish()
-    if reader.count != layer.listed["count"]:
-        raise refused(f"{reader.count} members, not {layer.listed['count']}")
-    found.setuid.extend(safety.setuid)
-    found.hashes.extend(reader.hashes)
+    if reader.count != members["count"]:
+        raise refused(f"{reader.count} members, not {members['count']}")
+    setuid.extend(safety.setuid)
     yield last
 
 
 def verify(request: Json) -> Json:
     """Verify a backup, the newest when none is named; the outcome is noted beside it.
 
-    With `own` the base of an incremental one is not read once more: the time at which that was
-    read stands for all of it. Raises NodeError (`backup_damaged`) with what is wrong.
+    Raises NodeError (`backup_damaged`) with what is wrong.
     """
-    body = validate.keys(request, "request", ("backup", "own"))
-    own = validate.boolean(body.get("own", False), "own")
+    body = validate.keys(request, "request", ("backup",))
     compress.programs()
     began = time.time()
     with store.Held(shared=True):
@@ -125,17 +106,12 @@ def verify(request: Json) -> Json:
             if size.manifest is None:
                 raise store.damaged(backup, size.problem)
             kept_files.check(backup, manifest)
-            layers = store.layers(manifest)
-            if len(layers) > 1:
-                increment.check(backup, manifest)
-            for layer in layers[-1:] if own else layers:
-                _read(backup, layer)
+            _read(backup, manifest)
         except NodeError as error:
             if error.code == "backup_damaged":
                 store.mark(backup, manifest, str(error))
             raise
-        since = manifest["base"]["verified_unix_s"] if own and len(layers) > 1 else None
-        store.mark(backup, manifest, "", since)
+        store.mark(backup, manifest, "")
     return {
         "backup": backup,
         "tree": manifest["tree"],
@@ -148,13 +124,13 @@ def verify(request: Json) -> Json:
     }
 
 
-def _read(backup: str, layer: store.Layer) -> None:
+def _read(backup: str, manifest: Json) -> None:
     """Read a payload back; one that is damaged is noted with every backup that has it."""
     try:
-        read_layer(backup, layer, f"verify {backup}")
+        read(backup, manifest, f"verify {backup}")
     except NodeError as error:
         if error.code == "backup_damaged":
-            for row in store.sharing(layer.sealed["sha256"]):
+            for row in store.sharing(manifest["payload"]["sha256"]):
                 store.mark(row.id, row.manifest or {}, str(error))
         raise
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from node.core import proc
@@ -28,7 +28,7 @@ class Member(NamedTuple):
 
     `link` is a symlink's target or the path of the member that a hard link shares; `mtime` is in
     nanoseconds, `xattrs` maps names to base64, `sha256` is of a file's bytes, holes being zeros
-    ("" where the backup is of the former form, or nobody has read them yet).
+    ("" where nobody has read them yet).
     """
 
     path: str
@@ -47,30 +47,19 @@ class Member(NamedTuple):
         return _encode(self).encode("ascii") + b"\n"
 
 
-_MTIME = Member._fields.index("mtime")
-
-
 def member(line: bytes) -> Member:
     """Gives the member of a line. Raises ValueError when it is not one."""
     row = json.loads(line.decode("ascii"))
-    if isinstance(row, list) and len(row) == len(Member._fields) - 1:
-        row[_MTIME] = whole_seconds(row[_MTIME] * NS)
-        return Member(*row)  # of the former form: whole seconds and no hash
     if not isinstance(row, list) or len(row) != len(Member._fields):
         raise ValueError("not a member")
     return Member(*row)
-
-
-def whole_seconds(time_ns: int) -> int:
-    """Gives a time as a backup of the former form brings it back: whole, none before 1970."""
-    return max(time_ns // NS, 0) * NS
 
 
 class Listing:
     """A walk over a tree.
 
     `stamps` by path and `lines` (of members.jsonl), both in the payload's order; `apparent` are
-    the files' bytes, `room` those on a disk, `sample` is a file that is not empty.
+    the files' bytes, `room` those on a disk.
     """
 
     def __init__(self, root: str) -> None:
@@ -79,7 +68,6 @@ class Listing:
         self.stamps: dict[str, Stamp] = {}
         self.apparent = 0
         self.room = 0
-        self.sample = ""
         self.setuid: list[str] = []
         self._shared: dict[tuple[int, int], str] = {}
         self._device = os.lstat(root).st_dev
@@ -136,7 +124,6 @@ class Listing:
         self.apparent += size
         # one block for the entry itself; file systems of 4 KiB blocks are the rule
         self.room += (size + 4095) // 4096 * 4096 + (4096 if letter == FOLDER else 256)
-        self.sample = self.sample or (path if size else "")
         if mode & 0o6000 and letter == FILE:
             self.setuid.append(path)
         if letter == SYMLINK:
@@ -161,46 +148,36 @@ def xattrs_of(path: str) -> dict[str, str]:
     return {name: base64.b64encode(value).decode("ascii") for name, value in values.items()}
 
 
-def _below(root: str, path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Gives what lies under a folder, a folder before what is in it; by inode, as disks lie."""
-    pending = [path]
-    while pending:
-        here = pending.pop()
-        with os.scandir(os.path.join(root, here)) as entries:
-            found = sorted(entries, key=lambda entry: entry.inode())
-        prefix = "" if here == "." else here + "/"
-        for entry in found:
-            info = entry.stat(follow_symlinks=False)
-            yield prefix + entry.name, info
-            if stat.S_ISDIR(info.st_mode):
-                pending.append(prefix + entry.name)
-
-
 def stamp(info: os.stat_result) -> Stamp:
     """Gives what shows that an entry was edited."""
     return (info.st_ino, info.st_mode, info.st_uid, info.st_gid, info.st_size,
             info.st_mtime_ns, info.st_ctime_ns)  # fmt: skip
 
 
-def _entries(root: str, roots: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Gives the roots, what lies under them, and first the folders above them."""
-    for above in _above(roots):
-        yield above, os.lstat(os.path.join(root, above))
-    for path in roots:
-        info = os.lstat(os.path.join(root, path))
-        yield path, info
-        if stat.S_ISDIR(info.st_mode):
-            yield from _below(root, path)
+def _entries(root: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Gives the root, and what lies under it, a folder before what is in it; by inode, as disks
+    lie."""
+    yield ".", os.lstat(root)
+    pending = [""]
+    while pending:
+        here = pending.pop()
+        with os.scandir(os.path.join(root, here)) as entries:
+            found = sorted(entries, key=lambda entry: entry.inode())
+        for entry in found:
+            info = entry.stat(follow_symlinks=False)
+            yield here + entry.name, info
+            if stat.S_ISDIR(info.st_mode):
+                pending.append(f"{here}{entry.name}/")
 
 
-def walk(root: str, roots: Sequence[str] = (".",)) -> Listing:
-    """Gives the listing of a tree, or of the paths `roots` in it with the folders above them.
+def walk(root: str) -> Listing:
+    """Gives the listing of a tree.
 
     Raises NodeError when an entry vanishes meanwhile, and for devices, pipes, sockets and mounts.
     """
     listing = Listing(root)
     try:
-        for path, info in _entries(root, roots):
+        for path, info in _entries(root):
             listing.add(path, info)
     except FileNotFoundError as error:
         raise NodeError(f"{error.filename} is gone: something changes {root} now",
@@ -208,24 +185,14 @@ def walk(root: str, roots: Sequence[str] = (".",)) -> Listing:
     return listing
 
 
-def _above(roots: Sequence[str]) -> list[str]:
-    """Gives the folders above the roots, the tree's own first; none for the whole tree."""
-    found: dict[str, None] = {}
-    for path in roots:
-        parts = [] if path == "." else path.split("/")
-        for n in range(len(parts)):
-            found["/".join(parts[:n]) or "."] = None
-    return sorted(found)
-
-
-def edited_since(listing: Listing, roots: Sequence[str], limit: int = 3) -> str:
+def edited_since(listing: Listing, limit: int = 3) -> str:
     """Gives in words what differs from a walk that was made before, "" for nothing.
 
     Takes the listing's stamps away as it goes: a second map of a large tree would be memory.
     """
     found: list[str] = []
     try:
-        for path, info in _entries(listing.root, roots):
+        for path, info in _entries(listing.root):
             old = listing.stamps.pop(path, None)
             if old is None or old != stamp(info):
                 found.append(f"{path} {'is new' if old is None else 'was edited'}")

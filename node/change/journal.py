@@ -66,11 +66,9 @@ def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _holds(value: Any) -> bool:
-    """Gives whether these are the drop-ins that hold a unit (systemd/hold.py): undo removes them.
-    An older program noted one alone, as text."""
+    """Gives whether these are drop-ins that hold a unit (systemd/hold.py): undo removes them."""
     pattern = re.escape(systemctl.BOOTED) + r"/[^/]+\.d/" + re.escape(systemctl.HOLD)
-    rows = value if isinstance(value, list) else [value]
-    return all(_matches(pattern)(row) for row in rows)
+    return isinstance(value, list) and all(map(_matches(pattern), value))
 
 
 _Checks = dict[str, Callable[[Any], bool]]
@@ -110,7 +108,6 @@ _OURS = _matches(r"/(.*/)?\.rigbook-[^/]+")
 _OF_OP: dict[str, _Checks] = {
     **dict.fromkeys(("file", "absent", "directory", "link"), _OF_PATH),
     "work": {"path": _OURS},
-    "install": {"work": _OURS},
     "weights_set": {"displaced": _matches("displaced-[^/]+")},
 }
 _ENTRY: _Checks = {
@@ -157,7 +154,7 @@ def parse(raw: bytes, change_id: str) -> Json:
     noted = change.pop("sha256", None)
     if first == "sha256" and noted != _sum(change):
         raise ValueError("its checksum does not fit: it was edited, or the disk lost a write")
-    if missing := [key for key in _KEYS if key not in change]:
+    if missing := [key for key in (*_KEYS, "number") if key not in change]:
         raise ValueError(f"{', '.join(missing)} is missing")
     _check(change, _CHANGE)
     _check(change.get("taken") or {}, _TAKEN, "taken.")
@@ -193,11 +190,8 @@ def read_all() -> tuple[list[Json], list[str]]:
 
 
 def _age(change: Json) -> tuple[int, float, str]:
-    """Gives what orders the changes: their number, since a clock may be set back.
-
-    One of an older version has none, and is older than those that have.
-    """
-    return int(change.get("number") or 0), change["opened_unix_s"], change["id"]
+    """Gives what orders the changes: their number, since a clock may be set back."""
+    return change["number"], change["opened_unix_s"], change["id"]
 
 
 def find(change_id: str) -> Json | None:
@@ -271,10 +265,10 @@ def save(change: Json) -> None:
 
 def last_sign(change: Json) -> float:
     """Gives when a change's run last said that it lives, in Unix seconds: its file's time, which
-    a beat sets. A run of an older version only wrote into the change.
+    a beat sets. A person at the console beats not, and only writes into the change.
     """
     if change.get("run") is None:
-        return float(change.get("saved_unix_s") or change["opened_unix_s"])
+        return float(change["saved_unix_s"])
     return os.stat(path_of(change["id"])).st_mtime
 
 

@@ -36,15 +36,12 @@ KINDS: dict[str, str] = {
     "former_engine": "node.adopt.engine_step:EngineKind",
     # these are written by other verbs than apply
     "work": "node.change.work_folder_step:WorkFolderKind",
-    "install": "node.venv.in_place_step:InPlaceKind",
     "tag": "node.image.tag_step:TagKind",
     "tool": "node.patch.tool_step:ToolKind",
     "weights_set": "node.weights.set_step:SetKind",
     "reap": _PASSED,
     "shm": _PASSED,
     "caches": _PASSED,
-    # of versions that replaced weights without a copy
-    "weights": _PASSED,
     "restart": "node.kube.restart_step:RestartKind",
 }
 

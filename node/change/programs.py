@@ -7,7 +7,7 @@ import json
 import os
 import re
 
-from node.change import journal
+from node.change import journal, kinds
 from node.core.errors import Json
 from node.core.version import LINK, NAME
 from node.files import state_dir
@@ -37,9 +37,10 @@ def _unit_files() -> list[str]:
 def _undoable(change: Json) -> bytes:
     """Gives a change's text, and the pre-images that its undo would put back.
 
-    The program that wrote a blessed one is left out: a newer one knows its format.
+    The program that wrote a blessed one is left out where this one knows its steps.
     """
-    shown = {**change, "program": None} if change["status"] == "COMMITTED" else change
+    known = all(step["op"] in kinds.KINDS for step in change["steps"])
+    shown = {**change, "program": None} if change["status"] == "COMMITTED" and known else change
     raw = json.dumps(shown).encode()
     for step in change["steps"]:
         pre = step.get("pre")

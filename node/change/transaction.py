@@ -64,8 +64,8 @@ class Transaction(Steps):
     def take_back(self, error: Exception) -> NodeError:
         """Take back this call's steps where that is safe; gives the error to raise.
 
-        A unit that was touched, an installation in place and an end that was asked for leave the
-        change OPEN: whoever called decides.
+        A unit that was touched and an end that was asked for leave the change OPEN: whoever called
+        decides.
         """
         reason = kinds.reason(error)
         code = error.code if isinstance(error, NodeError) else "io"

@@ -40,7 +40,7 @@ def inspect_tree(path: str) -> Json:
 def _done_before(step: Json, row: Json, now: Json) -> bool:
     """Gives True when a record says that this very step is done, and it still is."""
     same = row["op"] == "tree" and all(row[key] == step[key] for key in ("path", "source"))
-    return bool(same and row["state"] == DONE and identity.same(now, row["post"]))
+    return bool(same and row["state"] == DONE and now == row["post"])
 
 
 def _rename(old: str, new: str, flags: int) -> None:
@@ -108,7 +108,7 @@ def _where(entry: Json, wanted: Json) -> str | None:
     if wanted["kind"] == "absent":
         return None
     places = (entry["path"], entry["displaced"], entry["source"])
-    held = (place for place in places if place and identity.same(inspect_tree(place), wanted))
+    held = (place for place in places if place and inspect_tree(place) == wanted)
     return next(held, None)
 
 
@@ -169,10 +169,6 @@ class TreeKind(PathKind):
     def inspect(self, path: str) -> Json:
         """Gives the kind and identity of what lies at the path now."""
         return inspect_tree(path)
-
-    def same(self, current: Json, recorded: Json) -> bool:
-        """Gives True when it is the recorded one; an older journal knows the inode alone."""
-        return identity.same(current, recorded)
 
     def target(self, step: Json) -> Json:
         """Gives the description of the path when the step is done."""

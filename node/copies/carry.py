@@ -27,7 +27,7 @@ def whole(source: str, target: str, manifest: Json, beside: list[str], told: Tol
     """
     partial = target + store.PARTIAL
     store.private_folder(partial)
-    for name, row in store.travelling(manifest).items():
+    for name, row in store.parts(manifest).items():
         verify.stop()
         _one(os.path.join(source, name), os.path.join(partial, name), row, beside, told)
     files = os.path.join(source, store.FILES)
@@ -54,7 +54,7 @@ def finish(target: str, manifest: Json, found: kept_files.Found) -> None:
 
 def check(target: str, manifest: Json, told: Told) -> None:
     """Read a copy back. Raises NodeError (`copy_damaged`) unless it is as the manifest says."""
-    for name, row in store.travelling(manifest).items():
+    for name, row in store.parts(manifest).items():
         verify.stop()
         path = os.path.join(target, name)
         if not os.path.isfile(path) or sha256(path, told) != row["sha256"]:
@@ -100,7 +100,7 @@ def link(target: str, row: Json, beside: list[str]) -> int:
             manifest = store.parse(os.path.basename(folder), folder)
         except NodeError:
             continue
-        for name, other in store.travelling(manifest).items():
+        for name, other in store.parts(manifest).items():
             if other["sha256"] == row["sha256"] and row["bytes"]:
                 try:
                     os.link(os.path.join(folder, name), target, follow_symlinks=False)

@@ -29,7 +29,7 @@ def copy(request: Json) -> Json:
         manifest = row.manifest or {}
         target = place.folder(to, row.id)
         folder = place.make(to)
-        size = store.travelling_bytes(manifest)
+        size = store.parts_bytes(manifest)
         made = not os.path.isdir(target)
         progress = compress.Progress(f"copy {row.id} to {to}", size * (2 if made else 1),
                                      store.of(row.id, store.NOTE))  # fmt: skip
@@ -61,9 +61,9 @@ def take(request: Json) -> Json:
                             "restore it: rignode tree restore")  # fmt: skip
         source = _source(backup, body.get("from"))
         manifest = store.parse(backup, source)
-        for path in manifest.get("files", ()):
+        for path in manifest["files"]:
             validate.path(path, "files")
-        size = store.travelling_bytes(manifest)
+        size = store.parts_bytes(manifest)
         room(store.folder(), store.of(backup), size)
         progress = compress.Progress(f"take {backup} from {source}", size * 2)
         own = [store.of(row.id) for row in store.all_backups()]

@@ -35,7 +35,7 @@ def dump(found: Found) -> bytes:
 
 def load(raw: bytes, manifest: Json) -> Found:
     """Gives the files of a tar that a manifest lists. Raises NodeError (`backup_damaged`)."""
-    listed = manifest.get("files", {})
+    listed = manifest["files"]
     found: Found = dict.fromkeys(listed)
     for path in listed:
         validate.path(path, "files")

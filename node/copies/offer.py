@@ -23,7 +23,7 @@ class Folder(server.Source):
         found = kept_files.check(backup, self._manifest, os.path.join(folder, store.FILES))
         self._pack = host_pack.dump(found)
         self._rows = [{"name": name, "size": row["bytes"], "sha256": row["sha256"]}
-                      for name, row in store.travelling(self._manifest).items()]  # fmt: skip
+                      for name, row in store.parts(self._manifest).items()]  # fmt: skip
         digest = hashlib.sha256(self._pack).hexdigest()
         self._rows.append({"name": host_pack.NAME, "size": len(self._pack), "sha256": digest})
 

@@ -70,7 +70,7 @@ def _bring(body: Json, peer: client.Peer) -> Json:
     manifest, items = _listed(backup, peer.ask({"list": True}))
     above = others.make(host) if host else store.folder()
     target = os.path.join(above, backup)
-    size = store.travelling_bytes(manifest)
+    size = store.parts_bytes(manifest)
     figures = {"backup": backup, "place": target, "bytes": size}
     if os.path.isdir(target):
         if host is None:
@@ -85,7 +85,7 @@ def _bring(body: Json, peer: client.Peer) -> Json:
     kept = sum(entry.stat().st_size for entry in os.scandir(partial) if entry.is_file())
     progress = spool.Progress("tree", size, min(kept, size))
     try:
-        for name, row in store.travelling(manifest).items():
+        for name, row in store.parts(manifest).items():
             path = os.path.join(partial, name)
             if not os.path.exists(path):
                 carry.link(path, row, copy.beside(above))
@@ -130,7 +130,7 @@ def _telling(peer: client.Peer, size: int) -> tuple[spool.Progress, carry.Told]:
 
 
 def _check(target: str, manifest: Json, peer: client.Peer) -> None:
-    progress, told = _telling(peer, store.travelling_bytes(manifest))
+    progress, told = _telling(peer, store.parts_bytes(manifest))
     try:
         carry.check(target, manifest, told)
     finally:
@@ -140,9 +140,9 @@ def _check(target: str, manifest: Json, peer: client.Peer) -> None:
 def _check_files(partial: str, manifest: Json, peer: client.Peer) -> None:
     """Read what came back from the disk; a file that differs is removed, so that the next call
     brings it anew. Raises NodeError."""
-    progress, told = _telling(peer, store.travelling_bytes(manifest))
+    progress, told = _telling(peer, store.parts_bytes(manifest))
     try:
-        for name, row in store.travelling(manifest).items():
+        for name, row in store.parts(manifest).items():
             path = os.path.join(partial, name)
             if carry.sha256(path, told) != row["sha256"]:
                 os.unlink(path)
@@ -161,7 +161,7 @@ def _listed(backup: str, answer: Json) -> tuple[Json, dict[str, Json]]:
         validate.number(item["size"], f"{where}.size", 0, 1 << 50)
         found[str(item["name"])] = {"number": number, "bytes": item["size"],
                                     "sha256": validate.key(item["sha256"], where)}  # fmt: skip
-    lacking = [name for name in (*store.travelling(manifest), host_pack.NAME) if name not in found]
+    lacking = [name for name in (*store.parts(manifest), host_pack.NAME) if name not in found]
     if lacking:
         raise NodeError(f"the giving node's backup lacks {', '.join(lacking)}", "source")
     validate.number(found[host_pack.NAME]["bytes"], host_pack.NAME, 0, host_pack.MOST)

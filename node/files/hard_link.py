@@ -81,7 +81,7 @@ def lost(folder: atomic.Folder, linked: Json | None) -> list[str]:
     info = folder.lstat()
     if linked is None or info is None:
         return []
-    if identity.same(identity.of(folder.path, info), linked["file"]):
+    if identity.of(folder.path, info) == linked["file"]:
         return []
     inode = linked["file"]["ino"]
     return [f"{folder.path}: it was a hard link to inode {inode} and is a file of its own "

@@ -43,8 +43,3 @@ def _birth(path: str) -> str | None:
 def of(path: str, info: os.stat_result) -> Json:
     """Gives the identity of what lies at a path, a link not followed; `info` is its lstat."""
     return {"ino": info.st_ino, "mark": _handle(path) or _birth(path)}
-
-
-def same(now: Json, recorded: Json) -> bool:
-    """Gives True when a description has all that was recorded: an older journal has no mark."""
-    return all(now.get(key) == value for key, value in recorded.items())

@@ -23,9 +23,6 @@ from node.image.archive import Archive
 from node.rules.image_names import repository
 from node.weights.manifest import Folder
 
-# as a tree's (ADR 10); of a containerd store the layers are compressed already, and pass quickly
-LEVEL = 1
-
 
 def backup(request: Json) -> Json:
     """Back an image up; gives its id, or the id of a verified backup that holds it already.
@@ -57,9 +54,9 @@ def backup(request: Json) -> Json:
                 assert twin and twin.manifest
                 parts = create.linked(twin.id, twin.manifest, partial)
                 about = dict(twin.manifest["image"])
-            beside = create.kept(partial, wanted, twin)
+            beside = create.kept(partial, wanted)
             return {"id": backup_id, **beside, **parts, "facts": facts, "image": about,
-                    "apparent_bytes": about["apparent_bytes"], "instant_copy": None,
+                    "apparent_bytes": about["apparent_bytes"],
                     "room_bytes": about["apparent_bytes"] + image["unpacked_bytes"],
                     "setuid": [], "tree_sha256": image["sha256"],
                     "seconds": time.time() - began}  # fmt: skip
@@ -80,7 +77,6 @@ def _parse_request(request: Json) -> Json:
         "tree": reference,
         "real": repository(reference),
         "link": None,
-        "roots": [],
         "weights": None if weights is None else validate.path(weights, "weights"),
     }
 
@@ -143,10 +139,9 @@ def _dry(wanted: Json) -> Json:
     known = bool(twin and twin.manifest and create.is_same(twin.manifest, wanted, facts))
     archive = None if twin else read(image)
     size = archive.size if archive else 0
-    return {"base": None, "changed_bytes": size, "backup": twin.id if twin and known else None,
-            "stored": not known, "tree": wanted["tree"], "members": len(image["layers"]),
-            "apparent_bytes": size, "shares": twin.id if twin else None,
-            "versions": facts["versions"]}  # fmt: skip
+    return {"backup": twin.id if twin and known else None, "stored": not known,
+            "tree": wanted["tree"], "members": len(image["layers"]), "apparent_bytes": size,
+            "shares": twin.id if twin else None, "versions": facts["versions"]}  # fmt: skip
 
 
 def _pack(partial: str, wanted: Json, archive: Archive) -> Json:
@@ -156,7 +151,7 @@ def _pack(partial: str, wanted: Json, archive: Archive) -> Json:
     progress = compress.Progress(f"backup of {wanted['tree']}", archive.size, note)
     try:
         payload = compress.squeeze(
-            lambda said, children: archive.pieces(), os.path.join(partial, store.PAYLOAD), LEVEL,
+            lambda said, children: archive.pieces(), os.path.join(partial, store.PAYLOAD),
             progress, reader.feed, create.stop,
         )  # fmt: skip
         reader.finish()

@@ -183,7 +183,6 @@ def _load(manifest: Json) -> str:
 
     docker sees an archive that is cut where something is wrong with it, and makes no image.
     """
-    (layer,) = store.layers(manifest)
     backup, said = manifest["id"], [""]
 
     def told(row: Json) -> None:
@@ -191,7 +190,7 @@ def _load(manifest: Json) -> str:
         if words.startswith(_LOADED):
             said[0] = words[len(_LOADED) :].strip()
 
-    pieces = verify.pieces(backup, layer, f"restore {backup}", verify.Read([], []))
+    pieces = verify.pieces(backup, manifest, f"restore {backup}", [])
     with contextlib.closing(pieces):
         load.load(pieces, LOAD_TIMEOUT_S, lambda: None, told, verify.stop)
     found = load.inspect(said[0]) if said[0] else None

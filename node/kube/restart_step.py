@@ -23,6 +23,8 @@ class RestartKind(Irreversible):
     run with what these gave them, also once that was taken back.
     """
 
+    passing = False
+
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives a line while pods of this rollout run; none once there was another one."""
         if side != PRE or not entry.get("lasts", True):

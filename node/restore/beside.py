@@ -49,7 +49,7 @@ def ready(steps: Transaction, manifest: Json) -> tuple[Json, Unpacked] | None:
                 return None
             steps.before = min(steps.before, number)
             marks = [(inode, ctime) for inode, ctime in found["marks"]]
-            return entry, Unpacked(found["setuid"], found["hashes"], marks)
+            return entry, Unpacked(found["setuid"], marks)
     return None
 
 

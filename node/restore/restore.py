@@ -10,7 +10,7 @@ import secrets
 import shlex
 import time
 
-from node.backup import compare, compress, contents, create, host_files, kept_files, store
+from node.backup import compare, compress, create, host_files, kept_files, store
 from node.backup import request as backup_request
 from node.backup.unpack import Unpacked
 from node.change import journal, link_step, transaction, work_folder_step
@@ -210,10 +210,8 @@ def _look(manifest: Json, place: Json, unpacked: Unpacked) -> None:
     write to a file and keep its ctime.
     """
     with dirfd.folder(place["real"]) as fd:
-        now = compare.Comparison(manifest["id"], manifest, fd, unpacked.hashes,
-                                 known=unpacked.marks)  # fmt: skip
-        wrong = now.first()
-        if manifest["roots"] == ["."] and os.lstat(place["real"]).st_ino != unpacked.marks[0][0]:
+        wrong = compare.Comparison(manifest["id"], manifest, fd, unpacked.marks).first()
+        if os.lstat(place["real"]).st_ino != unpacked.marks[0][0]:
             wrong = "another folder took its place"
     wrong = wrong or "; ".join(host_files.words(_files(manifest, place)))
     if wrong:
@@ -222,48 +220,15 @@ def _look(manifest: Json, place: Json, unpacked: Unpacked) -> None:
 
 
 def _trade(steps: Transaction, manifest: Json, place: Json, work: Json) -> list[str]:
-    """Trade the unpacked for what lies there; gives what was displaced."""
+    """Trade the unpacked tree for what lies there; gives what was displaced."""
     new, old = (
         os.path.join(work["path"], name) for name in (work_folder_step.NEW, work_folder_step.OLD)
     )
-    if manifest["roots"] == ["."]:
-        with dirfd.private(work["path"]) as fd:
-            os.rmdir(work_folder_step.OLD, dir_fd=fd)
-        pairs: dict[str, str | None] = {place["real"]: new}
-        kept = {place["real"]: old}
-    else:
-        pairs = {os.path.join(place["real"], root): os.path.join(new, root)
-                 for root in manifest["roots"]}  # fmt: skip
-        pairs.update(dict.fromkeys(_other_versions(pairs)))
-        kept = {path: old + path[len(place["real"]) :] for path in pairs}
-        for path in kept:
-            with dirfd.private(work["path"]) as fd:
-                spare = f"/proc/self/fd/{fd}/{os.path.relpath(kept[path], work['path'])}"
-                os.makedirs(os.path.dirname(spare), mode=0o700, exist_ok=True)
-            if not os.path.isdir(os.path.dirname(path)):
-                raise NodeError(f"{os.path.dirname(path)} is not there", "no_folder",
-                                "restore a backup of the whole tree")  # fmt: skip
+    with dirfd.private(work["path"]) as fd:
+        os.rmdir(work_folder_step.OLD, dir_fd=fd)
     work["used"] = True
     work["backup"] = manifest["id"]
     steps.write()
-    for path, source in pairs.items():
-        step = {"op": "tree", "path": path, "source": source, "displaced": kept[path],
-                "expect": None}  # fmt: skip
-        TreeKind("tree").do(step, steps, backup=manifest["id"])
-    return [kept[path] for path in pairs if os.path.lexists(kept[path])]
-
-
-def _other_versions(pairs: dict[str, str | None]) -> list[str]:
-    """Gives the dist-info folders of other versions of what comes back: pip would see two."""
-    found: list[str] = []
-    for path in pairs:
-        folder, name = os.path.split(path)
-        if not name.endswith(".dist-info") or not os.path.isdir(folder):
-            continue
-        package = contents.plain(name.partition("-")[0])
-        for other in sorted(os.listdir(folder)):
-            its = os.path.join(folder, other)
-            same = contents.plain(other.partition("-")[0]) == package
-            if other.endswith(".dist-info") and same and its not in pairs:
-                found.append(its)
-    return found
+    step = {"op": "tree", "path": place["real"], "source": new, "displaced": old, "expect": None}
+    TreeKind("tree").do(step, steps, backup=manifest["id"])
+    return [old] if os.path.lexists(old) else []

@@ -34,7 +34,7 @@ def hold(name: str, steps: Steps) -> None:
         return
     folder = os.path.join(systemctl.BOOTED, f"{name}.d")
     path = os.path.join(folder, FILE)
-    steps.change["held"] = [*(row for row in _held(steps) if row != path), path]
+    steps.change["held"] = [*(row for row in steps.change.get("held", []) if row != path), path]
     steps.write()
     os.makedirs(folder, mode=0o755, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,25 +43,18 @@ def hold(name: str, steps: Steps) -> None:
     systemctl.systemctl("daemon-reload")
 
 
-def _held(steps: Steps) -> list[str]:
-    """Gives the drop-ins that the change says it holds units with."""
-    found = steps.change.get("held", [])
-    return [found] if isinstance(found, str) else list(found)
-
-
 def lift(steps: Steps) -> bool:
     """Take a change's holds away, also of a run that was killed; gives whether there was one.
 
     The caller writes the change and reloads systemd; starts pass from here on, since the
     assertion names the file.
     """
-    paths = _held(steps)
+    paths = steps.change.pop("held", [])
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(path))  # others may have drop-ins there
-    steps.change.pop("held", None)
     return bool(paths)
 
 

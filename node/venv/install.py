@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import time
-from typing import Any
 
 from node.backup.create import check_room
 from node.core import flock, validate
@@ -78,7 +77,7 @@ def install(request: Json) -> Json:
         sweep(path)
         found = place.find(path, name, version)
         if found:
-            return answer(found, False, real, time.time())
+            return _answer(found, False, real, time.time())
         if not os.access(python, os.X_OK):
             raise NodeError(
                 f"the base interpreter of {real} is gone ({python})",
@@ -101,7 +100,7 @@ def install(request: Json) -> Json:
             code = error.code if isinstance(error, NodeError) else "io"
             remedy = error.remedy if isinstance(error, NodeError) else ""
             raise NodeError(f"{reason}; nothing was installed", code, remedy) from error
-        return answer(folder, True, real, began)
+        return _answer(folder, True, real, began)
 
 
 def sweep(path: str) -> list[str]:
@@ -114,7 +113,7 @@ def sweep(path: str) -> list[str]:
                 "venv_partial",
                 "point the link to a whole version, or restore a backup",
             )
-        writers.wait(folder, writers.is_venv_creator)
+        writers.wait(folder)
         _remove(folder)
         removed.append(folder)
     return removed
@@ -161,19 +160,19 @@ def _make(folder: str, owner: Owner) -> None:
 def _fill(folder: str, wanted: Json, python: str, owner: Owner) -> None:
     """Make the venv and install into it, as its owner, all within one time limit."""
     deadline = time.monotonic() + wanted["timeout_s"]
-    for argv in ([python, "-m", "venv", folder], pip(folder, wanted)):
-        run_as(owner, argv, deadline)
-    verify_version(folder, wanted["package"], wanted["version"])
+    for argv in ([python, "-m", "venv", folder], _pip(folder, wanted)):
+        _run_as(owner, argv, deadline)
+    _verify_version(folder, wanted["package"], wanted["version"])
 
 
-def pip(folder: str, wanted: Json) -> list[str]:
+def _pip(folder: str, wanted: Json) -> list[str]:
     """Gives the command with which a venv's own pip installs the wanted version."""
     target = f"{wanted['package']}=={wanted['version']}"
     python = os.path.join(folder, "bin", "python")
     return [python, "-m", "pip", "install", "--quiet", *wanted["pip_args"], target]
 
 
-def run_as(owner: Owner, argv: list[str], deadline: float) -> None:
+def _run_as(owner: Owner, argv: list[str], deadline: float) -> None:
     """Run an installer's command until a time of the monotonic clock. Raises NodeError."""
     # the unit's own caches and settings are not the installer's
     done = owner.run(argv, max(1.0, deadline - time.monotonic()), _ENV)
@@ -185,7 +184,7 @@ def run_as(owner: Owner, argv: list[str], deadline: float) -> None:
         )
 
 
-def verify_version(folder: str, package: str, version: str) -> None:
+def _verify_version(folder: str, package: str, version: str) -> None:
     """Raise NodeError unless a venv holds exactly this version, with its program."""
     found = place.installed(folder, package)
     if found != (version,):
@@ -198,16 +197,11 @@ def verify_version(folder: str, package: str, version: str) -> None:
         raise NodeError(f"{entry} is not there, or cannot be executed", "install_failed")
 
 
-def flush(folder: str) -> None:
-    """Write all of the folder's file system to the disk. Raises NodeError."""
+def _finish(folder: str) -> None:
+    """Flush the file system, then take the announcement away: from here on it is whole."""
     done = run(["sync", "-f", folder], SYNC_TIMEOUT_S)
     if done.rc != 0:
         raise NodeError(f"sync: {done.last_line()}", "io")
-
-
-def _finish(folder: str) -> None:
-    """Flush the file system, then take the announcement away: from here on it is whole."""
-    flush(folder)
     os.unlink(folder + place.PARTIAL)
     state_dir.sync_folder(os.path.dirname(folder))
 
@@ -221,14 +215,14 @@ def _remove(folder: str) -> None:
     state_dir.sync_folder(os.path.dirname(folder))
 
 
-def installed_names(venv: str) -> dict[str, Any]:
-    """Gives what is installed in a venv, by canonical name."""
-    return {pip_plan.canonical(row["name"]): row for row in pip_plan.installed(venv, None)}
+def _installed_names(venv: str) -> set[str]:
+    """Gives the canonical names of what is installed in a venv."""
+    return {pip_plan.canonical(row["name"]) for row in pip_plan.installed(venv, None)}
 
 
-def answer(folder: str, made: bool, old: str, began: float) -> Json:
+def _answer(folder: str, made: bool, old: str, began: float) -> Json:
     """Gives what became of it; `left_behind` is what only the present venv has."""
-    missing = sorted(set(installed_names(old)) - set(installed_names(folder)))
+    missing = sorted(_installed_names(old) - _installed_names(folder))
     return {
         "folder": folder,
         "made": made,

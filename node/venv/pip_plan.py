@@ -43,7 +43,7 @@ def masked(text: str) -> str:
 
 def _parse_request(request: Json) -> Json:
     """Gives a request with every value checked."""
-    allowed = ("venv", "package", "wanted", "packages", "pip_args", "timeout_s", "fresh")
+    allowed = ("venv", "package", "wanted", "packages", "pip_args", "timeout_s")
     body = validate.keys(request, "request", allowed, ("venv", "package", "wanted"))
     timeout = body.get("timeout_s", DEFAULT_TIMEOUT_S)
     return {
@@ -56,7 +56,6 @@ def _parse_request(request: Json) -> Json:
         ],
         "pip_args": parse_pip_args(body.get("pip_args", [])),
         "timeout_s": validate.number(timeout, "timeout_s", 1, 3600),
-        "fresh": validate.boolean(body.get("fresh", False), "fresh"),
     }
 
 
@@ -195,8 +194,8 @@ def _torch_cuda(venv: str) -> str | None:
 def inspect_wheels(request: Json) -> Json:
     """Gives what is installed, and pip's reports on the wanted and on the installed version.
 
-    The installed one is asked for without dependencies, as if nothing were there: can it be had?
-    `fresh`: the wanted one is to go into a new venv beside.
+    The wanted one goes into a new venv beside. The installed one is asked for without dependencies,
+    as if nothing were there: can it be had?
     """
     body = _parse_request(request)
     pip = _Pip(body["venv"], body["timeout_s"])
@@ -212,8 +211,8 @@ def inspect_wheels(request: Json) -> Json:
     names = [body["package"], "torch", *body["packages"]]
     there = installed(body["venv"], names)
     # of a new venv nothing is there yet: pip resolves torch anew as well
-    new = ["--ignore-installed"] if body["fresh"] else []
-    wanted, wanted_error = pip.report([*where, *new, f"{body['package']}=={body['wanted']}"])
+    new = [*where, "--ignore-installed", f"{body['package']}=={body['wanted']}"]
+    wanted, wanted_error = pip.report(new)
     old: str | None = None
     old_error: str | None = None
     now = [r["version"] for r in there if canonical(r["name"]) == canonical(body["package"])]

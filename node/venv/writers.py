@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 from node.core import proc
 from node.core.errors import NodeError
 
 # ensurepip on a slow disk
 WAIT_S = 60.0
-Test = Callable[[list[str], str], bool]
 
 
-def is_venv_creator(words: list[str], folder: str) -> bool:
-    """Gives True for a command that runs the folder's Python, or makes the venv there."""
-    return words[0].startswith(folder + "/") or folder in words
-
-
-def is_pip(words: list[str], folder: str) -> bool:
-    """Gives True for the pip of a venv: an engine of the same venv writes nothing there."""
-    return words[0].startswith(folder + "/bin/") and "pip" in words[1:4]
-
-
-def wait(folder: str, test: Test) -> None:
-    """Wait until no process writes in the folder any more. Raises NodeError (`locked`)."""
+def wait(folder: str) -> None:
+    """Wait until no process runs the folder's Python or makes the venv there. Raises NodeError
+    (`locked`)."""
     deadline = time.monotonic() + WAIT_S
     while True:
-        pids = [pid for pid in proc.pids() if (words := _words(pid)) and test(words, folder)]
+        pids = [pid for pid in proc.pids() if (words := _words(pid))
+                and (words[0].startswith(folder + "/") or folder in words)]  # fmt: skip
         if not pids:
             return
         if time.monotonic() >= deadline:

@@ -1,6 +1,4 @@
-"""The venv that a change leaves again: executed before a link leads there again (B3), and after a
-backup was restored into it.
-"""
+"""The venv that a change leaves again: executed before a link leads there again (B3)."""
 
 from __future__ import annotations
 
@@ -34,12 +32,6 @@ class FormerVenvs:
             for node, change in changes.items()
             if (folder := former(change, plan.specs[node].venv))
         }
-        self._restored = {
-            node: str(step["path"])
-            for node, change in changes.items()
-            for step in (change or {}).get("steps", ())
-            if step.get("op") == "install"
-        }
         blessed = any(change and change.get("status") == "COMMITTED" for change in changes.values())
         self._jobs = self._spawn(quick=not blessed)
         if blessed:
@@ -67,8 +59,7 @@ class FormerVenvs:
                 )
 
     def executed(self) -> None:
-        """Executes their programs, and those of restored venvs; StepFailed as `check`."""
-        self._folders.update(self._restored)
+        """Executes their programs; StepFailed as `check`."""
         self._jobs = self._spawn(quick=False)
         self.check()
 

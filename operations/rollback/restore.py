@@ -32,7 +32,6 @@ def undo_open(run: Run, node: str, change: str | None) -> Generator[FunctionComm
     def work() -> None:
         stop_unit(run.state, node)
         request = {"change": change, "start_units": False, "reason": "before a restore"}
-        # It may have to restore a backup itself, where the change had installed in place.
         answer = call(run.state, run.host(node), "undo", request, RESTORE_TIMEOUT_S)
         run.host(node).log_styled(f"change {change} is {answer['status']}", fg="green")
 

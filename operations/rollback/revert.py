@@ -29,7 +29,7 @@ from schema.render.installed import argv_in, endpoint_in
 
 Recorded = Mapping[str, Mapping[str, Any]]
 UNDO_TIMEOUT_S = 240
-# An installation in place is undone by unpacking a backup: 30 GB at 20 MB/s.
+# A backup of 30 GB is unpacked, at 20 MB/s.
 RESTORE_TIMEOUT_S = 1800
 UP = ("active", "activating", "reloading")
 # The server of a Deployment may have to roll its former pods out.
@@ -160,13 +160,11 @@ def _of_head(state: State, plan: Plan, change: str) -> Recorded:
 
 
 def rounds_before(change: Mapping[str, Any] | None) -> tuple[float, ...]:
-    """What the engine did before, as the change's run measured it: tokens a second of each round.
-
-    One value of a change that an older version made; () where none was measured.
+    """What the engine did before, as the change's run measured it: tokens a second of each round;
+    () where none was measured.
     """
     kept = (change or {}).get("blob") or {}
-    found = kept.get("rounds") or [kept.get("baseline")]
-    return tuple(float(rate) for rate in found if rate is not None)
+    return tuple(map(float, kept.get("rounds", ())))
 
 
 def recipe_baseline(plan: Plan, profile: str) -> float | None:
@@ -195,10 +193,8 @@ def _undo(
     """Undoes the change on one node; a line when it did not come back whole, "" when the node has
     no such change.
     """
-    host, restores = state.inventory.get_host(node), _installs(change)
-    limit = RESTORE_TIMEOUT_S if restores or _has_packages(change) else timeout_s
-    for backup in restores:
-        host.log(f"backup {backup} is unpacked beside, proven, and trades places")
+    host = state.inventory.get_host(node)
+    limit = RESTORE_TIMEOUT_S if _has_packages(change) else timeout_s
     try:
         answer = call(state, host, "undo", request, limit)
     except StepFailed as error:
@@ -226,12 +222,6 @@ def _refuse_another_runs(kept: Mapping[str, Mapping[str, Any] | None], run: str 
                 f"{node}: change {change['id']} was taken up by another run: nothing is undone",
                 "taken_up",
             )
-
-
-def _installs(change: Mapping[str, Any] | None) -> list[str]:
-    """The backups that the undo of a change restores."""
-    steps = (change or {}).get("steps", ())
-    return [s["backup"] for s in steps if s.get("op") == "install" and s["state"] != "undone"]
 
 
 def _has_packages(change: Mapping[str, Any] | None) -> bool:

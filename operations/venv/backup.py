@@ -38,8 +38,6 @@ def back_up(
         host.noop(f"{found.backup} is verified and holds the same files")
         return
     size = f"{found.members} files and folders, {found.apparent_bytes / MIB:.0f} MiB"
-    if found.base:
-        size += f", of which {found.changed_bytes / MIB:.0f} MiB differ from {found.base}"
     verb, what = "tree backup", found.versions.text
     if "image" in request:
         verb, what = "image backup", "the image, its unit and launch files"
@@ -64,8 +62,7 @@ def verify(
     ids: Collection[str], made: Mapping[str, str], pending: bool
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Read backups back against their manifests; of one that this run makes only what it wrote: the
-    full backup that it may stand on was read before, and its time is the one that is told.
+    Read backups back against their manifests.
 
     + ids: the backups that are there
     + made: the one that this run makes, by host, once it is made
@@ -77,11 +74,8 @@ def verify(
 
     def work(state: State, host: Host) -> str:
         lines = []
-        asked: list[dict[str, Any]] = [{"backup": backup} for backup in ids]
-        if pending:
-            asked.append({"backup": made[host.name], "own": True})
-        for request in asked:
-            answer = _call(state, host, "tree verify", request)
+        for backup in (*ids, *([made[host.name]] if pending else ())):
+            answer = _call(state, host, "tree verify", {"backup": backup})
             size = f"{answer['members']} members, {answer['took_s']:.1f} s"
             lines.append(f"{answer['backup']} is whole: {size}")
         return "; ".join(lines)

@@ -5,7 +5,6 @@ Each operation takes `version`, which is None where the wanted version is the ac
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +42,7 @@ TRIES = 2
 @dataclass(frozen=True)
 class Version:
     """A version of a venv's package. `folder` is where it lies or will lie, `link` where the venv's
-    path leads now (None: it is a folder itself); in place, both are the venv.
+    path leads now (None: it is a folder itself).
     """
 
     venv: str
@@ -51,7 +50,6 @@ class Version:
     number: str
     folder: str
     link: str | None
-    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,6 @@ def rounds_of(run: Run) -> tuple[float, ...]:
 
 def _keep(run: Run, rounds: Sequence[float]) -> None:
     run.context["rounds"] = [round(rate, 2) for rate in rounds]
-    # what an older version reads
-    run.context["baseline"] = round(median(rounds), 2) if rounds else None
 
 
 def _ours(run: Run, endpoint: Endpoint) -> Answer:
@@ -131,21 +127,15 @@ def measure(
 
 @operation()
 def install(
-    run: Run,
-    version: Version | None,
-    pip_args: Collection[str],
-    room_bytes: int,
-    backups: Mapping[str, str],
+    run: Run, version: Version | None, pip_args: Collection[str], room_bytes: int
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Install the version beside the one that serves, or in place; in place is a step of the change,
-    whose undo restores the backup.
+    Install the version beside the one that serves.
 
     + run: the change
     + version: the version that comes
     + pip_args: what the recipe gives pip
     + room_bytes: how much it may need on the disk, beside
-    + backups: the backup that was made, by host
     """
     if version is None:
         host.noop("the version is installed, and active")
@@ -154,15 +144,10 @@ def install(
 
     def work() -> str:
         request = {"venv": version.venv, "package": version.package, "version": version.number}
-        more: dict[str, Any] = {"pip_args": list(pip_args), "room_bytes": room_bytes}
-        verb = "venv install"
-        if version.in_place:
-            run.touch(target.name)
-            verb, more = "venv replace", {"pip_args": list(pip_args), "change": run.change()}
-            more["backup"] = backups[target.name]
+        more = {"pip_args": list(pip_args), "room_bytes": room_bytes}
         answer = call_with_progress(
-            run.state, target, verb, {**request, **more}, INSTALL_TIMEOUT_S,
-            _progress(run, target, version, request),
+            run.state, target, "venv install", {**request, **more}, INSTALL_TIMEOUT_S,
+            _progress(run, target, request),
         )  # fmt: skip
         left = ", ".join(answer["left_behind"])
         told = f"; not carried over from the former: {left}" if left else ""
@@ -172,15 +157,10 @@ def install(
     yield from _command(run, "install", line, work)
 
 
-def _progress(
-    run: Run, target: Host, version: Version, request: Mapping[str, Any]
-) -> Callable[[], Iterable[str]]:
+def _progress(run: Run, target: Host, request: Mapping[str, Any]) -> Callable[[], Iterable[str]]:
     """What an installation is at."""
-    began = time.monotonic()
 
     def seen() -> list[str]:
-        if version.in_place:
-            return [f"pip works in {version.venv}: {time.monotonic() - began:.0f} s"]
         try:
             return list(ask_node(run.state, target, "venv look", dict(request), 30)["working"])
         except AskFailed:
@@ -246,8 +226,8 @@ def switch(run: Run, version: Version | None) -> Generator[FunctionCommand, None
     + run: the change
     + version: the version that comes
     """
-    if version is None or version.in_place:
-        host.noop("it was installed in place" if version else "the version is active")
+    if version is None:
+        host.noop("the version is active")
         return
     node = host.name
 

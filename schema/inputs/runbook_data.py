@@ -294,9 +294,6 @@ class BackupData(OverFabricData):
     to: CopyPlace | None = key(
         None, "a copy of the newest one goes there: a node, or a folder of the node on another disk"
     )
-    weekly: bool | None = key(
-        None, "read them back each week; true: a timer on each node does; false: no more"
-    )
     take: Name | None = key(None, "bring this backup, gone from the node, back from its copy")
     source: CopyPlace | None = key(
         None, "with take: what to= named; none: a node that keeps it, a disk noted", alias="from"
@@ -309,7 +306,6 @@ class UpgradeData(LeasedData):
     version: Annotated[Version | None, BeforeValidator(as_version)] = key(
         None, "the version to bring; none: the recipe's"
     )
-    inplace: bool = key(False, "into the venv that serves, in place of one beside it")
     prune: bool = key(False, "remove the versions that nobody needs")
 
 

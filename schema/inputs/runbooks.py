@@ -49,6 +49,16 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "watch": [data.WatchData, cluster.ClusterWatchData],
     "weights": [data.WeightsData],
 }
+# Keys of an earlier release that are gone, each with what to do instead.
+REMOVED = {
+    "identity": "encrypted copies are gone; how to open one by hand: docs/runbooks/backup.md",
+    "inplace": "an upgrade in place is gone; leave it out: the version comes beside, and goes back "
+    "by one rename",
+    "recipient": "encrypted copies are gone; restic or rclone takes a backup out of the rig: "
+    "docs/runbooks/backup.md",
+    "weekly": "the weekly timer is gone; take a cron line, and remove the timer of an earlier "
+    "release: docs/runbooks/backup.md",
+}
 
 
 def rigs_of(kind: type[HostKeys]) -> type[HostKeys]:

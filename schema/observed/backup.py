@@ -45,7 +45,6 @@ class BackupRow(Said):
     verified_unix_s: float | None
     tree: str | None = None
     real: str | None = None
-    roots: tuple[str, ...] = ()
     created_unix_s: float | None = None
     age_s: int | None = None
     bytes: int | None = None
@@ -54,9 +53,6 @@ class BackupRow(Said):
     versions: Versions | None = None
     python: str | None = None
     host: str | None = None
-    instant_copy: str | None = None
-    shares: str | None = None
-    base: Id | None = None
     copies: tuple[CopyRow, ...] = ()
     image: ImageRow | None = None
 
@@ -76,30 +72,17 @@ class DisplacedRow(Said):
     status: str
 
 
-class Weekly(Said):
-    """The weekly reading of a node's backups: set up since when, last done when (None: never), how
-    many were whole, and what was wrong."""
-
-    since_unix_s: float
-    unix_s: float | None
-    read: int
-    problem: str
-
-
 class Backups(Said):
-    """What `tree list` tells: the backups newest first; `working` says how far work on them is;
-    `weekly` is None where no timer reads them."""
+    """What `tree list` tells: the backups newest first; `working` says how far work on them is."""
 
     backups: tuple[BackupRow, ...]
     partial: tuple[str, ...]
     working: tuple[str, ...]
     displaced: tuple[DisplacedRow, ...]
-    weekly: Weekly | None = None
 
 
 class BackupPlan(Said):
-    """What a backup would do: with `stored` False, `backup` is the verified one that holds it; with
-    a `base`, only what differs from that full one is read, `changed_bytes`."""
+    """What a backup would do: with `stored` False, `backup` is the verified one that holds it."""
 
     backup: Id | None
     stored: bool
@@ -107,8 +90,6 @@ class BackupPlan(Said):
     members: int
     apparent_bytes: int
     shares: str | None
-    base: Id | None
-    changed_bytes: int
     versions: Versions
 
 

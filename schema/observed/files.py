@@ -122,9 +122,9 @@ class LeaseNote(Frozen):
 class ChangeSummary(Said):
     """One change of the host's journal. `saved_unix_s` is when its run last wrote there.
 
-    `run` is the token of the run that has it (None: of an older version's), `taken_by` who took it
-    up, `beat_unix_s` when an open one's run last said that it lives, `lease` whether the host goes
-    back by itself without one.
+    `run` is the token of the run that has it (None: a person has), `taken_by` who took it up,
+    `beat_unix_s` when an open one's run last said that it lives, `lease` whether the host goes back
+    by itself without one.
     """
 
     id: Id

@@ -26,10 +26,7 @@ from tests.bench.report import SPREAD, Row, in_seconds, in_times, ratios, table
 ROOT = Path(__file__).resolve().parents[2]
 LEVEL = 1
 MAX_BACKUP, MAX_RESTORE, MAX_MB = 1.10, 1.15, 200
-MAX_SECOND_S, MAX_SECOND_SHARE = 3.0, 0.05
 MIN_BYTES = 3 * 10**9
-# the package that is upgraded between two backups
-PACKAGE_BYTES = 50 * 10**6
 
 
 @dataclass
@@ -42,10 +39,6 @@ class Figures:
     restore: list[float] = field(default_factory=list)
     verify: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
-    walk: list[float] = field(default_factory=list)
-    second: list[float] = field(default_factory=list)
-    first_bytes: list[int] = field(default_factory=list)
-    second_bytes: list[int] = field(default_factory=list)
 
 
 class Bench:
@@ -56,7 +49,7 @@ class Bench:
         self.tree = folder / "engine" / "tree"
         self.out = folder / "out"
         self.tree.mkdir(parents=True)
-        self.copies = self.count = self.bytes = self.upgraded = 0
+        self.copies = self.count = self.bytes = 0
         while self.bytes < MIN_BYTES:
             # zstd -1 looks back a megabyte: it does not see that it had the same a gigabyte ago
             self.copies += 1
@@ -93,32 +86,6 @@ class Bench:
         if not answer["ok"]:
             raise RuntimeError(f"{verb}: {answer}")
         return took, watch.end(), answer
-
-    def walk(self) -> float:
-        """Seconds of one walk that looks at what a backup compares, by find."""
-        line = 'find "$1" -printf "%i %m %U %G %s %T@ %C@ %n %l\\n" >/dev/null'
-        return self._shell(line, self.tree)
-
-    def upgrade(self) -> int:
-        """Writes every file of one package anew, as pip does, each one byte longer; gives bytes."""
-        sizes = {
-            folder: sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-            for folder in next(self.tree.glob("1/lib/python3*/site-packages")).iterdir()
-            if folder.is_dir()
-        }
-        package = min(sizes, key=lambda folder: abs(sizes[folder] - PACKAGE_BYTES))
-        for path in [path for path in package.rglob("*") if path.is_file()]:
-            new = path.with_name(f".{path.name}.new")
-            shutil.copy2(path, new)
-            with new.open("ab") as file:
-                file.write(b"\n")
-            new.rename(path)
-        return sizes[package]
-
-    def stored(self, backup: str) -> int:
-        """Bytes that a backup added to the disk: what it shares with another one is not counted."""
-        seen = [path.stat() for path in (self.folder / "state/backups" / backup).rglob("*")]
-        return sum(info.st_size for info in seen if info.st_nlink == 1)
 
     def _shell(self, line: str, *arguments: object) -> float:
         self._settle()
@@ -167,24 +134,14 @@ def measured(bench: Bench, rounds: int) -> Figures:
     for number in range(1, rounds + 1):
         print(f"round {number} of {rounds}", flush=True)
         figures.plain_backup.append(bench.plain_backup())
-        asked: dict[str, object] = {"tree": str(bench.tree), "level": LEVEL, "copy": False}
-        seconds, most, answer = bench.node("tree backup", asked)
-        first = str(answer["backup"])
+        seconds, most, answer = bench.node("tree backup", {"tree": str(bench.tree)})
         figures.backup.append(seconds)
         figures.memory.append(most)
-        figures.first_bytes.append(bench.stored(first))
         figures.verify.append(bench.node("tree verify", {})[0])
-        bench.upgraded = bench.upgrade()
-        figures.walk.append(bench.walk())
-        seconds, most, answer = bench.node("tree backup", asked)
-        assert first in str(answer["detail"]), answer
-        figures.second.append(seconds)
-        figures.memory.append(most)
-        figures.second_bytes.append(bench.stored(str(answer["backup"])))
         figures.plain_restore.append(bench.plain_restore())
         shutil.rmtree(bench.out)
         change = {"id": f"bench-{number}", "deploy": "bench", "operator": "bench"}
-        wanted = {"backup": first, "change": change, "force": True}
+        wanted = {"backup": answer["backup"], "change": change, "force": True}
         seconds, most, _ = bench.node("tree restore", wanted)
         figures.restore.append(seconds)
         figures.memory.append(most)
@@ -199,8 +156,6 @@ def rows(figures: Figures) -> list[Row]:
     backup = ratios(figures.backup, figures.plain_backup)
     restore = ratios(figures.restore, figures.plain_restore)
     most = max(figures.memory) / 10**6
-    beyond = [a - b for a, b in zip(figures.second, figures.walk, strict=True)]
-    share = ratios(figures.second_bytes, figures.first_bytes)
     return [
         Row(f"plain tar into zstd -{LEVEL} -T0, flushed", in_seconds(figures.plain_backup)),
         Row("tree backup", in_seconds(figures.backup)),
@@ -219,19 +174,6 @@ def rows(figures: Figures) -> list[Row]:
             median(restore) <= MAX_RESTORE,
         ),
         Row("tree verify", in_seconds(figures.verify)),
-        Row("second backup, one package upgraded", in_seconds(figures.second)),
-        Row(
-            "of it beyond one walk of the tree by find",
-            in_seconds(beyond),
-            f"≤ {MAX_SECOND_S:.0f} s",
-            median(beyond) <= MAX_SECOND_S,
-        ),
-        Row(
-            "bytes that the second backup added, of the first one's",
-            f"{median(share):.1%} ({min(share):.1%} to {max(share):.1%})",
-            f"≤ {MAX_SECOND_SHARE:.0%}",
-            median(share) <= MAX_SECOND_SHARE,
-        ),
         Row("memory, all processes together", f"{most:.0f} MB", "≤ 200 MB", most <= MAX_MB),
     ]
 
@@ -268,8 +210,6 @@ figure. Run again: `python -m tests.bench backup`.
 - plain: `tar -cf - | zstd -{LEVEL} -T0` and `zstd -dc | tar -xf -`, with the same level and the
   same flush. A backup also walks the tree twice, hashes what it writes, and lists every member; a
   restore checks every header, the hash and every entry, and trades places.
-- upgraded: a package of {bench.upgraded / 10**6:.0f} MB, each file written anew and a byte longer.
-  The restore is of the first backup.
 - What binds a restore is the proof: of one copy of the venv (2.1 GB, 15.3 s) 5.5 s went into zstd
   and tar, 1.2 s into the flush, 7.8 s into reading every file back from the disk and hashing it,
   with 9.3 s of processor.

@@ -77,7 +77,7 @@ def diagnose(rig: Procedure) -> Diagnosis:
     more = (
         *seen.more,
         *growth.findings(plan, seen.observed, kept),
-        *backups.findings(plan, seen.observed, stored, time.time()),
+        *backups.findings(plan, seen.observed, stored),
         *keeps_alive.findings(plan, seen.observed, hosts),
         *boot_ends.findings(plan, seen.observed, hosts),
     )

@@ -164,9 +164,8 @@ def describe(row: BackupRow) -> str:
     if row.problem:
         checked = f"NOT USABLE: {row.problem}"
     size = f"{row.bytes / MIB:.0f} MiB of {(row.apparent_bytes or 0) / MIB:.0f}"
-    base = f" beside {row.base}" if row.base else ""
     copies = "".join(f"; copy in {copy.place}, read {stamped(copy.unix_s)}" for copy in row.copies)
-    return f"{row.id}: {age} old, {row.tree}, {row.holds}, {size}{base}, {checked}{copies}"
+    return f"{row.id}: {age} old, {row.tree}, {row.holds}, {size}, {checked}{copies}"
 
 
 def stamped(unix_s: float) -> str:

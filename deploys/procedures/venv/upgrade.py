@@ -61,8 +61,8 @@ class UpgradeWork:
     """One upgrade on the rig's one node; with `version` None it is active already.
 
     `recorded` are the rounds of the last bench, tokens a second. The engine stops before pip where
-    pip needs its files or its memory, else after the new version has been executed. `waive` are
-    the codes that the operator waives. `resumed`: the run goes on in a change that was cut off.
+    pip needs its memory, else after the new version has been executed. `waive` are the codes that
+    the operator waives. `resumed`: the run goes on in a change that was cut off.
     """
 
     node: str
@@ -73,7 +73,6 @@ class UpgradeWork:
     recorded: tuple[float, ...] = ()
     is_up: bool = False
     stops_before_install: bool = False
-    in_place: bool = False
     pip_args: tuple[str, ...] = ()
     patches: int = 0
     backup_request: Mapping[str, Any] = field(default_factory=dict)
@@ -132,18 +131,15 @@ def plan(rig: Procedure) -> UpgradeWork:
         logger.info(f"    {venv} leads to {spec.package} {here} already")
         return UpgradeWork(node, wanted, endpoint(plan), resumed=rig.run.resumed)
     found = known_versions(wanted, plan, observe(state, plan))
-    pip = ask_pip(state, plan, wanted, {node: venv}, fresh=not data.inplace)
-    # This run makes a verified backup before it changes anything.
-    found += [*wheels(plan, spec, wanted, pip, {node: True}), *secrets.findings(plan)]
+    pip = ask_pip(state, plan, wanted, {node: venv})
+    found += [*wheels(plan, spec, wanted, pip), *secrets.findings(plan)]
     rig.run.waivers = (*rig.waivers, *gate_here(found))
     exact = would_install(spec, pip[node]) or wanted
     place = inspect_place(state, node, venv, spec.package, exact)
-    if data.inplace:
-        place = place.model_copy(update={"found": None, "folder": place.real})
     snapshot = rig.snapshots[node]
     request = venv_backup.request(plan, node, venv, snapshot)
     backup = venv_backup.inspect(state, state.inventory.get_host(node), request)
-    _room(node, place, backup, data.inplace)
+    _room(node, place, backup)
     unit, files = engine_unit(snapshot), files_in(snapshot)
     available = getattr(snapshot.memory, "available", None)
     secret, notes = secrets.steps(plan, node, files.get(SECRETS_PATH))
@@ -152,12 +148,11 @@ def plan(rig: Procedure) -> UpgradeWork:
         node=node,
         wanted=exact,
         endpoint=endpoint(plan),
-        version=Version(venv, spec.package, exact, place.folder, place.link, data.inplace),
+        version=Version(venv, spec.package, exact, place.folder, place.link),
         now=", ".join(seen.installed) or "of no version",
         recorded=last_rates(plan, plan.profile),
         is_up=is_up(unit),
-        stops_before_install=data.inplace or (available is not None and available < MEMORY_BESIDE),
-        in_place=data.inplace,
+        stops_before_install=available is not None and available < MEMORY_BESIDE,
         pip_args=tuple(pip_args(plan)),
         patches=patch.count(plan),
         backup_request=request,
@@ -196,13 +191,11 @@ def inspect_place(state: State, node: str, venv: str, package: str, version: str
     return found
 
 
-def _room(node: str, place: VenvPlace, backup: BackupPlan, inplace: bool) -> None:
-    # In place the room is for the way back: the backup is unpacked beside.
+def _room(node: str, place: VenvPlace, backup: BackupPlan) -> None:
     need = 0 if place.found else backup.apparent_bytes
     if place.free_bytes < need * 1.02:
-        why = " to restore the backup in" if inplace else ""
         raise DeployError(
-            f"{node}: no room{why} beside {place.venv}: {place.free_bytes / MIB:.0f} MiB are free, "
+            f"{node}: no room beside {place.venv}: {place.free_bytes / MIB:.0f} MiB are free, "
             f"about {need / MIB:.0f} MiB are needed; deploys/upgrade.py --data prune=true removes "
             "versions that nobody needs, deploys/backup.py --data prune=true older backups"
         )
@@ -215,9 +208,8 @@ def _report(
     report = parse(pip.wanted) if pip.wanted else None
     count = len(report.install) if report else 0
     size = backup.apparent_bytes / MIB
-    how = "the venv itself is changed, engine stopped; " if work.in_place else ""
     package = work.version.package if work.version else ""
-    logger.info(f"    {package} {work.now} -> {work.wanted}, {how}in {place.folder}")
+    logger.info(f"    {package} {work.now} -> {work.wanted}, in {place.folder}")
     if place.found:
         logger.info("    it is there already, whole: nothing is installed")
     else:
@@ -228,10 +220,7 @@ def _report(
         for folder in place.partial:
             logger.info(f"    {folder} is of an installation that was cut off: made anew")
     kept = backup.backup if not backup.stored else f"a new one, {size:.0f} MiB before zstd"
-    back = f"the present version stays in {place.real}"
-    if work.in_place:
-        back = "the way back is its restore, and takes as long"
-    logger.info(f"    backup: {kept}; {back}")
+    logger.info(f"    backup: {kept}; the present version stays in {place.real}")
     if state.config.DIFF and report and not place.found:
         for item in report.install:
             logger.info(f"        {item.metadata.name} {item.metadata.version}")

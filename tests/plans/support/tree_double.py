@@ -17,10 +17,9 @@ def row(id_: str, verified: bool = True, **more: object) -> Json:
     """A backup as node lists it."""
     return {
         "id": id_, "usable": True, "problem": None, "verified_unix_s": 1.7e9 if verified else None,
-        "tree": "/opt/engine/venv", "real": "/opt/engine/venv", "roots": ["."],
+        "tree": "/opt/engine/venv", "real": "/opt/engine/venv",
         "created_unix_s": 1.7e9, "age_s": 7300, "bytes": 800 << 20, "apparent_bytes": 3 << 30,
-        "members": 77492, "versions": VERSIONS, "python": "3.12.4", "host": "stand-in",
-        "instant_copy": None, "shares": None, **more,
+        "members": 77492, "versions": VERSIONS, "python": "3.12.4", "host": "stand-in", **more,
     }  # fmt: skip
 
 
@@ -80,8 +79,7 @@ class TreeDouble:
             assert "documents" not in request, "a reading command shows them to every user"
             validate.sha256(request["documents_sha256"], "documents_sha256")
             held = self.rows[0]["id"] if known else None
-            return {"backup": held, "stored": not known, "shares": None, "base": None,
-                    "changed_bytes": 3 << 30, **about}  # fmt: skip
+            return {"backup": held, "stored": not known, "shares": None, **about}
         made = store.new_id(tree)
         self.rows.insert(0, row(made, verified=False))
         return {"backup": made, "stored": True, "detail": "stored", "bytes": 800 << 20,

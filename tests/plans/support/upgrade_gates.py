@@ -19,7 +19,7 @@ def ask() -> None:
     venvs = {n.name: venv for n in plan.rig.nodes if (venv := venv_of(plan, n.name))}
     seen = ask_pip(state, plan, WANTED, venvs)
     spec = wheels_spec(plan)
-    found += wheels(plan, spec, WANTED, seen, {n.name: False for n in plan.rig.nodes})
+    found += wheels(plan, spec, WANTED, seen)
     waivers = gate_here(found)
     logger.info(f"would install {[would_install(spec, row) for row in seen.values()]}, {waivers}")
 

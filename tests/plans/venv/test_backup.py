@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from schema.desired.plan import Plan
-from schema.render.verify_files import VERIFY_TIMER, verify_documents
 from tests.plans.support.rigs import Seen, broken, change_open, locked
 from tests.plans.support.scenario import (
     HEAD,
@@ -19,9 +18,6 @@ from tests.plans.support.scenario import (
 )
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
 from tests.plans.support.tree_double import image_row, kept, row
-from tests.unit.builders.engine_parts import written_file
-from tests.unit.builders.host_parts import pair_timer
-from tests.unit.builders.snapshots import put
 
 BACKUP = "deploys/backup.py"
 TREE = "tree=/opt/engine/venv"
@@ -43,16 +39,6 @@ def backup(
 ) -> Scenario:
     """A run of backup."""
     return Scenario((BACKUP, how, *data(*pairs)), seen, faults=faults or {})
-
-
-def weekly(plan: Plan) -> Snapshots:
-    """Both nodes read their backups each week."""
-    seen = dict(serving(plan))
-    timer = pair_timer(name=VERIFY_TIMER, fragment=f"/etc/systemd/system/{VERIFY_TIMER}")
-    for name, one in seen.items():
-        files = (*one.files, *map(written_file, verify_documents()))
-        seen[name] = put(put(one, "files", files), "units", (*one.units, timer))
-    return seen
 
 
 def as_throughput(plan: Plan) -> Snapshots:
@@ -129,8 +115,8 @@ TABLE = {
         refused("no verified backup of /opt/engine/venv to copy")),
     "list copies": (
         backup("list=true", faults=have(
-            row(NEW, base=OLD, copies=[{"place": "/mnt/disk/x", "unix_s": 1.7e9}]))),
-        quiet(f"beside {OLD}, verified", "; copy in /mnt/disk/x, read 2023-11-14")),
+            row(NEW, copies=[{"place": "/mnt/disk/x", "unix_s": 1.7e9}]))),
+        quiet(", verified", "; copy in /mnt/disk/x, read 2023-11-14")),
     "take": (
         backup(f"take={OLD}", "from=/mnt/disk", faults=have(row(NEW))),
         done(f"{OLD} is back from /mnt/disk, and whole",
@@ -179,18 +165,9 @@ TABLE = {
        for key, place in (("to", "sftp://nas/rig"), ("to", "operator:/srv/copies"),
                           ("from", "sftp://nas/rig"), ("to", "sftp:nas"))},
     "encrypted for somebody": (
-        backup(TREE, "to=/mnt/disk", "recipient=age1x"), refused("recipient")),
-    "weekly, dry": (backup("weekly=true", how="--dry"), quiet(
-        *(f"[{name}] {line}" for name in (HEAD, WORKER) for line in (
-            "write /etc/systemd/system/rigbook-verify.timer (mode 0644, owner root)",
-            "enable and start rigbook-verify.timer")))),
-    "weekly": (backup("weekly=true"), done("the backups are read each week; change")),
-    "weekly, no more": (backup("weekly=false"), quiet()),
-    "weekly, no more of it": (backup("weekly=false", seen=weekly), done(
-        "the backups are no longer read each week")),
-    "weekly, and it runs": (
-        backup("weekly=false", seen=weekly, faults={f"{WORKER}:timer": "active"}),
-        failed(f"{WORKER}: rigbook-verify.timer is active")),
+        backup(TREE, "to=/mnt/disk", "recipient=age1x"),
+        refused("recipient: encrypted copies are gone")),
+    "each week": (backup("weekly=true"), refused("weekly: the weekly timer is gone; ")),
     "prune dry": (
         backup("prune=true", "keep=1", how="--dry", faults=BOTH), quiet(f"remove backup {OLD}")),
     "prune": (

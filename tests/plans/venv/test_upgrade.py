@@ -57,7 +57,6 @@ ANSWERS: dict[str, Any] = {
     "wheels": pip(),
     "venv look": PLACE,
     "venv check": {"venv": FOLDER, "version": NEW, "said": NEW},
-    "venv replace": {"folder": t.TARGET, "made": True, "left_behind": [], "took_s": 40.0},
     "venv install": {"folder": FOLDER, "made": True, "left_behind": ["genesis"], "took_s": 195.0},
 }
 
@@ -110,7 +109,7 @@ def of_a_candidate(address: str) -> list[Any]:
     return [(name, {**values, "recipe": "candidate", "recipes_dir": [MADE.name]})]
 
 
-IN_PLACE, TO = "inplace=true", f"version={NEW}"
+TO = f"version={NEW}"
 DRY = ("--dry", "--diff")
 DIES: dict[str, object] = {f"{NAME}:start": "dies"}
 GONE_ID = "20260101T000000Z-venv-0a0a"
@@ -153,17 +152,8 @@ TABLE = {
         "vLLM itself refuses its command line: unrecognized arguments: --gone",
         "tests/plans/support/inventory.py deploys/upgrade.py", steps=on_tower("venv install"),
         never=("stop rigbook-engine.service\n    [@fake/tower1] Success",))),
-    # the seed's way: the venv itself is changed, so nothing may run from it
-    "in place": (scenario(TO, IN_PLACE), done(
-        steps=on_tower("apply stop", "venv replace", "apply start", "close COMMITTED"))),
-    "in place dry": (scenario(TO, IN_PLACE, how=DRY), quiet(
-        "the venv itself is changed, engine stopped", "the way back is its restore")),
-    "in place dies": (scenario(TO, IN_PLACE, faults=DIES), failed("ROLLED_BACK")),
-    "in place no pip": (
-        scenario(TO, IN_PLACE, faults={
-            f"{NAME}:venv replace": error("pip ended with 1", "install_failed")}),
-        failed("ROLLED_BACK")),
-    "in place same": (scenario("version=0.32.0", IN_PLACE), quiet()),
+    "in place": (scenario(TO, "inplace=true"), refused(
+        "inplace: an upgrade in place is gone; leave it out")),
     # what goes and why, and once
     "prune": (prune("0.33.0"), done(
         GONE, f"keep {t.TARGET} (0.32.0+cpu): the active version", "2048 MiB freed",
@@ -251,18 +241,7 @@ def test_an_upgrade_turns_the_link_and_keeps_what_it_needs_to_go_back(ran: Runs)
     assert link["steps"] == [{"op": "link", "path": t.VENV, "target": FOLDER, "expect": t.TARGET}]
     blob = link["change"]["blob"]
     assert (blob["from"], blob["to"], blob["backup"]) == ("0.32.0+cpu", NEW, {NAME: KEPT})
-    assert blob["baseline"] > 0 and len(blob["rounds"]) == 5
-
-
-def test_in_place_names_the_backup_that_undoes_it(ran: Runs) -> None:
-    run = ran["in place"]
-    replace = next(c for c in run.changing if c.verb == "venv replace").request
-    assert (replace["backup"], replace["venv"], replace["version"]) == (KEPT, t.VENV, NEW)
-    assert replace["change"]["blob"]["baseline"] > 0
-    pip_asked = next(c for c in run.commands if c.verb == "wheels").request
-    assert not pip_asked.get("fresh"), "pip is asked for the very venv that it will change"
-    for name in ("in place dies", "in place no pip"):
-        assert steps(ran[name])[-2:] == ["systemctl-stop", "undo"]
+    assert len(blob["rounds"]) == 5 and min(blob["rounds"]) > 0
 
 
 def test_the_version_that_is_there_changes_nothing(ran: Runs) -> None:

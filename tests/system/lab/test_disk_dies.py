@@ -27,8 +27,7 @@ PICTURE = f"""cd {TREE} 2>/dev/null || exit 0
 find . -printf '%p %y %m %U %G %l %T@\\n' | grep -v '^\\./* d' | sort
 find . -type f -exec sha256sum {{}} + | sort
 """
-DIES = f"""systemctl disable --now rigbook-verify.timer 2>/dev/null
-rm -rf /var/lib/rigbook /usr/local/lib/rigbook {TREE}"""
+DIES = f"rm -rf /var/lib/rigbook /usr/local/lib/rigbook {TREE}"
 KEPT = "/var/lib/rigbook/copies-of-others"
 
 
@@ -95,22 +94,3 @@ def test_the_tree_is_back_from_the_other_node(lab: Lab, venv: str) -> None:
     back = lab.pyinfra("backup", "--data", f"take={backup}")
     assert back.rc == 0 and f"{backup} is back from test2, and whole" in back.text
     assert restored(lab, backup) == venv != ""
-
-
-def test_they_are_read_each_week(lab: Lab, venv: str) -> None:
-    backup = backed_up(lab)
-    done = lab.pyinfra("backup", "--data", "weekly=true")
-    assert done.rc == 0 and "the backups are read each week" in done.text
-    again = lab.pyinfra("backup", "--data", "weekly=true")
-    assert again.counts("Grand total")[1:] == ("-", "-", "3"), again.text
-    assert root(lab, "test1", "systemctl is-active rigbook-verify.timer") == "active"
-    root(lab, "test1", "systemctl start rigbook-verify.service")
-    assert '"problem": ""' in root(lab, "test1", "cat /var/lib/rigbook/weekly.json")
-    payload = f"/var/lib/rigbook/backups/{backup}/payload.tar.zst"
-    root(lab, "test1", f"printf x | dd of={payload} bs=1 seek=9000000 conv=notrunc status=none")
-    root(lab, "test1", "systemctl start rigbook-verify.service || true")
-    assert root(lab, "test1", "systemctl is-failed rigbook-verify.service || true") == "failed"
-    assert backup in root(lab, "test1", "cat /var/lib/rigbook/weekly.json")
-    off = lab.pyinfra("backup", "--data", "weekly=false")
-    assert off.rc == 0, off.text
-    assert root(lab, "test1", "ls /etc/systemd/system | grep verify || true") == ""

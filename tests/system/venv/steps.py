@@ -62,11 +62,9 @@ class Tower(Lab):
         """Whether a real completion comes."""
         return ask(self.endpoint, 20).ok
 
-    def killed_operator(self, deploy: str, *arguments: str, budget_s: float = 900) -> str:
+    def killed_operator(self, deploy: str, *arguments: str) -> str:
         """The id of a change whose operator was killed -9 once the engine had been started."""
-        return breaks.killed_operator(
-            self, self.name, INVENTORY, deploy, *arguments, budget_s=budget_s
-        )
+        return breaks.killed_operator(self, self.name, INVENTORY, deploy, *arguments)
 
 
 def wait_until(what: str, budget_s: float, true: Callable[[], object], poll_s: float = 2) -> float:

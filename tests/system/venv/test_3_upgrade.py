@@ -144,32 +144,6 @@ def test_a_deleted_entry_point_comes_back_from_the_backup(serving: Tower) -> Non
     assert unchanged(serving.deploy("rollback", "--data", "backup=last"))
 
 
-def test_an_upgrade_in_place_that_cannot_start_is_restored(serving: Tower) -> None:
-    """The seed's way, with a way back: the backup is unpacked beside and trades places."""
-    done = serving.deploy("upgrade", "--data", f"version={BROKEN}", "--data", "inplace=true")
-    assert done.rc == 1, done.text
-    print(f"REPLAY in place to {BROKEN}, which cannot start: back after {done.seconds:.0f} s")
-    assert "2 starts, and none came to an answer" in done.text and "serves again" in done.text
-    newest = serving.newest()
-    assert (newest["deploy"], newest["status"]) == ("upgrade", "ROLLED_BACK")
-    assert serving.answers() and leads_to(serving) == OLD
-    assert serving.on(f"{VENV}/bin/vllm --version") == f"{OLD}+cpu"
-    assert unchanged(serving.deploy("serve"))
-
-
-def test_an_upgrade_in_place_whose_operator_is_killed(serving: Tower) -> None:
-    change = serving.killed_operator(
-        "upgrade", "--data", f"version={BROKEN}", "--data", "inplace=true", budget_s=400
-    )
-    began = time.monotonic()
-    done = serving.deploy("rollback")
-    assert done.rc == 0, done.text
-    seconds = serving.started_at() - began
-    print(f"REPLAY rollback of it after kill -9: {done.seconds:.0f} s, process at {seconds:.1f} s")
-    assert (serving.newest()["id"], serving.newest()["status"]) == (change, "ROLLED_BACK")
-    assert serving.answers() and unchanged(serving.deploy("rollback"))
-
-
 def test_a_prune_removes_the_versions_that_failed(serving: Tower) -> None:
     """What was kept for the post-mortem goes when somebody asks, and only that."""
     before = serving.on(f"ls {VENV}s").split()

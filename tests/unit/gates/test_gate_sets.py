@@ -76,7 +76,6 @@ ELSEWHERE = {
     "version-broken", "version-unknown",  # artifact/test_compatibility.py
     "kernel-known-bad", "driver-known-bad",  # artifact/test_known_bad.py
     "torch-cpu", "torch-variant", "wheel-missing", "old-wheel-missing",  # artifact/test_pip_plan.py
-    "backup-required",
     "patch-drifted", "patch-unknown",  # artifact/test_file_patches.py
     "libvgpu-target", "libvgpu-other", "libvgpu-candidate", "libvgpu-symbols", "libvgpu-preload",
     "libvgpu-drift", "libvgpu-old-mapped",  # cluster/test_vgpu_library.py
@@ -88,7 +87,6 @@ ELSEWHERE = {
     "hands-needed", "wol-card", "wol-unarmed",  # firmware/test_checklist.py
     "growth-large",  # host/test_growth.py
     "backup-one-disk",  # host/test_backups.py
-    "backup-check",  # host/test_backups.py
     "host-differs", "rebooted-unasked", "reboot-loop", "memory-kill",  # host/test_keeps_alive.py
     "guard-missing", "guard-tight",
     "enforce-eager",  # recipe/test_choices.py

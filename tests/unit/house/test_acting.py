@@ -10,7 +10,7 @@ from node.lease import arm
 UNITS = ROOT / "templates" / "etc" / "systemd" / "system"
 # a timer or a path unit starts these: the page has the one that starts them
 STARTED = {"rigbook-pair.service", "rigbook-watch.service", "rigbook-library.service",
-           "rigbook-limit.service", "rigbook-verify.service"}  # fmt: skip
+           "rigbook-limit.service"}  # fmt: skip
 
 
 def test_every_unit_is_on_the_page_with_a_way_to_end_it() -> None:

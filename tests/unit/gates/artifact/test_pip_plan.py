@@ -57,10 +57,10 @@ def answer(wanted: str | None = None, **changes: object) -> VenvWheels:
     return VenvWheels.model_validate(values)
 
 
-def codes(seen: VenvWheels, backed_up: bool = True, **spec: object) -> list[tuple[str, str]]:
+def codes(seen: VenvWheels, **spec: object) -> list[tuple[str, str]]:
     """The codes and severities of the findings."""
     rules = WheelsSpec.model_validate(spec)
-    found = wheels(PLAN, rules, "0.20.2", {NODE: seen}, {NODE: backed_up})
+    found = wheels(PLAN, rules, "0.20.2", {NODE: seen})
     assert all(v.evidence and v.remedy and v.node == NODE for v in found)
     return [(v.code, v.severity) for v in found]
 
@@ -87,7 +87,7 @@ def test_a_torch_of_another_variant_is_refused(version: str, code: str) -> None:
     """C1: pip resolves it without a word; the C extension does not load."""
     seen = answer(report(NEW, ("torch", version)))
     assert codes(seen) == [(code, "block")]
-    (found,) = wheels(PLAN, WheelsSpec(), "0.20.2", {NODE: seen}, {NODE: True})
+    (found,) = wheels(PLAN, WheelsSpec(), "0.20.2", {NODE: seen})
     assert "2.9.0+cu130 (cu130) now" in found.evidence and version in found.evidence
 
 
@@ -105,7 +105,7 @@ def test_on_a_rig_without_gpus_the_recipe_rules() -> None:
     )
 
     def found(spec: WheelsSpec) -> list[str]:
-        rows = wheels(CPU_PLAN, spec, "0.20.2", {CPU_PLAN.rig.head.name: seen}, {})
+        rows = wheels(CPU_PLAN, spec, "0.20.2", {CPU_PLAN.rig.head.name: seen})
         return [v.code for v in rows]
 
     assert found(WheelsSpec()) == [] and found(WheelsSpec(torch_variant="cpu")) == []
@@ -116,7 +116,7 @@ def test_a_torch_that_does_not_say_what_it_is_is_unknown() -> None:
     """P5; a recipe that names the variant answers it."""
     installed = ({"name": "torch", "version": "2.9.0", "path": "/t"},)
     seen = answer(report(NEW, ("torch", "2.10.0+cu130")), installed=installed, torch_cuda=None)
-    (found,) = wheels(PLAN, WheelsSpec(), "0.20.2", {NODE: seen}, {NODE: True})
+    (found,) = wheels(PLAN, WheelsSpec(), "0.20.2", {NODE: seen})
     assert found.code == "torch-variant" and found.unknown and "torch_variant" in found.remedy
     assert codes(seen, torch_variant="cu130") == []
 
@@ -160,7 +160,7 @@ def test_a_wheel_that_cannot_be_had_blocks_and_cannot_be_waived() -> None:
     seen = answer(wanted=None, wanted_error="ERROR: No matching distribution found")
     seen = seen.model_copy(update={"wanted": None})
     assert codes(seen) == [("wheel-missing", "block")]
-    assert {"wheel-missing", "backup-required", "pip-report-unreadable"} <= UNWAIVABLE
+    assert {"wheel-missing", "pip-report-unreadable"} <= UNWAIVABLE
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", '{"version": "2", "install": []}', '{"x": 1}'])
@@ -168,20 +168,12 @@ def test_a_report_that_cannot_be_read_blocks(text: str) -> None:
     assert codes(answer(text)) == [("pip-report-unreadable", "block")]
 
 
-def test_the_old_wheel_that_is_gone_warns_where_a_backup_is_verified() -> None:
+def test_the_old_wheel_that_is_gone_is_told_before_an_upgrade() -> None:
     """B5: the backup is the only way back, and it says so."""
     seen = answer(old=None, old_error="ERROR: no matching distribution: vllm==0.19.2rc1")
     assert codes(seen) == [("old-wheel-missing", "warn")]
-    (found,) = wheels(PLAN, WheelsSpec(), "0.20.2", {NODE: seen}, {NODE: True})
+    (found,) = wheels(PLAN, WheelsSpec(), "0.20.2", {NODE: seen})
     assert "the backup is the only way back" in found.summary
-
-
-def test_the_old_wheel_that_is_gone_without_a_backup_is_a_must() -> None:
-    seen = answer(old=None, old_error="ERROR: no matching distribution")
-    assert codes(seen, backed_up=False) == [
-        ("old-wheel-missing", "warn"),
-        ("backup-required", "block"),
-    ]
 
 
 def test_another_version_of_the_old_wheel_does_not_count() -> None:
@@ -189,8 +181,8 @@ def test_another_version_of_the_old_wheel_does_not_count() -> None:
 
 
 def test_a_first_installation_has_no_old_version() -> None:
-    assert codes(answer(installed=(), torch_cuda=None, old=None), backed_up=False) == []
+    assert codes(answer(installed=(), torch_cuda=None, old=None)) == []
 
 
 def test_nodes_that_did_not_answer_are_not_judged() -> None:
-    assert wheels(PLAN, WheelsSpec(), "0.20.2", {}, {}) == []
+    assert wheels(PLAN, WheelsSpec(), "0.20.2", {}) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gates.host import backups
-from schema.observed.backup import BackupRow, Backups, CopyRow, Weekly
+from schema.observed.backup import BackupRow, Backups, CopyRow
 from schema.observed.snapshot import Unreadable
 from tests.unit.builders import tower_rig
 from tests.unit.builders.snapshots import healthy
@@ -51,7 +51,7 @@ def test_a_backup_on_one_disk_is_named(name: str) -> None:
     seen, is_named, words = TABLE[name]
     plan = spark_plan()
     one = plan.rig.nodes[0].name
-    found = backups.findings(plan, healthy(plan), {one: seen}, NOW)
+    found = backups.findings(plan, healthy(plan), {one: seen})
     assert [(v.code, v.node, v.severity) for v in found] == (
         [("backup-one-disk", one, "warn")] if is_named else [])  # fmt: skip
     if is_named:
@@ -64,43 +64,13 @@ def test_a_rig_of_one_node_has_no_peer_to_name() -> None:
     plan = tower_rig.tower_plan()
     (one,) = plan.rig.nodes
     seen = {one.name: stored(row(NEW, FIVE))}
-    found = backups.findings(plan, tower_rig.healthy(plan), seen, NOW)
+    found = backups.findings(plan, tower_rig.healthy(plan), seen)
     assert "deploys/backup.py --data to=FOLDER" in found[0].remedy
 
 
 def test_backups_that_cannot_be_listed_are_no_silence() -> None:
     plan = spark_plan()
     seen = {node.name: Unreadable(unreadable="nothing (limit 120 s)") for node in plan.rig.nodes}
-    found = backups.findings(plan, healthy(plan), seen, NOW)
+    found = backups.findings(plan, healthy(plan), seen)
     assert {v.code for v in found} == {"backups-unreadable"} and len(found) == len(seen)
     assert backups.lines(seen, NOW) == []
-
-
-DAY = 24 * HOUR
-LATE = NOW + 100 * DAY
-READ = {
-    "none is set up": (None, None, "no timer reads them"),
-    "set up lately": (Weekly(since_unix_s=LATE - DAY, unix_s=None, read=0, problem=""), None,
-                      "read each week, not yet once"),
-    "set up long ago and never read": (
-        Weekly(since_unix_s=LATE - 15 * DAY, unix_s=None, read=0, problem=""),
-        "last: never; set up 15 days ago", "read each week, not yet once"),
-    "read": (Weekly(since_unix_s=0, unix_s=LATE - 13 * DAY, read=4, problem=""), None,
-             "read each week, 13 days ago: 4 whole"),
-    "overdue": (Weekly(since_unix_s=0, unix_s=LATE - 15 * DAY, read=4, problem=""),
-                "last: 15 days ago", "read each week, 15 days ago: 4 whole"),
-    "damaged": (Weekly(since_unix_s=0, unix_s=LATE - DAY, read=3, problem="NEW: its sha256"),
-                "NEW: its sha256", "read each week, 24 h ago: one is damaged"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", READ)
-def test_the_weekly_reading_is_told(name: str) -> None:
-    weekly, evidence, words = READ[name]
-    plan = spark_plan()
-    one = plan.rig.nodes[0].name
-    seen = stored(row(NEW, FIVE, COPY)).model_copy(update={"weekly": weekly})
-    found = backups.findings(plan, healthy(plan), {one: seen}, LATE)
-    assert [v.code for v in found] == (["backup-check"] if evidence else [])
-    assert not evidence or found[0].evidence.startswith(evidence)
-    assert backups.lines({one: seen}, LATE)[0].endswith(f"; {words}")

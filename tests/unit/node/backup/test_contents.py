@@ -68,16 +68,6 @@ def test_what_hides_behind_size_and_second_is_brought_back(
     assert (again["changed"], again["detail"]) == (False, "the tree is as the backup")
 
 
-def test_an_installation_in_place_needs_a_backup_of_the_same_contents(engine: Engine) -> None:
-    backup = engine.verified()
-    flipped(engine.package / "data.bin")
-    asked = {"change": {"id": "replace-1", "deploy": "upgrade", "operator": "x"},
-             "venv": str(engine.tree), "package": "vllm", "version": "0.28.0",
-             "backup": backup}  # fmt: skip
-    answer = engine.host.call("venv replace", asked)
-    assert answer["code"] == "backup_required" and "data.bin" in answer["error"], answer
-
-
 def odd_files(folder: Path) -> None:
     """What a copy by hand loses: times, holes, links, ACLs, attributes, capabilities."""
     folder.mkdir()

@@ -135,34 +135,6 @@ def test_a_tree_is_not_known_by_its_inode_alone(host: Host) -> None:
     assert closed["change"]["status"] == "INCONSISTENT"
 
 
-def test_a_tree_of_an_older_journal_is_known_by_its_inode(host: Host) -> None:
-    two(host)
-    host.call("apply", apply_request(tree_step(host)))
-    (path,) = (host.state / "journal").glob("*.json")
-    found = unsigned(path)
-    for side in ("pre", "post"):
-        row = found["steps"][0][side]
-        found["steps"][0][side] = {"kind": row["kind"], "ino": row["ino"]}
-    path.write_text(json.dumps(found))
-    assert host.call("undo")["status"] == "ROLLED_BACK"
-    assert folders(host) == {"tree": "old", "fresh": "new"}
-
-
-def test_a_file_of_an_older_journal_goes_back(host: Host) -> None:
-    """It has no attributes, no links, no number and no program."""
-    path = host.file()
-    host.call("apply", apply_request(file_step(path)))
-    (file,) = (host.state / "journal").glob("*.json")
-    found = unsigned(file)
-    for row, keys in ((found, ("number", "program")), (found["steps"][0], ("xattrs", "linked"))):
-        for key in keys:
-            del row[key]
-    file.write_text(json.dumps(found))
-    host.call("apply", apply_request(file_step(host.root / "new")))
-    assert host.call("undo")["status"] == "ROLLED_BACK"
-    assert path.read_text() == OLD and not (host.root / "new").exists()
-
-
 def acl(uid: int) -> bytes:
     """A POSIX ACL that lets one more user read: linux/posix_acl_xattr.h."""
     none = 0xFFFFFFFF

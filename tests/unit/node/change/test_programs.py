@@ -68,6 +68,20 @@ def test_what_can_no_longer_be_put_back_keeps_nothing(units: Path) -> None:
     assert set(programs.named()) == {program("f")}
 
 
+def test_the_program_of_a_blessed_change_stays_where_only_it_knows_a_step(units: Path) -> None:
+    """A kind of 0.2.0 that is gone: its undo is handed over to the program that wrote it."""
+    write(units / "rigbook-pair.service", "a")
+    path = Path(journal.path_of("change-1"))
+    found = json.loads(path.read_text())
+    del found["sha256"]
+    found.update(status="COMMITTED", program=program("b"))
+    path.write_text(json.dumps(found))
+    assert program("b") not in programs.named()
+    found["steps"].append({"op": "install", "state": "done", "path": "/opt/engine/venv"})
+    path.write_text(json.dumps(found))
+    assert programs.named()[program("b")] == ["change change-1"]
+
+
 def test_a_damaged_journal_lets_nothing_go(units: Path) -> None:
     write(units / "rigbook-pair.service", "a")
     Path(journal.path_of("change-1")).write_text("{")

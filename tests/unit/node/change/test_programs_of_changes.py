@@ -12,7 +12,6 @@ import pytest
 from facts.rignode import pack
 from node.core import version
 from tests.unit.node.support.host import (
-    NEW,
     OLD,
     Host,
     apply_request,
@@ -130,17 +129,6 @@ def test_a_program_does_not_hand_over_to_itself(host: Host) -> None:
     edit(host, format=2)
     answer = host.call("undo")
     assert answer["code"] == "unknown_format", answer
-
-
-def test_a_change_of_a_former_version_names_no_program_and_is_undone(host: Host) -> None:
-    path = host.file()
-    host.call("apply", apply_request(file_step(path)))
-    (file,) = (host.state / "journal").glob("*.json")
-    found = unsigned(file)
-    del found["program"]
-    file.write_text(json.dumps(found))
-    assert path.read_text() == NEW
-    assert host.call("undo")["status"] == "ROLLED_BACK" and path.read_text() == OLD
 
 
 def test_a_program_from_memory_knows_its_version(host: Host, tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ def old(host: Host, number: int, status: str = "COMMITTED", **more: Any) -> str:
     name = f"old-{number:04}"
     folder = host.state / "journal"
     folder.mkdir(parents=True, exist_ok=True)
-    row = {"format": 1, "id": name, "deploy": "serve", "operator": "tester@here", "waivers": [],
-           "status": status, "opened_unix_s": 1000.0 + number, "closed_unix_s": None,
+    row = {"format": 1, "number": number, "id": name, "deploy": "serve",
+           "operator": "tester@here", "waivers": [], "status": status,
+           "opened_unix_s": 1000.0 + number, "closed_unix_s": None,
            "boot_id": "b", "reason": None, "blob": None, "steps": [], **more}  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps(row, indent=1))
     return name

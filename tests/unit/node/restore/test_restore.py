@@ -104,22 +104,6 @@ def test_only_verified_ones_unless_named(engine: Engine) -> None:
     assert engine.restore(backup=backup)["changed"] is True
 
 
-def test_paths_only_come_back_one_by_one(engine: Engine) -> None:
-    site = engine.package.parent.relative_to(engine.tree)
-    paths = [f"{site}/vllm", f"{site}/vllm-0.27.0.dist-info", "bin/vllm", "bin/python"]
-    engine.verified(paths=paths)
-    (engine.tree / "note").write_text("not of the backup")
-    upgrade(engine)
-    answer = engine.restore()
-    assert engine.run() == "stand-in vllm 0.27.0" and (engine.tree / "note").exists()
-    # pip would see two versions: the other one's dist-info goes, too, and comes back by undo
-    assert [path.name for path in (engine.tree / site).glob("vllm-*")] == ["vllm-0.27.0.dist-info"]
-    assert any(path.endswith("vllm-0.28.0.dist-info") for path in answer["displaced"])
-    assert engine.host.call("undo")["ok"]
-    assert engine.run() == "stand-in vllm 0.28.0"
-    assert [path.name for path in (engine.tree / site).glob("vllm-*")] == ["vllm-0.28.0.dist-info"]
-
-
 def behind_a_link(engine: Engine) -> Path:
     """The venv in a folder of its version, and the path as a link to it."""
     real = engine.tree.parent / "venvs" / "0.27.0"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
 
 from tests.unit.node.support import transfers as t
-from tests.unit.node.support.host import change, unsigned
+from tests.unit.node.support.host import change
 from tests.unit.node.support.transfers import Ends, content, files
 
 MIB = 1 << 20
@@ -158,16 +157,3 @@ def test_two_sets_of_one_change_are_undone_to_the_first(ends: Ends) -> None:
     assert marks(ends) == ["displaced-change-1", "displaced-change-1+1"]
     assert ends.taker.call("undo", {})["status"] == "ROLLED_BACK"
     assert content(ends.target) == good and marks(ends) == []
-
-
-def test_a_step_of_the_former_version_is_not_called_undone(ends: Ends) -> None:
-    """Its weights were replaced without a copy: there is nothing to put back."""
-    files(ends.source, a_bin=10)
-    assert ends.move()[0]["ok"]
-    path = ends.taker.state / "journal" / "change-1.json"
-    found = unsigned(path)
-    found["steps"] = [{"op": "weights", "folder": str(ends.target), "files": 1, "bytes": 10,
-                       "state": "done"}]  # fmt: skip
-    path.write_text(json.dumps(found))
-    answer = ends.taker.call("undo", {})
-    assert answer["code"] == "irreversible" and f"came to {ends.target} stay" in answer["error"]
