@@ -235,8 +235,7 @@ def _node_work(rig: Procedure, want: Want, name: str) -> _NodeWork | None:
     releases = _releases(kernels, want.kernel)
     once: Steps = []
     if moves and want.kernel is not None:
-        waived = "boot-sticky" in {code for code, _ in rig.waivers}
-        trial = Trial(want.kernel, want.budget_s, rig.run.id, waived)
+        trial = Trial(want.kernel, want.budget_s, rig.run.id)
         kernels_of(snapshot)
         once = candidate_steps(trial, kernels, files_in(snapshot), regenerate=True)
     module = {"op": "module", "module": want.module}

@@ -97,12 +97,9 @@ TABLE: Table = {
         run(PIN, on=k.facts(grub=k.grub(grubenv="corrupt: it has 3 bytes, a block has 1024"))),
         refused("grubenv-bad", "corrupt: it has 3 bytes",
                 "grub-editenv /boot/grub/grubenv create")),
-    # no booted host is behind this rig, so it ends in the reboot; the VM tier goes on from there
-    "waived": (
-        run(TRY, "waive=boot-sticky", "reason=a test", on=STICKY),
-        Ends(None, never=("block boot-sticky",))),
     "not pinned": (run(TRY), refused("not-pinned", "no pinned kernel to fall back to")),
-    "sticky": (run(TRY, on=STICKY), failed("boot-sticky", "lies on lvm", steps=[])),
+    "sticky": (run(TRY, on=STICKY), failed(
+        "boot-sticky", "lies on lvm", "pin it for good", steps=[])),
     "neither": (run(on=k.facts()), refused("give one of them")),
     "both": (run(PIN, TRY, on=k.facts()), refused("give one of them")),
     "hostile": (run("kernel=$(touch x)", on=k.facts()), refused("kernel", "is no kernel")),
