@@ -250,8 +250,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
                                  "steps[0].work is"),
     "a kept set": (lambda p: in_step(p, op="weights_set", displaced="../x"),
                    'steps[0].displaced is "../x"'),
-    "a further name": (lambda p: in_step(p, linked={"file": {}, "kept": "../../victim"}),
-                       "steps[0].linked.kept is"),
 }  # fmt: skip
 
 

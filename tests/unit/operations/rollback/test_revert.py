@@ -291,8 +291,8 @@ def test_a_part_of_the_undo_that_comes_with_a_boot_gets_one(
 
     rig.node.answer = answer
     monkeypatch.setattr(revert, "fact_of", lambda _, host, __: boots[host.name])
-    monkeypatch.setattr(revert, "reboot_now",
-                        lambda _, host, before, __: boots.update({host.name: f"after {before}"}))  # fmt: skip
+    reboots = lambda _, host, before, __: boots.update({host.name: f"after {before}"})  # noqa: E731
+    monkeypatch.setattr(revert, "reboot_now", reboots)
     assert "ROLLED_BACK" in revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert boots == {HEAD: "b1", WORKER: "after b1"}
     assert "boots once, to undo the rest" in rig.said()
