@@ -50,6 +50,12 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "watch": [data.WatchData, cluster.ClusterWatchData],
     "weights": [data.WeightsData],
 }
+# Keys of an earlier release that are gone, each with what to do instead.
+REMOVED = {
+    "repeat_s": "a state that stays bad is told again each hour; leave it out",
+    "start_limit_burst": "unit does not set it any more; by hand: sudo systemctl edit UNIT",
+    "start_limit_interval": "unit does not set it any more; by hand: sudo systemctl edit UNIT",
+}
 
 
 def rigs_of(kind: type[HostKeys]) -> type[HostKeys]:
