@@ -1,5 +1,7 @@
 """driver: another version of the GPU's driver, with a kernel where it must, or back by itself.
 
+Each node that changes boots once: the new module comes with that boot.
+
 Runbook: docs/runbooks/driver.md. Data: version=580.142, or latest=true, with family=590 for
 another branch; candidate=RELEASE boots that kernel with it once, proves and pins it; budget.
 """
@@ -51,7 +53,6 @@ engine.stop(name="Stop the head", run=rig.run, nodes=up.head)
 engine.stop(name="Stop the workers", run=rig.run, nodes=up.workers)
 for node in work.members:
     stages = (
-        ("Take the old module out of", "unload", work.unload),
         ("Exchange the packages of", "install", work.install),
         ("Have the kernel tried once on", "once", work.once),
     )
@@ -65,21 +66,12 @@ for node in work.members:
             idle="nothing to do here in this step",
             before=work.before[host.name],
         )
-    if node in work.boots:
-        reboot(
-            name=f"Boot {node} once",
-            run=rig.run,
-            nodes=work.of(node),
-            before=work.boots[node],
-            budget_s=want.budget_s,
-        )
-    apply(
-        name=f"Load the new module on {node}",
+    reboot(
+        name=f"Boot {node} once",
         run=rig.run,
-        label=f"load {node}",
-        steps=work.load[node] if host.name == node else [],
-        members=work.of(node),
-        idle="nothing to do here in this step",
+        nodes=work.of(node),
+        before=work.boots[node],
+        budget_s=want.budget_s,
     )
 packages.cdi(name="Make the CDI specs anew", run=rig.run, specs=work.specs)
 packages.works(

@@ -1,7 +1,7 @@
 """unit: repoint a unit that starts a file which is not there, by a drop-in; or take one away.
 
 Runbook: docs/runbooks/unit.md. Data: unit, exec_start, restart, restart_sec, environment,
-start_limit_interval, start_limit_burst, drop_in=NAME, remove=true, only=NODE, waive + reason.
+drop_in=NAME, remove=true, only=NODE, waive + reason.
 """
 
 from pyinfra import host

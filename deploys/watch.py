@@ -1,6 +1,6 @@
 """watch: ask the rig for a real completion, again and again, and tell somebody when none comes.
 
-Runbook: docs/runbooks/watch.md. Data: webhook_file or webhook, interval, misses, repeat_s,
+Runbook: docs/runbooks/watch.md. Data: webhook_file or webhook, interval, misses,
 only=NODE (default: the head), url and model to ask a gateway, restart=true and silent_s about an
 engine that is silent, textfile for Prometheus, remove=true to end it.
 """

@@ -51,7 +51,7 @@ CODES: dict[str, Code] = {
     "boot-no-driver": Code(Layer.KERNEL),
     "kernel-known-bad": Code(Layer.KERNEL),
     "boot-room": Code(Layer.KERNEL),
-    "boot-sticky": Code(Layer.KERNEL),
+    "boot-sticky": Code(Layer.KERNEL, waivable=False),
     "grubenv-bad": Code(Layer.KERNEL, waivable=False),
     "not-pinned": Code(Layer.KERNEL, waivable=False),
     "pin-entry": Code(Layer.KERNEL, waivable=False),

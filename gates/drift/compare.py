@@ -148,7 +148,7 @@ def _box(wanted: ContainerSpec, docker: Docker, container: Container) -> Iterato
         policy = f"{container.restart_policy} (a second supervisor beside systemd)"
         yield Difference("container", "restart policy", "no", policy)
     for name, want, have in (
-        ("network mode", wanted.network, container.network_mode),
+        ("network mode", "host", container.network_mode),
         ("ipc mode", wanted.ipc, container.ipc_mode),
         ("privileged", str(wanted.privileged).lower(), str(container.privileged).lower()),
         ("init process", "true", str(container.init).lower()),

@@ -23,6 +23,9 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 # What the packages unpack to beside the files, module sources and what a build leaves included.
 UNPACKED = 4
 ROOM = 1 << 30
+# The driver's own services: they hold the GPU and end with the boot.
+_DAEMONS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-dcgm.service",
+            "dcgm.service", "nvidia-cdi-refresh.service")  # fmt: skip
 # Others than the driver's own packages that come and go with it.
 _KIN = ("linux-", "nvidia-", "libnvidia-", "xserver-xorg-video-nvidia-", "dkms", "cuda-drivers",
         "cuda-compat")  # fmt: skip
@@ -191,7 +194,7 @@ def same_for_all(plan: Plan, observed: Observed) -> list[Violation]:
 def no_other_user(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Only our engine and the driver's own services are stopped: nobody else's process is ended."""
     facts = driver_facts(snapshot)
-    others = [user for user in facts.users if not _ours(user, facts, snapshot)]
+    others = [user for user in facts.users if not _ours(user, snapshot)]
     if others:
         named = [f"{u.comm} (pid {u.pid}{f', {u.unit}' if u.unit else ''})" for u in others[:6]]
         units = sorted({u.unit for u in others if u.unit})
@@ -209,8 +212,8 @@ def no_other_user(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vi
         )
 
 
-def _ours(user: GpuUser, facts: DriverFacts, snapshot: NodeSnapshot) -> bool:
-    if user.unit == UNIT or user.unit in facts.daemons:
+def _ours(user: GpuUser, snapshot: NodeSnapshot) -> bool:
+    if user.unit in (UNIT, *_DAEMONS):
         return True
     docker = snapshot.docker
     return (

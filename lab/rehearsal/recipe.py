@@ -113,7 +113,7 @@ def _runtime(recipe: Recipe, nodes: int) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if box is not None:
         volumes = [volume.model_dump() for volume in box.volumes]
-        made["container"] = {"image": image_of(recipe), "network": box.network, "ipc": box.ipc,
+        made["container"] = {"image": image_of(recipe), "ipc": box.ipc,
                              "volumes": volumes, "jit_caches": box.jit_caches}  # fmt: skip
     if venv is not None:
         made["venv"] = {"path": venv.path, "version": f"{ENGINE_VERSION}+cpu",

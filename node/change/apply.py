@@ -100,11 +100,3 @@ def _do_all(steps: Transaction, wanted: list[Json]) -> list[Json]:
         told = {key: steps.rows[-1][key] for key in kind.told if changed and key in steps.rows[-1]}
         answers.append(_answer(step, changed, detail, told))
     return answers
-
-
-def install(request: Json) -> Json:
-    """`file install`: an apply of one file step."""
-    body = validate.keys(request, "request", ("change", "file"), ("change", "file"))
-    if not isinstance(body["file"], dict):
-        raise validate.bad("file is not an object")
-    return apply({"change": body["change"], "steps": [{**body["file"], "op": "file"}]})

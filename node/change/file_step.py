@@ -15,8 +15,8 @@ from node.core import validate as core_validate
 from node.core.errors import Json, NodeError
 from node.core.run_as_owner import Owner
 from node.core.step_kind import PRE, Seen, Steps
-from node.core.step_state import DONE, UNDONE
-from node.files import atomic, attributes, hard_link, secret_env
+from node.core.step_state import DONE
+from node.files import atomic, attributes, secret_env
 
 VALIDATE_TIMEOUT_S = 20.0
 _KEYS = {
@@ -227,10 +227,11 @@ class FileKind(PathKind):
                 atomic.save_blob(step["raw"])
             # the temp's name first, so that whoever comes after a kill can remove it; undo uses it
             temp = atomic.temp_name(folder.name)
-            beside = {} if current["kind"] == "absent" else _beside(folder)
+            more = {}
+            if current["kind"] != "absent":
+                more["xattrs"] = attributes.of(folder.name, folder.fd)
             entry = self.record(steps, path=step["path"], pre=current, post=wanted, temp=temp,
-                                **beside)  # fmt: skip
-            hard_link.keep(folder, beside.get("linked"))
+                                **more)  # fmt: skip
             if self.op == "file":
                 atomic.replace(folder, step["raw"], step["owner"], temp,
                                _check(step, folder, current))  # fmt: skip
@@ -247,10 +248,7 @@ class FileKind(PathKind):
         """A file is old or new in whole, so what lies there says which. The temp is removed."""
         with atomic.Folder(entry["path"]) as folder:
             folder.unlink(entry["temp"])
-            state = self.state_of(entry, atomic.read_entry(folder))
-            if state == UNDONE:
-                hard_link.forget(entry)
-            return state
+            return self.state_of(entry, atomic.read_entry(folder))
 
     def same(self, current: Json, recorded: Json) -> bool:
         """Gives True when the description of what lies there is the recorded one."""
@@ -297,7 +295,6 @@ class FileKind(PathKind):
             with atomic.Folder(entry["path"]) as folder:
                 folder.unlink(entry["temp"])  # of an undo that was killed
         if _same(current, entry["pre"]) and not self.verify(entry, PRE):
-            hard_link.forget(entry)
             return "was as before"
         if not self.is_ours(entry, current):
             if not overwrite:
@@ -308,7 +305,7 @@ class FileKind(PathKind):
             return self._put_back(folder, entry, current)
 
     def verify(self, entry: Json, side: str) -> list[str]:
-        """Gives in what the path is not as recorded: bytes, mode, owner, attributes, hard links."""
+        """Gives in what the path is not as recorded: bytes, mode, owner, attributes."""
         known = (entry if side == PRE else entry[side]).get("xattrs")
         plain = {key: value for key, value in entry[side].items() if key != "xattrs"}
         lines = super().verify({**entry, side: plain}, side)
@@ -316,9 +313,7 @@ class FileKind(PathKind):
             return lines
         path = entry["path"]
         with atomic.Folder(path) as folder:
-            now = attributes.of(folder.name, folder.fd)
-            lost = hard_link.lost(folder, entry.get("linked")) if side == PRE else []
-            return [*attributes.differing(path, now, known), *lost]
+            return attributes.differing(path, attributes.of(folder.name, folder.fd), known)
 
     def _put_back(self, folder: atomic.Folder, entry: Json, current: Json) -> str:
         """Make the path what the step found; gives what was done in words."""
@@ -338,16 +333,10 @@ class FileKind(PathKind):
         owner = atomic.Owner(int(pre["mode"], 8), pre["uid"], pre["gid"])
         if pre["kind"] == "directory":
             _set_directory(folder, owner, current["kind"] == "absent", xattrs)
-        elif not hard_link.put_back(folder, entry, owner, xattrs or {}):
+        else:
             raw = atomic.load_blob(pre["sha256"])
             atomic.replace(folder, raw, owner, entry["temp"], xattrs=xattrs)
-        hard_link.forget(entry)
         return "restored"
-
-
-def _beside(folder: atomic.Folder) -> Json:
-    """Gives what an entry has beside its description; a new file has none of it."""
-    return {"xattrs": attributes.of(folder.name, folder.fd), "linked": hard_link.look(folder)}
 
 
 def _current(path: str, keep: Callable[[bytes], None] | None = None) -> Json:

@@ -98,10 +98,7 @@ _STEP: _Checks = {
     **dict.fromkeys(("words", "why", "left", "unit"), _text),
     # undo removes it
     "temp": _matches(re.escape(atomic.TEMP_PREFIX) + "[^/]*"),
-    "linked": _or_none(_table),
 }
-# the name under which hard_link.py keeps a file in the state folder, and puts it back from there
-_LINKED: _Checks = {"kept": _matches("[0-9a-f]{16}"), "file": _table}
 _OF_PATH: _Checks = {"pre": _table, "post": _table, "xattrs": _texts}
 # folders that are removed whole: their names are ours
 _OURS = _matches(r"/(.*/)?\.rigbook-[^/]+")
@@ -130,7 +127,6 @@ def _check_step(step: Json, where: str) -> None:
     if not {"op", "state"} <= step.keys():
         raise ValueError(f"{where}op or {where}state is missing")
     _check(step, _STEP, where)
-    _check(step.get("linked") or {}, _LINKED, f"{where}linked.")
     _check(step, _OF_OP.get(step["op"], {}), where)
     if _OF_OP.get(step["op"]) is _OF_PATH:
         for side in ("pre", "post"):

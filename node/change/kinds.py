@@ -26,7 +26,6 @@ KINDS: dict[str, str] = {
     "grub": "node.kernel.grub_step:GrubKind",
     "hold": "node.kernel.apt_hold_step:AptHoldKind",
     "packages": "node.driver.packages_step:PackagesKind",
-    "module": "node.driver.module_step:ModuleKind",
     "wol": "node.machine.wol_step:WolKind",
     "sysctl": "node.host.sysctl_step:SysctlKind",
     "reread": "node.host.reread_step:RereadKind",

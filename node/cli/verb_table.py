@@ -51,7 +51,6 @@ READING: dict[str, str] = {
 # JSON in and out; they may change the host, so signals are caught and undone steps are told
 CHANGING: dict[str, str] = {
     "apply": "node.change.apply:apply",
-    "file install": "node.change.apply:install",
     "close": "node.growth.prune:close",
     "prune": "node.growth.prune:prune",
     "claim": "node.engine.held_stopped:claim_change",

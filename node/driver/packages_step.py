@@ -1,20 +1,22 @@
 """The `packages` step of a change: packages exchanged from kept files, and the way back to the old.
 
 apt installs the rehearsed set and no more. The undo is dpkg's own and needs no solver: apt refuses
-to begin while dpkg is interrupted, which is when an undo is needed.
+to begin while dpkg is interrupted, which is when an undo is needed. A module that runs stays until
+the next boot, there and back.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import time
 
-from node.core import validate
+from node.core import proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import Done, TimedOut, run
 from node.core.step_kind import POST, PRE, Kind, Seen, Steps
 from node.core.step_state import DONE, UNDONE, UNKNOWN
-from node.driver import apt_plan, build, kept_state, store
+from node.driver import apt_plan, build, loaded, store
 
 INSTALL_S = 1500.0
 DPKG_S = 1200.0
@@ -97,6 +99,15 @@ def _modules(entry: Json, side: str) -> list[str]:
             for release, wanted, now in found if wanted is not None and now != wanted]  # fmt: skip
 
 
+def _unbooted(entry: Json) -> list[str]:
+    """Gives a line where one boot has yet to load the former module, or what the disk has of it."""
+    name, now = entry["module"], loaded.version(entry["module"])
+    on_disk = build.version(platform.release(), name)
+    if now == entry["loaded"] or (now is not None and now == on_disk):
+        return []
+    return [f"the loaded {name} module is {now or 'none'}: the former one comes with the next boot"]
+
+
 class PackagesKind(Kind):
     """The driver's packages, and its module built for each named kernel."""
 
@@ -144,24 +155,23 @@ class PackagesKind(Kind):
         _require_rehearsed(rows, wanted)
         before = {release: build.version(release, step["module"]) for release in step["kernels"]}
         automatic = _automatic(names)
-        kept = kept_state.keep(step["module"], before)
         entry = self.record(steps, rows=rows, module=step["module"], version=step["version"],
-                            kernels=before, automatic=automatic, kept=kept)  # fmt: skip
+                            kernels=before, automatic=automatic,
+                            loaded=loaded.version(step["module"]))  # fmt: skip
         _install(wanted)
         new = [row["name"] for row in rows if row["old"] is None]
         _mark([*automatic, *new], names)
         if lines := _lines(rows, "new"):
             raise NodeError("; ".join(lines)[:400], "apt_failed")
         told = build.ensure(step["kernels"], step["module"], step["version"])
-        steps.finish(entry, told=kept_state.conf())
+        steps.finish(entry)
         return True, "; ".join([f"{len(rows)} packages", *told])
 
     def recover(self, entry: Json, rows: list[Json]) -> str:
         """All are new, all are old, or (unknown) a kill came in the middle."""
         if not _lines(entry["rows"], "new") and not _modules(entry, POST):
             return DONE
-        same = not _lines(entry["rows"], "old") and not _modules(entry, PRE)
-        return UNDONE if same else UNKNOWN
+        return UNKNOWN if self.verify(entry, PRE) else UNDONE
 
     def conflicts(self, entry: Json, seen: Seen) -> bool:
         """Raises NodeError where a package is neither old nor new by now, or an old file gone."""
@@ -179,10 +189,10 @@ class PackagesKind(Kind):
         return False
 
     def revert(self, entry: Json, overwrite: bool) -> str:
-        """Put the old packages and their module back, whatever state dpkg is in."""
-        rows, kept = entry["rows"], entry["kept"]
-        said = []
-        kept_state.forget_mark()
+        """Put the old packages and their module back, whatever state dpkg is in. Raises NodeError,
+        and also with `boot` noted in the entry where one boot loads the former module.
+        """
+        rows, said = entry["rows"], []
         if _lines(rows, "old"):
             now = states([row["name"] for row in rows])
             gone = [row["name"] for row in rows if row["old"] is None and row["name"] in now]
@@ -191,10 +201,6 @@ class PackagesKind(Kind):
             tried = [_dpkg("--purge", *gone)] if gone else []
             tried += [_dpkg("--install", *back)] if back else []
             tried += [_dpkg("--configure", "--pending")]
-            if _lines(rows, "old") and os.path.isdir(kept_state.DKMS):
-                with kept_state.nothing_built():
-                    kept_state.put_back_modules(kept, entry["kernels"])
-                    tried += [_dpkg("--configure", "--pending")]
             if lines := _lines(rows, "old"):
                 why = "; ".join(apt_plan.reason(done.out + "\n" + done.err)
                                 for done in tried if done.rc != 0)  # fmt: skip
@@ -204,28 +210,16 @@ class PackagesKind(Kind):
             said.append(f"{len(back)} old packages are back, {len(gone)} new ones are gone")
         for release, version in entry["kernels"].items():
             if version is not None and build.version(release, entry["module"]) != version:
-                said += _module_back(entry, release, version)
-        again = kept_state.put_back_conf(kept, entry.get("told"))
-        said += [f"{path} is as before" for path in again]
+                said += build.ensure([release], entry["module"], version)
+        if lines := _unbooted(entry):
+            entry.setdefault("boot", proc.boot_id())
+            raise NodeError("; ".join(lines), "boot_needed", "boot once, then: rignode undo")
         return "; ".join(said) or "was as before"
 
     def verify(self, entry: Json, side: str) -> list[str]:
-        """Gives in what packages and modules, and (PRE) modprobe.d, are not as recorded."""
+        """Gives in what packages and modules, and (PRE) the loaded one, are not as recorded."""
         lines = _lines(entry["rows"], "old" if side == PRE else "new") + _modules(entry, side)
-        changed = kept_state.moved(entry["kept"], entry.get("told")) if side == PRE else []
-        return [*lines, *(f"{path} is not as before" for path in changed)]
-
-
-def _module_back(entry: Json, release: str, version: str) -> list[str]:
-    """Has DKMS build the former module of a kernel, or puts back the one that was kept."""
-    name = entry["module"]
-    try:
-        return build.ensure([release], name, version)
-    except NodeError:
-        kept_state.put_back_modules(entry["kept"], [release])
-        if build.problem(release, name, version) is not None:
-            raise
-    return [f"the kept {name} {version} for {release} is back"]
+        return lines + (_unbooted(entry) if side == PRE else [])
 
 
 def _require_files(rows: list[Json], old_only: bool = False) -> None:

@@ -199,7 +199,9 @@ def _sweep(keep: set[str]) -> None:
         for entry in change["steps"]:
             if entry.get("op") == "packages":
                 keep |= {path for row in entry["rows"] for path in (new_of(row), old_of(row))
-                         if path} | {entry["kept"]["path"]}  # fmt: skip
+                         if path}  # fmt: skip
+                # the built modules that a change of 0.2.0 kept, for its own program
+                keep |= {entry["kept"]["path"]} if "kept" in entry else set()
     for name in os.listdir(folder()):
         path = os.path.join(folder(), name)
         if path not in keep and os.path.isfile(path):

@@ -12,7 +12,7 @@ from node.backup import listing
 from node.change import journal
 from node.core import proc
 from node.core.errors import Json
-from node.files import atomic, hard_link, state_dir
+from node.files import atomic, state_dir
 from node.growth.item import Item, file_bytes
 from node.vgpu import state as vgpu_state
 
@@ -59,7 +59,7 @@ def changes() -> list[Item]:
 
 
 def blobs() -> list[Item]:
-    """Gives the kept copies, and the further names of files that were replaced (hard_link.py).
+    """Gives the kept copies, and the further names of replaced files that 0.2.0 kept.
 
     Those that no change and no settings file names may go.
     """
@@ -69,7 +69,7 @@ def blobs() -> list[Item]:
         texts.append(proc.read_text(path))
     named = {word for text in texts for word in _KEPT.findall(text)}
     found: list[Item] = []
-    for folder in (state_dir.blob_folder(), hard_link.kept_folder()):
+    for folder in (state_dir.blob_folder(), os.path.join(state_dir.root(), "linked")):
         for name in _listed(folder):
             path = os.path.join(folder, name)
             needed = "a change, or a settings file, names it" if name in named else ""

@@ -5,25 +5,20 @@ The unit's FailureAction does the reboot, so a fault of this program ends at the
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
 import time
-from contextlib import AbstractContextManager
 from typing import Any
 
 from node.core import log, proc, validate
 from node.core.errors import Json, NodeError
 from node.files.host_lock import Lock
-from node.kernel import grub_step
 
 PATH = "/etc/rigbook/candidate.json"
 POLL_S = 2.0
 # a deploy that blesses at this moment holds the lock
 LOCK_S = 120.0
-# early in a boot the disk may be read-only and /boot not mounted: the next look tries again
-SHORT_LOCK_S = 1.0
 PROGRESS_S = 60.0
 
 
@@ -75,16 +70,13 @@ def run() -> None:
 def _wait(facts: Json) -> None:
     """Wait until the file is gone, up to the budget."""
     told = -PROGRESS_S
-    once = False
     while _read() is not None:
-        once = once or _only_once(facts, SHORT_LOCK_S)
         left = facts["budget_s"] - _uptime()
         if left <= 0:
             # under the lock: a blessing that is under way goes first
             with Lock("candidate falls back", LOCK_S):
                 if _read() is None:
                     break
-                once = once or _only_once(facts, None)
                 raise NodeError(
                     f"{facts['candidate']} was not blessed within {facts['budget_s']} s:"
                     f" back to {facts['pinned']}",
@@ -95,20 +87,3 @@ def _wait(facts: Json) -> None:
             log.say(f"candidate: {facts['candidate']} has {left:.0f} s to be blessed")
         time.sleep(POLL_S)
     log.say(f"candidate: {facts['candidate']} is blessed")
-
-
-def _only_once(facts: Json, lock_s: float | None) -> bool:
-    """See that GRUB does not boot the candidate again, and give whether that is certain.
-
-    On LVM and RAID GRUB cannot take next_entry back (a waived boot-sticky); `lock_s` None: the
-    caller holds the lock.
-    """
-    with contextlib.suppress(NodeError, OSError):
-        lock: AbstractContextManager[object] = (
-            Lock("candidate", lock_s) if lock_s is not None else contextlib.nullcontext()
-        )
-        with lock:
-            if _read() is not None and grub_step.use_up(facts["candidate"]):
-                log.say("candidate: GRUB could not take next_entry back; it is gone now")
-            return True
-    return False

@@ -90,13 +90,13 @@ def _wanted(step: Json, folder: str) -> tuple[bytes, bytes, bytes, bytes | None]
     if step["saved"] is not None:
         saved = entry_of(menu, step["saved"])
     following = entry_of(menu, step["next"]) if step["next"] is not None else None
-    if following is not None and bootloader.place(folder)["sticky"] and not step["sticky_ok"]:
+    if following is not None and bootloader.place(folder)["sticky"]:
         kind = bootloader.place(folder)["kind"]
         raise NodeError(
             f"/boot lies on {kind}: GRUB cannot take next_entry back, it would boot"
             f" {step['next']} at each start",
             "sticky",
-            "pin it for good instead, or say that this is wanted",
+            "pin it for good instead",
         )
     try:
         new_env = grubenv.render(grubenv.changed(env, saved, following))
@@ -148,26 +148,6 @@ def _values(raw: bytes | None) -> Json:
     return {key: values[key] for key in _ENV_KEYS if key in values}
 
 
-def use_up(kernel: str) -> bool:
-    """Take next_entry away where it still names this kernel: GRUB itself could not write (sticky).
-
-    Gives whether a write was needed. Raises NodeError where GRUB's files cannot be read yet, and
-    OSError. The caller holds the lock.
-    """
-    folder = _folder()
-    state, values = bootloader.environment(folder)
-    if values is None:
-        raise NodeError(f"{folder}/grubenv is {state}", "grubenv_bad")
-    menu = menu_of(proc.read_bytes(f"{folder}/grub.cfg") or b"", values, folder)
-    chosen = bootloader.following(menu, values, state)
-    if chosen["how"] != "next_entry" or chosen["kernel"] != kernel:
-        return False
-    kept = {key: value for key, value in values.items() if key != "next_entry"}
-    _put(folder, "grubenv", grubenv.render(kept), 0o644)
-    boot_flush.flush(folder)
-    return True
-
-
 def _sweep(folder: str) -> None:
     """Remove temp files that a kill left in GRUB's folder."""
     for name in os.listdir(folder):
@@ -184,7 +164,7 @@ def _now(folder: str) -> dict[str, str | None]:
 class GrubKind(Kind):
     """The kernel of the next boot or of every boot, and a menu made anew."""
 
-    keys = ("saved", "next", "regenerate", "sticky_ok")
+    keys = ("saved", "next", "regenerate")
 
     def parse(self, step: Json, where: str) -> Json:
         """Gives a step with every value checked."""
@@ -192,8 +172,7 @@ class GrubKind(Kind):
         for key in ("saved", "next"):
             value = step.get(key)
             out[key] = None if value is None else validate.release(value, f"{where}.{key}")
-        for key in ("regenerate", "sticky_ok"):
-            out[key] = validate.boolean(step.get(key, False), f"{where}.{key}")
+        out["regenerate"] = validate.boolean(step.get("regenerate", False), f"{where}.regenerate")
         if out["saved"] is None and out["next"] is None and not out["regenerate"]:
             raise validate.bad(f"{where}: names neither saved nor next and regenerates nothing")
         return out

@@ -64,7 +64,7 @@ def file_rows(
         if pre["kind"] == "file":
             atomic.save_blob(kept[path])
             if "xattrs" in entry:
-                row.update(xattrs=entry["xattrs"].get(path, {}), linked=None)
+                row.update(xattrs=entry["xattrs"].get(path, {}))
         rows.append(row)
     return rows
 

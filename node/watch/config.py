@@ -15,7 +15,7 @@ from node.watch.silence import Limits
 
 PATH = "/etc/rigbook/watch.json"
 FORMAT = 1
-_KEYS = ("format", "rig", "node", "endpoint", "misses", "repeat_s", "webhook", "webhook_file")
+_KEYS = ("format", "rig", "node", "endpoint", "misses", "webhook", "webhook_file")
 _MORE = ("silence", "textfile", "deployment")
 _REMEDY = "run deploys/watch.py: it writes the file anew"
 
@@ -28,7 +28,7 @@ class Silence(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What is watched: misses until it counts as down, seconds until a notice is repeated.
+    """What is watched, and how many misses until it counts as down.
 
     `silence` None: what is asked is not our engine. `deployment` says which one that is on a
     Kubernetes rig; node/kube/watched.py checks it. `textfile` is a file for Prometheus's
@@ -40,7 +40,6 @@ class Watch(NamedTuple):
     node: str
     endpoint: Endpoint
     misses: int
-    repeat_s: float
     webhook: str | None
     webhook_file: str | None
     silence: Silence | None = None
@@ -69,7 +68,6 @@ def parse(value: Any) -> Watch:
         validate.text(body["node"], "node", 200),
         endpoint(body["endpoint"], "endpoint"),
         int(validate.number(body["misses"], "misses", 1, 1000)),
-        validate.number(body["repeat_s"], "repeat_s", 60, 86400 * 30),
         None if url is None else http_url(url, "webhook"),
         None if file is None else validate.path(file, "webhook_file"),
         _silence(body.get("silence")),

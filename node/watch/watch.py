@@ -24,6 +24,8 @@ from node.watch.own_unit import OwnUnit
 # a full batch makes a short request wait
 ANSWER_S = 60.0
 MAX_PENDING = 20
+# a state that stays bad is told again
+AGAIN_S = 3600.0
 # an endpoint that comes and goes is told so often; the next notice then says how often it changed
 MOST_AN_HOUR = 10
 # what was so before a watch that was taken away and comes back says nothing about now
@@ -57,7 +59,7 @@ def judge(before: Json, reply: Reply, watch: Watch, now: float) -> Json:
     """Gives the state after one look, with the notices that are due in `pending`. Pure.
 
     A change of the status is told at once, MOST_AN_HOUR times; a status that stays bad again after
-    `repeat_s`.
+    AGAIN_S.
     """
     status = status_of(before, reply, watch)
     missing = None if _answered(reply) else (before["missing_since"] or now)
@@ -75,7 +77,7 @@ def judge(before: Json, reply: Reply, watch: Watch, now: float) -> Json:
     }
     told = before["told_unix_s"]
     stays_bad = status != "up" and not after["pending"] and told is not None
-    due = changed or before["unsaid"] or (stays_bad and now - told >= watch.repeat_s)
+    due = changed or before["unsaid"] or (stays_bad and now - told >= AGAIN_S)
     recent = [then for then in before["noticed"] if 0 <= now - then < 3600]
     if due and len(recent) < MOST_AN_HOUR:
         after["pending"].append(notice(after, reply, watch))

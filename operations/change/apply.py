@@ -32,9 +32,8 @@ _LIMITS_S = {
     "kube": 180,
     "container": 180,
     "former_engine": 180,
-    # packages: apt, and DKMS for each kernel. module: services that stop, modules that go.
+    # packages: apt, and DKMS for each kernel.
     "packages": 2700,
-    "module": 600,
 }
 # A library of some MB, over a slow line.
 BINARY_S = 300
@@ -83,12 +82,6 @@ def _packages(step: Step) -> str:
     return f"exchange {len(step['rows'])} packages; {driver} must be there for {kernels}"
 
 
-def _module(step: Step) -> str:
-    if step["loaded"]:
-        return f"load {step['module']} {step['version']}"
-    return f"unload {step['module']}, and let no boot load it"
-
-
 def _former_engine(step: Step) -> str:
     where = f"runs in container {step['container']}" if "container" in step else ""
     return f"end the engine that {where or 'is pid ' + str(step['pid'])}"
@@ -110,7 +103,6 @@ _WORDS: Mapping[str, Callable[[Step], str]] = {
     "unit": _unit,
     "hold": lambda s: f"apt holds: {', '.join(s['packages'])}",
     "packages": _packages,
-    "module": _module,
     "grub": _grub,
     "wol": lambda s: f"{s['nic']} wakes by a magic packet from now on (ethtool wol {s['letters']})",
     "sysctl": lambda s: ", ".join(f"{name} = {value}" for name, value in s["values"].items()),

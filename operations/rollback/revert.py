@@ -9,17 +9,19 @@ from typing import Any
 
 from pyinfra.api import State
 
+from facts.boot_id import BootId
 from facts.endpoint.completion import Endpoint
 from facts.local.secret_values import api_key
 from facts.observe import observe
 from facts.rignode.call import AskFailed, ask_node
-from facts.rignode.context import real
+from facts.rignode.context import fact_of, real
 from node.rules.patterns import printable
 from operations.adopt.answer import answers_again, former_in
 from operations.change.node_call import StepFailed, call, run_as_root
 from operations.change.run import Run
 from operations.engine.baseline import compared
 from operations.engine.wait_ready import unit_states, wait_for_answer
+from operations.host.reboot import reboot_now
 from operations.rollback.former_venv import FormerVenvs
 from schema.desired.plan import UNIT, Plan
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -31,6 +33,8 @@ Recorded = Mapping[str, Mapping[str, Any]]
 UNDO_TIMEOUT_S = 240
 # A backup of 30 GB is unpacked, at 20 MB/s.
 RESTORE_TIMEOUT_S = 1800
+# The boot that brings a former driver.
+BOOT_S = 1800
 UP = ("active", "activating", "reloading")
 # The server of a Deployment may have to roll its former pods out.
 DEPLOYMENT_TIMEOUT_S = 900
@@ -91,10 +95,14 @@ def revert_change(
     request["start_units"] = True
     if reason:
         request["reason"] = _one_line(reason)
-    problems = []
-    for node in ordered:
-        if line := _undo(state, node, request, kept[node]):
-            problems.append("; ".join(filter(None, (stops[node], line))))
+    problems = _undo_each(state, ordered, request, kept, stops)
+    held = {node: boot for node in ordered if problems and (boot := _ends(state, node, change))}
+    for node, boot in held.items():
+        host = state.inventory.get_host(node)
+        host.log(f"{'; '.join(problems)}; boots once, to undo the rest")
+        reboot_now(state, host, boot, BOOT_S)
+    if held:
+        problems = _undo_each(state, ordered, request, kept, {})
     problems += silent
     if problems:
         raise StepFailed("; ".join(problems))
@@ -210,6 +218,29 @@ def _undo(
             f"{node}: change {request['change']} is {answer.get('status')}: {answer.get('detail')}"
         )
     return None
+
+
+def _undo_each(
+    state: State,
+    ordered: Collection[str],
+    request: dict[str, Any],
+    kept: Mapping[str, Mapping[str, Any] | None],
+    stops: Mapping[str, str | None],
+) -> list[str]:
+    """Undoes the change on each node; a line for each that did not come back whole."""
+    lines = ((node, _undo(state, node, request, kept[node])) for node in ordered)
+    return ["; ".join(filter(None, (stops.get(node), line))) for node, line in lines if line]
+
+
+def _ends(state: State, node: str, change: str) -> str | None:
+    """The node's boot, where a part of the undo comes with the next one; else None."""
+    try:
+        steps = (_recorded(state, node, change) or {}).get("steps", ())
+    except StepFailed:
+        return None
+    noted = {step["boot"] for step in steps if "boot" in step and step["state"] != "undone"}
+    now = fact_of(state, state.inventory.get_host(node), BootId) if noted else None
+    return now if now in noted else None
 
 
 def _refuse_another_runs(kept: Mapping[str, Mapping[str, Any] | None], run: str | None) -> None:

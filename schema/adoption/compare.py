@@ -135,7 +135,7 @@ def _options(ours: ContainerSpec | None, live: FormerContainer) -> list[Row]:
         "privileged": (ours.privileged, live.privileged),
         "gpus": (ours.gpus is not None, live.gpus),
         "ipc": (ours.ipc == "host", live.ipc_mode == "host"),
-        "network": (ours.network, live.network_mode),
+        "network": ("host", live.network_mode),
     }
     return [
         _row("option", "image", ours.image, live.image if leads else live.image_id, leads),

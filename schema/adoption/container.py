@@ -25,7 +25,6 @@ def container(nodes: Sequence[LiveNode]) -> tuple[dict[str, Any], list[str]]:
         found["runtime"] = head.runtime
     if head.gpus:
         found["gpus"] = "all"
-    found["network"] = "host"
     if head.network_mode == "pod":
         notes.append(
             "it was in its pod's network; rigbook's is on the host's: a Service or an Ingress that "

@@ -50,7 +50,7 @@ _RIG_ENV = {
 }
 # Values that mean the same in a recipe of ours.
 _SAME: dict[str, tuple[object, ...]] = {
-    "network": ("host",), "ipc": ("host", "private"), "privileged": (True, False)
+    "ipc": ("host", "private"), "privileged": (True, False)
 }  # fmt: skip
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?")
 _SIZE = re.compile(r"([1-9][0-9]*)([kmg])b?\Z", re.IGNORECASE)
@@ -73,7 +73,6 @@ def container_of(data: Mapping[str, Any], made: Imported) -> dict[str, Any]:
     box: dict[str, Any] = {
         "image": image,
         "gpus": "all",
-        "network": "host",
         "ipc": "host",
         "privileged": True,
         "volumes": [{"source": s, "target": t} for s, t in _VOLUMES[made.launcher].items()],
@@ -84,6 +83,8 @@ def container_of(data: Mapping[str, Any], made: Imported) -> dict[str, Any]:
             made.left.append(f"executor_config.{key}: the unit starts, restarts and removes it")
         elif size:
             box["shm_size"] = size[1] + size[2].lower()
+        elif key == "network" and value == "host":
+            continue  # as every engine of ours
         elif value in _SAME.get(key, ()) or (key == "gpus" and value):
             box[key] = value
         else:

@@ -26,7 +26,7 @@ def as_lease(value: object) -> object:
 class HostData(HostKeys):
     """What every runbook takes on a rig whose engine rigbook installs."""
 
-    unused: ClassVar[frozenset[str]] = frozenset({"lease"})
+    unused: ClassVar[frozenset[str]] = frozenset({"lease", "deep"})
     role: Literal["head", "worker"] = key(..., "the head answers clients")
     rank: int | None = key(
         None, "its place in the rig; none: 0 for the head, 1 for a worker", ge=0, le=63
@@ -78,4 +78,4 @@ class HostData(HostKeys):
 class LeasedData(HostData):
     """What changes a rig and may do so under a lease (docs/adr/0027)."""
 
-    unused = frozenset()
+    unused = frozenset({"deep"})

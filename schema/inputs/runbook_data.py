@@ -52,6 +52,7 @@ CommandLine = Annotated[Argv | None, BeforeValidator(listed_argv)]
 class AdoptData(HostData):
     """adopt: takes any inventory with hosts; what an engine needs may be missing in it."""
 
+    unused = frozenset({"lease"})
     write: GroupName | None = key(
         None, "write inventory/NAME.py, group_data/NAME.py and the recipe NAME from what runs"
     )
@@ -62,6 +63,8 @@ class AdoptData(HostData):
 class ServeData(LeasedData):
     """serve."""
 
+    unused = frozenset()
+
 
 class StopData(LeasedData):
     """stop."""
@@ -69,6 +72,8 @@ class StopData(LeasedData):
 
 class RestartData(LeasedData):
     """restart."""
+
+    unused = frozenset()
 
 
 class VerifyData(HostData):
@@ -190,9 +195,6 @@ class WatchKeys(Frozen):
     webhook: Url | None = key(None, "the URL that is told", repr=False)
     interval: int = key(60, "between two looks", "seconds", ge=10, le=86400)
     misses: int = key(3, "misses in a row until it is down", "looks", ge=1, le=1000)
-    repeat_s: int = key(
-        3600, "until a state that stays bad is told again", "seconds", ge=60, le=2592000
-    )
     restart: bool = key(False, "restart an engine that is silent, 3 times in 6 hours at most")
     silent_s: int | None = key(
         None, "without a token until it is silent; none: as the recipe's longest prefill",
@@ -236,16 +238,6 @@ class UnitData(LeasedData):
     environment: Annotated[tuple[Assignment, ...], BeforeValidator(listed)] = key(
         (), "NAME=VALUE; no secrets"
     )
-    start_limit_interval: int | None = key(
-        None,
-        "the time that start_limit_burst counts in; none: the unit's own",
-        "seconds",
-        ge=0,
-        le=604800,
-    )
-    start_limit_burst: int | None = key(
-        None, "at most so many; none: the unit's own", "starts", ge=0, le=10000
-    )
     only: HostName | None = key(None, "one node; none: each whose systemd knows the unit")
     remove: bool = key(False, "take the drop-in away")
 
@@ -256,8 +248,6 @@ class UnitData(LeasedData):
             restart=self.restart,
             restart_sec=self.restart_sec,
             environment=self.environment,
-            start_limit_interval=self.start_limit_interval,
-            start_limit_burst=self.start_limit_burst,
         )
 
 
@@ -337,6 +327,7 @@ class ImageData(TransferData):
 class WeightsData(TransferData):
     """weights."""
 
+    unused = frozenset()
     verify: bool = key(False, "read and hash everything, everywhere")
     prune: bool = key(False, "delete what the giver has not")
     download: HubRepo | None = key(None, "from the hub first: ORG/NAME or ORG/NAME@REVISION")

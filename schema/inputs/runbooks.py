@@ -58,6 +58,9 @@ REMOVED = {
     "docs/runbooks/backup.md",
     "weekly": "the weekly timer is gone; take a cron line, and remove the timer of an earlier "
     "release: docs/runbooks/backup.md",
+    "repeat_s": "a state that stays bad is told again each hour; leave it out",
+    "start_limit_burst": "unit does not set it any more; by hand: sudo systemctl edit UNIT",
+    "start_limit_interval": "unit does not set it any more; by hand: sudo systemctl edit UNIT",
 }
 
 

@@ -153,14 +153,6 @@ class MachineSnapshot(KernelSnapshot):
     hardware: HardwareFacts | Unreadable
 
 
-class ModulePart(Frozen):
-    """A loaded module of the driver, how often it is used, and the modules that use it."""
-
-    name: str
-    refs: int
-    holders: tuple[str, ...]
-
-
 class GpuUser(Frozen):
     """A process that has a device file of the driver open."""
 
@@ -215,10 +207,7 @@ class DriverFacts(Frozen):
     module: str
     versions: tuple[str, ...]
     loaded: str | None
-    parts: tuple[ModulePart, ...]
-    blocked: bool
     users: tuple[GpuUser, ...]
-    daemons: tuple[str, ...]
     apt: AptPlan | Unreadable
     dpkg: str | None
     lock: str | None
@@ -228,13 +217,6 @@ class DriverFacts(Frozen):
     key: SigningKey
     cdi: dict[str, tuple[str, ...]]
     took_s: float
-
-    @property
-    def by_console(self) -> bool:
-        """Whether the kernel itself holds the module, as its console does: no unload passes."""
-        return not self.users and any(
-            part.name.endswith("_drm") and part.refs > len(part.holders) for part in self.parts
-        )
 
 
 class DriverSnapshot(MachineSnapshot):

@@ -90,7 +90,6 @@ class ContainerSpec(Frozen):
     build: ImageBuild | None = None
     runtime: Name | None = None
     gpus: Argument | None = None
-    network: Literal["host"] = "host"
     ipc: Literal["host", "private"] = "host"
     privileged: bool = False
     shm_size: Annotated[str, AfterValidator(memory_size)] | None = None
@@ -156,15 +155,13 @@ class WeightsSpec(Frozen):
     """Where the weights lie on the node and what the loader reads.
 
     A `source` of the hub (OWNER/NAME) has its folder in the login user's hub cache as `path`,
-    where none is given. `total_bytes` is what the publisher says, rounded; compare the nodes with
-    each other instead.
+    where none is given.
     """
 
     source: Line
     path: HomePath = Field(default_factory=_in_the_hub_cache, validate_default=True)
     format: Literal["safetensors", "gguf"] = "safetensors"
     shards: Annotated[int, Field(ge=1)] | None = None
-    total_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
 class Baseline(Frozen):

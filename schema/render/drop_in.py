@@ -91,16 +91,13 @@ Assignment = Annotated[str, AfterValidator(assignment)]
 class DropIn(Frozen):
     """What a drop-in sets; None and () leave the unit's own value.
 
-    `exec_start` replaces the unit's ExecStart=. `restart_sec` and `start_limit_interval` are
-    seconds, `start_limit_burst` is the number of starts in that interval.
+    `exec_start` replaces the unit's ExecStart=. `restart_sec` is in seconds.
     """
 
     exec_start: Argv | None = None
     restart: Restart | None = None
     restart_sec: int | None = None
     environment: tuple[Assignment, ...] = ()
-    start_limit_interval: int | None = None
-    start_limit_burst: int | None = None
 
     @property
     def empty(self) -> bool:
@@ -109,14 +106,6 @@ class DropIn(Frozen):
 
     def text(self) -> str:
         """The file's text; an ExecStart= stands behind the empty one that resets it."""
-        unit = [
-            f"{key}={value}"
-            for key, value in (
-                ("StartLimitIntervalSec", self.start_limit_interval),
-                ("StartLimitBurst", self.start_limit_burst),
-            )
-            if value is not None
-        ]
         service: list[str] = []
         if self.exec_start is not None:
             service += ["ExecStart=", f"ExecStart={' '.join(map(_word, self.exec_start))}"]
@@ -125,10 +114,7 @@ class DropIn(Frozen):
         if self.restart_sec is not None:
             service.append(f"RestartSec={self.restart_sec}")
         service += [f"Environment={_environment(item)}" for item in self.environment]
-        parts = [("[Unit]", unit), ("[Service]", service)]
-        return HEADER + "".join(
-            f"\n{head}\n" + "\n".join(rows) + "\n" for head, rows in parts if rows
-        )
+        return HEADER + "".join(f"{line}\n" for line in ("", "[Service]", *service) if service)
 
 
 def _word(value: str) -> str:

@@ -121,7 +121,7 @@ def docker_run(recipe: Recipe, profile: str, spec: EngineSpec) -> list[list[str]
         ["/usr/bin/docker", "run"],
         ["--name", CONTAINER],
         ["--rm", "--restart", "no", "--init"],
-        ["--network", box.network],
+        ["--network", "host"],
         ["--ipc", box.ipc],
     ]
     groups += gpu_arguments(box)

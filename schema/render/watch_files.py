@@ -38,8 +38,6 @@ class Watching(Protocol):
     @property
     def misses(self) -> int: ...
     @property
-    def repeat_s(self) -> int: ...
-    @property
     def webhook(self) -> str | None: ...
     @property
     def webhook_file(self) -> str | None: ...
@@ -66,7 +64,6 @@ def watch_documents(plan: Plan, node: str, data: Watching) -> tuple[Document, ..
         "node": node,
         "endpoint": asked,
         "misses": data.misses,
-        "repeat_s": data.repeat_s,
         "webhook": data.webhook,
         "webhook_file": data.webhook_file,
         "textfile": data.textfile,

@@ -64,16 +64,14 @@ class Want:
 class DriverWork:
     """The steps of one run, by stage and node; empty for a node that is as wanted.
 
-    `boots` are the nodes that boot once, with the boot_id of now; `specs` the CDI specs to be made.
+    `boots` is each member's boot_id of now; `specs` are the CDI specs to be made.
     """
 
     wanted: str
     members: tuple[str, ...]
     rows: Mapping[str, list[dict[str, Any]]]
-    unload: Mapping[str, Steps]
     install: Mapping[str, Steps]
     once: Mapping[str, Steps]
-    load: Mapping[str, Steps]
     words: Mapping[str, tuple[str, ...]]
     boots: Mapping[str, str]
     before: Mapping[str, Mapping[str, str | None]]
@@ -131,8 +129,7 @@ def _boot_gates(want: Want) -> tuple[Gate, ...]:
         }
         return bootable(want.kernel or "", nodes - coming)(plan, observed)
 
-    hands = rebootable(load_lists(), time.time(), nodes)
-    return (installed, *falls_back(want.kernel, nodes), *hands)
+    return (installed, *falls_back(want.kernel, nodes))
 
 
 def _names(seen: DriverSnapshot) -> set[str]:
@@ -175,10 +172,9 @@ def plan(rig: Procedure, want: Want) -> DriverWork:
     for name in sorted(set(names) - {*members}):
         logger.info(f"    {name}: the driver {wanted} is there and loaded; as wanted")
     work = {name: found for name, found in made.items() if found is not None}
-    boots = {n: rig.snapshots[n].identity.boot_id for n in members if work[n].boots}
-    if boots and not want.kernel:
-        # what a candidate's gates ask, for a boot that only the console needs
-        hands = rebootable(load_lists(), time.time(), frozenset(boots))
+    if members:
+        # asked of the nodes that boot, and of no other
+        hands = rebootable(load_lists(), time.time(), frozenset(members))
         rig.gate_more(check(rig.plan, rig.snapshots, hands))
     running = {n: _kernel(rig.snapshots[n]).running for n in members}
     rig.run.context.setdefault("kernels", running)
@@ -186,12 +182,10 @@ def plan(rig: Procedure, want: Want) -> DriverWork:
         wanted=wanted,
         members=members,
         rows={name: work[name].rows for name in members},
-        unload={name: work[name].unload for name in members},
         install={name: work[name].install for name in members},
         once={name: work[name].once for name in members},
-        load={name: work[name].load for name in members},
         words={name: work[name].words for name in members},
-        boots=boots,
+        boots={name: rig.snapshots[name].identity.boot_id for name in members},
         before={name: texts_of(files_in(rig.snapshots[name])) for name in names},
         specs={name: work[name].specs for name in members},
         pinned=frozenset(n for n in members if _is_pinned(rig.snapshots[n])),
@@ -201,13 +195,10 @@ def plan(rig: Procedure, want: Want) -> DriverWork:
 @dataclass(frozen=True)
 class _NodeWork:
     rows: list[dict[str, Any]]
-    unload: Steps
     install: Steps
     once: Steps
-    load: Steps
     words: tuple[str, ...]
     specs: Mapping[str, str]
-    boots: bool
 
 
 def _kernel(snapshot: object) -> KernelFacts:
@@ -229,33 +220,28 @@ def _node_work(rig: Procedure, want: Want, name: str) -> _NodeWork | None:
     kernels = _kernel(snapshot)
     here = (facts.loaded, *facts.versions)
     moves = want.kernel is not None and kernels.running != want.kernel
-    if not apt.rows and set(here) == {apt.wanted} and not facts.blocked and not moves:
+    if not apt.rows and set(here) == {apt.wanted} and not moves:
         return None
-    boots = moves or facts.by_console
     releases = _releases(kernels, want.kernel)
     once: Steps = []
     if moves and want.kernel is not None:
-        waived = "boot-sticky" in {code for code, _ in rig.waivers}
-        trial = Trial(want.kernel, want.budget_s, rig.run.id, waived)
+        trial = Trial(want.kernel, want.budget_s, rig.run.id)
         kernels_of(snapshot)
         once = candidate_steps(trial, kernels, files_in(snapshot), regenerate=True)
-    module = {"op": "module", "module": want.module}
     return _NodeWork(
         rows=[_row(row) for row in apt.rows],
-        unload=[{**module, "loaded": False, "version": None, "may_boot": boots}],
         install=_install(want, apt, releases),
         once=once,
-        load=[{**module, "loaded": True, "version": apt.wanted}],
-        words=_words(want, name, facts, apt, releases, boots, rig.plan),
+        words=_words(want, facts, apt, releases, rig.plan),
         specs={path: _SPEC_MODE for path in facts.cdi if path.startswith("/etc/")},
-        boots=boots,
     )
 
 
 def _releases(kernels: KernelFacts, more: str | None) -> tuple[str, ...]:
-    """The kernels that must have the module: the running, the one that boots next, the new one."""
-    following = None if isinstance(kernels.grub, Unreadable) else kernels.grub.default.kernel
-    names = (kernels.running, following, more)
+    """The kernels that must have the module: the running, the next and the usual one, the new."""
+    grub = kernels.grub
+    booted = () if isinstance(grub, Unreadable) else (grub.next.kernel, grub.default.kernel)
+    names = (kernels.running, *booted, more)
     return tuple(dict.fromkeys(name for name in names if name))
 
 
@@ -282,9 +268,8 @@ def _install(want: Want, apt: AptPlan, releases: Sequence[str]) -> Steps:
 
 
 def _words(
-    want: Want, name: str, facts: DriverFacts, apt: AptPlan, releases: Sequence[str], boots: bool,
-    plan: Plan,
-) -> tuple[str, ...]:  # fmt: skip
+    want: Want, facts: DriverFacts, apt: AptPlan, releases: Sequence[str], plan: Plan
+) -> tuple[str, ...]:
     """What a person is told before: package by package, what is built, stops, and how long."""
     lines = [f"driver {', '.join(facts.versions) or 'none'} -> {apt.wanted}"]
     for row in apt.rows:
@@ -295,10 +280,8 @@ def _words(
     built = any("dkms" in row.name and row.new for row in apt.rows)
     does = "DKMS builds" if built else "the packages bring"
     lines.append(f"{does} {want.module} for {', '.join(releases)}")
-    stops = ", ".join(["the engine", *facts.daemons])
-    how = f"loaded after one boot of {want.kernel or 'this kernel'}" if boots else "loaded at once"
-    lines.append(f"stops: {stops}; {how}")
-    seconds = INSTALL_S + BUILD_S * built * len(releases) + BOOT_S * boots
+    lines.append(f"stops: the engine; then boots {want.kernel or 'the default kernel'} once")
+    seconds = INSTALL_S + BUILD_S * built * len(releases) + BOOT_S
     lines.append(
         f"estimate: {seconds} s here, then up to {plan.recipe.expect.start_budget_s} s until the "
         "engine answers"

@@ -108,31 +108,8 @@ def revert(run: Run) -> str:
     else, and the former engine's answer.
     """
     _to_former_kernel(run)
-    try:
-        return _undone(run)
-    except StepFailed as error:
-        held = [name for name in sorted(run.touched) if _waits_for_boot(run, name)]
-        if not held:
-            raise
-        run.host(held[0]).log(f"{error}; boots once, to undo the rest")
-        for name in held:
-            seen = observe_kernels(run.state, run.plan, None, fresh=True)[name]
-            reboot_now(run.state, run.host(name), facts_of(name, seen).boot_id, BACK_S)
-        return _undone(run)
-
-
-def _undone(run: Run) -> str:
     why = run.failure or "a step failed"
     return revert_change(run.state, run.plan, run.id, run.touched, reason=why, run=run.owner.token)
-
-
-def _waits_for_boot(run: Run, name: str) -> bool:
-    """Whether a module that the console holds is blocked there, and goes with the next boot."""
-    try:
-        change = call(run.state, run.host(name), "journal", {"change": run.id})["change"]
-    except StepFailed:
-        return False
-    return any("boot" in step and step["state"] != "undone" for step in change["steps"])
 
 
 def _to_former_kernel(run: Run) -> None:

@@ -131,8 +131,7 @@ def plan(rig: Procedure, want: Want) -> KernelWork:
         facts, grub, apt = kernels_of(snapshot)
         release = facts.running if want.kernel == "current" else want.kernel
         if want.candidate:
-            waived = "boot-sticky" in {code for code, _ in rig.waivers}
-            trial = Trial(release, want.budget_s, rig.run.id, waived)
+            trial = Trial(release, want.budget_s, rig.run.id)
             steps[name] = candidate_steps(trial, facts, files[name])
             words[name] = (f"next boot: {release} once; after it: {facts.running}, the pinned one",)
         else:
@@ -196,15 +195,11 @@ def pin_words(release: str, grub: Grub, apt: Apt) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A kernel that is booted once for a change, and the seconds until it must be blessed.
-
-    `sticky_ok`: also where GRUB cannot take next_entry back; the unit does it in its place.
-    """
+    """A kernel that is booted once for a change, and the seconds until it must be blessed."""
 
     kernel: str
     budget_s: int
     change: str
-    sticky_ok: bool
 
 
 def candidate_steps(
@@ -224,6 +219,5 @@ def candidate_steps(
             "saved": facts.running,
             "next": trial.kernel,
             "regenerate": regenerate,
-            "sticky_ok": trial.sticky_ok,
         },
     ]

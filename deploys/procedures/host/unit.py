@@ -89,7 +89,7 @@ def parse_request(rig: Procedure) -> tuple[Plan, Wanted]:
     if data.remove == (not override.empty):
         raise DeployError(
             "give --data remove=true, or what the drop-in is to set (exec_start, restart, "
-            "restart_sec, environment, start_limit_interval, start_limit_burst): one of them"
+            "restart_sec, environment): one of them"
         )
     nodes = rig.asked_nodes(data.only)
     if not data.remove and data.unit.startswith(OWN):

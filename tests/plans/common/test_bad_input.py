@@ -72,6 +72,10 @@ REFUSED = {
                  healthy),
         ("--data: keep: stop or watch does not take it; allowed: with backup",),
     ),
+    "no weights there": (
+        Scenario(("deploys/stop.py", "-y", *data("deep=true")), healthy),
+        ("deep: stop does not take it; allowed: with adopt, doctor, report, restart, serve, ",),
+    ),
     "another's value": (
         serve(data={"misses": 0}), (f"{INVENTORY}: host {HEAD}: misses: is 0; allowed: 1 or more",)
     ),

@@ -84,10 +84,10 @@ TABLE: Table = {
         run(SLEEP, how=DRY, seen=rig(None, **ACTIVE, restarts=1, since_unix_s=NOW - 1)),
         quiet(f"then restart {DS4}", never=("from its next start",))),
     # other directives replace the file whole
-    "limits": (
-        run("restart=always", "start_limit_burst=3", how=DRY, seen=rig(TEXT)),
+    "restart": (
+        run("restart=always", "restart_sec=3", how=DRY, seen=rig(TEXT)),
         quiet(*(f"[{HEAD}] {line}\n" for line in (
-            "-ExecStart=/usr/bin/sleep infinity", "+Restart=always", "+StartLimitBurst=3")))),
+            "-ExecStart=/usr/bin/sleep infinity", "+Restart=always", "+RestartSec=3")))),
     "remove": (run("remove=true", how=DRY, seen=rig(TEXT)), quiet(
         f"[{HEAD}] remove {PATH}\n", f"[{HEAD}] -ExecStart=\n")),
     "none to remove": (run("remove=true"), quiet(asks=LOOKS)),

@@ -101,6 +101,8 @@ def sent(host: str, command: str, stdin: str | None = "") -> Sent:
         "journalctl": "log",
         "systemctl stop": "systemctl-stop",
         "random/boot_id": "boot-id",
+        "systemctl reboot": "reboot",
+        "is-enabled -q": "start-enabled",
     }
     verb = next((verb for text, verb in words_of.items() if text in command), "other")
     return Sent(host, verb, {}, False, command)

@@ -27,6 +27,7 @@ from node.files import secret_env
 from node.lease import settings
 from node.patch import inspect
 from node.transfer import server
+from operations.host import reboot
 from schema.desired.plan import UNIT
 from schema.render.engine_files import NODE_PATH
 from tests.plans.support import boot_double, launched, measure_double, several_double
@@ -75,6 +76,8 @@ def scenario_hosts() -> list[Any]:
     # pyinfra's stand-in drops what goes to stdin, and answers only from a fixed map
     replaced: Any = FakeConnector
     replaced.run_shell_command, replaced._lookup_response = with_stdin, look_up
+    # a stand-in has booted before the next look
+    reboot.POLL_S = 0.05
     return [(name, {"fake_delay": 0, "fake_delay_jitter": 0, **data}) for name, data in
             scenario["hosts"]]  # fmt: skip
 
@@ -107,7 +110,7 @@ class FakeNode:
         self.changes: dict[str, Json] = {}
         # what `node kernel` says; None: a container, which has no boot of its own
         self.kernel: Json | None = None
-        self.starts = self.asked = 0
+        self.starts = self.asked = self.boots = 0
         self.timer = "active"
         self.dying = False
         rows, kept = (list(self.faults.get(key, [])) for key in ("backups", "keeps"))
@@ -140,7 +143,13 @@ class FakeNode:
             return True, str(self.faults.get("nccl", "")), ""
         if command.verb == "boot-id":
             locked = bool(self.faults.get("no root"))
-            return not locked, "b", "sudo: a password is required" if locked else ""
+            boot = f"boot {self.boots}" if self.boots else "b"
+            return not locked, boot, "sudo: a password is required" if locked else ""
+        if command.verb in ("reboot", "start-enabled"):
+            # an enabled engine comes up by itself
+            self.boots += command.verb == "reboot"
+            self._set_active("start")
+            return True, "", ""
         if command.verb == "log":
             return True, "loading weights\nstand-in engine: ValueError: no such flag", ""
         if command.verb == "systemctl-stop":

@@ -23,6 +23,8 @@ FAULTS = ("good", "nobuild", "noload", "mismatch", "unconfigured", "gone", "unli
 # needs the old library
 OTHER = "viewer"
 FOLDER = "/srv/driver"
+# while this file is there, the new tool takes long enough to be seen
+SLOW = f"{FOLDER}/slow"
 _SOURCE = """#include <linux/module.h>
 #ifdef TOO_NEW
 #error this kernel is too new for the driver
@@ -59,6 +61,7 @@ _PRERM = "#!/bin/sh\ndkms remove -m {module} -v {version} --all 2>/dev/null || t
 _TOOL = """#!/bin/sh
 # rigbook stand-in for nvidia-smi: compares the loaded module with the library, as NVIDIA's does
 loaded=$(cat /sys/module/{module}/version 2>/dev/null)
+[ "$loaded" != "{new}" ] || [ ! -e {slow} ] || sleep 20
 [ -n "$loaded" ] || {{ echo "NVIDIA-SMI has failed (stand-in): no module" >&2; exit 9; }}
 for library in /usr/lib/x86_64-linux-gnu/lib{module}-ml.so.*; do :; done
 [ "${{library##*.so.}}" = "$loaded" ] && [ "$loaded" != "{refuses}" ] || {{
@@ -89,7 +92,7 @@ def _files(version: str, fault: str) -> dict[str, dict[str, str]]:
         NAMES[1]: {f"usr/lib/x86_64-linux-gnu/lib{MODULE}-ml.so.{version}": "stand-in\n"},
         NAMES[2]: {
             "usr/bin/nvidia-smi": _TOOL.format(
-                refuses=version if fault == "mismatch" else "none", **names
+                refuses=version if fault == "mismatch" else "none", new=NEW, slow=SLOW, **names
             ),
             f"etc/{MODULE}.conf": f"of {version}\n",
             "DEBIAN/conffiles": f"/etc/{MODULE}.conf\n",

@@ -1,6 +1,6 @@
-"""A driver changed on a machine of its own: 12 states, each with an error, a kill and a power cut.
+"""A driver changed on a machine of its own: 11 states, each with an error, a kill and a power cut.
 
-RIGBOOK_DRIVER=install:kill,load selects cells by state and loss, RIGBOOK_DRIVER=all takes all 36;
+RIGBOOK_DRIVER=install:kill,load selects cells by state and loss, RIGBOOK_DRIVER=all takes all 33;
 without it three are run, since each cell takes minutes of emulation. A cell ends with one driver,
 old or new in whole, and an engine that answers; its loss is made while the state is seen.
 """
@@ -29,10 +29,11 @@ LEASE_S, SETTLED_S = 60, 1800
 LOST_S, BUDGET_S = 240, 900
 ASK = ("deploys/driver.py", "-y", "--data", f"version={NEW}", "--data", f"lease={LEASE_S}")
 DEBS = "/var/lib/rigbook/debs"
-BLOCK = "/etc/modprobe.d/zz-rigbook-driver.conf"
 LIBRARY = f"/usr/lib/x86_64-linux-gnu/lib{MODULE}-ml.so."
 UP = "systemctl is-active -q rigbook-engine.service"
-BLOCKED, LOADABLE = f"test -e {BLOCK}", f"test -e {LIBRARY}{NEW} && ! test -e {BLOCK}"
+LOADED = f'test "$(cat /sys/module/{MODULE}/version)" = {NEW}'
+# this test's own login, and the operator's, who is back after the boot
+BACK = "test $(pgrep -fc '^sshd: rig .priv') -ge 2"
 LOOKS = "pgrep -f 'apt-get -s|apt-cache madison' >/dev/null"
 FETCHES = "pgrep -f '[.]pyz driver fetch' >/dev/null"
 # its look has been seen and is over
@@ -50,12 +51,15 @@ LOCK = (
     "import fcntl, time; f = open('/var/lib/dpkg/lock-frontend', 'w'); "
     "fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(900)"
 )
+# no new login, until the next boot
+NO_LOGIN = """cp /etc/ssh/sshd_config /run/no-login
+printf 'MaxStartups 1:100:1\\nAllowUsers nobody\\n' >> /run/no-login
+mount --bind /run/no-login /etc/ssh/sshd_config
+systemctl reload ssh"""
 FULL = "$(($(df --output=avail -B1 /boot | tail -1) - 157286400))"
-SHIM = "printf '#!/bin/sh\\nexit 1\\n' > /usr/local/sbin/{0}; chmod 755 /usr/local/sbin/{0}"
 # what keeps a machine from being at rest, a line each
 PENDING = f"""rignode status | grep -E '^(OPEN|INCONSISTENT|DAMAGED)'
 dpkg --audit | head -2
-ls {BLOCK} 2>/dev/null
 pgrep -fa '[.]pyz (apply|undo|driver|lease)'
 {UP} || echo 'the engine is not active'
 nvidia-smi >/dev/null 2>&1 || echo 'nvidia-smi fails'
@@ -73,7 +77,8 @@ grub-editenv /boot/grub/grubenv list | grep -E '^(saved|next)_entry='"""
 class State:
     """Where a loss is made: `here` is true in that state alone, or the console shows `shows`;
     `error` makes it fail, in the repository `fault`, and the operator sees `says`; `newer`: the
-    losses at which the run boots the newer kernel; `late`: the error is made in that state.
+    losses at which the run boots the newer kernel; `late`: the error is made in that state;
+    `booted`: it comes after the boot.
     """
 
     here: str
@@ -83,6 +88,7 @@ class State:
     says: str = ""
     late: bool = False
     shows: str = ""
+    booted: bool = False
 
 
 STATES = {
@@ -92,24 +98,22 @@ STATES = {
                    f"rm {packages.FOLDER}/good/*_{NEW}-*.deb", says="nothing was changed"),
     "keep": State(f"{FETCHES} && ls {DEBS}/*_{OLD}-*.deb >/dev/null 2>&1", "apt-get clean", "gone",
                   says="driver-old-gone"),
-    "drain": State(f"! {BLOCKED} && ! {UP}",
+    "drain": State(f"! test -e {LIBRARY}{NEW} && ! {UP}",
                    f"mkdir -p {DROP_IN}; printf '[Unit]\\nRefuseManualStop=yes\\n' > "
                    f"{DROP_IN}/x.conf; systemctl daemon-reload", says="rigbook-engine.service"),
-    "unload": State(f"{BLOCKED} && ! pgrep -x apt-get >/dev/null", SHIM.format("rmmod"),
-                    says="cannot be unloaded"),
-    "install": State(f"{BLOCKED} && pgrep -f -- '--unpack' >/dev/null", "true", "unconfigured",
+    "install": State("pgrep -f -- '--unpack' >/dev/null", "true", "unconfigured",
                      says="post-installation"),
-    "build": State(f"{BLOCKED} && pgrep -x make >/dev/null", "true", "nobuild", ("error",),
+    "build": State("pgrep -x make >/dev/null", "true", "nobuild", ("error",),
                    f"no {MODULE} module for"),
     "boot": State("", f"cat > /etc/systemd/system/silent.service <<'E'\n{SILENT}E\n"
                   "systemctl enable silent.service", newer=("error", "kill", "reboot"),
                   says="did not come back", shows="Loading Linux {other}"),
-    "load": State(f"{LOADABLE} && ! {UP}", "true", "noload", says="modprobe"),
+    "load": State(LOADED, "true", "noload", says=f"the loaded {MODULE} module is none",
+                  booted=True),
     "prove": State("pgrep -f '[.]pyz driver prove' >/dev/null", "true", "mismatch",
-                   says="version mismatch"),
-    "bless": State(f"{LOADABLE} && {UP}", "printf 'MaxStartups 1:100:1\\nAllowUsers nobody\\n' "
-                   ">> /etc/ssh/sshd_config; systemctl reload ssh", says="new connection",
-                   late=True),
+                   says="version mismatch", booted=True),
+    "bless": State(f"{LOADED} && {UP} && {BACK}", NO_LOGIN, says="new connection", late=True,
+                   booted=True),
 }  # fmt: skip
 LOSSES = ("error", "kill", "reboot")
 CHOSEN = os.environ.get("RIGBOOK_DRIVER") or "install"
@@ -199,11 +203,23 @@ def lose(rig: Rig, state: State, loss: str, words: tuple[str, ...]) -> str:
     if error and not state.late:
         rig.machine.must(error, 600)
         return rig.deploy(*words)[1]
+    if state.booted:
+        rig.machine.must(f"touch {packages.SLOW}")
+    before = rig.machine.boot_id()
     process, began = rig.start_deploy(*words), time.monotonic()
+
+    def goes_on() -> None:
+        assert process.poll() is None, f"not seen in its state: {process.communicate()[0]}"
+        assert time.monotonic() - began < DEPLOY_S, "not seen in its state"
+
     try:
+        while state.booted and rig.machine.boot_id() in (None, before):
+            goes_on()
+            time.sleep(1)
+        if state.booted:
+            rig.machine.wait()  # the connection of the former boot is gone
         while not reached(rig, state):
-            assert process.poll() is None, f"not seen in its state: {process.communicate()[0]}"
-            assert time.monotonic() - began < DEPLOY_S, "not seen in its state"
+            goes_on()
         assert process.poll() is None, f"ended before the loss: {process.communicate()[0]}"
         rig.note(f"{loss} in this state")
         if error:
@@ -214,6 +230,8 @@ def lose(rig: Rig, state: State, loss: str, words: tuple[str, ...]) -> str:
             rig.machine.power_cut()
             rig.machine.start()
             rig.machine.wait()
+        if state.booted:
+            rig.machine.must(f"rm -f {packages.SLOW}")
         said = process.communicate(timeout=DEPLOY_S)[0] or ""
     except subprocess.TimeoutExpired:
         raise AssertionError(f"the operator's command did not end in {DEPLOY_S} s") from None
@@ -228,10 +246,10 @@ def mended(rig: Rig, name: str) -> None:
     if name == "boot":
         rig.machine.wait()
     rig.machine.sudo(
-        "rm -f /var/lib/dpkg/updates/0001 /usr/local/sbin/rmmod; "
+        "rm -f /var/lib/dpkg/updates/0001; "
         f"rm -rf {DROP_IN}; "
         "systemctl disable --now silent.service; rm -f /etc/systemd/system/silent.service; "
-        "sed -i '/^AllowUsers nobody/d; /^MaxStartups/d' /etc/ssh/sshd_config; "
+        "umount -q /etc/ssh/sshd_config; "
         "systemctl daemon-reload; systemctl restart ssh"
     )
     rig.note(f"{name}: the test's own fault is gone")

@@ -1,4 +1,4 @@
-"""apply, file install and close: what is changed, what is refused, what the journal says."""
+"""apply and close: what is changed, what is refused, what the journal says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tests.unit.node.support.host import (
     OLD,
     Host,
     apply_request,
-    change,
     file_step,
     mode,
     unit_step,
@@ -86,13 +85,6 @@ def test_what_lies_in_a_folder_that_only_changes_its_mode_is_looked_at(host: Hos
     stale = file_step(edited, expect_sha256="absent")
     assert host.call("apply", apply_request(make, stale))["code"] == "changed_meanwhile"
     assert edited.read_text() == OLD
-
-
-def test_file_install_is_an_apply_of_one_step(host: Host) -> None:
-    path = host.file(text=None)
-    file = {"path": str(path), "content": NEW, "mode": "0755"}
-    assert host.call("file install", {"change": change(), "file": file})["changed"] is True
-    assert os.access(path, os.X_OK)
 
 
 def test_dry_writes_nothing(host: Host) -> None:

@@ -167,45 +167,6 @@ def test_an_acl_that_cannot_come_back_is_told(host: Host, tmp_path: Path) -> Non
     assert os.getxattr(path, "user.origin") == b"ours"
 
 
-@pytest.mark.parametrize("step", ["file", "absent"])
-def test_a_hard_link_of_a_replaced_file_comes_back(host: Host, step: str) -> None:
-    """uv installs that way: the cache's name and the venv's are one file."""
-    path, other = host.file(), host.root / "cache"
-    other.hardlink_to(path)
-    wanted = {"op": "absent", "path": str(path)} if step == "absent" else file_step(path)
-    host.call("apply", apply_request(wanted))
-    assert other.read_text() == OLD
-    assert host.call("undo")["status"] == "ROLLED_BACK"
-    assert path.samefile(other) and path.stat().st_nlink == 2 and path.read_text() == OLD
-    assert host.leftovers() == []
-
-
-def test_a_hard_link_that_cannot_come_back_is_told(host: Host) -> None:
-    """Its other name was written to in place: the bytes come from the blob, as another file."""
-    path, other = host.file(), host.root / "cache"
-    other.hardlink_to(path)
-    host.call("apply", apply_request(file_step(path)))
-    other.write_text("written in place\n")
-    answer = host.call("undo")
-    assert answer["code"] == "undo_incomplete" and "hard link" in answer["error"], answer
-    assert (path.read_text(), other.read_text()) == (OLD, "written in place\n")
-
-
-def test_a_hard_link_on_another_file_system_is_told_and_mended_by_hand(
-    host: Host, small_disk: Path
-) -> None:
-    """The state folder cannot keep one more link of it."""
-    path, other = small_disk / "file.conf", small_disk / "cache"
-    path.write_text(OLD)
-    other.hardlink_to(path)
-    host.call("apply", apply_request(file_step(path)))
-    answer = host.call("undo")
-    assert f"inode {other.stat().st_ino}" in answer["error"] and path.read_text() == OLD
-    path.unlink()
-    path.hardlink_to(other)
-    assert host.call("undo")["status"] == "ROLLED_BACK"
-
-
 def test_a_take_back_ends_with_the_look(host: Host, tmp_path: Path) -> None:
     path = host.file()
     os.setxattr(path, "user.origin", b"ours")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import pytest
 
 from node.change import apply as change_apply
 from node.change import journal, undo
+from node.core import proc
 from node.core.errors import NodeError
 from node.core.run import Done
-from node.driver import apt_plan, build, kept_state, loaded, packages_step, report, store
+from node.driver import apt_plan, build, loaded, packages_step, report, store
 from node.kernel import installed
 from tests.unit.node.support.apt_world import KERNEL, MODULE, NEW, OLD, OTHER, AptWorld
 from tests.unit.node.support.host import Host, change
@@ -46,11 +46,9 @@ def apt(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(installed, "user_driver",
                         lambda *_: [p.name.partition(".so.")[2] for p in
                                     (world.root / "usr/lib/x").glob("*.so.*")])  # fmt: skip
-    for name, place in (("DKMS", "var/lib/dkms"), ("NO_BUILD", "etc/dkms/no-autoinstall")):
-        monkeypatch.setattr(kept_state, name, str(world.root / place))
-    monkeypatch.setattr(kept_state, "CONF", (str(world.root / "etc/modprobe.d"),))
     monkeypatch.setattr(build, "signed_only", lambda: False)
-    monkeypatch.setattr(loaded, "running_daemons", list)
+    monkeypatch.setattr(loaded, "version", lambda _: OLD)
+    monkeypatch.setattr("platform.release", lambda: KERNEL)
     yield world
 
 
@@ -137,34 +135,22 @@ def test_a_kill_in_the_middle_is_undone_from_any_state(
     assert apt.state() == before and report.dpkg_problem() is None
 
 
-def test_an_old_module_that_does_not_build_any_more_is_put_back(
-    apt: AptWorld, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("runs", [NEW, None], ids=["it runs", "it did not load"])
+def test_after_the_boot_one_more_boot_brings_the_former_module(
+    apt: AptWorld, monkeypatch: pytest.MonkeyPatch, runs: str | None
 ) -> None:
-    """The old package's postinst fails until nothing is to be built (dkms's common.postinst)."""
-    built = apt.root / f"var/lib/dkms/{MODULE}/{OLD}/{KERNEL}/x86_64/module/{MODULE}.ko"
-    built.parent.mkdir(parents=True)
-    built.write_text(OLD)
-    before, dpkg = apt.state(), packages_step._dpkg
+    """The packages are back at once; the undo is whole once the former module runs."""
+    before = apt.state()
     change_apply.apply({"change": change(), "steps": steps(fetched(version=NEW))})
-    shutil.rmtree(apt.root / f"var/lib/dkms/{MODULE}")
-    failed = Done(
-        1,
-        "",
-        f"dpkg: error processing package {MODULE}-dkms-580 (--configure):\n"
-        f" installed {MODULE}-dkms-580 package post-installation script failed\n",
-    )
-
-    def stand_in(*words: str) -> Done:
-        if words[0] == "--install":
-            dpkg("--unpack", *words[1:])
-            return failed
-        can = Path(kept_state.NO_BUILD).exists() or words[0] != "--configure"
-        return dpkg(*words) if can else failed
-
-    monkeypatch.setattr(packages_step, "_dpkg", stand_in)
+    monkeypatch.setattr(loaded, "version", lambda _: runs)
+    with pytest.raises(NodeError, match="the former one comes with the next boot"):
+        undo.undo({"change": str(change()["id"])})
+    found = journal.get(str(change()["id"]))
+    assert found["status"] == "INCONSISTENT" and apt.state() == before
+    assert [row["boot"] for row in found["steps"]] == [proc.boot_id()]
+    monkeypatch.setattr(loaded, "version", lambda _: OLD)
     assert undo.undo({"change": str(change()["id"])})["status"] == "ROLLED_BACK"
-    assert apt.state() == before and built.read_text() == OLD
-    assert not Path(kept_state.NO_BUILD).exists()
+    assert apt.state() == before
 
 
 def test_an_edited_conffile_is_kept_and_asks_nothing(apt: AptWorld) -> None:

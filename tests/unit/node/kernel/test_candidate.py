@@ -14,7 +14,7 @@ import pytest
 
 from node.core.errors import NodeError
 from node.files.host_lock import Lock
-from node.kernel import candidate, grub_step
+from node.kernel import candidate
 from tests.unit.node.support.host import Host
 
 RUNS = platform.release()
@@ -68,41 +68,6 @@ def test_after_its_budget_it_fails_and_on_another_kernel_it_is_over(
     process = start(host, path, **changes)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == code and words in said
-
-
-@pytest.mark.parametrize("fails", [0, 2], ids=["at once", "the disk is read-only at first"])
-def test_it_sees_that_one_boot_stays_one_boot(
-    path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
-) -> None:
-    asked: list[str] = []
-    write(path)
-
-    def use_up(kernel: str) -> bool:
-        asked.append(kernel)
-        if len(asked) <= fails:
-            raise OSError(30, "Read-only file system")
-        path.unlink()
-        return True
-
-    monkeypatch.setattr(grub_step, "use_up", use_up)
-    candidate.run()
-    assert asked == [RUNS] * (fails + 1)
-
-
-def test_before_it_falls_back_it_tries_again_to_make_it_one_boot(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def use_up(kernel: str) -> bool:
-        asked.append(kernel)
-        raise NodeError("no GRUB", "no_grub")
-
-    write(path, budget_s=1)
-    monkeypatch.setattr(grub_step, "use_up", use_up)
-    with pytest.raises(NodeError, match="was not blessed"):
-        candidate.run()
-    assert asked == [RUNS, RUNS]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}'])

@@ -18,7 +18,7 @@ from node.change import journal, undo
 from node.core.errors import NodeError
 from node.core.run import Done
 from node.files import atomic
-from node.kernel import boot_flush, bootloader, grub_step, grubenv, installed, update_grub
+from node.kernel import boot_flush, bootloader, grubenv, installed, update_grub
 from tests.unit.node.support.grubfiles import advanced, grub_cfg
 from tests.unit.node.support.host import change
 
@@ -276,24 +276,12 @@ def test_a_bad_environment_block_is_refused(grub: Grub, raw: bytes | None) -> No
     _refused(grub, pin(), "grubenv is", "missing" if raw is None else "corrupt")
 
 
-def test_one_boot_where_grub_cannot_write_is_refused_unless_wanted(grub: Grub) -> None:
+def test_one_boot_where_grub_cannot_write_is_refused(grub: Grub) -> None:
     change_apply.apply(pin())
     grub.kind = "lvm"
     change_close.close({"change": "change-1", "status": "COMMITTED"})
     request = {**pin(OLD, regenerate=False, next=NEW), "change": change("change-2")}
     _refused(grub, request, "lies on lvm")
-    request["steps"][0]["sticky_ok"] = True
-    assert change_apply.apply(request)["changed"]
-
-
-def test_next_entry_that_grub_could_not_take_back_is_taken_away_alone(grub: Grub) -> None:
-    assert change_apply.apply(pin(OLD, next=NEW))["changed"]
-    assert grub.boots() == (NEW, OLD)
-    # the other kernel's candidate, and one boot that GRUB has used up: nothing to do
-    assert not grub_step.use_up(OLD)
-    assert grub_step.use_up(NEW) and grub.boots() == (OLD, OLD)
-    assert grub.env() == {"recordfail": "1", "saved_entry": advanced(OLD)}
-    assert not grub_step.use_up(NEW)
 
 
 @pytest.mark.parametrize("value", ["-x", "6.1 rm", "$(id)", "../6", "6\n1", "", 6])

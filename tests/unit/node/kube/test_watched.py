@@ -57,7 +57,7 @@ class Cluster:
     def configure(self, **how: object) -> None:
         ways = {"url": None, "service": None, "port": None, "container": "engine", **how}
         body = {
-            "format": 1, "rig": "olares", "node": "one", "misses": 3, "repeat_s": 3600,
+            "format": 1, "rig": "olares", "node": "one", "misses": 3,
             "webhook": None, "webhook_file": None, "textfile": None,
             "endpoint": {"url": "http://127.0.0.1:1", "model": "qwen", "reasoning": False,
                          "chat_template_kwargs": {}},

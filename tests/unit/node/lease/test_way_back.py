@@ -229,12 +229,12 @@ def test_an_engine_that_the_change_did_not_reach_restarts_with_its_peer(
 
 
 def test_a_part_that_waits_for_a_boot_gets_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The console holds the new driver's module: blocked, it is gone after one boot."""
+    """The former driver's packages are back, and its module comes with one boot."""
     ran: list[str] = []
 
     def held(change: Any, *_: object) -> None:
         change["steps"][0]["boot"] = way_back.proc.boot_id()
-        raise NodeError("take back: nvidia_drm cannot be unloaded", "undo_incomplete")
+        raise NodeError("take back: the former one comes with the next boot", "undo_incomplete")
 
     host.call("apply", apply_request(file_step(host.file()), run="a1"))
     way = WayBack(LEASE)

@@ -28,7 +28,7 @@ class Rig:
     def configure(self, **changes: object) -> None:
         """Write watch.json."""
         body = {
-            "format": 1, "rig": "lab", "node": "lab1", "misses": 3, "repeat_s": 3600,
+            "format": 1, "rig": "lab", "node": "lab1", "misses": 3,
             "webhook": None, "webhook_file": None,
             "endpoint": {"url": self.endpoint.url, "model": "tiny", "reasoning": False,
                          "chat_template_kwargs": {}},

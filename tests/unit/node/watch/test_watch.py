@@ -194,7 +194,7 @@ def test_an_engine_that_wants_a_key_lives(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("change", [
-    {"misses": 0}, {"repeat_s": 5}, {"format": 2}, {"extra": 1}, {"webhook": "x"}, {"rig": "a\n"},
+    {"misses": 0}, {"format": 2}, {"extra": 1}, {"webhook": "x"}, {"rig": "a\n"},
     {"endpoint": {"url": "http://h"}},
 ])  # fmt: skip
 def test_a_bad_configuration_is_one_line(rig: Rig, change: dict[str, object]) -> None:
@@ -207,7 +207,7 @@ def test_notices_do_not_grow_without_end() -> None:
     """A webhook that is gone for months, and an endpoint that flaps: ten an hour, with a count."""
     endpoint = {"url": "http://h", "model": "m", "reasoning": False, "chat_template_kwargs": {}}
     conf = config.parse({"format": 1, "rig": "r", "node": "n", "endpoint": endpoint, "misses": 1,
-                         "repeat_s": 60, "webhook": None, "webhook_file": None})  # fmt: skip
+                         "webhook": None, "webhook_file": None})  # fmt: skip
     state = watch.new_state(0)
     for n in range(100):
         reply = Reply(True, "ok", False, "m") if n % 2 else Reply(False, "no")

@@ -273,3 +273,26 @@ def test_a_scripts_endpoint(script: str, wanted: tuple[str, str] | None) -> None
     """Read from the command line that the former engine was started with."""
     found = installed_endpoint(script, "", "h")
     assert found == (Endpoint(*wanted) if wanted else None)
+
+
+def test_a_part_of_the_undo_that_comes_with_a_boot_gets_one(
+    rig: FakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A former driver's module: the node that waits for it boots, and the undo is finished."""
+    boots = {HEAD: "b1", WORKER: "b1"}
+    steps = [{**STOPPED, "state": "done"}, {"op": "packages", "state": "done", "boot": "b1"}]
+
+    def answer(host: str, verb: str, _: object) -> dict[str, Any]:
+        if verb == "journal":
+            return {"ok": True, "change": {"steps": steps if host == WORKER else steps[:1]}}
+        if host == WORKER and boots[host] == "b1":
+            raise StepFailed("undo: the former one comes with the next boot", "undo_incomplete")
+        return {"ok": True, "status": "ROLLED_BACK"}
+
+    rig.node.answer = answer
+    monkeypatch.setattr(revert, "fact_of", lambda _, host, __: boots[host.name])
+    reboots = lambda _, host, before, __: boots.update({host.name: f"after {before}"})  # noqa: E731
+    monkeypatch.setattr(revert, "reboot_now", reboots)
+    assert "ROLLED_BACK" in revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
+    assert boots == {HEAD: "b1", WORKER: "after b1"}
+    assert "boots once, to undo the rest" in rig.said()

@@ -81,7 +81,6 @@ def error_of(**changes: object) -> str:
         ({"as_json": True}, "unknown key 'as_json'"),
         ({"interval": 5}, "interval: is 5; allowed: 10 or more"),
         ({"misses": 0}, "misses: is 0; allowed: 1 or more"),
-        ({"repeat_s": 1}, "repeat_s: is 1; allowed: 60 or more"),
         ({"webhook_file": "hook"}, "webhook_file: 'hook' is not an absolute path"),
         ({"webhook": "ftp://h/x"}, "webhook: is not a URL; allowed: http:// or https://"),
         ({"webhook": "https://h/x", "webhook_file": "/x"}, "webhook: and webhook_file; allowed: o"),

@@ -96,7 +96,7 @@ def test_the_rehearsal_tower_has_the_same_shape(
 
 def test_deepseek_keeps_what_the_seed_says() -> None:
     loaded = recipe("deepseek-v4-flash", ROOT)
-    assert (loaded.weights.shards, loaded.weights.total_bytes) == (46, 149_000_000_000)
+    assert loaded.weights.shards == 46
     assert loaded.expect.start_budget_s == 900
     assert loaded.expect.reasoning
     assert loaded.expect.tools

@@ -31,7 +31,8 @@ VALUES: list[tuple[tuple[str | int, ...], object, str]] = [
         "x",
         "container: unknown key 'imgae'; did you mean image?; allowed: build, g",
     ),
-    (("container", "network"), "bridge", "container.network: is 'bridge'; allowed: 'host'"),
+    (("container", "network"), "bridge", "container.network: an engine is always on"),
+    (("weights", "total_bytes"), 1, "weights.total_bytes: nothing reads it; leave it out"),
     (("container", "shm_size"), "1T", "container.shm_size: '1T' is not a size; allowed: a whole"),
     (("container", "privileged"), "no", "container.privileged: is the text 'no'; allowed: true or"),
     (

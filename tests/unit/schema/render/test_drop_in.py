@@ -26,11 +26,8 @@ def test_the_text_resets_exec_start_and_keeps_each_directive_in_its_section() ->
         restart="on-failure",
         restart_sec=30,
         environment="A=1,B=two",
-        start_limit_interval=600,
-        start_limit_burst=5,
     ).override()
     assert made.text() == HEADER + (
-        "\n[Unit]\nStartLimitIntervalSec=600\nStartLimitBurst=5\n"
         "\n[Service]\nExecStart=\n"
         "ExecStart=/usr/bin/docker exec vllm_ds4 bash /workspace/vllm-head.sh\n"
         'Restart=on-failure\nRestartSec=30\nEnvironment="A=1"\nEnvironment="B=two"\n'
@@ -93,7 +90,6 @@ def test_systemd_hands_the_program_exactly_these_words(tmp_path: Path) -> None:
         ({"exec_start": 7}, "exec_start: "),
         ({"restart": "sometimes"}, "restart: is 'sometimes'; allowed: 'no', 'always'"),
         ({"restart_sec": -1}, "restart_sec: is -1; allowed: 0 or more"),
-        ({"start_limit_burst": "x"}, "start_limit_burst: is the text 'x'"),
         ({"environment": "A"}, "is no assignment"),
         ({"environment": "1A=x"}, "is not a variable's name"),
         ({"environment": "HF_TOKEN=hf_x"}, "looks like a secret"),

@@ -50,7 +50,6 @@ RECIPE_FIELDS: list[tuple[str | int, ...]] = [
     ("container", "runtime"),
     ("container", "gpus"),
     ("container", "shm_size"),
-    ("container", "network"),
     ("container", "ipc"),
     ("container", "volumes", 0, "source"),
     ("container", "volumes", 0, "target"),

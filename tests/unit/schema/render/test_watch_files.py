@@ -32,7 +32,7 @@ def documents(**changes: object) -> tuple[Document, ...]:
 
 def test_node_reads_what_is_rendered() -> None:
     made = parse(json.loads(documents(webhook="https://h/x", misses=5)[0].content))
-    assert (made.misses, made.repeat_s, made.webhook) == (5, 3600, "https://h/x")
+    assert (made.misses, made.webhook) == (5, "https://h/x")
     assert made.endpoint.url == "http://192.168.1.11:8000"
     assert (made.endpoint.model, made.endpoint.reasoning) == ("deepseek-v4-flash", True)
     asked = parse(json.loads(documents(url="http://gateway:4000/", model="best")[0].content))
