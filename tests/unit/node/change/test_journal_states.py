@@ -121,7 +121,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "weights": {"folder": "/x"},
     "restart_policy": {"container": "c", "known": KNOWN, "pre": {}, "post": {}},
     "container": {"container": "c", "known": KNOWN, "pre": {}},
-    "former_engine": {"engine": "e", "container": "c", "known": KNOWN, "pre": {}, "kept": [],
+    "former_engine": {"engine": "e", "container": "c", "known": KNOWN, "commands": [],
                       "processes": [], "servers": [], "by": []},
     "weights_set": {"path": "/x", "displaced": "displaced-c", "files": [], "stage": "switch",
                     "change": "change-1", "owner": [0, 0], "folders": [], "was_half": False},
