@@ -50,6 +50,11 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "watch": [data.WatchData, cluster.ClusterWatchData],
     "weights": [data.WeightsData],
 }
+# Keys of an earlier release that are gone, each with what to do instead.
+REMOVED = {
+    "git": "no clone is asked any more; git merge-base --is-ancestor says it: "
+    "docs/runbooks/provenance.md",
+}
 
 
 def rigs_of(kind: type[HostKeys]) -> type[HostKeys]:
