@@ -54,6 +54,8 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
 REMOVED = {
     "git": "no clone is asked any more; git merge-base --is-ancestor says it: "
     "docs/runbooks/provenance.md",
+    "loaders": "each loader is a profile of the recipe now (vllm_serve: load_format), and "
+    "profiles=A,B measures them: docs/runbooks/bench.md",
 }
 
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.plans.support.patched import make_recipe, make_venv
-from tests.plans.support.scenario import HEAD, ROOT, Runs, Scenario, data, serving
+from tests.plans.support.scenario import HEAD, Runs, Scenario, data, serving
 from tests.plans.support.table import Ends, each_row, quiet, refused
 
 MODULE = {"modules": [{"name": "deep_gemm", "files": ["deep_gemm/__init__.py"],
