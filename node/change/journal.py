@@ -111,6 +111,7 @@ _OF_OP: dict[str, _Checks] = {
     **dict.fromkeys(("file", "absent", "directory", "link"), _OF_PATH),
     "work": {"path": _OURS},
     "install": {"work": _OURS},
+    "kube": {"edit": _texts},
     "weights_set": {"displaced": _matches("displaced-[^/]+")},
 }
 _ENTRY: _Checks = {

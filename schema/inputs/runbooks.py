@@ -52,6 +52,8 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
 }
 # Keys of an earlier release that are gone, each with what to do instead.
 REMOVED = {
+    "flags": 'a command line is edited by its exact text; give edit=\'{"OLD TEXT": "NEW TEXT"}\': '
+    "docs/runbooks/gpu_limit.md",
     "git": "no clone is asked any more; git merge-base --is-ancestor says it: "
     "docs/runbooks/provenance.md",
     "loaders": "each loader is a profile of the recipe now (vllm_serve: load_format), and "
