@@ -1,15 +1,15 @@
 """bench: measure the engine that serves, the same way each time, and keep what came.
 
 Runbook: docs/runbooks/bench.md. Data: streams, tokens, rounds, contexts, quick; compare=A,B tells
-two kept benches apart and measures nothing; profiles=A,B serves and measures each of them,
-loaders=A,B starts the engine with each of them, and both go back to what serves now.
+two kept benches apart and measures nothing; profiles=A,B serves and measures each of them, and goes
+back to what serves now.
 """
 
 from pyinfra import logger
 
 from deploys.common.procedure import loaded
 from deploys.procedures.engine import serve
-from deploys.procedures.measure import history, loaders, profiles, words
+from deploys.procedures.measure import history, profiles, words
 from deploys.procedures.measure.bench import benched
 from gates.gate_sets import CHANGING, MEASURING
 from operations.engine import engine
@@ -20,9 +20,8 @@ rig = loaded("bench", revert=serve.revert)
 data = rig.data(BenchData)
 
 # Gate: whether it is this rig that answers, and with profiles whether it may be changed now.
-changes = bool(data.profiles or data.loaders)
-if changes:
-    wanted = profiles.plans(rig) if data.profiles else loaders.plans(rig)
+if data.profiles:
+    wanted = profiles.plans(rig)
     rig.gate(CHANGING)
 elif not data.compare:
     rig.gate(MEASURING)
@@ -36,20 +35,11 @@ if data.profiles and rig.at_head:
         work=lambda: profiles.measure_each(rig, wanted, data),
     )
 
-# Act, with loaders: the engine is started with each of them, in turn; then as with profiles.
-if data.loaders and rig.at_head:
-    engine.for_a_while(
-        name="Start the engine with each loader",
-        run=rig.run,
-        words=f"start the engine {data.rounds} times {', and with '.join(wanted)}",
-        work=lambda: loaders.measure_each(rig, wanted, data.rounds),
-    )
-
 # Verify: the figures are the evidence.
 if rig.at_head and data.compare:
     a, b = (history.bench(rig.plan.rig.name, name) for name in data.compare)
     for line in words.compared(a, b):
         logger.info(f"    {line}")
-if rig.at_head and not data.compare and not changes:
+if rig.at_head and not data.compare and not data.profiles:
     for line in benched(rig):
         logger.info(f"    {line}")

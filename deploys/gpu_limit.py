@@ -2,7 +2,8 @@
 
 Runbook: docs/runbooks/gpu_limit.md. Data: limit=24000m (else computed from the OOM line), wanted,
 reserve_mib, device, hardware_mib, container, deadline; set='{"NAME": "value"}' for other variables,
-flags='{"--prefix-cache-slots": "0"}' for flags; guard=true with webhook_file or webhook.
+edit='{"--slots 4": "--slots 0"}' for texts of the command line; guard=true with webhook_file or
+webhook.
 """
 
 from deploys.common.load_and_gate import DEPLOYMENT

@@ -1,7 +1,7 @@
 """provenance: what the engine on the hosts was made of, before anyone rebuilds it; read-only.
 
-Runbook: docs/runbooks/provenance.md. Data: commits=a,b,#123, git=/path/of/a/clone on this machine,
-venv=PATH where the recipe names none, json=true. Exit status 1 where the artefact is not fit.
+Runbook: docs/runbooks/provenance.md. Data: commits=a,b,#123, venv=PATH where the recipe names none,
+json=true. Exit status 1 where the artefact is not fit.
 """
 
 from deploys.common.procedure import loaded

@@ -164,7 +164,7 @@ TIERS = {
         5, (BROWSER,), _system("page"), "`RIGBOOK_PAGES=DIR` keeps pages and screenshots"),
     "vm": Tier(
         "an emulated machine with real GRUB, kernels, power cuts; never green as one run",
-        60, (VM,), _system("vm"), "`RIGBOOK_DRIVER=all`: 36 cells of a driver's change"),
+        60, (VM,), _system("vm"), "`RIGBOOK_DRIVER=all`: 33 cells of a driver's change"),
     "chaos": Tier(
         "deploys interrupted at random moments; each is run once more",
         240, (LAB, ENGINE, TOWER, VM), _system("sweep"), "`N=60 SEED=7 ONLY=serve,upgrade:3`"),

@@ -1,1 +1,1 @@
-"""What the operator's own machine answers: git's patches and clones."""
+"""What the operator's own machine answers: git's patches."""

@@ -63,7 +63,8 @@ def limit_stayed(node: str, now: KubeLook) -> Iterator[Violation]:
     if isinstance(now.guard, Unreadable):
         yield section_unreadable(node, "cluster", now.guard)
     elif now.guard is not None and now.guard.differs:
-        values = ", ".join(f"{name}={value}" for name, value in now.guard.values.items())
+        values = ", ".join([*(f"{name}={value}" for name, value in now.guard.values.items()),
+                            *map(repr, now.guard.edits.values())])  # fmt: skip
         yield violation(
             "gpu-limit-drift",
             node,
@@ -77,10 +78,9 @@ def _again(guard: Guarded) -> str:
     """The data that set what is guarded once more, as typed in a shell; of limits the first. The
     webhook's URL is the operator's to fill in.
     """
-    rows: dict[str, dict[str, str]] = {"limit": {}, "flags": {}, "set": {}}
+    rows: dict[str, dict[str, str]] = {"limit": {}, "edit": dict(guard.edits), "set": {}}
     for name, value in guard.values.items():
-        limit = name.startswith(memory_limit.VARIABLE)
-        rows["limit" if limit else "flags" if name.startswith("--") else "set"][name] = value
+        rows["limit" if name.startswith(memory_limit.VARIABLE) else "set"][name] = value
     words = []
     for name, value in [*rows.pop("limit").items()][:1]:
         device = name.removeprefix(memory_limit.VARIABLE).removeprefix("_")

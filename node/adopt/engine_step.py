@@ -1,22 +1,26 @@
 """The step that ends an engine which somebody started by hand: in a container, or on the host.
 
-The container stays. Undo starts it again as it was started, or leaves that to the unit which had
-started it and which the same undo starts.
+The container stays. Undo does not start it again: it tells the command for the operator to type, or
+leaves that to the unit which had started it and which the same undo starts.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import os
+import shlex
 
-from node.adopt import box, processes, start_again
+from node.adopt import box, processes
 from node.adopt.container_step import start
 from node.adopt.processes import Started
 from node.core import proc, systemctl, validate
-from node.core.errors import Json, NodeError
-from node.core.step_kind import PRE, UNIT, Kind, Seen, Steps
+from node.core.errors import CannotRead, Json, NodeError
+from node.core.masking import masked_argv
+from node.core.step_kind import POST, UNIT, Kind, Seen, Steps
 from node.core.step_state import DONE, UNDONE, UNKNOWN, subject
+from node.files import state_dir
 from node.reap import terminate
 from node.reap.find import Candidate
+from node.rules.secret import masked_text
 
 # vLLM ends its workers by itself; our own unit waits as long
 TERM_S = 30.0
@@ -49,6 +53,24 @@ def _end(started: list[Candidate], servers: list[Candidate]) -> None:
             f"{', '.join(stays)} does not end, not by KILL either: it waits in the kernel",
             "not_ended", "a reboot ends it; before: rignode undo",
         )  # fmt: skip
+
+
+def _command(top: Candidate, container: str | None) -> str:
+    """Gives what somebody typed to start it, quoted for a shell; secrets are masked, and what its
+    environment had is not in it. Raises CannotRead.
+    """
+    pid = top.stat.pid
+    argv = [masked_text(word) for word in masked_argv(proc.argv(pid))]
+    try:
+        folder, group = os.readlink(f"/proc/{pid}/cwd"), os.stat(f"/proc/{pid}").st_gid
+    except OSError as error:
+        raise CannotRead(f"pid {pid}: {error.strerror}") from None
+    if not argv:
+        raise CannotRead(f"pid {pid}: its command line cannot be read")
+    if container is None:
+        return f"cd {shlex.quote(folder)} && {shlex.join(argv)}"
+    about = [f"--user={top.uid}:{group}", f"--workdir={folder}", container]
+    return shlex.join(["docker", "exec", "--detach", *about, *argv])
 
 
 class EngineKind(Kind):
@@ -96,7 +118,7 @@ class EngineKind(Kind):
         return processes.in_container(str(row["Id"]), int(row["State"]["Pid"])), row
 
     def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
-        """Record how each was started, and end it."""
+        """Record the command line of each, and end it."""
         found, row = self._look(step)
         if not found:
             return False, "none runs"
@@ -108,8 +130,7 @@ class EngineKind(Kind):
             engine=f"engine in container {name}" if name else f"engine of pid {step['pid']}",
             container=name,
             known=box.known_by(row) if row else None,
-            pre={"active": "active"},
-            kept=[start_again.keep(one.top, row) for one in found],
+            commands=[_command(one.top, name) for one in found],
             processes=[one.as_json() for one in everything],
             servers=[one.stat.pid for one in servers],
             by=_units_that_ran(steps.rows),
@@ -152,50 +173,31 @@ class EngineKind(Kind):
         return ran
 
     def resume(self, rows: list[Json], start_it: bool) -> tuple[list[str], bool]:
-        """Start it as it was started, where no unit does."""
+        """Tell the command that starts it, where it does not run and no unit starts it."""
         entry = rows[-1]
-        if entry["by"] or not self.verify(entry, PRE):
-            return [f"{', '.join(entry['by'])} starts it"] if entry["by"] else [], False
-        if not start_it:
-            return [], True
-        begin = start_again.on_host
-        if entry["container"]:
-            begin = partial(start_again.in_container, entry["container"], self._box(entry))
-        return [begin(digest) for digest in entry["kept"]], False
+        entry.pop("left", None)
+        if entry["by"]:
+            return [f"{', '.join(entry['by'])} starts it"], False
+        if self._runs(entry):
+            return [], False
+        # 0.2.0 kept the command line in a file
+        old = [f"cat {state_dir.blob_folder()}/{digest}" for digest in entry.get("kept", ())]
+        how = "; ".join(entry.get("commands") or old)
+        return [self.leave(entry, f"was started by hand; to start it again: {how}")], False
 
-    def _box(self, entry: Json) -> Json:
-        """Gives the container, which runs. Raises NodeError (`no_container`)."""
-        name = entry["container"]
-        row = box.find(name, entry["known"])
-        if row is None or not box.is_running(row):
-            gone = row is None
-            raise NodeError(
-                f"the container {name} {'is gone' if gone else 'does not run'}: its engine cannot "
-                "be started again",
-                "no_container",
-                f"{'make it again as it was' if gone else f'docker start {name}'}; then: rignode "
-                "undo",
-            )
-        return row
+    def about(self, entry: Json) -> str:
+        """Gives the engine."""
+        return f"the {subject(entry)}"
 
     def verify(self, entry: Json, side: str) -> list[str]:
-        """Gives whether it runs, where that is not as recorded. A unit's start is looked at there:
-        its engine comes up later.
+        """Gives whether it runs where it was ended. An undo does not start it, so that nothing is
+        compared with what was before.
         """
-        wanted = side == PRE and entry["pre"]["active"] == "active"
-        if wanted and entry["by"]:
-            return []
-        runs = bool(self._runs(entry))
-        words = "runs" if runs else "does not run"
-        return [] if runs == wanted else [f"the {entry['engine']} {words}"]
+        runs = side == POST and self._runs(entry)
+        return [f"the {entry['engine']} runs"] if runs else []
 
     def _runs(self, entry: Json) -> bool:
-        """Gives whether the engine runs, or for the host's the unit that gave it back."""
-        if entry["container"]:
-            return bool(self._look(entry)[0])
-        units = [f"rigbook-former-{digest[:8]}.service" for digest in entry["kept"]]
-        back = [systemctl.is_running(systemctl.inspect_unit(unit)) for unit in units]
-        return bool(_alive(entry)) or all(back)
+        return bool(self._look(entry)[0] if entry["container"] else _alive(entry))
 
 
 def _units_that_ran(rows: list[Json]) -> list[str]:

@@ -105,6 +105,7 @@ _OURS = _matches(r"/(.*/)?\.rigbook-[^/]+")
 _OF_OP: dict[str, _Checks] = {
     **dict.fromkeys(("file", "absent", "directory", "link"), _OF_PATH),
     "work": {"path": _OURS},
+    "kube": {"edit": _texts},
     "weights_set": {"displaced": _matches("displaced-[^/]+")},
 }
 _ENTRY: _Checks = {

@@ -81,6 +81,8 @@ def require_known(change: Json) -> None:
     for entry in change["steps"]:
         if entry.get("op") not in KINDS:
             raise _foreign(change, "unknown_kind", f"has a step of the kind {entry.get('op')!r}")
+        if what := of(entry).unknown(entry):
+            raise _foreign(change, "unknown_kind", what)
 
 
 def _foreign(change: Json, code: str, what: str) -> OtherProgram:

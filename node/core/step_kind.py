@@ -140,6 +140,12 @@ class Kind:
         """
         return []
 
+    def unknown(self, entry: Json) -> str | None:
+        """Gives what of a row another version wrote and this one does not know, or None. Raises
+        nothing: the row may be damaged.
+        """
+        return None
+
     def about(self, entry: Json) -> str:
         """Gives what the step is about: of two about the same thing the older one tells what was
         before them."""

@@ -1,5 +1,5 @@
-"""The `kube` step of a change: variables of one container of a Deployment, or how many pods it has,
-set and set back.
+"""The `kube` step of a change: variables of one container of a Deployment, texts of its command
+line, or how many pods it has, set and set back.
 
 Undo sets the recorded values back by the same kind of patch. It does not use `rollout undo`, which
 needs the former ReplicaSet and would take other people's later changes with it.
@@ -25,9 +25,7 @@ TRIES = 3
 def _wanted(step: Json, where: str) -> dict[str, str | None]:
     """Gives what the step sets by name: variables, or how many pods there are to be."""
     if "replicas" not in step:
-        return names.values_of(step.get("set"), f"{where}.set")
-    if "set" in step:
-        raise validate.bad(f"{where}: give 'set' or 'replicas', one of them")
+        return names.values_of(step.get("set", {}), f"{where}.set")
     count = validate.number(step["replicas"], f"{where}.replicas", 0, MAX_REPLICAS)
     return {kube_deployment.REPLICAS: str(int(count))}
 
@@ -55,15 +53,31 @@ def _read(row: Json, client: kubectl.Client) -> Any:
     return deployment, kube_deployment.container_of(deployment, row["container"])
 
 
-def _values(deployment: Json, box: Json, names: Any) -> dict[str, str | None]:
-    return {name: kube_deployment.value_of(deployment, box, name) for name in names}
+def _values(deployment: Json, box: Json, values: Any, edits: Any) -> dict[str, str | None]:
+    """Gives each variable's value by its name, and by the old text of an edit the one that stands.
+
+    `values` may have the edits' old texts as well, which is what a row's `pre` and `post` do.
+    """
+    found = {name: kube_deployment.value_of(deployment, box, name)
+             for name in values if name not in edits}  # fmt: skip
+    for old, new in edits.items():
+        try:
+            found[old] = kube_deployment.find_text(box, old, new).value
+        except NodeError:
+            found[old] = None
+    return found
+
+
+def _now(row: Json, client: kubectl.Client) -> tuple[dict[str, str | None], Json, Json]:
+    """Gives the values of a row as they are now, the Deployment and its container."""
+    deployment, box = _read(row, client)
+    return _values(deployment, box, row["pre"], row.get("edit") or {}), deployment, box
 
 
 def _look_again(entry: Json, client: kubectl.Client) -> Json | None:
     """Gives the values as they are now, or None when that cannot be told."""
     try:
-        deployment, box = _read(entry, client)
-        return _values(deployment, box, entry["pre"])
+        return _now(entry, client)[0]
     except (NodeError, CannotRead):
         return None
 
@@ -74,22 +88,23 @@ def _gone(error: NodeError) -> bool:
 
 
 def _edited(entry: Json) -> bool:
-    """Gives True when the variables are neither as the step found them nor as it left them."""
+    """Gives True when the values are neither as the step found them nor as it left them."""
     try:
-        deployment, box = _read(entry, _client(entry))
+        now, _, _ = _now(entry, _client(entry))
     except NodeError as error:
         if _gone(error):
             return False
         raise
-    now = _values(deployment, box, entry["pre"])
     return any(now[key] not in (entry["pre"][key], entry["post"][key]) for key in now)
 
 
 class DeploymentKind(Kind):
-    """One container of a Deployment; `pre` and `post` are its values by name."""
+    """One container of a Deployment; `pre` and `post` are its values by name, and the texts that
+    stand by the old text of each `edit`.
+    """
 
-    keys = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "set", "replicas",
-            "uid", "resource_version", "clear_cache")  # fmt: skip
+    keys = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "set", "edit",
+            "replicas", "uid", "resource_version", "clear_cache")  # fmt: skip
     required = ("kubectl", "namespace", "deployment", "container", "uid", "resource_version")
     phase = PATH
     # the pods start anew already
@@ -99,6 +114,8 @@ class DeploymentKind(Kind):
     def parse(self, step: Json, where: str) -> Json:
         """Gives the step with every value checked. Raises NodeError (bad_request)."""
         kubeconfig = step.get("kubeconfig")
+        if ("replicas" in step) == bool(step.get("set") or step.get("edit")):
+            raise validate.bad(f"{where}: give 'replicas', or 'set' and 'edit'")
         space = names.name(step["namespace"], f"{where}.namespace")
         name = names.name(step["deployment"], f"{where}.deployment")
         box = names.name(step["container"], f"{where}.container")
@@ -114,6 +131,7 @@ class DeploymentKind(Kind):
             "deployment": name,
             "container": box,
             "set": _wanted(step, where),
+            "edit": names.edits_of(step.get("edit", {}), f"{where}.edit"),
             "clear_cache": validate.boolean(step.get("clear_cache", False), f"{where}.clear_cache"),
             "uid": validate.text(step["uid"], f"{where}.uid", 100),
             "resource_version": validate.text(
@@ -126,15 +144,16 @@ class DeploymentKind(Kind):
         client = _client(step)
         deployment, box = _read(step, client)
         space = step["namespace"]
-        changed = kube_patch.rehearse(client, space, deployment, box, step["set"])
+        changed = kube_patch.rehearse(client, space, deployment, box, step["set"], step["edit"])
         return bool(changed), "would change"
 
     def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
         """Patch the Deployment. When the server refuses, nothing was changed: the record goes."""
         client = _client(step)
         deployment, box = _read(step, client)
-        before = _values(deployment, box, step["set"])
-        if before == step["set"]:
+        before = _values(deployment, box, step["set"], step["edit"])
+        after = {**step["set"], **step["edit"]}
+        if before == after:
             return False, "as wanted"
         if deployment["metadata"]["resourceVersion"] != step["resource_version"]:
             now = deployment["metadata"]["resourceVersion"]
@@ -144,12 +163,12 @@ class DeploymentKind(Kind):
                 "conflict",
                 "look at it (kubectl get deployment), then run again",
             )
-        kube_patch.rehearse(client, step["namespace"], deployment, box, step["set"])
+        kube_patch.rehearse(client, step["namespace"], deployment, box, step["set"], step["edit"])
         about = {key: step[key] for key in ("path", "kubectl", "kubeconfig", "namespace",
-                                            "deployment", "container", "uid")}  # fmt: skip
-        entry = self.record(steps, **about, pre=before, post=dict(step["set"]))
+                                            "deployment", "container", "uid", "edit")}  # fmt: skip
+        entry = self.record(steps, **about, pre=before, post=after)
         try:
-            patch = kube_deployment.patch(deployment, box, step["set"])
+            patch = kube_deployment.patch(deployment, box, step["set"], step["edit"])
             kube_patch.send(client, step["namespace"], step["deployment"], patch, dry=False)
         except NodeError:
             if _look_again(entry, client) == entry["pre"]:
@@ -178,33 +197,42 @@ class DeploymentKind(Kind):
 
     def revert(self, entry: Json, overwrite: bool) -> str:
         """Set the former values back and read them again."""
-        client = _client(entry)
+        client, edits = _client(entry), entry.get("edit") or {}
         for attempt in range(TRIES):
             try:
-                deployment, box = _read(entry, client)
+                now, deployment, box = _now(entry, client)
             except NodeError as error:
                 if _gone(error):
                     return f"nothing to set back: {error}"
                 raise
-            now = _values(deployment, box, entry["pre"])
             if now == entry["pre"]:
                 return "restored" if attempt else "was as before"
             if _edited(entry) and not overwrite:
                 raise NodeError(f"{entry['path']} was edited after the change", "later_edit")
-            back = {key: value for key, value in entry["pre"].items() if now[key] != value}
+            todo = {key: value for key, value in entry["pre"].items() if now[key] != value}
+            back = {key: value for key, value in todo.items() if key not in edits}
+            texts = {edits[old]: old for old in todo if old in edits}
             try:
-                patch = kube_deployment.patch(deployment, box, back)
+                patch = kube_deployment.patch(deployment, box, back, texts)
                 kube_patch.send(client, entry["namespace"], entry["deployment"], patch, dry=False)
             except NodeError as error:
                 # the controller writes the status all the time: read again, patch again
                 if error.code != "conflict" or attempt == TRIES - 1:
                     raise
                 continue
-            deployment, box = _read(entry, client)
-            if _values(deployment, box, entry["pre"]) == entry["pre"]:
+            now, deployment, box = _now(entry, client)
+            if now == entry["pre"]:
                 told = [hami_cache.clear(deployment, box)] if "cache" in entry else []
                 return "; ".join(["restored", *told])
         raise NodeError(f"{entry['path']} does not keep the former value", "not_patched")
+
+    def unknown(self, entry: Json) -> str | None:
+        """Gives the flags that 0.2.0, whose rows have no edits, set by their name."""
+        pre = entry.get("pre")
+        if "edit" in entry or not isinstance(pre, dict):
+            return None
+        found = ", ".join(name for name in pre if name.startswith("--"))
+        return f"sets {found} by its name" if found else None
 
     def about(self, entry: Json) -> str:
         """Gives the container of the Deployment."""
@@ -213,9 +241,11 @@ class DeploymentKind(Kind):
     def folded(self, rows: list[Json], side: str) -> Json:
         """Gives each value by name as the first step that set it found it, or the last left it."""
         values: Json = {}
+        edits: Json = {}
         for row in rows if side == POST else reversed(rows):
             values.update(row[side])
-        return {**rows[0], side: values}
+            edits.update(row.get("edit") or {})
+        return {**rows[0], side: values, "edit": edits}
 
     def verify(self, entry: Json, side: str) -> list[str]:
         """Gives the values that are not as recorded; none of a Deployment that is gone."""
@@ -225,7 +255,7 @@ class DeploymentKind(Kind):
             if _gone(error):
                 return []
             raise
-        now = _values(deployment, box, entry[side])
+        now = _values(deployment, box, entry[side], entry.get("edit") or {})
         about = entry["deployment"]
         return [line for key in now
                 for line in differing(f"{about} {key}", now[key], entry[side][key])]  # fmt: skip

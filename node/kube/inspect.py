@@ -5,12 +5,15 @@ from __future__ import annotations
 import calendar
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from node.core import mapped_files, proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.kube import deployment as kube_deployment
-from node.kube import flags, kubectl, limit_state, names, patch
+from node.kube import kubectl, limit_state, names, patch
+from node.kube.deployment import Place
 from node.rules.secret import masked_line
 
 TAIL = 200
@@ -24,6 +27,7 @@ _KEYS = (
     "deployment",
     "container",
     "variables",
+    "edit",
     "set",
     "logs",
 )
@@ -32,8 +36,9 @@ _KEYS = (
 def inspect_deployment(request: Any) -> Json:
     """Gives the Deployment, its rollout, pods, newest event, log lines, and variables' values.
 
-    `variables`: whose places are told, in the template and in the running processes. `set`: what a
-    patch would change, by the server's own dry run. `logs` false: the log is not read.
+    `variables`: whose places are told, in the template and in the running processes. `edit`: of
+    each pair of texts the place of the one that stands, by the old one. `set`: what a patch of
+    these and of the edits would change, by the server's own dry run. `logs` false: no log is read.
     """
     body = validate.keys(request, "request", _KEYS, ("kubectl", "namespace", "deployment"))
     client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
@@ -42,6 +47,7 @@ def inspect_deployment(request: Any) -> Json:
     box_name = None if wanted is None else names.name(wanted, "container")
     rows = validate.array(body.get("variables") or [], "variables", 50)
     asked = [names.variable(row, f"variables[{n}]") for n, row in enumerate(rows)]
+    edits = names.edits_of(body.get("edit") or {}, "edit")
     deployment = get(client, space, names.name(body["deployment"], "deployment"))
     box = kube_deployment.container_of(deployment, box_name)
     found = pods(client, space, deployment)
@@ -53,7 +59,13 @@ def inspect_deployment(request: Any) -> Json:
         "container": box["name"],
         "containers": [b["name"] for b in deployment["spec"]["template"]["spec"]["containers"]],
         "rollout": rollout(deployment),
-        "variables": {key: place_of(box, key) for key in asked},
+        "variables": {
+            **{key: place_of(partial(kube_deployment.find, box, key)) for key in asked},
+            **{
+                old: place_of(partial(kube_deployment.find_text, box, old, new))
+                for old, new in edits.items()
+            },
+        },
         "pods": [told(client, space, pod, box["name"], asked, logs) for pod in found],
         "event": event(client, space, [pod["metadata"]["name"] for pod in found]),
         "changes": None,
@@ -61,7 +73,7 @@ def inspect_deployment(request: Any) -> Json:
     }
     if body.get("set") is not None:
         values = names.values_of(body["set"], "set")
-        answer["changes"] = patch.rehearse(client, space, deployment, box, values)
+        answer["changes"] = patch.rehearse(client, space, deployment, box, values, edits)
     return answer
 
 
@@ -78,10 +90,10 @@ def get(client: kubectl.Client, space: str, deployment: str) -> Json:
     return found
 
 
-def place_of(box: Json, key: str) -> Json:
-    """Gives where a variable stands and its value; or why that cannot be told."""
+def place_of(find: Callable[[], Place]) -> Json:
+    """Gives where a variable or a text stands and its value; or why that cannot be told."""
     try:
-        place = kube_deployment.find(box, key)
+        place = find()
     except NodeError as error:
         return {"kind": "unclear", "index": -1, "value": None, "why": str(error)}
     return {"kind": place.kind, "index": place.at, "value": place.value, "why": None}
@@ -182,7 +194,7 @@ def event(client: kubectl.Client, space: str, names: list[str]) -> str | None:
 
 
 def live(uid: str, names: list[str]) -> Json:
-    """Gives what the pod's processes on this host really have of the variables and flags.
+    """Gives what the pod's processes on this host really have of the variables.
 
     The plugin may inject the same variable: only the process tells which one won.
     """
@@ -191,9 +203,8 @@ def live(uid: str, names: list[str]) -> Json:
         return {"processes": 0, "values": {}}
     for pid in proc.pids():
         if mapped_files.pod_of(proc.cgroup(pid)) == uid and os.path.exists(f"/proc/{pid}/exe"):
-            environ, argv = proc.environ(pid), proc.argv(pid)
-            found.append({key: flags.of_process(argv, key) if flags.is_flag(key)
-                          else environ.get(key) for key in names})  # fmt: skip
+            environ = proc.environ(pid)
+            found.append({key: environ.get(key) for key in names})
     # a pause container has none of them
     values = {key: sorted({row[key] for row in found if row[key] is not None}) for key in names}
     return {"processes": len(found), "values": values}

@@ -16,12 +16,14 @@ PATH = "/etc/rigbook/limit.json"
 FORMAT = 1
 _KEYS = ("format", "rig", "node", "kubectl", "kubeconfig", "namespace", "deployment", "container",
          "set", "webhook", "webhook_file")  # fmt: skip
-_REMEDY = "run deploys/gpu_limit.py with guard=true: it writes the file anew"
+# 0.2.0 had none
+_EDIT = "edit"
+_REMEDY = "run deploys/gpu_limit.py without guard=true: it takes the file away; then with it"
 
 
 class State(NamedTuple):
-    """A container of a Deployment and the values that were set there, by name. The webhook is
-    watch's kind.
+    """A container of a Deployment, the values that were set there, by name, and the texts of its
+    command line, each by the one before it. The webhook is watch's kind.
     """
 
     rig: str
@@ -32,6 +34,7 @@ class State(NamedTuple):
     deployment: str
     container: str
     values: dict[str, str | None]
+    edits: dict[str, str]
     webhook: str | None
     webhook_file: str | None
 
@@ -43,9 +46,13 @@ def path() -> str:
 
 def parse(value: Any) -> State:
     """Gives the state of the file's content, every value checked. Raises NodeError."""
-    body = validate.keys(value, "the file", _KEYS, _KEYS)
+    body = validate.keys(value, "the file", (*_KEYS, _EDIT), _KEYS)
     state_file.format_is(body, FORMAT)
     config, url, file = body["kubeconfig"], body["webhook"], body["webhook_file"]
+    values = names.values_of(body["set"], "set")
+    edits = names.edits_of(body.get(_EDIT, {}), _EDIT)
+    if not values and not edits:
+        raise validate.bad("set and edit are empty")
     return State(
         validate.text(body["rig"], "rig", 200),
         validate.text(body["node"], "node", 200),
@@ -54,7 +61,8 @@ def parse(value: Any) -> State:
         names.name(body["namespace"], "namespace"),
         names.name(body["deployment"], "deployment"),
         names.name(body["container"], "container"),
-        names.values_of(body["set"], "set"),
+        values,
+        edits,
         None if url is None else http_url(url, "webhook"),
         None if file is None else validate.path(file, "webhook_file"),
     )
@@ -83,6 +91,12 @@ def differing(known: State, deployment: Json) -> list[str]:
         if now != value:
             said = "not set" if now is None else f"{now!r}"
             found.append(f"{name} is {said}, it was set to {value!r}")
+    for old, new in known.edits.items():
+        try:
+            if kube_deployment.find_text(box, old, new).value != new:
+                found.append(f"{old!r} stands there again, it was edited to {new!r}")
+        except NodeError as error:
+            found.append(str(error))
     return found
 
 
@@ -98,6 +112,6 @@ def told(deployment: Json, space: str) -> Json | None:
         space, deployment["metadata"]["name"],
     ):  # fmt: skip
         return None
-    return {"container": known.container, "values": known.values,
+    return {"container": known.container, "values": known.values, "edits": known.edits,
             "webhook": known.webhook is not None, "webhook_file": known.webhook_file,
             "differs": differing(known, deployment)}  # fmt: skip

@@ -55,19 +55,21 @@ def rehearse(
     deployment: Json,
     box: Json,
     values: dict[str, str | None],
+    edits: dict[str, str],
 ) -> list[Json]:
-    """Gives what the server says that a patch of these variables changes; nothing is changed.
+    """Gives what the server says that a patch of these changes; nothing is changed.
 
     Raises NodeError when it would change anything else.
     """
-    wanted = kube_deployment.patch(deployment, box, values)
+    wanted = kube_deployment.patch(deployment, box, values, edits)
     after = send(client, space, deployment["metadata"]["name"], wanted, dry=True)
     found = kube_deployment.differences(deployment, after)
-    allowed = kube_deployment.expected(box, values)
+    allowed = kube_deployment.expected(box, values, edits)
     strange = [row["path"] for row in found if row["path"] not in allowed]
     if strange:
         raise NodeError(
-            f"the server would change more than {', '.join(sorted(values))}: {', '.join(strange)}",
+            f"the server would change more than {', '.join(sorted({**values, **edits}))}: "
+            f"{', '.join(strange)}",
             "not_patched",
             "an admission webhook changes it too: kubectl get mutatingwebhookconfigurations",
         )

@@ -12,7 +12,6 @@ from node.core.errors import Json
 from node.files import atomic
 from node.files.atomic import Folder, Owner
 from node.rules.restarts import WINDOW_S
-from node.watch import pressure
 from node.watch.config import Watch
 
 # name: what it says; all are gauges, in base units
@@ -23,7 +22,6 @@ METRICS = {
     "rigbook_watch_status_since_timestamp_seconds": "when the present status began",
     "rigbook_watch_last_look_timestamp_seconds": "when it was last looked",
     "rigbook_watch_pending_notices": "notices that the webhook has not taken yet",
-    "rigbook_host_memory_low": "1 where the memory of this node is about to run out",
     "rigbook_engine_silent": "1 where the engine of this node counts as silent",
     "rigbook_engine_silent_seconds": "how long requests have waited without a token, else 0",
     "rigbook_engine_silent_restarts": "restarts for silence in the last six hours",
@@ -41,7 +39,6 @@ def values(state: Json, watch: Watch, now: float) -> dict[str, float]:
         "rigbook_watch_status_since_timestamp_seconds": state["since"],
         "rigbook_watch_last_look_timestamp_seconds": state["looked_unix_s"],
         "rigbook_watch_pending_notices": len(state["pending"]),
-        "rigbook_host_memory_low": pressure.is_low(),
     }
     if watch.silence is not None:
         judged = silence["judged"]

@@ -16,7 +16,7 @@ from node.engine import config as engine_config
 from node.engine.completion import ask
 from node.files import state_dir, state_file
 from node.rules.completion import Reply
-from node.watch import away, config, heal, machine, notices, pressure, textfile
+from node.watch import away, config, heal, machine, notices, textfile
 from node.watch.config import Watch
 from node.watch.heal import Target
 from node.watch.own_unit import OwnUnit
@@ -209,8 +209,7 @@ def inspect_endpoint(watch: Watch, engine: Target | None = None) -> Json:
     """
     reply, before = _look(watch, engine or _own_engine(watch), load_state(time.time()))
     now = time.time()
-    told_of_host = [*away.look(watch, before["looked_unix_s"]), *machine.notices(watch),
-                    *pressure.look(watch)]  # fmt: skip
+    told_of_host = [*away.look(watch, before["looked_unix_s"]), *machine.notices(watch)]
     sent, before["host_noticed"] = limited(told_of_host, before["host_noticed"], now)
     before["pending"] = [*before["pending"], *sent][-MAX_PENDING:]
     after = judge(before, reply, watch, now)

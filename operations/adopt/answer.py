@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +76,20 @@ def former_in(changes: Mapping[str, Mapping[str, Any] | None]) -> Served | None:
     return next((Served(**blob[CONTEXT]) for blob in blobs if CONTEXT in blob), None)
 
 
-def answers_again(state: State, plan: Plan, served: Served) -> str:
+def started_by_hand(changes: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    """How to start what a change ended and no unit starts: `NODE: COMMAND` each."""
+    rows = [(node, step) for node, change in changes.items()
+            for step in (change or {}).get("steps", ())
+            if step["op"] == "former_engine" and not step.get("by")]  # fmt: skip
+    # a change of 0.2.0 has no commands: its undo says where they lie
+    told = ((node, step.get("commands") or ["sudo rignode status"]) for node, step in rows)
+    return [f"{node}: {'; '.join(commands)}" for node, commands in told]
+
+
+def answers_again(state: State, plan: Plan, served: Served, by_hand: Sequence[str]) -> str:
     """A line about a real answer of the former engine; StepFailed where none comes within the
-    start budget. One that did not answer before is not waited for.
+    start budget. One that did not answer before is not waited for. One that was started `by_hand`
+    is asked once: an undo does not start it.
     """
     if not served.answered:
         return f"{served.by} is as before; it gave no answer before the take-over either"
@@ -91,6 +102,8 @@ def answers_again(state: State, plan: Plan, served: Served) -> str:
         took = time.monotonic() - started
         if answer.ok or answer.alive:
             return f"{served.model} of {served.by} serves again: {answer.detail}"
+        if by_hand:
+            return f"{served.by} was started by hand; to start it again: {'; '.join(by_hand)}"
         if took > budget_s:
             raise StepFailed(
                 f"{served.by} is as before, but does not answer after {took:.0f} s: {answer.detail}"

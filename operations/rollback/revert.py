@@ -16,7 +16,7 @@ from facts.observe import observe
 from facts.rignode.call import AskFailed, ask_node
 from facts.rignode.context import fact_of, real
 from node.rules.patterns import printable
-from operations.adopt.answer import answers_again, former_in
+from operations.adopt.answer import answers_again, former_in, started_by_hand
 from operations.change.node_call import StepFailed, call, run_as_root
 from operations.change.run import Run
 from operations.engine.baseline import compared
@@ -119,7 +119,8 @@ def serves_again(
     """
     kept = kept or _of_head(state, plan, change)
     if former := former_in(kept):
-        return f"change {change} ROLLED_BACK; {answers_again(state, plan, former)}"
+        said = answers_again(state, plan, former, started_by_hand(kept))
+        return f"change {change} ROLLED_BACK; {said}"
     states = unit_states(state, [node.name for node in plan.rig.nodes])
     unseen = ", ".join(name for name, unit in states.items() if unit is None)
     running = [n for n, unit in states.items() if unit and unit.active in UP]

@@ -21,7 +21,7 @@ from schema.inputs.runbook_data import (
 )
 
 WAIVER = frozenset({"waive", "reason"})
-_FLAG = re.compile(r"--[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SYMBOL = re.compile(r"[A-Za-z_.$][A-Za-z0-9_.$@]{0,255}\Z")
 
 
@@ -49,23 +49,19 @@ def variables(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-def flag_values(value: dict[str, str]) -> dict[str, str]:
-    """Flags of a command line by name, each with its value of one line."""
-    for name, text in value.items():
-        if not _FLAG.match(name):
-            raise ValueError(f"{name!r} is not a flag; allowed: such as --max-num-seqs")
-        single_line(text)
+def edits(value: dict[str, str]) -> dict[str, str]:
+    """Texts of a command line, each with the one that takes its place."""
+    for old, new in value.items():
+        single_line(old)
+        single_line(new)
+        if not old or not new or old == new or _VARIABLE.match(old):
+            raise ValueError(
+                f"{old!r} is no text with another one in its place; allowed: such as "
+                '\'{"--slots 4": "--slots 0"}\'; a variable goes by set'
+            )
     if not value:
-        raise ValueError('is empty; allowed: such as \'{"--max-num-seqs": "8"}\'')
+        raise ValueError('is empty; allowed: such as \'{"--slots 4": "--slots 0"}\'')
     return value
-
-
-def texts(value: object) -> object:
-    """Whole numbers as they were typed: `{"--max-num-seqs": 8}` holds a number."""
-    if not isinstance(value, dict):
-        return value
-    return {key: str(v) if isinstance(v, int) and not isinstance(v, bool) else v
-            for key, v in value.items()}  # fmt: skip
 
 
 def limit_text(value: object) -> object:
@@ -76,7 +72,7 @@ def limit_text(value: object) -> object:
 Sha256 = Annotated[str, AfterValidator(sha256_hex)]
 Symbol = Annotated[str, AfterValidator(symbol)]
 Variables = Annotated[dict[str, str], AfterValidator(variables)]
-Flags = Annotated[dict[str, str], BeforeValidator(texts), AfterValidator(flag_values)]
+Edits = Annotated[dict[str, str], AfterValidator(edits)]
 
 
 class ClusterServeData(ClusterData):
@@ -167,13 +163,9 @@ class GpuLimitData(GuardKeys):
         None, "the GPU's memory; none: as the driver says", "MiB", ge=1, le=1 << 24
     )
     set: Variables | None = key(None, 'other variables: \'{"NAME": "value"}\'')
-    flags: Flags | None = key(
-        None, 'flags of the engine\'s command line: \'{"--prefix-cache-slots": "0"}\''
+    edit: Edits | None = key(
+        None,
+        "texts of the container's command line, each with the one in its place: "
+        '\'{"--slots 4": "--slots 0"}\'',
     )
-
     guard: bool = key(False, "tell when a chart that is deployed again resets what is set")
-
-    @property
-    def others(self) -> dict[str, str]:
-        """Variables and flags by name, the memory limit aside."""
-        return {**(self.set or {}), **(self.flags or {})}

@@ -65,16 +65,9 @@ class BenchData(LeasedData):
         (), "serve and measure each of these, and go back to what serves now; names of the recipe's"
     )
 
-    loaders: Names = key(
-        (),
-        "start the engine from cold with each of these as vllm_serve.load_format, and with the "
-        "recipe's own, in turn, and go back to what serves now",
-    )
-
     def conflict(self) -> tuple[str, str] | None:
-        given = [name for name in ("compare", "profiles", "loaders") if getattr(self, name)]
-        if len(given) > 1:
-            return given[0], f"{given[0]}: with {given[1]}; allowed: one of them"
+        if self.compare and self.profiles:
+            return "compare", "compare: with profiles; allowed: one of them"
         return super().conflict()
 
 

@@ -268,7 +268,6 @@ class ProvenanceData(EngineFolderData):
     commits: Annotated[tuple[Commit, ...], BeforeValidator(listed)] = key(
         (), "commits or pull requests (#123) to look for"
     )
-    git: AbsolutePath | None = key(None, "a clone on this machine that may be asked")
     as_json: bool = key(False, "print it for a machine", alias="json")
 
 

@@ -61,6 +61,12 @@ REMOVED = {
     "repeat_s": "a state that stays bad is told again each hour; leave it out",
     "start_limit_burst": "unit does not set it any more; by hand: sudo systemctl edit UNIT",
     "start_limit_interval": "unit does not set it any more; by hand: sudo systemctl edit UNIT",
+    "flags": 'a command line is edited by its exact text; give edit=\'{"OLD TEXT": "NEW TEXT"}\': '
+    "docs/runbooks/gpu_limit.md",
+    "git": "no clone is asked any more; git merge-base --is-ancestor says it: "
+    "docs/runbooks/provenance.md",
+    "loaders": "each loader is a profile of the recipe now (vllm_serve: load_format), and "
+    "profiles=A,B measures them: docs/runbooks/bench.md",
 }
 
 

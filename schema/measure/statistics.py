@@ -91,11 +91,8 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return _interval(mean, count, lambda r: fmean(r.choices(values, k=count)))
 
 
-def compare(before: Sequence[float], after: Sequence[float], more_is: str = "better") -> Comparison:
-    """How `after` stands against `before`, by the spread of both's rounds.
-
-    `more_is`: what a higher value is, better (a rate) or worse (a latency).
-    """
+def compare(before: Sequence[float], after: Sequence[float]) -> Comparison:
+    """How `after` stands against `before`, by the spread of both's rounds: more is better."""
     if min(len(before), len(after)) < LEAST_ROUNDS or fmean(before) <= 0:
         return Comparison(None, "too few rounds to say")
 
@@ -106,7 +103,7 @@ def compare(before: Sequence[float], after: Sequence[float], more_is: str = "bet
     share = _interval(fmean(after) / fmean(before) - 1, min(len(before), len(after)), draw)
     if share.low <= 0 <= share.high or abs(share.value) < LEAST_DIFFERENCE:
         return Comparison(share, "within noise")
-    return Comparison(share, "better" if (share.value > 0) == (more_is == "better") else "worse")
+    return Comparison(share, "better" if share.value > 0 else "worse")
 
 
 def slope(at: Sequence[float], values: Sequence[float]) -> Interval | None:

@@ -17,7 +17,9 @@ class Rollout(Frozen):
 
 
 class Variable(Frozen):
-    """Where a variable stands (`env`, `args`, `command`, `unclear`) and its value, None: unset."""
+    """Where a variable stands (`env`, `args`, `command`, `unclear`) and its value, None: unset; or
+    where one of an edit's two texts does, and which.
+    """
 
     kind: str
     index: int
@@ -61,12 +63,13 @@ class Change(Frozen):
 
 
 class Guarded(Frozen):
-    """/etc/rigbook/limit.json: what was set in a container, whether a URL is told (or the file that
-    has it), and a line for each value that differs.
+    """/etc/rigbook/limit.json: what was set in a container and edited in its command line, whether
+    a URL is told (or the file that has it), and a line for each value that differs.
     """
 
     container: str
     values: dict[str, str]
+    edits: dict[str, str]
     webhook: bool
     webhook_file: str | None
     differs: tuple[str, ...]

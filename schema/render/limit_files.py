@@ -26,9 +26,11 @@ class Told(Protocol):
 
 
 def limit_documents(
-    plan: Plan, data: Told, container: str, values: Mapping[str, str]
+    plan: Plan, data: Told, container: str, values: Mapping[str, str], edits: Mapping[str, str]
 ) -> tuple[Document, ...]:
-    """The guarded values of one container (root's alone: it may hold the webhook), the units."""
+    """The guarded values and texts of one container (root's alone: it may hold the webhook), the
+    units.
+    """
     chart = plan.chart
     body = {
         "format": FORMAT,
@@ -40,6 +42,7 @@ def limit_documents(
         "deployment": chart.deployment,
         "container": container,
         "set": dict(values),
+        "edit": dict(edits),
         "webhook": data.webhook,
         "webhook_file": data.webhook_file,
     }

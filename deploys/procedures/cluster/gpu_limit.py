@@ -32,6 +32,7 @@ class Patch:
     """One run: the values, the step, what to say, the pods before it."""
 
     values: Mapping[str, str]
+    edits: Mapping[str, str]
     steps: Steps
     lines: tuple[str, ...]
     generation: int
@@ -54,11 +55,10 @@ def deployment_request(plan: Plan, **more: object) -> dict[str, Any]:
 def inspect_deployment(plan: Plan) -> KubeLook:
     """The Deployment with every memory limit, asked once a run."""
     chart = plan.chart
-    others = chart.others if isinstance(chart, GpuLimitData) else {}
-    asked = dict.fromkeys((*LIMITS, *others))
-    return ask_typed(
-        plan, "kube look", deployment_request(plan, variables=list(asked)), KubeLook, "deployment"
-    )
+    data = chart if isinstance(chart, GpuLimitData) else None
+    others, edits = (data.set or {}, data.edit or {}) if data else ({}, {})
+    asked = deployment_request(plan, variables=[*dict.fromkeys((*LIMITS, *others))], edit=edits)
+    return ask_typed(plan, "kube look", asked, KubeLook, "deployment")
 
 
 def model_findings(plan: Plan) -> list[Violation]:
@@ -71,15 +71,16 @@ def model_findings(plan: Plan) -> list[Violation]:
 
 
 def asked_values(plan: Plan, snapshot: NodeSnapshot) -> dict[str, str]:
-    """The variables and flags to set, the memory limit among them; DeployError says what may not
-    be set.
-    """
+    """The variables to set, the memory limit among them; DeployError says what may not be set."""
     data, now = plan.chart_as(GpuLimitData), inspect_deployment(plan)
-    values = data.others
+    values = data.set or {}
     for name in values:
         if name in LIMITS:
             raise DeployError(f"set: {name} is a memory limit; give it as --data limit=24000m")
-    if data.limit is None and values:
+    for texts in (data.edit or {}).items():
+        if any(memory_limit.VARIABLE in text for text in texts):
+            raise DeployError("edit: this is a memory limit; give it as --data limit=24000m")
+    if data.limit is None and (values or data.edit):
         return values
     try:
         name, text = _limit(plan, now, snapshot)
@@ -165,23 +166,27 @@ def plan(rig: Procedure) -> Patch:
     """The work of this run, planned once; what the server would change is part of it."""
     plan = rig.plan
     values = asked_values(plan, rig.snapshots[plan.rig.head.name])
+    edits = plan.chart_as(GpuLimitData).edit or {}
     now = inspect_deployment(plan)
     former = frozenset(pod.uid for pod in now.pods)
-    unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in values and v.why]
+    wanted = {**values, **edits}
+    unclear = [f"{n}: {v.why}" for n, v in now.variables.items() if n in wanted and v.why]
     if unclear:
         raise DeployError("; ".join(unclear))
     todo = {n: v for n, v in values.items() if now.variables[n].value != v}
-    guard = limit_guard.around(plan, rig.snapshots[plan.rig.head.name], now, values)
-    if not todo:
-        logger.info(f"    {title(plan, now)} has {assignments(values)} already")
+    texts = {old: new for old, new in edits.items() if now.variables[old].value != new}
+    guard = limit_guard.around(plan, rig.snapshots[plan.rig.head.name], now, values, edits)
+    if not todo and not texts:
+        logger.info(f"    {title(plan, now)} has {assignments(values, edits)} already")
         # nothing rolls out: the rollout and the pods that there are count
-        return Patch(values, guard, (), now.rollout.generation - 1, frozenset())
-    asked = deployment_request(plan, set=todo, logs=False, variables=list(todo))
+        return Patch(values, edits, guard, (), now.rollout.generation - 1, frozenset())
+    asked = deployment_request(plan, set=todo, edit=texts, logs=False, variables=list(todo))
     planned = ask_typed(plan, "kube look", asked, KubeLook, "planned")
     step = {key: value for key, value in deployment_request(plan).items() if key != "container"} | {
         "op": "kube",
         "container": planned.container,
         "set": todo,
+        "edit": texts,
         # a limit that an earlier process wrote into HAMi's shared cache would stay in force
         "clear_cache": any(name in LIMITS for name in todo),
         "uid": planned.uid,
@@ -190,7 +195,7 @@ def plan(rig: Procedure) -> Patch:
     lines = [f"{title(plan, planned)}, resourceVersion {planned.resource_version}:"]
     for change in planned.changes or ():
         lines.append(f"  {change.path}: {change.before!r} becomes {change.after!r}")
-    return Patch(values, [step, *guard], tuple(lines), planned.rollout.generation, former)
+    return Patch(values, edits, [step, *guard], tuple(lines), planned.rollout.generation, former)
 
 
 def title(plan: Plan, now: KubeLook) -> str:
@@ -198,6 +203,7 @@ def title(plan: Plan, now: KubeLook) -> str:
     return f"Deployment {plan.chart.namespace}/{now.name}, container {now.container}"
 
 
-def assignments(values: Mapping[str, str]) -> str:
-    """Variables and flags as `NAME=value, NAME=value`."""
-    return ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
+def assignments(values: Mapping[str, str], edits: Mapping[str, str]) -> str:
+    """Variables and texts as `NAME=value, NAME=value, 'TEXT'`."""
+    set_to = [f"{name}={value}" for name, value in sorted(values.items())]
+    return ", ".join([*set_to, *map(repr, edits.values())])

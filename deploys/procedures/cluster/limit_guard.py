@@ -18,7 +18,10 @@ from schema.observed.snapshot import NodeSnapshot, Unreadable
 from schema.render.limit_files import FILES, GUARD_TIMER, STATE_PATH, limit_documents
 
 
-def around(plan: Plan, snapshot: NodeSnapshot, now: KubeLook, values: Mapping[str, str]) -> Steps:
+def around(
+    plan: Plan, snapshot: NodeSnapshot, now: KubeLook, values: Mapping[str, str],
+    edits: Mapping[str, str],
+) -> Steps:  # fmt: skip
     """With `guard`: what is guarded already in this container, and these values; else none is.
 
     DeployError when what is guarded cannot be read.
@@ -31,10 +34,24 @@ def around(plan: Plan, snapshot: NodeSnapshot, now: KubeLook, values: Mapping[st
             steps.append({"op": "absent", "path": STATE_PATH})
         return steps
     if isinstance(now.guard, Unreadable):
-        raise DeployError(now.guard.unreadable)
-    known = now.guard.values if now.guard and now.guard.container == now.container else {}
-    documents = limit_documents(plan, data, now.container, {**known, **values})
+        raise DeployError(
+            f"{now.guard.unreadable}; run it without guard=true, which takes the guard away, then "
+            "with it"
+        )
+    same = now.guard if now.guard and now.guard.container == now.container else None
+    every = {**same.values, **values} if same else values
+    texts = _edits(same.edits, edits) if same else edits
+    documents = limit_documents(plan, data, now.container, every, texts)
     steps = folder_steps(["/etc/rigbook"], files)
     changes = [{**step, "sensitive": True} for step in file_steps(documents, files)]
     written = [str(step["path"]) for step in changes]
     return [*steps, *changes, *timer_steps(GUARD_TIMER, units.get(GUARD_TIMER), written)]
+
+
+def _edits(known: Mapping[str, str], edits: Mapping[str, str]) -> dict[str, str]:
+    """What a chart that is deployed again would bring, each with what is to stand there: an edit of
+    what an earlier one left goes from the chart's own text.
+    """
+    found = {old: edits.get(new, new) for old, new in known.items()}
+    found.update({old: new for old, new in edits.items() if old not in known.values()})
+    return {old: new for old, new in found.items() if old != new}

@@ -17,7 +17,7 @@ from schema.observed.kube import KubeLook, Pod
 def verify(rig: Procedure, work: Patch) -> str:
     """A line about the new pod and its values; StepFailed once it cannot or does not come up."""
     plan, host = rig.plan, rig.run.host(rig.plan.rig.head.name)
-    asked = deployment_request(plan, variables=list(work.values))
+    asked = deployment_request(plan, variables=list(work.values), edit=dict(work.edits))
     deadline = time.monotonic() + plan.chart.patience_s
     now = wait_for_rollout(
         rig.run.state, host, asked, work.generation, plan.chart.patience_s, work.former
@@ -29,7 +29,7 @@ def verify(rig: Procedure, work: Patch) -> str:
 
 def _values_seen(plan: Plan, now: KubeLook, work: Patch) -> str:
     """The line of a proof: template and process have the values. StepFailed when one has not."""
-    for name, value in work.values.items():
+    for name, value in {**work.values, **work.edits}.items():
         if now.variables[name].value != value:
             raise StepFailed(
                 f"{name} is {now.variables[name].value!r} again: overwritten by others"
@@ -43,8 +43,10 @@ def _values_seen(plan: Plan, now: KubeLook, work: Patch) -> str:
     else:
         inside = f"seen in {sum(p.live.processes for p in seen)} processes of {seen[0].name}"
         alone = [n for n in work.values if not any(p.live.values.get(n) for p in seen)]
+        alone += map(repr, work.edits.values())
         inside += f", {', '.join(alone)} in the template alone" if alone else ""
-    return f"{title(plan, now)} has {assignments(work.values)}; {now.rollout.words}; {inside}"
+    has = assignments(work.values, work.edits)
+    return f"{title(plan, now)} has {has}; {now.rollout.words}; {inside}"
 
 
 def _same_inside(pod: Pod, values: Mapping[str, str]) -> None:

@@ -22,7 +22,6 @@ from facts.endpoint import throughput
 from facts.endpoint.completion import Endpoint, ask
 from facts.endpoint.engine_metrics import Counters, NoMetrics, acceptance, decoded, made, scrape
 from facts.endpoint.throughput import NotMeasured
-from facts.endpoint.tool_suite import run_suite
 from facts.measure import ClientRound, Loaded, load
 from facts.rignode.call import AskFailed
 from facts.rignode.context import real
@@ -159,8 +158,6 @@ class Bench:
             for length in self.wanted.lengths:
                 yield words.prefill(self._prefill(length))
             last = counters(self.where)
-            if self.plan.recipe.expect.tools and not self.wanted.quick:
-                yield from self._tools()
         yield from self._end(last)
 
     def _thinks(self) -> bool:
@@ -262,11 +259,6 @@ class Bench:
         name = "rigbook, from the operator's machine"
         self.keep(other=Other(client=name, rates=rates, off=off, first_off=first_off))
         return words.other(self.run)
-
-    def _tools(self) -> Iterator[str]:
-        rows = run_suite(self.quiet)
-        self.keep(tools=rows)
-        yield from words.tools(rows)
 
     def _end(self, after: Counters) -> Iterator[str]:
         rows = machines(self.plan, self.sampler.samples)

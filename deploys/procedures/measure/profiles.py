@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -69,10 +69,10 @@ def plans(rig: Procedure) -> dict[str, Plan]:
 
 def measure_each(rig: Procedure, wanted: dict[str, Plan], data: BenchData) -> None:
     """Serves and measures each; StepFailed when one cannot be, or at Ctrl-C."""
-    with interruptible():
+    with _interruptible():
         for name, plan in wanted.items():
             logger.info(f"    profile {name}")
-            start = serve_as(rig.run, plan)
+            start = _serve_as(rig.run, plan)
             _tell(start)
             try:
                 bench = Bench(plan, data)
@@ -90,7 +90,7 @@ def _tell(start: Start) -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Has the first Ctrl-C end the block by StepFailed in this greenlet; the next is pyinfra's."""
     here: Any = gevent.getcurrent()
     former = signal.getsignal(signal.SIGINT)
@@ -108,10 +108,10 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
 
 
-def serve_as(run: Run, plan: Plan, once_stopped: Callable[[str], None] = lambda _: None) -> Start:
-    """Stops the engine, writes the plan's files, starts it; StepFailed without an answer.
+def _serve_as(run: Run, plan: Plan) -> Start:
+    """Stops the engine, writes the plan's files, starts it; gives how long the start took.
 
-    Gives how long the start took. `once_stopped` is called with each node before the start.
+    StepFailed without an answer.
     """
     head, workers = plan.rig.head.name, [node.name for node in plan.rig.workers]
     looks = observe(real(state), plan, fresh=True)
@@ -125,8 +125,6 @@ def serve_as(run: Run, plan: Plan, once_stopped: Callable[[str], None] = lambda 
         steps = engine.file_steps(plan.documents[node], files_in(seen))
         if steps:
             run.apply(node, steps + engine.unit_steps(engine_unit(seen), True))
-    for node in (head, *workers):
-        once_stopped(node)
     where = endpoint_with_key(plan)
     watch = StartTimes(where)
     try:

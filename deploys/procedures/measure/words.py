@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from gates.engine.vllm_flags import compare as flags_that_differ
-from schema.measure.run import Acceptance, BenchRun, Point, Prefill, ToolRow
+from schema.measure.run import Acceptance, BenchRun, Point, Prefill
 from schema.measure.statistics import compare, mean_interval, quantile
 
 # Two clients of one engine are to agree within so much.
@@ -78,14 +78,6 @@ def other(run: BenchRun) -> str:
         f"{theirs}, {found.off:+.1%} of the engine's own count of these answers; {run.client}: "
         f"{found.first_off:+.1%}; they {'agree' if apart <= AGREE else 'do NOT agree'}"
     )
-
-
-def tools(rows: Sequence[ToolRow]) -> Iterator[str]:
-    """The score, and a line for each call that was not as asked."""
-    yield f"tool calls: {sum(row.ok for row in rows)} of {len(rows)} as asked"
-    for row in rows:
-        if not row.ok:
-            yield f"    {row.name}: {row.detail}"
 
 
 def doubts(found: Sequence[str]) -> Iterator[str]:

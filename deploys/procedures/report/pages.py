@@ -136,8 +136,6 @@ def _bench(run: BenchRun) -> Iterator[str]:
     if run.acceptance is not None:
         yield words.acceptance(run.acceptance)
     yield from map(words.prefill, run.prefill)
-    if run.tools:
-        yield from words.tools(run.tools)
     yield from words.against_reference(run)
 
 

@@ -13,10 +13,9 @@ from deploys.common.ask_engine import ask_artifacts, venv_of
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.load_and_gate import report as report_finding
 from deploys.common.procedure import Procedure
-from facts.local.git_clone import CloneError, clone_at
 from gates.artifact.build_metadata import Evidence, read
 from gates.artifact.image import image_name
-from gates.artifact.provenance import Ancestry, Answer, decide, findings
+from gates.artifact.provenance import Answer, decide, findings
 from gates.core.violation import Violation
 from gates.core.waiver import blocking
 from schema.desired.plan import Plan
@@ -30,12 +29,10 @@ def report(rig: Procedure) -> None:
     not fit for this rig (exit status 1), or cannot be read.
     """
     plan, data = rig.plan, rig.data(ProvenanceData)
-    clone = _clone(str(data.git)) if data.git else None
     seen = ask_artifacts(state, plan)
     evidence = {node: read(answers) for node, answers in seen.items()}
     commits = {
-        node: [_asked(one, found, clone) for one in data.commits]
-        for node, found in evidence.items()
+        node: [decide(one, found) for one in data.commits] for node, found in evidence.items()
     }
     wrong = [
         v
@@ -55,21 +52,6 @@ def report(rig: Procedure) -> None:
         raise DeployError(
             f"{len(stops)} finding(s); first {stops[0].code} on {stops[0].node}: {stops[0].summary}"
         )
-
-
-def _clone(path: str) -> Ancestry:
-    try:
-        clone = clone_at(path)
-    except CloneError as error:
-        raise DeployError(f"--data git: {error}; allowed: the folder of a git clone") from None
-    return Ancestry(path, clone.known, clone.holds, clone.merged)
-
-
-def _asked(wanted: str, found: Evidence, clone: Ancestry | None) -> Answer:
-    try:
-        return decide(wanted, found, clone)
-    except CloneError as error:
-        return Answer(wanted, "cannot tell", str(error))
 
 
 def artefact(plan: Plan, node: str) -> str:
@@ -123,7 +105,7 @@ def _conclude(commits: Mapping[str, Sequence[Answer]]) -> None:
         return
     if all(answer.verdict == "in" for answer in answers):
         logger.info("    all of it is in already: a rebuild for these would bring nothing")
-    elif not any(answer.verdict == "not in" for answer in answers):
+    else:
         logger.info("    nothing is known to be missing: no reason for a rebuild yet")
 
 

@@ -73,26 +73,28 @@ def variables(**more: object) -> dict[str, Any]:
     return {**seen(), "variables": {**seen()["variables"], **more}}
 
 
-FLAG = "--prefix-cache-slots"
-FIX = f'flags={{"{FLAG}": 0}}'
+WITH_4, WITH_0 = "--prefix-cache-slots 4", "--prefix-cache-slots 0"
+FIX = f'edit={{"{WITH_4}": "{WITH_0}"}}'
 
 
-def flagged(value: str | None, document: dict[str, Any] | None = None, *live: str) -> Any:
-    """The Deployment whose command line has that value, and what its processes have."""
-    found = document or variables()
-    place = {"kind": "args", "index": 0, "value": value, "why": None}
-    found = {**found, "variables": {**found["variables"], FLAG: place}}
-    found["pods"][0]["live"] = {"processes": 2, "values": {FLAG: list(live)}}
-    return found
+def edited(text: str | None, document: dict[str, Any] | None = None, **more: object) -> Any:
+    """The Deployment whose command line has that text, None: neither of the two."""
+    found = {**(document or variables()), **more}
+    place = {"kind": "args", "index": 0, "value": text, "why": None}
+    if text is None:
+        why = f"{WITH_4!r} stands 2 times in command and args of container engine"
+        place = {"kind": "unclear", "index": -1, "value": None, "why": why}
+    found["pods"][0]["live"] = {"processes": 2, "values": {}}
+    return {**found, "variables": {**found["variables"], WITH_4: place}}
 
 
 SECRET = "T0P-S3CRET"
 GUARD = ("guard=true", f"webhook=http://127.0.0.1:1/{SECRET}")
 
 
-def watched(**values: str) -> dict[str, Any]:
-    """The Deployment while a guard watches these values in its container."""
-    return seen(guard={"container": "engine", "values": values, "webhook": True,
+def watched(edits: dict[str, str], **values: str) -> dict[str, Any]:
+    """The Deployment while a guard watches these values and texts in its container."""
+    return seen(guard={"container": "engine", "values": values, "edits": edits, "webhook": True,
                        "webhook_file": None, "differs": []})  # fmt: skip
 
 
@@ -143,22 +145,26 @@ TABLE: Table = {
     # another variable goes the same way without a limit
     "other": (limit('set={"OTHER": "1"}', looks=[seen(), PLANNED], card=(), how="--dry"), quiet(
         never=("hardware",))),
-    # the seed's layer 3: a flag goes the same way, into the command line
-    "flag": (limit(FIX, looks=[flagged(None), {**flagged(None), "changes": PLANNED["changes"]},
-                               flagged("0", rolled("23000m"), "0")], card=()), done(
-        f"has {FLAG}=0", "seen in 2 processes of lucebox-1;", steps=SENT)),
-    "flag not seen": (limit(FIX, looks=[flagged(None), flagged(None),
-                                        flagged("0", rolled("23000m"))], card=()), done(
-        f"2 processes of lucebox-1, {FLAG} in the template alone", steps=SENT)),
-    "flag ignored": (limit(FIX, looks=[flagged(None), flagged(None),
-                                       flagged("0", rolled("23000m"), "4")], card=()), failed(
-        f"its process has {FLAG}=4, not 0", steps=UNDONE)),
+    # the seed's layer 3: a text of the command line
+    "edit": (limit(FIX, looks=[edited(WITH_4), edited(WITH_4, changes=PLANNED["changes"]),
+                               edited(WITH_0, rolled("23000m"))], card=()), done(
+        f"has {WITH_0!r}", f"2 processes of lucebox-1, {WITH_0!r} in the template alone",
+        steps=SENT)),
+    "edit same": (limit(FIX, looks=edited(WITH_0), card=()), quiet(f"has {WITH_0!r} already")),
+    "edit lost": (limit(FIX, looks=[edited(WITH_4), edited(WITH_4), edited(
+        WITH_4, rolled("23000m"))], card=()), failed("again: overwritten by others", steps=UNDONE)),
+    "edit unclear": (limit(FIX, looks=edited(None), card=()), refused("stands 2 times")),
+    "edit of a limit": (limit(f'edit={{"{NAME}=23000m": "{NAME}=0m"}}', looks=seen(), card=()),
+                        refused("edit: this is a memory limit; give it as --data limit=")),
     # a guard: what is guarded already stays so, and the webhook is in no command
-    "guarded": (limit(SET, *GUARD, looks=[watched(OTHER="1"), *FLOW[1:]]), done(
+    "guarded": (limit(SET, *GUARD, looks=[watched({}, OTHER="1"), *FLOW[1:]]), done(
         steps=["lab1 apply kube+directory+file+unit", SENT[1]], never=(SECRET,))),
     "guard dry": (limit(SET, *GUARD, looks=[seen(), PLANNED], how="--dry"), quiet(
         "write /etc/rigbook/limit.json (mode 0600, owner root)",
         "enable and start rigbook-limit.timer", never=(SECRET,))),
+    "guard edits": (limit(FIX, *GUARD, looks=[
+        edited(WITH_4, watched({"--slots 9": WITH_4, "a b": "c d"})), edited(WITH_4),
+        edited(WITH_0, rolled("23000m"))], card=()), done(f"has {WITH_0!r}")),
     "guard alone": (limit(SET, *GUARD, looks=seen("24000m")), done(
         f"has {NAME}=24000m already", f"has {NAME}=24000m; 1 of 1",
         steps=["lab1 apply directory+file+unit", SENT[1]])),
@@ -167,8 +173,10 @@ TABLE: Table = {
         steps=["lab1 apply unit+absent", SENT[1]])),
     "guard dark": (limit(SET, "guard=true", looks=seen(guard={"unreadable": "not JSON"})), refused(
         "not JSON")),
-    "no flag": (limit('flags={"-x": "1"}', looks=seen(), card=()), refused(
-        "'-x' is not a flag; allowed: such as --max-num-seqs")),
+    "flags": (limit('flags={"--prefix-cache-slots": 0}', looks=seen(), card=()), refused(
+        "flags: a command line is edited by its exact text; give edit=")),
+    "no text": (limit('edit={"OTHER": "1"}', looks=seen(), card=()), refused(
+        "'OTHER' is no text with another one in its place", "a variable goes by set")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 
@@ -178,16 +186,24 @@ def test_one_variable_is_set_where_nobody_wrote_meanwhile(ran: Runs) -> None:
     assert (step["set"], step["resource_version"]) == ({NAME: "24000m"}, "1")
 
 
-def test_a_flag_goes_by_its_name(ran: Runs) -> None:
-    step = ran["flag"].changing[0].request["steps"][0]
-    assert (step["set"], step["clear_cache"]) == ({FLAG: "0"}, False)
+def test_a_text_goes_with_the_one_in_its_place(ran: Runs) -> None:
+    step = ran["edit"].changing[0].request["steps"][0]
+    assert (step["set"], step["edit"], step["clear_cache"]) == ({}, {WITH_4: WITH_0}, False)
+
+
+def state_of(run: Any) -> dict[str, Any]:
+    """What a run wrote for its guard."""
+    steps = run.changing[0].request["steps"]
+    written = next(step for step in steps if step.get("path") == "/etc/rigbook/limit.json")
+    assert written["mode"] == "0600"
+    body: dict[str, Any] = json.loads(written["content"])
+    return body
 
 
 def test_a_guard_keeps_what_it_watches_and_adds_what_is_set(ran: Runs) -> None:
-    steps = ran["guarded"].changing[0].request["steps"]
-    written = next(step for step in steps if step.get("path") == "/etc/rigbook/limit.json")
-    body = json.loads(written["content"])
-    assert (written["mode"], body["set"]) == ("0600", {NAME: "24000m", "OTHER": "1"})
+    assert state_of(ran["guarded"])["set"] == {NAME: "24000m", "OTHER": "1"}
+    # from the chart's own text, which it brings when it is deployed again
+    assert state_of(ran["guard edits"])["edit"] == {"--slots 9": WITH_0, "a b": "c d"}
     assert all(SECRET not in command.raw for command in ran["guarded"].commands)
 
 

@@ -53,8 +53,8 @@ def run(
     return clusters.scenario(*words, faults={**faults, **(more or {})})
 
 
-RESET = {"container": "engine", "values": {"X": "1"}, "webhook": False, "webhook_file": None,
-         "differs": ["X is '0m', it was set to '1'"]}  # fmt: skip
+RESET = {"container": "engine", "values": {"X": "1"}, "edits": {}, "webhook": False,
+         "webhook_file": None, "differs": ["X is '0m', it was set to '1'"]}  # fmt: skip
 STARTED, UNDONE = (["lab1 apply kube", f"lab1 {end}"] for end in ("close COMMITTED", "undo"))
 TABLE: Table = {
     "doctor": (run("doctor", *ASK, library_look=LIBRARY, kube_look=NEW, kube_answer=YES), done()),

@@ -10,7 +10,7 @@ import pytest
 
 from schema.measure.run import BenchRun
 from tests.plans.support.engine_double import Reply, completion
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
+from tests.plans.support.scenario import HEAD, Runs, Scenario, data
 from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.unit.builders.measured import bench
 
@@ -49,11 +49,6 @@ C = bench("20261103T080000Z-bench-cccc", (163.0, 162.8, 164.1, 163.3, 162.9), st
           argv=("vllm", "serve", "m", "--max-num-seqs", "16"))  # fmt: skip
 EACH = ["lab1 apply stop", "lab2 apply stop", "lab2 apply file+unit", "lab1 apply file+unit",
         "lab2 apply start", "lab1 apply start"]  # fmt: skip
-COLD = ["lab1 apply stop", "lab2 apply stop", "lab1 caches", "lab2 caches", "lab2 apply start",
-        "lab1 apply start"]  # fmt: skip
-LOADER = [*COLD[:2], "lab2 apply file+unit", "lab1 apply file+unit", *COLD[2:]]
-DROPS = {f"{name}:answers": {"caches": {"verdict": "dropped", "before": {}, "after": {}}}
-         for name in (HEAD, WORKER)}  # fmt: skip
 BACK = ["lab1 systemctl-stop", "lab2 systemctl-stop", "lab2 undo", "lab1 undo"]
 
 
@@ -137,20 +132,8 @@ TABLE = {
     "dry profiles": (Scenario(("deploys/bench.py", "--dry", *data("profiles=throughput")),
                               answers=reply, env=folder("dry")), quiet(
         "serve and measure throughput; then back to what serves now")),
-    # in turn, each from cold; a loader that the engine does not have is left out
-    "loaders": (measured("loaders", "loaders=safetensors", "rounds=3", faults=DROPS), done(
-        "start the engine 3 times as the recipe says, and with safetensors; then back",
-        "as the recipe says, 3 of 3: ", "safetensors, 3 of 3: ", "s to the first token",
-        "safetensors: ", "too few rounds to say", "ROLLED_BACK; tiny serves again",
-        steps=["lab1 open", "lab2 open", *COLD, *LOADER * 5, *BACK])),
-    "loader dies": (measured("loader-dies", "loaders=safetensors", "rounds=3", faults={
-        **DROPS, f"{HEAD}:then apply file+unit": [{"error": "exit status 1", "code": "unit"}]}),
-        done(
-        "safetensors: ", "exit status 1", "as the recipe says, 3 of 3: ", "ROLLED_BACK",
-        never=("safetensors, 1 of 3",))),
-    "no loader": (measured("no-loader", "loaders=../x"), refused("is not a plain name")),
-    "loaders and profiles": (measured("loaders-both", "loaders=auto", "profiles=latency"), refused(
-        "profiles: with loaders; allowed: one of them")),
+    "loaders": (measured("loaders", "loaders=safetensors"), refused(
+        "loaders: each loader is a profile of the recipe now")),
     "no profile": (measured("no-profile", "profiles=fast"), refused(
         "profiles: recipe tiny: unknown profile 'fast'")),
     "both": (measured("both", "profiles=latency", "compare=a,b"), refused(

@@ -102,6 +102,11 @@ services:
 def start_script(lab: Lab, host: str) -> None:
     """As eugr's launch-cluster.sh: --rm, docker cp, docker exec --detach."""
     copied(lab, host, "--rm")
+    run_script(lab, host)
+
+
+def run_script(lab: Lab, host: str) -> None:
+    """What a person types to have its engine serve."""
     line = f"bash {SCRIPT} > /proc/1/fd/1 2>&1"
     lab.ssh(host, f"sudo docker exec --detach {BOX} bash -c '{line}'")
 

@@ -63,6 +63,11 @@ def serves(lab: Lab, setup: Setup) -> None:
     """The former setup answers."""
     for host in ("test2", "test1"):
         setup.start(lab, host)
+    answers(lab)
+
+
+def answers(lab: Lab) -> None:
+    """The former setup's head gives a completion, once it has loaded."""
     wait_until("the former setup answers", 300, lambda: ask(head(lab), 20).ok, poll_s=3)
 
 

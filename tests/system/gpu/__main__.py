@@ -40,7 +40,6 @@ ONE_GPU: dict[str, Case] = {
     "reap": driver.reap,
     "library": driver.library,
     "bench": measured.bench,
-    "loaders": measured.loaders,
     "soak": measured.soak,
 }
 TWO_GPUS: dict[str, Case] = {"pair": two.pair, "one-of-two": two.one_of_two}

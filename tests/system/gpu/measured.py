@@ -1,4 +1,4 @@
-"""Cases of a rig that is measured: bench with speculative decoding, loaders, and a soak."""
+"""Cases of a rig that is measured: bench with speculative decoding, and a soak."""
 
 from __future__ import annotations
 
@@ -60,27 +60,6 @@ def bench(rig: Rig) -> str:
     assert any(gpu.power_w for gpu in gpus), "no sample has the card's power"
     rates = "; ".join(f"{p.streams} {sum(p.rates) / len(p.rates):.0f} tok/s" for p in run.points)
     return f"{rates}; {other}; accepted {shares} of all drafts, as the log has it"
-
-
-def loaders(rig: Rig) -> str:
-    """Cold starts with each loader of weights in turn; then the engine is back on its own."""
-    rig.serving()
-    argv = "tr '\\0' ' ' < /proc/$(systemctl show -p MainPID --value rigbook-engine)/cmdline"
-    before = rig.on(argv)
-    names = ("runai_streamer", "fastsafetensors")
-    done = rig.deploy("bench", f"loaders={','.join(names)}", "rounds=3", limit_s=900)
-    assert done.rc == 0, tail(done)
-    rows = {}
-    for line in (line.strip() for line in done.text.splitlines()):
-        name, _, said = line.partition(": ")
-        if name in ("as the recipe says", *names) and " to the first token (" in said:
-            rows[name] = said
-    assert list(rows) == ["as the recipe says", *names], tail(done)
-    # each was really started with its loader, by vLLM's own log
-    log = rig.on(f"journalctl -u {UNIT} -o cat --no-pager")
-    assert all(re.search(f"load_format['=: ]+'?{name}", log) for name in names), tail(done)
-    assert rig.answers() and rig.on(argv) == before, "it is not back on its own loader"
-    return "; ".join(f"{name}: {said}" for name, said in rows.items())
 
 
 def _newest(rig: Rig) -> BenchRun:

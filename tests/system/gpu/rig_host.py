@@ -56,20 +56,20 @@ class Rig:
         self.case = ""
         LOGS.mkdir(exist_ok=True)
 
-    def deploy(self, name: str, *data: str, dry: bool = False, limit_s: float = DEPLOY_S) -> Done:
+    def deploy(self, name: str, *data: str, dry: bool = False) -> Done:
         """A runbook against the host; its output is kept, one file each."""
         words = [str(Path(sys.executable).parent / "pyinfra"), INVENTORY, f"deploys/{name}.py"]
         words += ["--dry", "--diff"] if dry else ["-y"]
         for one in data:
             words += ["--data", one]
-        return self.run(words, name, limit_s)
+        return self.run(words, name)
 
-    def run(self, words: list[str], name: str, limit_s: float = DEPLOY_S) -> Done:
+    def run(self, words: list[str], name: str) -> Done:
         """A command of the operator's, in the project's root."""
         began = time.monotonic()
         done = subprocess.run(
             words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=limit_s, check=False,
+            stderr=subprocess.STDOUT, text=True, timeout=DEPLOY_S, check=False,
         )  # fmt: skip
         took = time.monotonic() - began
         said = f"(rc {done.returncode}, {took:.2f} s)"

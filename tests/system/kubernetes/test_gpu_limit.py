@@ -61,7 +61,7 @@ def test_a_merge_patch_would_drop_the_sidecar_and_the_rehearsal_sees_it(olares: 
     assert len(after["spec"]["template"]["spec"]["containers"]) == 1
     paths = {row["path"] for row in kube_deployment.differences(before, after)}
     ours = kube_deployment.expected(
-        kube_deployment.container_of(before, "engine"), {NAME: "24000m"}
+        kube_deployment.container_of(before, "engine"), {NAME: "24000m"}, {}
     )
     assert any("containers[sidecar]" in path for path in paths - set(ours))
     assert olares.get()["spec"] == before["spec"]
@@ -107,22 +107,44 @@ def test_the_seeds_export_in_args_is_replaced_and_nothing_else_of_it(olares: Ola
     assert olares.containers()[0]["args"] == [line]
 
 
-@pytest.mark.parametrize("args", [
-    ["exec python3 scripts/server.py --budget 22\n"],
-    [f"export {NAME}=23000m; python3 server.py --prefix-cache-slots 4 2>&1 | tee log"],
+BOTH = "--prefix-cache-slots 0 --prefill-cache-slots 0"
+
+
+@pytest.mark.parametrize(("args", "old", "new"), [
+    ("exec python3 scripts/server.py --budget 22\n", "server.py", f"server.py {BOTH}"),
+    (f"export {NAME}=23000m; python3 server.py --prefix-cache-slots 4 2>&1 | tee log",
+     "--prefix-cache-slots 4", BOTH),
 ])  # fmt: skip
-def test_the_seeds_flags_are_set_and_taken_back(olares: Olares, args: list[str]) -> None:
+def test_the_seeds_flags_are_set_and_taken_back(
+    olares: Olares, args: str, old: str, new: str
+) -> None:
     """The seed's layer 3, which a person set by an edit of the chart."""
-    olares.make(deployment(args))
-    values = {"--prefix-cache-slots": "0", "--prefill-cache-slots": "0"}
-    done = olares.limit(f"flags={json.dumps(values)}")
+    olares.make(deployment([args]))
+    edit = f"edit={json.dumps({old: new})}"
+    dry = olares.limit(edit, dry=True)
+    assert dry.rc == 0 and olares.containers()[0]["args"] == [args], dry.text
+    assert "spec.template.spec.containers[engine].args[0]: " in dry.text, dry.text
+    done = olares.limit(edit)
     assert done.rc == 0, done.text
-    box = olares.containers()[0]
-    assert {key: kube_deployment.find(box, key).value for key in values} == values
-    again = olares.limit(f"flags={json.dumps(values)}")
+    assert olares.containers()[0]["args"] == [args.replace(old, new)]
+    again = olares.limit(edit)
     assert again.counts("Set the variables") == ("1", "-", "-", "1"), again.text
     olares.rollback(f"change={change_of(done)}")
-    assert olares.containers()[0]["args"] == args
+    assert olares.containers()[0]["args"] == [args]
+
+
+@pytest.mark.parametrize(("old", "said"), [
+    ("--slots 5", "'--slots 5' stands 0 times in command and args of container engine"),
+    ("--slots 4", "'--slots 4' stands 2 times in command and args of container engine"),
+])  # fmt: skip
+def test_a_text_that_does_not_stand_there_once_is_refused(
+    olares: Olares, old: str, said: str
+) -> None:
+    olares.make(deployment(["server.py --slots 4 && worker.py --slots 4"]))
+    before = olares.get()
+    done = olares.limit(f"edit={json.dumps({old: '--slots 0'})}")
+    assert done.rc == 1 and said in done.text and "Traceback" not in done.text, done.text
+    assert olares.get()["metadata"]["generation"] == before["metadata"]["generation"]
 
 
 @pytest.mark.parametrize(

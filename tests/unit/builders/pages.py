@@ -10,7 +10,7 @@ from gates.core.codes import CODES
 from gates.core.violation import Violation
 from gates.doctor.rank import Finding, explain
 from gates.doctor.strip import strips
-from schema.measure.run import Acceptance, BenchRun, Machine, Prefill, Sample, SoakRun, ToolRow
+from schema.measure.run import Acceptance, BenchRun, Machine, Prefill, Sample, SoakRun
 from schema.observed.backup import BackupRow, Backups, Versions
 from schema.observed.files import ChangeSummary
 from schema.observed.snapshot import NodeSnapshot, Unreadable
@@ -86,7 +86,6 @@ def bench(number: int, profile: str | None, rate: float, **changes: object) -> B
         prefill=(Prefill(tokens=2048, cold_s=(6.4, 6.5), cached_s=(0.3, 0.3), hits=4000),),
         acceptance=Acceptance(drafts=1000, draft_tokens=3000, accepted=1356,
                               per_position=(808, 471, round(rate))),
-        tools=(ToolRow(name="one", ok=True, detail="as asked"),),
         machines=tuple(Machine(node=name, samples=samples(40)) for name in ("spark1", "spark2")),
     ).model_copy(update=changes)  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,12 @@ def test_a_damaged_document_is_one_line(folder: Path, text: str, said: str) -> N
     with pytest.raises(DeployError, match=said) as raised:
         history.bench("lab", "last")
     assert "\n" not in str(raised.value)
+
+
+def test_a_bench_of_0_2_0_is_read_without_its_tool_calls(folder: Path) -> None:
+    run = whole("20261101T080000Z-bench-aaaa")
+    path = history.save(run)
+    tools = [{"name": "one-tool", "ok": True, "detail": "as asked"}]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tools": tools}))
+    read = history.bench("lab", run.id)
+    assert read.points == run.points and "tools" not in json.loads(history.save(read).read_text())

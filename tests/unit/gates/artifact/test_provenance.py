@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from facts.local.git_clone import CloneError, clone_at
-from gates.artifact.build_metadata import Evidence, read
-from gates.artifact.provenance import Ancestry, decide, findings
+from gates.artifact.build_metadata import read
+from gates.artifact.provenance import decide, findings
 from schema.core.errors import SpecError
 from schema.inputs.check import host_data
 from schema.inputs.runbook_data import ProvenanceData
@@ -82,26 +78,26 @@ def test_the_seeds_image_says_what_it_is() -> None:
         ("#41834", "in", "vllm_prs names it: the build applied it"),
         ("48cebd4ad", "in", "vllm_commit is 48cebd4ad65d"),
         ("48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23", "in", "vllm_commit"),
-        ("#43733", "cannot tell", "no clone to ask"),
+        ("#43733", "cannot tell", "no list of pull requests in it names it"),
         ("7fb9c0197a31", "cannot tell", "a date would prove nothing"),
     ],
 )
-def test_without_a_clone_only_lists_count(wanted: str, verdict: str, part: str) -> None:
-    answer = decide(wanted, SEED, None)
+def test_only_what_the_artefact_names_counts(wanted: str, verdict: str, part: str) -> None:
+    answer = decide(wanted, SEED)
     assert answer.verdict == verdict and part in answer.why
 
 
 def test_a_commit_only_in_the_version_counts() -> None:
     found = read(answers(version="__version__ = version = '0.21.1.dev77+cu130.g48cebd4ad'\n"))
     assert found.vllm_commit == "48cebd4ad"
-    assert decide("48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23", found, None).verdict == "in"
+    assert decide("48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23", found).verdict == "in"
 
 
 def test_direct_url_of_an_installation_from_git_names_the_commit() -> None:
     text = '{"url": "https://host/vllm.git", "vcs_info": {"vcs": "git", "commit_id": "' + "a" * 40
     found = read(answers(version=VERSION, direct=text + '"}}'))
     assert found.direct_url == "https://host/vllm.git"
-    assert decide("aaaaaaa", found, None).verdict == "in"
+    assert decide("aaaaaaa", found).verdict == "in"
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "", "!!python/object:os.system x\n" * 2])
@@ -124,101 +120,6 @@ def test_what_rigbook_built_on_a_base_says_both_and_each_with_its_place() -> Non
 
 def test_a_direct_url_that_pip_did_not_write_is_a_problem() -> None:
     assert read(answers(direct="[1]")).problems == ("direct_url.json is not what pip writes",)
-
-
-def git(folder: Path, *args: str) -> str:
-    """The output of a git command with a fixed author."""
-    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(
-        ["git", *who, "-C", str(folder), *args], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
-def commit(folder: Path, subject: str, date: str = "2026-05-27T16:57:00Z") -> str:
-    """An empty commit; its date is the author's claim."""
-    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-    subprocess.run(
-        ["git", *who, "-C", str(folder), "commit", "--allow-empty", "-qm", subject],
-        check=True, env={"PATH": "/usr/bin:/bin", "GIT_COMMITTER_DATE": date,
-                         "GIT_AUTHOR_DATE": date, "HOME": str(folder)},
-    )  # fmt: skip
-    return git(folder, "rev-parse", "HEAD")
-
-
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """main: base, fix (#43000), build, late (#43733); a branch `pr` with the code of #41834."""
-    folder = tmp_path_factory.mktemp("clone")
-    git(folder, "init", "-q", "-b", "main")
-    found = {"path": str(folder), "base": commit(folder, "base")}
-    found["fix"] = commit(folder, "[Bugfix] fix (#43000)")
-    found["build"] = commit(folder, "build")
-    # Older by its date than everything before it: a rewritten branch looks like that.
-    found["late"] = commit(folder, "[DFlash] lookahead slots (#43733)", "2020-01-01T00:00:00Z")
-    git(folder, "checkout", "-q", "-b", "pr", found["base"])
-    found["pr"] = commit(folder, "sparse attention for SM120")
-    return found
-
-
-def ancestry(path: str) -> Ancestry:
-    """The functions of a real clone."""
-    clone = clone_at(path)
-    return Ancestry(path, clone.known, clone.holds, clone.merged)
-
-
-def built_of(commit_id: str, prs: str = "") -> Evidence:
-    """An artefact whose metadata names a commit."""
-    return read(answers(metadata=f"vllm_commit: {commit_id}\nbuild_args:\n  vllm_prs: '{prs}'\n"))
-
-
-def test_git_decides_by_ancestry_never_by_date(repo: dict[str, str]) -> None:
-    clone, build = ancestry(repo["path"]), built_of(repo["build"])
-    assert decide(repo["fix"], build, clone).verdict == "in"
-    assert decide(repo["fix"][:8], build, clone).verdict == "in"
-    late = decide(repo["late"], build, clone)
-    assert late.verdict == "not in" and "no ancestor" in late.why
-    assert decide("#43000", build, clone).verdict == "in"
-    assert decide("#43733", build, clone).verdict == "not in"
-
-
-def test_a_local_merge_commit_is_in_no_public_repository(repo: dict[str, str]) -> None:
-    """The seed's 48cebd4ad: git cannot say what a commit that it does not have holds."""
-    clone = ancestry(repo["path"])
-    for wanted in (repo["fix"], repo["pr"], "#43733"):
-        answer = decide(wanted, SEED, clone)
-        assert answer.verdict == "cannot tell"
-        assert "a local merge commit is in no public repository" in answer.why
-    assert decide("#41834", SEED, clone).verdict == "in"
-
-
-def test_pull_requests_on_top_may_have_brought_a_commit(repo: dict[str, str]) -> None:
-    answer = decide(repo["pr"], built_of(repo["build"], "41834"), ancestry(repo["path"]))
-    assert answer.verdict == "cannot tell" and "#41834 on top" in answer.why
-    assert decide(repo["pr"], built_of(repo["build"]), ancestry(repo["path"])).verdict == "not in"
-
-
-def test_what_the_clone_does_not_have_cannot_be_told(repo: dict[str, str]) -> None:
-    clone, build = ancestry(repo["path"]), built_of(repo["build"])
-    for wanted in ("f" * 40, "#99999"):
-        assert decide(wanted, build, clone).verdict == "cannot tell"
-    unsaid = decide(repo["fix"], read(answers(metadata="gpu_arch: 12.1a\n")), clone)
-    assert unsaid.verdict == "cannot tell" and "does not say which commit" in unsaid.why
-
-
-def test_a_shallow_clone_cannot_say_no(repo: dict[str, str], tmp_path: Path) -> None:
-    git(tmp_path, "clone", "-q", "--depth", "2", "--branch", "main", f"file://{repo['path']}", "s")
-    clone = clone_at(str(tmp_path / "s"))
-    assert clone.shallow and clone.holds(repo["late"], repo["build"]) is None
-    answer = decide(repo["late"], built_of(repo["build"]), ancestry(str(tmp_path / "s")))
-    assert answer.verdict == "cannot tell" and "shallow" in answer.why
-
-
-def test_a_folder_without_a_clone_is_a_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(CloneError, match="not a git repository"):
-        clone_at(str(tmp_path))
-    with pytest.raises(CloneError, match="is not a folder"):
-        clone_at(str(tmp_path / "gone"))
 
 
 @pytest.mark.parametrize(

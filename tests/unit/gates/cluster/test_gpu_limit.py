@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -11,7 +12,7 @@ from schema.observed.kube import Guarded, KubeLook, Live, ModelFile, ModelFiles
 from schema.observed.snapshot import Unreadable
 from tests.unit.builders.kube_parts import NAME, OOM, look
 
-FLAG = "--prefix-cache-slots"
+EDITS = {"--slots 4": "--slots 0"}
 
 
 @pytest.mark.parametrize(("value", "count"), [("0m", 1), ("24x", 1), ("24000m", 0), (None, 0)])
@@ -52,7 +53,7 @@ def test_the_oom_line_names_what_is_lacking() -> None:
 
 def guarded(*differs: str, **values: str) -> KubeLook:
     """A Deployment that a guard watches, and what of it differs."""
-    guard = Guarded(container="engine", values={NAME: "24000m", FLAG: "0", **values},
+    guard = Guarded(container="engine", values={NAME: "24000m", **values}, edits=EDITS,
                     webhook=False, webhook_file="/root/hook", differs=differs)  # fmt: skip
     return look().model_copy(update={"guard": guard})
 
@@ -68,7 +69,7 @@ def test_a_limit_that_a_chart_took_away_is_named_with_the_way_back() -> None:
     assert words[:3] == ["pyinfra", "INVENTORY", "deploys/gpu_limit.py"]
     data = dict(word.split("=", 1) for word in words[3:] if word != "--data")
     assert data == {"guard": "true", "limit": "24000m", "device": "0", "set": '{"SPEC": "a b"}',
-                    "flags": f'{{"{FLAG}": "0"}}', "webhook_file": "/root/hook"}  # fmt: skip
+                    "edit": json.dumps(EDITS), "webhook_file": "/root/hook"}  # fmt: skip
 
 
 def test_a_guard_that_cannot_be_read_is_not_one_that_is_content() -> None:

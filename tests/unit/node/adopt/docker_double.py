@@ -1,9 +1,8 @@
-"""Stand-in for docker's API: containers with a state, a policy, and processes started by exec."""
+"""Stand-in for docker's API: containers with a state and a policy."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -39,15 +38,13 @@ def box(name: str = "vllm_ds4", **changes: Any) -> Json:
 
 class Docker:
     """Containers by name. `asked` holds the calls that change something, `refuses` a status for
-    those of a path's end. `execs` are the processes that exec started.
+    those of a path's end.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *boxes: Json) -> None:
         self.boxes = {str(row["Name"]).lstrip("/"): row for row in boxes}
         self.asked: list[str] = []
         self.refuses: dict[str, int] = {}
-        self.execs: dict[str, subprocess.Popen[bytes]] = {}
-        self.wanted: dict[str, Json] = {}
         monkeypatch.setattr(api, "call", self.call)
 
     def row(self, name: str) -> Json | None:
@@ -71,9 +68,6 @@ class Docker:
     def _get(self, words: list[str], query: dict[str, list[str]]) -> Any:
         if words[0] == "_ping":
             return "OK"
-        if words[0] == "exec":
-            return {"Running": self.execs[words[1]].poll() is None,
-                    "ExitCode": self.execs[words[1]].returncode}  # fmt: skip
         if words[1] != "json":
             return self.row(words[1])
         wanted = dict(item.split("=") for item in json.loads(query["filters"][0])["label"])
@@ -81,19 +75,8 @@ class Docker:
                 if wanted.items() <= row["Config"]["Labels"].items()]  # fmt: skip
 
     def _post(self, words: list[str], body: Json) -> tuple[int, bytes]:
-        if words[0] == "exec":
-            asked = self.wanted[words[1]]
-            env = dict(item.split("=", 1) for item in asked["Env"])
-            self.execs[words[1]] = subprocess.Popen(
-                asked["Cmd"], env=env, cwd=asked["WorkingDir"], start_new_session=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            return 200, b""
         row = self.row(words[1])
         assert row is not None
-        if words[2] == "exec":
-            self.wanted[f"e{len(self.wanted)}"] = body
-            return 201, json.dumps({"Id": f"e{len(self.wanted) - 1}"}).encode()
         if words[2] == "update":
             row["HostConfig"]["RestartPolicy"] = body["RestartPolicy"]
             return 200, b'{"Warnings": null}'

@@ -1,10 +1,11 @@
-"""An engine that somebody started by hand is ended with all of it, and started again as it was."""
+"""An engine that somebody started by hand is ended with all of it; its undo tells the command."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,13 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from node.adopt import engine_step, processes, start_again
-from node.change import kinds
-from node.core import proc, systemctl
+from node.adopt import engine_step, processes
+from node.change import kinds, undo
+from node.core import proc
 from node.core.errors import NodeError
-from node.core.run import Done
 from node.core.step_kind import POST, PRE, Seen, Steps
-from node.files import atomic
 from tests.unit.node.adopt.docker_double import ID, Docker, Json, box
 from tests.unit.node.support.host import apply_request
 from tests.unit.node.support.reap_world import STAND_IN, World
@@ -56,7 +55,6 @@ class Rig:
             return f"/system.slice/docker-{ID}.scope" if mine else read(pid)
 
         monkeypatch.setattr(proc, "cgroup", cgroup)
-        monkeypatch.setattr(start_again, "LOOK_AFTER_S", 0.05)
         monkeypatch.setattr(engine_step, "TERM_S", 2.0)
 
     def popen(self, *words: str, **env: str) -> subprocess.Popen[bytes]:
@@ -66,10 +64,10 @@ class Rig:
                                              start_new_session=True))  # fmt: skip
         return self.started[-1]
 
-    def serve(self, line: str = "SERVE; true", **env: str) -> list[int]:
+    def serve(self, line: str = "SERVE; true", more: str = "", **env: str) -> list[int]:
         """The engine by a script in the container; the pids of shell, server and worker."""
         script = self.folder / "serve.sh"
-        words = f"exec -a python {PYTHON} {self.folder}/vllm serve /models/x"
+        words = f"exec -a python {PYTHON} {self.folder}/vllm serve /models/x {more}"
         script.write_text(line.replace("SERVE", f"({words})"))
         shell = self.popen("bash", str(script), **env)
         return [shell.pid, *self.came()]
@@ -83,7 +81,7 @@ class Rig:
 
     def alive(self, pids: list[int]) -> list[int]:
         """Those of them that run."""
-        for one in (*self.started, *self.docker.execs.values()):
+        for one in self.started:
             one.poll()
         return [pid for pid in pids if processes.candidate(pid)]
 
@@ -114,7 +112,7 @@ def do(step: Json, rows: list[Json]) -> tuple[bool, str]:
 @pytest.mark.parametrize("line", [
     "SERVE; true", "SERVE & wait", "while true; do SERVE; done",
 ])  # fmt: skip
-def test_an_engine_by_docker_exec_is_ended_whole_and_started_again(rig: Rig, line: str) -> None:
+def test_an_engine_by_docker_exec_is_ended_whole_and_its_command_told(rig: Rig, line: str) -> None:
     ran = rig.serve(line, HF_TOKEN="hf_canary")
     assert KIND.plan(KIND.parse(STEP, "step"), Seen()) == (True, f"ends pid {ran[0]}")
     rows: list[Json] = []
@@ -122,19 +120,21 @@ def test_an_engine_by_docker_exec_is_ended_whole_and_started_again(rig: Rig, lin
     assert not rig.alive(ran) and rig.alive([rig.main.pid])
     (row,) = rows
     assert row["state"] == "done" and row["by"] == [] and "hf_canary" not in json.dumps(rows)
-    assert not KIND.verify(row, POST) and KIND.verify(row, PRE)
+    assert not KIND.verify(row, POST) and not KIND.verify(row, PRE)
     assert do(STEP, rows) == (False, "none runs")
     assert KIND.quiesce(rows) == []
-    assert KIND.resume(rows, False) == ([], True)
-    assert KIND.resume(rows, True) == (["docker exec --detach vllm_ds4"], False)
-    server, _ = rig.came()
-    assert not KIND.verify(row, PRE) and KIND.verify(row, POST)
-    asked = rig.docker.wanted["e0"]
-    assert asked["Cmd"] == ["bash", str(rig.folder / "serve.sh")] and asked["User"] == "0:0"
-    assert asked["WorkingDir"] == str(rig.folder) and "HF_TOKEN=hf_canary" in asked["Env"]
-    assert proc.environ(server)["HF_TOKEN"] == "hf_canary"
-    # once more is nothing: it runs
-    assert KIND.resume(rows, True) == ([], False)
+    command = shlex.join(["docker", "exec", "--detach", f"--user={os.getuid()}:{os.getgid()}",
+                          f"--workdir={rig.folder}", "vllm_ds4", "bash",
+                          f"{rig.folder}/serve.sh"])  # fmt: skip
+    words = f"was started by hand; to start it again: {command}"
+    for start in (True, False):
+        assert KIND.resume(rows, start) == ([words], False)
+    assert undo.left({"steps": rows}) == [f"the engine in container vllm_ds4: {words}"]
+    assert not KIND.verify(row, PRE) and not rig.alive(ran) and rig.docker.asked == []
+    # somebody has started it meanwhile
+    rig.serve(line)
+    assert KIND.resume(rows, True) == ([], False) and undo.left({"steps": rows}) == []
+    assert KIND.verify(row, POST) == ["the engine in container vllm_ds4 runs"]
 
 
 def test_the_containers_own_engine_and_a_persons_shell_are_left_alone(rig: Rig) -> None:
@@ -167,7 +167,7 @@ def test_an_engine_that_its_unit_starts_is_left_to_the_unit(rig: Rig) -> None:
     ]  # fmt: skip
     assert do(STEP, rows)[0] and rows[-1]["by"] == ["vllm-ds4.service"]
     assert KIND.resume(rows[-1:], True) == (["vllm-ds4.service starts it"], False)
-    assert rig.docker.asked == [] and not KIND.verify(rows[-1], PRE)
+    assert rig.docker.asked == [] and undo.left({"steps": rows[-1:]}) == []
 
 
 def test_after_a_boot_the_container_runs_before_its_unit_starts(rig: Rig) -> None:
@@ -177,12 +177,11 @@ def test_after_a_boot_the_container_runs_before_its_unit_starts(rig: Rig) -> Non
     assert do(STEP, rows)[0]
     rig.docker.boxes["vllm_ds4"]["State"]["Running"] = False
     assert KIND.quiesce(rows) == ["docker start vllm_ds4"] and KIND.quiesce(rows) == []
-    assert KIND.resume(rows, True)[0] and not KIND.verify(rows[0], PRE)
 
 
 @pytest.mark.parametrize(("killed", "state"), [(0, "undone"), (1, "unknown"), (3, "done")])
 def test_a_kill_in_the_middle(rig: Rig, killed: int, state: str) -> None:
-    """The rest of one that was ended half-way is ended before it is started again."""
+    """The rest of one that was ended half-way is ended before its command is told."""
     ran = rig.serve("SERVE; sleep 600")
     rows: list[Json] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -196,8 +195,8 @@ def test_a_kill_in_the_middle(rig: Rig, killed: int, state: str) -> None:
     assert rows[0]["state"] == state
     ended = KIND.quiesce(rows)
     assert bool(ended) == (state == "unknown")
-    started = KIND.resume(rows, True)[0]
-    assert bool(started) == (state != "undone") and not KIND.verify(rows[0], PRE)
+    said = KIND.resume(rows, True)[0]
+    assert bool(said) == (state != "undone") and not KIND.verify(rows[0], PRE)
 
 
 def test_what_starts_it_again_by_itself_is_told(rig: Rig) -> None:
@@ -216,18 +215,6 @@ def test_what_starts_it_again_by_itself_is_told(rig: Rig) -> None:
     assert rows[0]["state"] == "intent"
 
 
-def test_an_exec_that_ends_at_once_is_no_way_back(rig: Rig) -> None:
-    rig.serve()
-    rows: list[Json] = []
-    assert do(STEP, rows)[0]
-    (rig.folder / "serve.sh").unlink()
-    with pytest.raises(NodeError, match="ended at once, with 127"):
-        KIND.resume(rows, True)
-    rig.docker.boxes.clear()
-    with pytest.raises(NodeError, match="is gone: its engine cannot be started again"):
-        KIND.resume(rows, True)
-
-
 def test_a_process_that_is_stuck_in_the_kernel_keeps_no_step_waiting(
     world: World, tmp_path: Path
 ) -> None:
@@ -243,10 +230,11 @@ def test_a_process_that_is_stuck_in_the_kernel_keeps_no_step_waiting(
     assert done["steps"][0]["detail"] == f"ends pid {pid}"
 
 
-def test_an_engine_of_a_shell_of_the_host_comes_back_as_a_unit(
+def test_the_command_of_an_engine_of_a_shell_of_the_host_is_quoted_and_masked(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, server, _ = rig.serve(HF_TOKEN="hf_canary", ODD='a "b" $c')
+    more = "--api-key sk-canary --override 'a \"b\" $c'"
+    _, server, _ = rig.serve(more=more, HF_TOKEN="hf_x")
     monkeypatch.setattr(proc, "cgroup", lambda pid: "/user.slice/session-3.scope")
     stat = proc.stat(server)
     assert stat is not None
@@ -254,28 +242,18 @@ def test_an_engine_of_a_shell_of_the_host_comes_back_as_a_unit(
     assert do({**step, "start_ticks": stat.start_ticks + 1}, []) == (False, "none runs")
     rows: list[Json] = []
     assert do(step, rows)[0] and not rig.alive([server])
-    seen: list[list[str]] = []
-    runs: set[str] = set()
+    assert KIND.resume(rows, True)[0] == [
+        f"was started by hand; to start it again: cd {rig.folder} && python {rig.folder}/vllm "
+        "serve /models/x --api-key '***' --override 'a \"b\" $c'"
+    ]
+    assert "canary" not in json.dumps(rows) and "hf_x" not in json.dumps(rows)
 
-    def run(words: list[str], timeout_s: float) -> object:
-        seen.append(words)
-        (path,) = (word.partition("File=")[2] for word in words if "EnvironmentFile" in word)
-        assert Path(path).stat().st_mode & 0o777 == 0o600
-        assert "HF_TOKEN=hf_canary\n" in (text := Path(path).read_text())
-        assert 'ODD="a \\"b\\" \\$c"\n' in text
-        runs.add(words[3].partition("=")[2])
-        return Done(0, "", "")
 
-    def inspected(unit: str) -> Json:
-        return {"active": "active" if unit in runs else "inactive"}
-
-    monkeypatch.setattr(start_again, "run", run)
-    monkeypatch.setattr(systemctl, "inspect_unit", inspected)
-    assert KIND.verify(rows[0], PRE)
-    (unit,), _ = KIND.resume(rows, True)
-    assert unit.startswith("rigbook-former-") and not KIND.verify(rows[0], PRE)
-    assert seen[0][-4:-2] == ["python", str(rig.folder / "vllm")] and "hf_canary" not in str(seen)
-    assert not list((rig.folder / "state").glob("*.env"))
+def test_a_change_of_0_2_0_names_the_file_that_has_the_command(rig: Rig) -> None:
+    row = {"op": "former_engine", "engine": "engine of pid 7", "container": None, "state": "done",
+           "processes": [], "servers": [], "by": [], "kept": ["0" * 64]}  # fmt: skip
+    (said,) = KIND.resume([row], True)[0]
+    assert said.endswith(f"cat {rig.folder}/state/blobs/{'0' * 64}")
 
 
 @pytest.mark.parametrize("bad", [
@@ -286,11 +264,3 @@ def test_a_bad_request_is_refused(bad: Json) -> None:
     with pytest.raises(NodeError) as error:
         kinds.parse({"op": "former_engine", **bad}, "steps[0]")
     assert error.value.code == "bad_request"
-
-
-def test_what_is_kept_says_nothing_by_its_name(rig: Rig) -> None:
-    shell = rig.serve()[0]
-    top = processes.candidate(shell)
-    assert top is not None
-    first, second = (start_again.keep(top, None) for _ in range(2))
-    assert first != second and json.loads(atomic.load_blob(first))["cwd"] == str(rig.folder)

@@ -33,7 +33,7 @@ def engine_of(document: dict[str, Any]) -> dict[str, Any]:
 
 def patched(document: dict[str, Any], value: str | None) -> dict[str, Any]:
     """The patch that gives the variable a value, or takes it away; its one container as `box`."""
-    patch = kube_deployment.patch(document, engine_of(document), {NAME: value})
+    patch = kube_deployment.patch(document, engine_of(document), {NAME: value}, {})
     (box,) = patch["spec"]["template"]["spec"]["containers"]
     return {**patch, "box": box}
 
@@ -58,7 +58,7 @@ def test_env_is_patched_by_name_with_the_resource_version() -> None:
 def test_the_one_export_of_a_shell_line_is_replaced(line: str, wanted: str) -> None:
     document = deployment("first", line)
     assert patched(document, "24000m")["box"] == {"name": "engine", "args": ["first", wanted]}
-    assert kube_deployment.expected(engine_of(document), {NAME: "x"}) == [
+    assert kube_deployment.expected(engine_of(document), {NAME: "x"}, {}) == [
         "spec.template.spec.containers[engine].args[1]"
     ]
 
@@ -96,6 +96,85 @@ def test_a_value_that_needs_quotes_does_not_go_into_a_shell_line() -> None:
     for value in ("a b", "$(id)", "x;y", "'"):
         with pytest.raises(NodeError, match="would need quotes"):
             patched(deployment(SEED), value)
+
+
+LINE = "python3 server.py --slots 4 --max-ctx 4096"
+# (command line, texts, how it then reads)
+EDITS: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
+    "a value": ([LINE], {"--slots 4 ": "--slots 0 "}, [LINE.replace("4 ", "0 ", 1)]),
+    "longer": ([LINE], {"--slots 4": "--slots 40"}, [LINE.replace("4 ", "40 ", 1)]),
+    "added": ([LINE], {"server.py": "server.py --jinja"},
+              [LINE.replace(".py", ".py --jinja")]),
+    "taken away": ([LINE], {"server.py --slots 4": "server.py"}, [LINE.replace(" --slots 4", "")]),
+    "an element": (["s", "--slots", "4"], {"4": "0"}, ["s", "--slots", "0"]),
+    "several": (["a b", "c d"], {"a": "x", "b": "y", "d": "z"}, ["x y", "c z"]),
+    "quotes": (["s '$X' \"y\""], {"'$X' \"y\"": "'$Z'"}, ["s '$Z'"]),
+}  # fmt: skip
+# (command line, texts, what the refusal says)
+REFUSED: dict[str, tuple[list[str], dict[str, str], str]] = {
+    "absent": ([LINE], {"--slots 5": "--slots 0"}, "stands 0 times in command and args of"),
+    "twice": (["a a"], {"a": "b"}, "stands 2 times"),
+    "in two elements": (["--slots 4", LINE], {"--slots 4": "--slots 0"}, "stands 2 times"),
+    "over itself": (["aaa"], {"aa": "b"}, "stands 2 times"),
+    "the new one is there": (["s 4 0"], {"4": "0"}, "stands 1 times .*, and '0' beside it"),
+    "over two elements": (["s", "--slots", "4"], {"--slots 4": "--slots 0"}, "stands 0 times"),
+    "one in another": (["ac"], {"a": "ab", "bc": "bcd"}, "stands 0 times"),
+    "side by side": (["abc"], {"ab": "x", "bc": "y"}, "stands 0 times"),
+    "the same twice": (["a b"], {"a": "x", "b": "x"}, "beside it|overlap|stands 2 times"),
+}  # fmt: skip
+
+
+def edit(document: dict[str, Any], edits: dict[str, str]) -> dict[str, Any]:
+    """The Deployment as a server has it after the patch: a list of strings is replaced whole."""
+    patch = kube_deployment.patch(document, engine_of(document), {}, edits)
+    after = copy.deepcopy(document)
+    for change in patch["spec"].get("template", {"spec": {"containers": []}})["spec"]["containers"]:
+        engine_of(after).update(change)
+    return after
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_text_is_replaced_and_taken_back_byte_for_byte(name: str) -> None:
+    args, edits, wanted = EDITS[name]
+    before = deployment(*args, **{NAME: "1"})
+    after = edit(before, edits)
+    assert engine_of(after)["args"] == wanted
+    changed = [row["path"] for row in kube_deployment.differences(before, after)]
+    assert changed == kube_deployment.expected(engine_of(before), {}, edits)
+    # once more is nothing
+    assert edit(after, edits) == after
+    for old, new in edits.items():
+        assert kube_deployment.find_text(engine_of(before), old, new).value == old
+        assert kube_deployment.find_text(engine_of(after), old, new).value == new
+    assert edit(after, {new: old for old, new in edits.items()}) == before
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_text_that_is_not_there_once_is_refused(name: str) -> None:
+    args, edits, said = REFUSED[name]
+    with pytest.raises(NodeError, match=said) as caught:
+        edit(deployment(*args), edits)
+    assert caught.value.code == "not_patched"
+
+
+def test_a_text_and_a_variable_of_one_shell_line_are_set_at_once() -> None:
+    """Both stand in the same element of args: neither overwrites the other's edit."""
+    before = deployment(SEED)
+    box = engine_of(before)
+    edits = {"--prefix-cache-slots 0": "--prefix-cache-slots 2"}
+    patch = kube_deployment.patch(before, box, {NAME: "24000m"}, edits)
+    (change,) = patch["spec"]["template"]["spec"]["containers"]
+    assert change["args"] == [SEED.replace("23000m", "24000m").replace("slots 0", "slots 2")]
+    with pytest.raises(NodeError, match="stands 0 times"):
+        kube_deployment.patch(before, box, {NAME: "24000m"}, {"=23000m; exec": "=23000m; nice"})
+
+
+@pytest.mark.parametrize("value", [{"A": "x"}, {"": "x"}, {"a b": ""}, {"a b": "a b"},
+                                   {"a\nb": "x"}, ["a b"], {"a b": 1}])  # fmt: skip
+def test_texts_are_checked(value: Any) -> None:
+    with pytest.raises(NodeError) as caught:
+        names.edits_of(value, "edit")
+    assert caught.value.code == "bad_request"
 
 
 def test_a_wrong_container_lists_those_that_there_are() -> None:

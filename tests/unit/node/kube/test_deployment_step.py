@@ -16,7 +16,7 @@ from tests.unit.node.support.host import Host, apply_request, change
 NAME = "CUDA_DEVICE_MEMORY_LIMIT_0"
 KUBECTL = """\
 #!/usr/bin/env python3
-# rigbook stand-in for kubectl: one Deployment in a file; `get` and a strategic `patch` of env
+# rigbook stand-in for kubectl: one Deployment in a file; `get` and a strategic `patch`
 import json, os, pathlib, signal, sys
 here = pathlib.Path(sys.argv[0]).parent / "deployment.json"
 fault = (here.parent / "fault").read_text() if (here.parent / "fault").exists() else ""
@@ -40,7 +40,8 @@ box = document["spec"]["template"]["spec"]["containers"][0]
 rows = {row["name"]: row for row in box["env"]}
 document["spec"]["replicas"] = patch["spec"].get("replicas", document["spec"]["replicas"])
 boxes = patch["spec"].get("template", {"spec": {"containers": [{"env": []}]}})["spec"]["containers"]
-for row in boxes[0]["env"]:
+box.update({key: boxes[0][key] for key in ("command", "args") if key in boxes[0]})
+for row in boxes[0].get("env", []):
     if row.get("$patch") == "delete":
         rows.pop(row["name"], None)
     else:
@@ -61,7 +62,8 @@ print(json.dumps(document))
 def cluster(host: Host) -> Host:
     """A host whose kubectl is the stand-in."""
     host.double("kubectl", KUBECTL)
-    box = {"name": "engine", "image": "one", "env": [{"name": NAME, "value": "23000m"}]}
+    box = {"name": "engine", "image": "one", "env": [{"name": NAME, "value": "23000m"}],
+           "args": ["exec server --slots 4 --jinja"]}  # fmt: skip
     meta = {"name": "lucebox", "uid": "u-1", "resourceVersion": "7", "generation": 1}
     spec = {"replicas": 0, "template": {"spec": {"containers": [box]}}}
     (host.bin / "deployment.json").write_text(json.dumps({"metadata": meta, "spec": spec}))
@@ -108,6 +110,78 @@ def test_set_again_and_undone(cluster: Host, values: dict[str, str]) -> None:
     assert cluster.call("undo")["status"] == "ROLLED_BACK"
     assert env(cluster) == {NAME: "23000m"}
     assert cluster.call("undo")["changed"] is False
+
+
+SLOTS = {"--slots 4": "--slots 0"}
+
+
+def args(host: Host) -> list[str]:
+    """The command line of the Deployment now."""
+    found: list[str] = spec_of(host)["template"]["spec"]["containers"][0]["args"]
+    return found
+
+
+def rewrite(host: Host, *lines: str) -> None:
+    """Somebody else edits the command line."""
+    path = host.bin / "deployment.json"
+    document = json.loads(path.read_text())
+    document["spec"]["template"]["spec"]["containers"][0]["args"] = [*lines]
+    path.write_text(json.dumps(document))
+
+
+def test_a_text_is_edited_again_and_undone(cluster: Host) -> None:
+    """With a variable in the same step; what others wrote into the line meanwhile stays."""
+    assert cluster.call("apply", apply_request(step(edit=SLOTS)))["changed"] is True
+    assert args(cluster) == ["exec server --slots 0 --jinja"] and env(cluster) == {NAME: "24000m"}
+    assert cluster.run(cluster.argv("status", "--verify")).returncode == 0
+    again = apply_request(step(edit=SLOTS, version="8"))
+    assert cluster.call("apply", again)["changed"] is False
+    rewrite(cluster, "exec nice server --slots 0 --jinja")
+    assert cluster.call("undo")["status"] == "ROLLED_BACK"
+    assert args(cluster) == ["exec nice server --slots 4 --jinja"]
+    assert env(cluster) == {NAME: "23000m"}
+
+
+def test_a_text_that_somebody_edited_since_is_left(cluster: Host) -> None:
+    cluster.call("apply", apply_request(step(set={}, edit=SLOTS)))
+    rewrite(cluster, "exec server --slots 2 --jinja")
+    answer = cluster.call("undo")
+    assert answer["code"] == "later_edit" and "edited after the change" in answer["error"]
+    where = "/kubernetes/ai/deployments/lucebox/engine"
+    answer = cluster.call("undo", {"overwrite": [where]})
+    assert answer["code"] == "undo_incomplete" and "'--slots 0' stands 0 times" in answer["error"]
+    # by hand
+    rewrite(cluster, "exec server --slots 4 --jinja")
+    assert cluster.call("undo")["status"] == "ROLLED_BACK"
+
+
+@pytest.mark.parametrize(("when", "slots"), [("before", 4), ("after", 0)])
+def test_killed_at_the_patch_of_a_text_the_undo_knows(cluster: Host, when: str, slots: int) -> None:
+    killed(cluster, when, apply_request(step(set={}, edit=SLOTS)))
+    assert args(cluster) == [f"exec server --slots {slots} --jinja"]
+    assert cluster.call("undo")["status"] == "ROLLED_BACK"
+    assert args(cluster) == ["exec server --slots 4 --jinja"]
+
+
+def test_a_text_that_is_not_there_once_leaves_no_change(cluster: Host) -> None:
+    answer = cluster.call("apply", apply_request(step(edit={"--slots 5": "--slots 0"})))
+    assert answer["code"] == "not_patched" and "stands 0 times" in answer["error"], answer
+    assert env(cluster) == {NAME: "23000m"} and state_of(cluster) == []
+
+
+def test_a_change_of_0_2_0_that_set_a_flag_is_left_to_its_program(cluster: Host) -> None:
+    """By its name: this program does not know where it stood."""
+    cluster.call("apply", apply_request(step()))
+    (path,) = (cluster.state / "journal").glob("*.json")
+    found = json.loads(path.read_text())
+    del found["sha256"]
+    found["program"] = "/usr/local/lib/rigbook/rignode-020.pyz"
+    del found["steps"][0]["edit"]
+    found["steps"][0].update(pre={"--slots": "4"}, post={"--slots": "0"})
+    path.write_text(json.dumps(found))
+    answer = cluster.call("undo")
+    assert answer["code"] == "unknown_kind" and "sets --slots by its name" in answer["error"]
+    assert "rignode-020.pyz" in answer["error"] and env(cluster) == {NAME: "24000m"}
 
 
 def start() -> dict[str, object]:
@@ -186,7 +260,7 @@ def test_dry_asks_the_server_and_changes_nothing(cluster: Host) -> None:
 @pytest.mark.parametrize("bad", [
     {"deployment": "-x"}, {"namespace": "a b"}, {"set": {}}, {"set": {"A B": "x"}},
     {"set": {"A": "x\ny"}}, {"kubectl": "rm"}, {"kubeconfig": "relative"}, {"more": 1},
-    {"replicas": 1}, {"clear_cache": "yes"},
+    {"replicas": 1}, {"clear_cache": "yes"}, {"edit": {"A": "x"}}, {"set": {"--slots": "0"}},
 ])  # fmt: skip
 def test_bad_steps_are_refused(cluster: Host, bad: dict[str, object]) -> None:
     answer = cluster.call("apply", apply_request(step(**bad)))

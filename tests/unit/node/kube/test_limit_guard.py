@@ -13,7 +13,7 @@ import pytest
 from tests.unit.node.support.host import Host, apply_request, file_step
 from tests.unit.node.support.servers import Server, serving
 
-NAME, FLAG = "CUDA_DEVICE_MEMORY_LIMIT_0", "--prefix-cache-slots"
+NAME, EDITS = "CUDA_DEVICE_MEMORY_LIMIT_0", {"--slots 4": "--slots 0"}
 SECRET = "T0P-S3CRET"
 KUBECTL = """\
 #!/usr/bin/env python3
@@ -29,9 +29,9 @@ if here.read_text() == "down":
 print(here.read_text())
 """
 # What Olares's chart brings: the limit that means "none" to its writer (the seed, layer 2).
-CHART: dict[str, Any] = {"name": "engine", "args": ["s.py", "--port", "8000"],
+CHART: dict[str, Any] = {"name": "engine", "args": ["s.py --slots 4"],
                          "env": [{"name": NAME, "value": "0m"}]}  # fmt: skip
-OURS: dict[str, Any] = {"name": "engine", "args": [*CHART["args"], FLAG, "0"],
+OURS: dict[str, Any] = {"name": "engine", "args": ["s.py --slots 0"],
                         "env": [{"name": NAME, "value": "24000m"}]}  # fmt: skip
 
 
@@ -48,7 +48,7 @@ class Guarded:
         body = {
             "format": 1, "rig": "olares", "node": "one", "kubectl": "kubectl", "kubeconfig": None,
             "namespace": "ai", "deployment": "lucebox", "container": "engine",
-            "set": {NAME: "24000m", FLAG: "0"}, "webhook": f"{self.hook.url}/{SECRET}",
+            "set": {NAME: "24000m"}, "edit": EDITS, "webhook": f"{self.hook.url}/{SECRET}",
             "webhook_file": None, **changes,
         }  # fmt: skip
         path = self.host.root / "limit.json"
@@ -102,7 +102,8 @@ def test_a_chart_that_was_deployed_again_is_told_once_and_left(guarded: Guarded)
     assert guarded.told == ["limit-reset"]
     text = guarded.hook.got[0]["text"]
     assert f"{NAME} is '0m', it was set to '24000m'" in text
-    assert f"{FLAG} is not set, it was set to '0'" in text and "deploys/gpu_limit.py" in text
+    assert "'--slots 4' stands there again, it was edited to '--slots 0'" in text
+    assert "deploys/gpu_limit.py" in text
     assert guarded.logged.count("has lost what gpu_limit set") == 1
     assert SECRET not in guarded.logged and len(guarded.logged.splitlines()) == 1
     assert (guarded.host.bin / "deployment.json").read_bytes() == before
@@ -123,9 +124,9 @@ def test_each_loss_is_told_one_that_grows_as_well(guarded: Guarded) -> None:
     guarded.deploy(None)
     guarded.look(2)
     assert guarded.told == [*["limit-reset"] * 3, "limit-gone"]
-    assert FLAG not in guarded.hook.got[0]["text"]
+    assert "--slots" not in guarded.hook.got[0]["text"]
     assert "has no container 'engine'; there are: server" in guarded.hook.got[1]["text"]
-    assert "its command line is its image's own" in guarded.hook.got[2]["text"]
+    assert "'--slots 4' stands 0 times in command and args" in guarded.hook.got[2]["text"]
 
 
 def test_a_cluster_that_does_not_answer_is_not_a_lost_limit(guarded: Guarded) -> None:
@@ -157,7 +158,8 @@ def test_a_webhook_that_is_down_gets_its_notice_later(guarded: Guarded) -> None:
     assert guarded.told == ["limit-reset"]
 
 
-@pytest.mark.parametrize("changes", [{"format": 2}, {"more": 1}, {"set": {}}, {"set": {"a b": "x"}},
+@pytest.mark.parametrize("changes", [{"format": 2}, {"more": 1}, {"set": {}, "edit": {}},
+                                     {"set": {"a b": "x"}}, {"set": {"--slots": "0"}},
                                      {"kubectl": "rm"}, {"container": "-x"},
                                      {"webhook": f"ftp://{SECRET}"}])  # fmt: skip
 def test_a_bad_file_is_one_line(guarded: Guarded, changes: dict[str, object]) -> None:
@@ -181,7 +183,8 @@ def test_the_look_of_a_deploy_tells_what_is_guarded(guarded: Guarded) -> None:
         "print(here.read_text())",
         'print(here.read_text() if "deployment" in sys.argv else \'{"items": []}\')'))  # fmt: skip
     said = guarded.host.call("kube look", request)["guard"]
-    assert said["values"] == {NAME: "24000m", FLAG: "0"} and said["container"] == "engine"
+    assert (said["values"], said["edits"]) == ({NAME: "24000m"}, EDITS)
+    assert said["container"] == "engine"
     assert len(said["differs"]) == 2 and SECRET not in json.dumps(said)
     guarded.configure(deployment="other")
     assert guarded.host.call("kube look", request)["guard"] is None

@@ -21,8 +21,6 @@ class Rig:
         self.taken: tuple[int, object] = (200, {})
         self.logged = ""
         host.env["RIGBOOK_WATCH"] = str(host.root / "watch.json")
-        host.env["RIGBOOK_PROC"] = str(host.root)
-        self.memory(available_mib=9000)
         self.configure(webhook=f"{hook.url}/{SECRET}")
 
     def configure(self, **changes: object) -> None:
@@ -35,11 +33,6 @@ class Rig:
             **changes,
         }  # fmt: skip
         self.file("watch.json", json.dumps(body))
-
-    def memory(self, available_mib: int) -> None:
-        """What the host's memory is, of 122 GiB."""
-        lines = f"MemTotal: {122 << 20} kB\nMemAvailable: {available_mib << 10} kB\n"
-        self.file("meminfo", lines)
 
     def file(self, name: str, text: str) -> Path:
         path = self.host.root / name

@@ -19,7 +19,10 @@ PLAN = tiny_plan()
 OK, NO = Answer(True, "6 characters"), Answer(False, "connection refused")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, served: answer.Served, *replies: Answer) -> Any:
+def run(
+    monkeypatch: pytest.MonkeyPatch, served: answer.Served, *replies: Answer,
+    by_hand: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
     """The line, and what was logged; the last reply comes again and again, 40 s apart."""
     said: list[str] = []
     asked: list[Endpoint] = []
@@ -35,7 +38,7 @@ def run(monkeypatch: pytest.MonkeyPatch, served: answer.Served, *replies: Answer
     monkeypatch.setattr(answer, "gevent", SimpleNamespace(sleep=lambda _: None))
     host = SimpleNamespace(log=said.append)
     state: Any = SimpleNamespace(inventory=SimpleNamespace(get_host=lambda _: host))
-    return answer.answers_again(state, PLAN, served), said, asked
+    return answer.answers_again(state, PLAN, served, by_hand), said, asked
 
 
 def test_it_is_waited_for_where_it_was_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +62,27 @@ def test_one_that_gave_no_answer_before_is_not_waited_for(monkeypatch: pytest.Mo
     served = answer.Served(HEAD, 8123, "theirs", "pid 7")
     line, _, asked = run(monkeypatch, served, NO)
     assert "gave no answer before the take-over either" in line and not asked
+
+
+def test_one_that_was_started_by_hand_is_asked_once_and_its_commands_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = [{"op": "unit"}, {"op": "former_engine", "by": [], "commands": ["bash serve.sh"]}]
+    unit = {"op": "former_engine", "by": ["vllm.service"], "commands": ["bash serve.sh"]}
+    old = {"op": "former_engine", "by": [], "kept": ["0" * 64]}
+    changes = {"a": {"steps": steps}, "b": {"steps": [unit]}, "c": {"steps": [old]}, "d": None}
+    told = answer.started_by_hand(changes)
+    assert told == ["a: bash serve.sh", "c: sudo rignode status"]
+    served = replace(SERVED, by="container vllm_ds4")
+    line, _, asked = run(monkeypatch, served, NO, by_hand=tuple(told))
+    assert line == (
+        "container vllm_ds4 was started by hand; to start it again: a: bash serve.sh; c: sudo "
+        "rignode status"
+    )
+    assert len(asked) == 1
+    # somebody did
+    line, _, _ = run(monkeypatch, served, OK, by_hand=tuple(told))
+    assert line == "theirs of container vllm_ds4 serves again: 6 characters"
 
 
 IN_POD = {"namespace": "default", "deployment": "lucebox", "container": "engine"}
