@@ -128,9 +128,7 @@ TIERS = {
     ),
     "lab": Tier((_pytest("tests/system/lab"),), _needs_lab, "two booted hosts, without the engine"),
     "moving": Tier(
-        (_pytest("tests/system/transfer"), _pytest("tests/system/images")),
-        _needs_lab,
-        "two booted hosts: builds and transfers that break; images back from backups, with vLLM",
+        (_pytest("tests/system/transfer"),), _needs_lab, "two booted hosts: transfers that break"
     ),
     "k8s": Tier(
         (_pytest("tests/system/kubernetes"),),

@@ -62,7 +62,6 @@ def describe(row: store.Backup) -> Json:
         "shares": manifest["shares"],
         "base": (manifest.get("base") or {}).get("backup"),
         "copies": store.copies(row.id),
-        "image": store.image_of(manifest),
     }
 
 

@@ -1,6 +1,6 @@
 """The folder of the backups: one folder each, whole once its manifest is in place.
 
-- backups/ID/payload.tar.zst: the members, compressed; of an image what docker load takes
+- backups/ID/payload.tar.zst: the members, compressed
 - backups/ID/members.jsonl: one line a member, in the payload's order
 - backups/ID/stamps: inode and ctime of each member, for the next backup
 - backups/ID/base.tar.zst, base.jsonl, changed.jsonl, removed: of an incremental one (increment.py)
@@ -28,10 +28,11 @@ from node.core.errors import Json, NodeError
 from node.files import atomic, state_dir
 
 # the former one: times in whole seconds, no hashes of files, the host's files as texts;
-# the incremental one, and the one of an image, have numbers of their own: a program that does not
-# know them must not use them
-FORMAT, FORMER, INCREMENTAL, IMAGE = 2, 1, 3, 4
-_FORMATS = (FORMAT, FORMER, INCREMENTAL, IMAGE)
+# the incremental one has a number of its own: a program that does not know it must not use it
+FORMAT, FORMER, INCREMENTAL = 2, 1, 3
+_FORMATS = (FORMAT, FORMER, INCREMENTAL)
+# what 0.2.0 made of an image
+IMAGE = 4
 PARTIAL = ".partial"
 ID = re.compile(r"^[0-9]{8}T[0-9]{6}Z-[0-9A-Za-z._-]{1,40}-[0-9a-f]{4}$")
 PAYLOAD, MEMBERS, MANIFEST, VERIFIED, COPY, NOTE, FILES, STAMPS = (
@@ -179,6 +180,8 @@ def checked(backup: str, manifest: Any) -> Json:
     """Gives a manifest that was read. Raises NodeError when it is not whole, or was edited."""
     if not isinstance(manifest, dict) or any(key not in manifest for key in _KEYS):
         raise damaged(backup, "its manifest is not whole")
+    if manifest["format"] == IMAGE:
+        raise damaged(backup, "it is of an image (by hand: zstd -dc payload.tar.zst | docker load)")
     if manifest["format"] not in _FORMATS or manifest["id"] != backup:
         raise damaged(backup, "its manifest is of another format or of another backup")
     if manifest["seal"] != seal(manifest):
@@ -224,13 +227,6 @@ def travelling(manifest: Json) -> dict[str, Json]:
 def travelling_bytes(manifest: Json) -> int:
     """Gives the bytes of these files."""
     return sum(row["bytes"] for row in travelling(manifest).values())
-
-
-def image_of(manifest: Json) -> Json | None:
-    """Gives the id of a backed up image, and what its content is known by on any host; None of a
-    tree."""
-    image = manifest.get("image")
-    return {key: image[key] for key in ("id", "content")} if image else None
 
 
 def content(backup: str, name: str, known: Json) -> bytes:

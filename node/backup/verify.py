@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from node.backup import compress, increment, kept_files, store
@@ -57,22 +56,13 @@ def read_back(backup: str, manifest: Json, what: str) -> Read:
 def read_layer(
     backup: str, layer: store.Layer, what: str, sink: Callable[[bytes], object] | None = None
 ) -> Read:
-    """Read a payload from the disk to its end, as `pieces` does; `sink` gets each piece."""
-    found = Read([], [])
-    with contextlib.closing(pieces(backup, layer, what, found)) as passing:
-        for piece in passing:
-            if sink:
-                sink(piece)
-    return found
-
-
-def pieces(backup: str, layer: store.Layer, what: str, found: Read) -> Generator[bytes, None, None]:
-    """Gives a payload's tar from the disk, each piece after it was looked at, the last one after
-    all of it was; `found` then has what was read.
+    """Read a payload from the disk to its end; `sink` gets each piece of its tar after it was
+    looked at, the last one after all of it was.
 
     Raises NodeError (`backup_damaged`) for anything that is not as the manifest says, every file's
     bytes among it, and for what no payload may hold.
     """
+    give = sink or (lambda piece: None)
     safety = Safety()
     last = b""
     payload = layer.sealed
@@ -88,7 +78,7 @@ def pieces(backup: str, layer: store.Layer, what: str, found: Read) -> Generator
                     break
                 reader.feed(piece)
                 if last:
-                    yield last
+                    give(last)
                 last = piece
                 stop()
             digest, code = source.finish(), source.code()
@@ -102,9 +92,8 @@ def pieces(backup: str, layer: store.Layer, what: str, found: Read) -> Generator
         reader.finish()
     if reader.count != layer.listed["count"]:
         raise refused(f"{reader.count} members, not {layer.listed['count']}")
-    found.setuid.extend(safety.setuid)
-    found.hashes.extend(reader.hashes)
-    yield last
+    give(last)
+    return Read(safety.setuid, reader.hashes)
 
 
 def verify(request: Json) -> Json:

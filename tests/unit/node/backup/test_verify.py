@@ -129,6 +129,7 @@ def test_a_missing_manifest(engine: Engine, backup: str) -> None:
     ("manifest.json", '"0.27.0"', '"0.28.0"', "was edited"),
     ("manifest.json", '{\n "', '{ ', "cannot be read"),
     ("manifest.json", '"format": 2', '"format": 9', "another format"),
+    ("manifest.json", '"format": 2', '"format": 4', "zstd -dc payload.tar.zst | docker load"),
     ("manifest.json", '"roots"', '"stems"', "not whole"),
     ("members.jsonl", "data.bin", "date.bin", "list of members was edited"),
 ])  # fmt: skip
