@@ -26,7 +26,7 @@ test-full: setup tools ## the slow tiers: faults at every step; the real vLLM on
 test-tower: setup tools ## the venv runtime, upgrade and rollback, with the real vLLM on one host (not in CI)
 	@$(PY) -m tests.tiers tower
 
-test-moving: setup tools ## builds and transfers that break in their middle, on two hosts (not in CI)
+test-moving: setup tools ## transfers that break in their middle, on two hosts (not in CI)
 	@$(PY) -m tests.tiers moving
 
 test-vm: setup ## kernel pin, candidate, power cuts: QEMU with real GRUB, emulated (an hour; not in CI)

@@ -18,6 +18,11 @@ M = TypeVar("M", bound=BaseModel)
 
 # A default that hangs on a key which is wrong itself, and has its line.
 _FOLLOWS = "default_factory_not_called"
+# Keys of an earlier release's recipes that are gone, each with what to do instead.
+REMOVED = {
+    "container.build": "an image is not built on a node any more; leave this out and build it by "
+    "hand: docs/runbooks/image.md",
+}
 _KINDS = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -100,6 +105,8 @@ def _line(
     kind, value, context = found["type"], found.get("input"), found.get("ctx", {})
     hidden = _may_be_secret(loc)
     if kind == "extra_forbidden":
+        if gone := REMOVED.get(".".join(map(str, loc))):
+            return _joined(where(str(loc[0])), loc, gone)
         parent = _model_at(model, loc[:-1])
         keys = set(known_keys(parent) if parent else []) - (
             given.keys() if parent is model else set()

@@ -9,7 +9,7 @@ from schema.core.errors import SpecError, nearest, shown
 from schema.core.host_keys import HostKeys
 from schema.core.parse import build, known_keys
 from schema.core.types import PYINFRA_KEYS
-from schema.inputs.runbooks import rigs_of, runbooks, runbooks_of, taken
+from schema.inputs.runbooks import REMOVED, rigs_of, runbooks, runbooks_of, taken
 
 D = TypeVar("D", bound=HostKeys)
 COMMAND_LINE = "--data"
@@ -81,6 +81,9 @@ def _strays(
                 f"{where(key)}: {key}: {_named(kind)} does not take it; "
                 f"allowed: with {', '.join(takers)}; --data help=true lists the keys"
             )
+            continue
+        if key in REMOVED:
+            yield f"{where(key)}: {key}: {REMOVED[key]}"
             continue
         close = nearest(key, [*own, *PYINFRA_KEYS])
         names, more = own, ", and pyinfra's ssh_ keys"

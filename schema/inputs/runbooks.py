@@ -50,6 +50,12 @@ RUNBOOKS: dict[str, Sequence[type[HostKeys]]] = {
     "watch": [data.WatchData, cluster.ClusterWatchData],
     "weights": [data.WeightsData],
 }
+# Keys of an earlier release that are gone, each with what to do instead.
+REMOVED = {
+    "build": "an image is not built on a node any more; build it there by hand, then run this "
+    "without it: docs/runbooks/image.md",
+    "method": "an image goes from node to node, never whole through this machine; leave it out",
+}
 
 
 def rigs_of(kind: type[HostKeys]) -> type[HostKeys]:
