@@ -1,4 +1,4 @@
-"""backup: the engine's installation on every host, a venv or an image, read back at the end.
+"""backup: the engine's installation in a venv on every host, read back at the end.
 
 Runbook: docs/runbooks/backup.md. Data: tree=FOLDER for another one than the recipe's;
 list=true shows what there is; verify=ID (or all) reads back; prune=true keep=N removes the older;

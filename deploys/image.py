@@ -1,6 +1,6 @@
 """image: bring the recipe's image to every node: missing layers, over the fabric, the tag last.
 
-Runbook: docs/runbooks/image.md. Data: from, archive, save, build, method, port, waive + reason.
+Runbook: docs/runbooks/image.md. Data: from, archive, save, port, waive + reason.
 """
 
 from deploys.common.procedure import loaded
@@ -24,14 +24,12 @@ image.seed(
     reference=work.reference,
     nodes=work.seeds,
     archive=work.archive,
-    build=work.build,
 )
 image.move(
     name="Move the image",
     run=rig.run,
     reference=work.reference,
     transfer=work.transfer,
-    whole=work.is_whole,
     image=work.image,
 )
 image.keep(

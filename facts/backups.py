@@ -32,16 +32,6 @@ class TreeBackupPlan(NodeFact[BackupPlan]):
     timeout_s = 300
 
 
-class ImageBackupPlan(NodeFact[BackupPlan]):
-    """node's `image backup` with `dry`, of its request without documents."""
-
-    verb = "image backup"
-    kind = BackupPlan
-    always: ClassVar = {"dry": True}
-    # The names and sizes of an image's files on a cold disk.
-    timeout_s = 300
-
-
 class TreePrunePlan(NodeFact[PrunePlan]):
     """node's `tree prune` with `dry`."""
 

@@ -125,8 +125,8 @@ TIERS = {
         5, (), (_everywhere(*FAULTS),)),
     "engine": Tier("two booted hosts with the real vLLM", 15, (LAB, ENGINE), _system("engine")),
     "moving": Tier(
-        "builds and transfers that break half-way; images back from backups",
-        None, (LAB, ENGINE), _system("transfer", "images")),
+        "transfers that break half-way",
+        None, (LAB,), _system("transfer")),
     "tower": Tier(
         "one booted host with the real vLLM in a venv, without docker",
         None, (LAB, TOWER), _system("venv")),

@@ -52,7 +52,7 @@ def take_up(
     alive, or it is not to be taken up here.
     """
     seen = look()
-    found = _left_open(deploy, plan, seen)
+    found = _left_open(deploy, seen)
     if not found:
         return seen, None
     change = next(iter(found.values()))
@@ -90,11 +90,9 @@ def take_up(
     return _without(seen, change.id), TakenUp(owner, context)
 
 
-def _left_open(deploy: str, plan: Plan, seen: Observed) -> dict[str, ChangeSummary]:
+def _left_open(deploy: str, seen: Observed) -> dict[str, ChangeSummary]:
     """The newest open change of this runbook, by node; empty where it takes none up."""
-    # a venv's restore undoes by itself whatever is open (deploys/procedures/rollback/restore.py)
-    by_itself = deploy == "restore" and plan.recipe.container is None
-    if by_itself or deploy not in (*GOES_ON, *UNDOES_FIRST):
+    if deploy not in (*GOES_ON, *UNDOES_FIRST):
         return {}
     rows = [
         (name, change)

@@ -18,8 +18,7 @@ _LINE = r"""^{name}\b[^=\n]*=\s*(?:[A-Za-z_]+\s*=\s*)?['"]([^'"\n]*)['"]"""
 class Evidence:
     """What the files of one artefact say. Empty texts: the file is not there or does not say.
 
-    `builds` is each build-metadata.yaml by its path: an image that rigbook built has its own beside
-    its base's.
+    `builds` is each build-metadata.yaml by its path: an image on another may have two.
     `commits` are commits of vLLM that it is known to hold, each with where that stands; `prs`
     likewise. `library` is the folder of its packages.
     """

@@ -65,15 +65,13 @@ def identity_of(image: Image) -> str:
 
 
 def move_image(plan: Plan, observed: Observed, target: Node) -> str:
-    """The line that brings the image to `target`: from a node that has it, else built or pulled."""
+    """The line that brings the image to `target`: from a node that has it, else by a pull."""
     reference = image_name(plan) or ""
     for node, snapshot in answering_nodes(plan, observed):
         if node.name == target.name or isinstance(snapshot.docker, Unreadable):
             continue
         if image_of(snapshot.docker, reference) is not None:
             return deploy_command(plan, "image", f"from={node.name}")
-    if plan.recipe.container and plan.recipe.container.build:
-        return deploy_command(plan, "image", "build=true")
     return f"{deploy_command(plan, 'image')} (pulls {reference} once, then moves it)"
 
 

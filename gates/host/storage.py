@@ -24,7 +24,7 @@ INODES = 1000
 # into the journal for this long: engines load for minutes.
 AT_WORK_S = 1800.0
 # Runbooks that take up their own change that was cut off: these go on where it was,
-GOES_ON = ("restart", "stop", "adopt", "image", "weights", "restore")
+GOES_ON = ("restart", "stop", "adopt", "image", "weights")
 # of which these end on each node by itself,
 EACH_NODE = ("image", "weights")
 # and these undo first what is half done of it.

@@ -58,13 +58,6 @@ def _dockers(observed: Observed, names: Collection[str | None]) -> list[Docker]:
     return [s.docker for s in seen if not isinstance(s.docker, Unreadable)]
 
 
-def through_docker(
-    asked: TransferRequest, observed: Observed, names: Collection[str | None]
-) -> bool:
-    """Whether the whole image goes through docker and this machine, not over the fabric."""
-    return asked.is_whole or not all(map(is_read, _dockers(observed, names)))
-
-
 @per_node
 def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Violation]:
     """Docker answers on every node: what cannot be read is not "no image"."""
@@ -75,7 +68,7 @@ def docker_known(plan: Plan, node: Node, snapshot: NodeSnapshot) -> Iterator[Vio
 def one_source(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """It is known whose image is the right one: two builds under one tag need a word.
 
-    Where the image is built from its inputs, or comes as an archive, these say it.
+    Where the image comes as an archive, that says it.
     """
     if asked.is_made:
         return []
@@ -145,8 +138,7 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
 
     Which layers another image of the taker shares, and how large each is, no snapshot tells:
     so this warns, and node refuses by the exact count before a byte comes. It blocks where
-    there is no room at all, and where docker unpacks what comes (docker pull, docker load), which
-    counts none.
+    there is no room at all, and where docker pulls, which counts none.
     """
     found, source, image = _giving(asked, plan, observed)
     if image is None:
@@ -157,8 +149,7 @@ def room(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violati
         for node, snapshot in answering_nodes(plan, observed)
         if not isinstance(snapshot.docker, Unreadable)
     }
-    dockers = _dockers(observed, (*absent, source))
-    by_docker = asked.is_whole or any(d.store != LAYERS_STORE for d in dockers)
+    by_docker = any(d.store != LAYERS_STORE for d in _dockers(observed, (*absent, source)))
     violations: list[Violation] = []
     for name in absent:
         path = roots[name]
@@ -180,10 +171,7 @@ def port_free(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Vi
 def route_open(asked: TransferRequest, plan: Plan, observed: Observed) -> list[Violation]:
     """A firewall in between shows only after a minute of trying, as "no way to"."""
     found, source, _ = _giving(asked, plan, observed)
-    names = targets_of(found, source)
-    if through_docker(asked, observed, (*names, source)):
-        return []
-    return list(route.route_open(asked, plan, observed, source, names))
+    return list(route.route_open(asked, plan, observed, source, targets_of(found, source)))
 
 
 def image_gates(asked: TransferRequest) -> tuple[Gate, ...]:

@@ -27,16 +27,15 @@ class TransferRequest:
     """A transfer as it is asked for: the node that gives (None: nobody named one), its TCP port,
     the codes that the operator waives.
 
-    `is_made`: the right content is not a node's, but what a build's inputs or an archive say.
-    `is_whole`: an image goes through docker save and load. `is_compared`: every node is compared
-    with the giver. `is_fetched`: the giver gets it first, from elsewhere. `takers`: of a backup.
+    `is_made`: the right content is not a node's, but what an archive says. `is_compared`: every
+    node is compared with the giver. `is_fetched`: the giver gets it first, from elsewhere.
+    `takers`: of a backup.
     """
 
     source: str | None
     port: int
     waive: Collection[str] = ()
     is_made: bool = False
-    is_whole: bool = False
     is_compared: bool = False
     is_fetched: bool = False
     takers: Collection[str] = ()

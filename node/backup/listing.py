@@ -51,7 +51,6 @@ def describe(row: store.Backup) -> Json:
         "python": (facts["interpreter"] or {}).get("version"),
         "host": facts["host"]["hostname"],
         "copies": store.copies(row.id),
-        "image": store.image_of(manifest),
     }
 
 

@@ -1,6 +1,6 @@
 """The folder of the backups: one folder each, whole once its manifest is in place.
 
-- backups/ID/payload.tar.zst: the members, compressed; of an image what docker load takes
+- backups/ID/payload.tar.zst: the members, compressed
 - backups/ID/members.jsonl: one line a member, in the payload's order
 - backups/ID/files/: the host's own files, each under its path
 - backups/ID/manifest.json: what it is; sealed by a hash of its own, written last
@@ -24,10 +24,10 @@ from node.core import flock, proc, validate
 from node.core.errors import Json, NodeError
 from node.files import atomic, state_dir
 
-# the one of an image has a number of its own: a program that does not know it must not use it
-FORMAT, IMAGE = 2, 4
-# what 0.2.0 made beside, and this program does not read: base and changes, each in a tar of its own
-INCREMENTAL = 3
+FORMAT = 2
+# what 0.2.0 made beside, and this program does not read: base and changes, each in a tar of its
+# own; an image
+INCREMENTAL, IMAGE = 3, 4
 PARTIAL = ".partial"
 ID = re.compile(r"^[0-9]{8}T[0-9]{6}Z-[0-9A-Za-z._-]{1,40}-[0-9a-f]{4}$")
 PAYLOAD, MEMBERS, MANIFEST, VERIFIED, NOTE, FILES = (
@@ -174,7 +174,9 @@ def checked(backup: str, manifest: Any) -> Json:
     """
     if not isinstance(manifest, dict) or any(key not in manifest for key in _KEYS):
         raise damaged(backup, "its manifest is not whole")
-    if manifest["format"] not in (FORMAT, INCREMENTAL, IMAGE) or manifest["id"] != backup:
+    if manifest["format"] == IMAGE:
+        raise damaged(backup, "it is of an image (by hand: zstd -dc payload.tar.zst | docker load)")
+    if manifest["format"] not in (FORMAT, INCREMENTAL) or manifest["id"] != backup:
         raise damaged(backup, "its manifest is of another format or of another backup")
     if manifest["seal"] != seal(manifest):
         raise damaged(backup, "its manifest was edited")
@@ -201,13 +203,6 @@ def parts(manifest: Json) -> dict[str, Json]:
 def parts_bytes(manifest: Json) -> int:
     """Gives the bytes of these files."""
     return sum(row["bytes"] for row in parts(manifest).values())
-
-
-def image_of(manifest: Json) -> Json | None:
-    """Gives the id of a backed up image, and what its content is known by on any host; None of a
-    tree."""
-    image = manifest.get("image")
-    return {key: image[key] for key in ("id", "content")} if image else None
 
 
 class Backup(NamedTuple):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 from node.backup import compress, kept_files, store
 from node.backup.payload_reader import PayloadReader, forget
@@ -38,25 +37,14 @@ def _members(backup: str, known: Json) -> str:
 def read(
     backup: str, manifest: Json, what: str, sink: Callable[[bytes], object] | None = None
 ) -> list[str]:
-    """Read a payload from the disk to its end, as `pieces` does; `sink` gets each piece. Gives the
-    members with setuid, setgid or capabilities."""
-    setuid: list[str] = []
-    with contextlib.closing(pieces(backup, manifest, what, setuid)) as passing:
-        for piece in passing:
-            if sink:
-                sink(piece)
-    return setuid
-
-
-def pieces(
-    backup: str, manifest: Json, what: str, setuid: list[str]
-) -> Generator[bytes, None, None]:
-    """Gives a payload's tar from the disk, each piece after it was looked at, the last one after
-    all of it was; `setuid` then has the members with setuid, setgid or capabilities.
+    """Read a payload from the disk to its end; `sink` gets each piece of its tar after it was
+    looked at, the last one after all of it was. Gives the members with setuid, setgid or
+    capabilities.
 
     Raises NodeError (`backup_damaged`) for anything that is not as the manifest says, every file's
     bytes among it, and for what no payload may hold.
     """
+    give = sink or (lambda piece: None)
     safety = Safety()
     last = b""
     payload, members = manifest["payload"], manifest["members"]
@@ -72,7 +60,7 @@ def pieces(
                     break
                 reader.feed(piece)
                 if last:
-                    yield last
+                    give(last)
                 last = piece
                 stop()
             digest, code = source.finish(), source.code()
@@ -86,8 +74,8 @@ def pieces(
         reader.finish()
     if reader.count != members["count"]:
         raise refused(f"{reader.count} members, not {members['count']}")
-    setuid.extend(safety.setuid)
-    yield last
+    give(last)
+    return safety.setuid
 
 
 def verify(request: Json) -> Json:

@@ -76,8 +76,6 @@ CHANGING: dict[str, str] = {
     "venv prune": "node.venv.prune:prune",
     "image offer": "node.image.verbs:offer_image",
     "image receive": "node.image.verbs:receive",
-    "image backup": "node.image.backup:backup",
-    "image restore": "node.image.restore:restore",
     "image tag": "node.image.verbs:tag",
     "weights offer": "node.weights.offer:offer_weights",
     "weights receive": "node.weights.receive:receive",

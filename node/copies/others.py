@@ -70,8 +70,7 @@ def _about(backup: str, path: str) -> Json:
     """Gives what a copy's manifest says of it. Raises NodeError."""
     manifest = store.parse(backup, path)
     return {"tree": manifest["tree"], "bytes": store.parts_bytes(manifest),
-            "created_unix_s": manifest["created_unix_s"],
-            "image": store.image_of(manifest)}  # fmt: skip
+            "created_unix_s": manifest["created_unix_s"]}  # fmt: skip
 
 
 def copies(request: Json) -> Json:

@@ -18,8 +18,6 @@ SOCKET = DOCKER_SOCKET
 TIMEOUT_S = 8.0
 # the last API version that says where any store keeps its layers
 _TELLS_LAYERS = "1.51"
-# schema/render/image_build.py sets it
-INPUTS_LABEL = "rigbook.inputs"
 # what /info says of a docker that keeps its images in containerd (moby, daemon/containerd)
 _CONTAINERD = ["driver-type", "io.containerd.snapshotter.v1"]
 # containerd's folder where it runs as a service of its own, which both Debian's and Docker's
@@ -110,7 +108,6 @@ def image(row: Json) -> Json:
         ),
         "arch": str(row.get("Architecture", "")),
         "size": int(row.get("Size", 0)),
-        "inputs": str(((row.get("Config") or {}).get("Labels") or {}).get(INPUTS_LABEL, "")),
         "user": str((row.get("Config") or {}).get("User") or ""),
     }
 

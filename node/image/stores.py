@@ -34,7 +34,7 @@ def find() -> Store:
     if driver != overlay2.DRIVER or not os.path.isdir(os.path.join(root, "image", overlay2.DRIVER)):
         raise NodeError(f"docker's store here is {driver or 'unknown'}, neither {overlay2.DRIVER}"
                         " nor containerd", "image_store",
-                        "deploys/image.py --data method=ssh")  # fmt: skip
+                        "docker pull the image on each node")  # fmt: skip
     return Store(root, False)
 
 

@@ -12,22 +12,16 @@ from node.core.errors import Json, NodeError
 WAIVABLE = ("host", "path", "python", "arch", "older")
 
 
-def select(wanted: str | None, tree: str | None, image: bool = False) -> Json:
-    """Gives the manifest to restore, of a tree or of an image: the one named, else the newest
-    verified one."""
+def select(wanted: str | None, tree: str | None) -> Json:
+    """Gives the manifest to restore: the one named, else the newest verified one."""
     if wanted is not None:
         row = store.inspect(wanted)
         if row.manifest is None:
             store.load(wanted)  # says it in its own words
             raise store.damaged(wanted, row.problem)
-        if (row.manifest["format"] == store.IMAGE) != image:
-            of, verb = ("a tree", "tree restore") if image else ("an image", "image restore")
-            raise NodeError(f"backup {wanted} is of {of}", "bad_request",
-                            f"restore it with: rignode {verb}")  # fmt: skip
         return row.manifest
-    rows = [row for row in store.all_backups() if row.manifest and row.verified]
-    rows = [row for row in rows if not row.problem and row.manifest
-            and (row.manifest["format"] == store.IMAGE) == image]  # fmt: skip
+    rows = [row for row in store.all_backups()
+            if row.manifest and row.verified and not row.problem]  # fmt: skip
     if tree is not None:
         rows = [row for row in rows if row.manifest and tree in names(row.manifest)]
     found = sorted({row.manifest["tree"] for row in rows if row.manifest})

@@ -143,16 +143,6 @@ class Folder:
         sha256 = hash_that_holds(known.get(name, {}), info)
         return {"name": name, **_signs(info), "probe": probe, "sha256": sha256}
 
-    def recorded(self) -> builtins.list[Json]:
-        """Gives each file's name, size, and sha256 where it is known; none is read."""
-        known, rows = self.known(), []
-        for name in self.names():
-            with self.opened(name) as file:
-                info = os.fstat(file.fileno())
-            sha256 = hash_that_holds(known.get(name, {}), info)
-            rows.append({"name": name, "size": info.st_size, "sha256": sha256})
-        return rows
-
     def known(self) -> dict[str, Any]:
         """Gives what the manifest says; one that is damaged or not root's own says nothing."""
         try:

@@ -1,8 +1,8 @@
-"""Operations that bring a backup back, and what is open before a venv's undone."""
+"""Operations that bring a venv's backup back, and undo what is open before."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,6 @@ from operations.change.node_call import call
 from operations.change.run import Run
 from operations.rollback.revert import RESTORE_TIMEOUT_S, stop_unit
 from operations.venv.venv import check_venv
-from schema.observed.backup import BackupRow
 
 
 @operation()
@@ -106,48 +105,3 @@ def restore(
     for line in words:
         run.show_once(host, line, partial(host.log, line))
     yield run.step("restore", [host.name], work)
-
-
-@operation()
-def restore_image(
-    run: Run,
-    rows: Mapping[str, BackupRow],
-    words: Mapping[str, Sequence[str]],
-    unasked: Collection[str],
-) -> Generator[FunctionCommand, None, None]:
-    """
-    Bring a backup's image back under its name, and unit and launch files as they were.
-
-    + run: the change
-    + rows: the backup of each node
-    + words: what comes back on each node, a line each; none: nothing is to do there
-    + unasked: the nodes whose backup was not there when this was planned
-    """
-    node = host.name
-    lines = words.get(node, ())
-    if not lines:
-        host.noop("the image and its files are as the backup")
-        return
-
-    def work() -> None:
-        target = run.host(node)
-        run.touch(node)
-        request: dict[str, Any] = {
-            "change": run.change(), "backup": rows[node].id, "allow": ["older"]
-        }  # fmt: skip
-        answer = call(run.state, target, "image restore", request, RESTORE_TIMEOUT_S)
-        for line in answer.get("cleared", ()):
-            target.log(line)
-        for line in answer["weights"] if node in unasked else ():
-            target.log_styled(f"the weights are not as they were: {line}", fg="yellow")
-        how = f"{answer['took_s']:.0f} s" if answer["changed"] else "nothing was different"
-        what = "loaded" if answer.get("loaded") else "docker had it"
-        files = "".join(f"; {each}" for each in answer["files"])
-        target.log_styled(
-            f"{rows[node].id} is back: {answer['tree']} ({what}, {how}){files}", fg="green"
-        )
-
-    for line in lines:
-        run.show_once(host, line, partial(host.log, line))
-    members = [name for name, each in words.items() if each]
-    yield run.step("restore", members, work, RESTORE_TIMEOUT_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from operations.transfer import image_ssh
 from operations.transfer.docker_archive import Archive, BadArchive
 from operations.transfer.transfer import DEADLINE_S, Transfer, came
 from schema.observed.docker import Image
-from schema.render.image_build import SCRATCH, Context
 
 PULL_TIMEOUT_S = 4 * 3600
 # the docker that node looks at, whatever context the command is set to
@@ -28,52 +26,29 @@ DOCKER = f"DOCKER_HOST=unix://{DOCKER_SOCKET} docker"
 
 @operation()
 def seed(
-    run: Run,
-    reference: str,
-    nodes: Collection[str],
-    archive: Archive | None,
-    build: Context | None = None,
+    run: Run, reference: str, nodes: Collection[str], archive: Archive | None
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Bring an image that no node has to the rig: from its registry, an archive here, or a build.
+    Bring an image that no node has to the rig: from its registry, or an archive here.
 
     + run: the change
     + reference: the image
     + nodes: the nodes that get it (several only where each has to pull by digest)
     + archive: the operator's archive; None pulls
-    + build: what to build it from, on the node
     """
     if host.name not in nodes:
         host.noop("no pull here")
         return
     line = f"docker pull {reference}" if archive is None else f"docker load of {archive.path}"
-    if build is not None:
-        line = f"docker build of {build.build.template} on {build.build.base}: {build.inputs[:12]}"
     run.show_once(host, "seed", lambda: host.log(line))
     node = host.name
-    yield run.step(
-        "seed", nodes, lambda: _seed(run, node, reference, archive, build), PULL_TIMEOUT_S
-    )
+    yield run.step("seed", nodes, lambda: _seed(run, node, reference, archive), PULL_TIMEOUT_S)
 
 
-def _seed(
-    run: Run, node: str, reference: str, archive: Archive | None, build: Context | None
-) -> None:
-    if build is not None:
-        base = build.build.base
-        # docker would pull whatever the tag means today, and try for minutes without a network
-        if base != SCRATCH and "@" not in base and not _has(run, node, base):
-            raise StepFailed(
-                f"{node}: the base {base} is not on it; name it by digest (NAME@sha256:…), or on "
-                f"{node}: docker pull {shlex.quote(base)}"
-            )
-        made = image_ssh.build(run, node, build)
-        image_ssh.tag(run, node, reference, {"id": made, "layers": _layers(run, node, made)})
-        return
+def _seed(run: Run, node: str, reference: str, archive: Archive | None) -> None:
     if archive is not None:
-        layers = list(archive.diff_ids)
         try:
-            image_ssh.from_archive(run, node, reference, layers, archive.chunks())
+            image_ssh.from_archive(run, node, reference, archive)
         except (BadArchive, OSError) as error:
             raise StepFailed(str(error)) from None
         return
@@ -85,34 +60,9 @@ def _seed(
         )
 
 
-def _inspect(run: Run, node: str, image: str, what: str) -> tuple[bool, str]:
-    """Whether docker on a node has an image, and a part of what it says of it."""
-    line = f"{DOCKER} image inspect --format {shlex.quote(what)} {shlex.quote(image)}"
-    done, said = run_as_root(run.state, run.host(node), line, 60)
-    return done, said.stdout if done else said.stderr
-
-
-def _has(run: Run, node: str, image: str) -> bool:
-    return _inspect(run, node, image, "{{.Id}}")[0]
-
-
-def _layers(run: Run, node: str, image: str) -> list[str]:
-    """The diff ids of an image on a node."""
-    done, said = _inspect(run, node, image, "{{json .RootFS.Layers}}")
-    if not done:
-        raise StepFailed(
-            f"{node}: docker image inspect {image[:19]}: {printable(said.strip()[-300:])}"
-        )
-    return [str(layer) for layer in json.loads(said)]
-
-
 @operation()
 def move(
-    run: Run,
-    reference: str,
-    transfer: Transfer | None,
-    whole: bool,
-    image: Callable[[], Image],
+    run: Run, reference: str, transfer: Transfer | None, image: Callable[[], Image]
 ) -> Generator[FunctionCommand, None, None]:
     """
     Bring the image from the node that has it to those that lack it: missing layers, tag last.
@@ -120,18 +70,16 @@ def move(
     + run: the change
     + reference: the image's name
     + transfer: who gives, who takes, and by which way; None when no node lacks it
-    + whole: the fallback: docker save and docker load through this machine
     + image: what the giving node has, asked when the transfer begins
     """
     members = (transfer.source, *transfer.targets) if transfer else ()
     if transfer is None or host.name not in members:
         host.noop("the image is here as it should be")
         return
-    run.show_once(host, "move", lambda: host.log(_line(transfer, host.name, reference, whole)))
+    run.show_once(host, "move", lambda: host.log(_line(transfer, host.name, reference)))
     reporter = host
-    part = _whole if whole else _part
     yield run.step(
-        "move", members, lambda: part(reporter, transfer, reference, image()), DEADLINE_S
+        "move", members, lambda: _part(reporter, transfer, reference, image()), DEADLINE_S
     )
 
 
@@ -164,10 +112,8 @@ def keep(
     yield run.step("keep", (node,), work, DEADLINE_S)
 
 
-def _line(transfer: Transfer, name: str, reference: str, whole: bool) -> str:
+def _line(transfer: Transfer, name: str, reference: str) -> str:
     how = f"what it lacks, {transfer.route.words}"
-    if whole:
-        how = "whole, through this machine (method=ssh)"
     if name == transfer.source:
         return f"give {reference} to {', '.join(transfer.targets)}: {how}"
     return f"get {reference} from {transfer.source}: {how}; the tag last"
@@ -180,13 +126,6 @@ def _part(reporter: Any, transfer: Transfer, reference: str, image: Image) -> No
         return
     answer = transfer.receive(reporter.name, {"image": reference, "want": want})
     reporter.log_styled(arrived(answer), fg="green")
-
-
-def _whole(reporter: Any, transfer: Transfer, reference: str, image: Image) -> None:
-    if reporter.name != transfer.source:
-        want = {"id": image.id, "layers": list(image.layers)}
-        image_ssh.between(transfer.run, transfer.source, reporter.name, reference, want)
-        reporter.log_styled("loaded and tagged", fg="green")
 
 
 def arrived(answer: Mapping[str, Any]) -> str:

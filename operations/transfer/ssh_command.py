@@ -16,17 +16,12 @@ TIMEOUT_S = 4 * 3600
 _CHUNK = 1 << 20
 
 
-def last_words(lines: list[str]) -> str:
-    """Gives the last lines of what a command wrote."""
-    return " ".join(line for line in lines[-4:] if line)[-300:]
-
-
 class Command:
     """A command on a host over pyinfra's own ssh connection, with its streams open."""
 
-    def __init__(self, host: Host, command: str, name: str = "") -> None:
+    def __init__(self, host: Host, command: str) -> None:
         client = getattr(host.connector, "client", None)
-        self._host, self._name = host, name or " ".join(command.split()[:2])
+        self._host, self._name = host, " ".join(command.split()[:2])
         if client is None:
             raise StepFailed(f"{host.name}: {self._name} needs an ssh connection to it")
         shell = as_root(host)["_shell_executable"]
@@ -55,30 +50,18 @@ class Command:
             self.finish()
             raise StepFailed(f"{self._host.name}: {self._name} ended early") from None
 
-    def finish(
-        self,
-        told: Callable[[str], None] = lambda line: None,
-        reason: Callable[[list[str]], str] | None = None,
-    ) -> str:
-        """Waits for its end; what else it wrote. Raises StepFailed for its exit status.
-
-        `told` gets the lines of its standard error as they come; `reason` gives the words for a
-        failure, and belongs to a command that takes the end of its input for our end.
-        """
-        if reason is None:
-            self._channel.shutdown_write()
-        errors = []
+    def finish(self) -> str:
+        """Waits for its end; what else it wrote. Raises StepFailed for its exit status."""
+        self._channel.shutdown_write()
         try:
             with own_clock(TIMEOUT_S + LATE_S):
-                for line in self._stderr:
-                    errors.append(line.rstrip())
-                    told(errors[-1])
+                errors = [line.rstrip() for line in self._stderr]
                 said = self._stdout.read().decode("utf-8", "replace")
                 status = self._channel.recv_exit_status()
         except TimeoutError as error:
             raise StepFailed(f"{self._host.name}: {self._name}: {error}") from None
         if status != 0:
-            why = (reason or last_words)(errors)
+            why = " ".join(line for line in errors[-4:] if line)[-300:]
             raise StepFailed(f"{self._host.name}: {self._name}: {why}")
         return str(said)
 

@@ -27,9 +27,9 @@ def back_up(
     request: Mapping[str, Any], found: BackupPlan, done: dict[str, str]
 ) -> Generator[FunctionCommand, None, None]:
     """
-    Back a tree or an image up, unless a verified backup holds the very same of it.
+    Back a tree up, unless a verified backup holds the very same of it.
 
-    + request: what node's `tree backup` takes, or with an `image` its `image backup`
+    + request: what node's `tree backup` takes
     + found: what its dry run told
     + done: gets the backup's id by host, for the verification
     """
@@ -38,16 +38,10 @@ def back_up(
         host.noop(f"{found.backup} is verified and holds the same files")
         return
     size = f"{found.members} files and folders, {found.apparent_bytes / MIB:.0f} MiB"
-    verb, what = "tree backup", found.versions.text
-    if "image" in request:
-        verb, what = "image backup", "the image, its unit and launch files"
-        size = f"{found.members} layers, {found.apparent_bytes / MIB:.0f} MiB"
-        if found.shares:
-            size = f"its content is in {found.shares}"
-    host.log(f"back up {found.tree}: {what}; {size}")
+    host.log(f"back up {found.tree}: {found.versions.text}; {size}")
 
     def work(state: State, host: Host) -> str:
-        answer = _call(state, host, verb, request)
+        answer = _call(state, host, "tree backup", request)
         done[host.name] = answer["backup"]
         return (
             f"backup {answer['backup']}: {answer['detail']}, {answer['bytes'] / MIB:.0f} MiB, "

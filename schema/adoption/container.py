@@ -52,7 +52,7 @@ def container(nodes: Sequence[LiveNode]) -> tuple[dict[str, Any], list[str]]:
             notes.append(
                 f"files in {box.name} on {node.name} were put there or changed by hand, and ours "
                 f"starts without: {', '.join(box.changed)}; bring a patch into the image "
-                "(container.build), mount what is data; a launch script is not needed"
+                "by hand, mount what is data; a launch script is not needed"
             )
     return found, notes
 

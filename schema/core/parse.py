@@ -22,6 +22,8 @@ _FOLLOWS = "default_factory_not_called"
 REMOVED = {
     "container.network": "an engine is always on its host's network; leave it out",
     "weights.total_bytes": "nothing reads it; leave it out",
+    "container.build": "an image is not built on a node any more; leave this out and build it by "
+    "hand: docs/runbooks/image.md",
 }
 _KINDS = {
     "string_type": "text",

@@ -171,7 +171,11 @@ def _name_the_rest(
             "gpu_memory_utilization 0.9"
         )
     mods = data.get("mods") or []
-    made.mods = [str(mod) for mod in mods] if isinstance(mods, list) else [str(mods)]
+    made.needs += [
+        f"{mod}: its run.sh changes the image: build one with it by hand (docs/runbooks/image.md) "
+        "and name that in container.image"
+        for mod in (mods if isinstance(mods, list) else [mods])
+    ]
     for key in data.keys() - _TAKEN:
         if key in _ABOUT:
             made.left.append(key)

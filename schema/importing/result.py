@@ -14,9 +14,8 @@ from schema.recipe.recipe import Recipe
 
 @dataclass
 class Imported:
-    """A recipe of ours as plain data, with what is to be said about it; `mods` by their names.
-
-    `file` is the neighbour's, as errors name it.
+    """A recipe of ours as plain data, with what is to be said about it. `file` is the
+    neighbour's, as errors name it.
     """
 
     name: str
@@ -25,7 +24,6 @@ class Imported:
     data: dict[str, Any]
     needs: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    mods: list[str] = field(default_factory=list)
 
     def without(self, key: str, value: object) -> None:
         """Names a key that has no counterpart, with its value where that is one that all may read:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -274,7 +274,7 @@ class ProvenanceData(EngineFolderData):
 class BackupData(OverFabricData):
     """backup."""
 
-    tree: AbsolutePath | None = key(None, "the folder; none: the recipe's venv or image")
+    tree: AbsolutePath | None = key(None, "the folder; none: the recipe's venv")
     as_list: bool = key(False, "show what there is", alias="list")
     verify: bool | Name | None = key(None, "read this backup back; all: every one")
     prune: bool = key(False, "remove all but the newest")
@@ -319,8 +319,6 @@ class ImageData(TransferData):
 
     archive: AbsolutePath | None = key(None, "a docker archive on this machine")
     save: AbsolutePath | None = key(None, "a folder on this machine that keeps an archive of it")
-    build: bool = key(False, "build it from the recipe's container.build")
-    method: Literal["auto", "ssh"] = key("auto", "from node to node, or whole through ssh")
 
 
 class WeightsData(TransferData):

@@ -67,6 +67,9 @@ REMOVED = {
     "docs/runbooks/provenance.md",
     "loaders": "each loader is a profile of the recipe now (vllm_serve: load_format), and "
     "profiles=A,B measures them: docs/runbooks/bench.md",
+    "build": "an image is not built on a node any more; build it there by hand, then run this "
+    "without it: docs/runbooks/image.md",
+    "method": "an image goes from node to node, never whole through this machine; leave it out",
 }
 
 

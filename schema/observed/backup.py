@@ -26,18 +26,9 @@ class CopyRow(Said):
     unix_s: float
 
 
-class ImageRow(Said):
-    """A backed up image: docker's id where it was, and a hash of its content that is the same on
-    each host."""
-
-    id: str
-    content: str
-
-
 class BackupRow(Said):
     """One backup, as `tree list` tells it. What stands behind `usable` is None for one whose
-    manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds. Of an image `tree`
-    is its name, `real` that without tag and digest."""
+    manifest cannot be read; `problem` says why. Sizes are bytes, ages seconds."""
 
     id: Id
     usable: bool
@@ -54,14 +45,6 @@ class BackupRow(Said):
     python: str | None = None
     host: str | None = None
     copies: tuple[CopyRow, ...] = ()
-    image: ImageRow | None = None
-
-    @property
-    def holds(self) -> str:
-        """What is in it, in words; empty where its manifest cannot be read."""
-        if self.image is not None:
-            return f"image {self.image.id[:19]}"
-        return self.versions.text if self.versions is not None else ""
 
 
 class DisplacedRow(Said):
@@ -134,7 +117,6 @@ class CopyOf(Said):
     tree: str | None
     bytes: int
     created_unix_s: float | None = None
-    image: ImageRow | None = None
 
 
 class NotedCopy(CopyOf):

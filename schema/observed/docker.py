@@ -18,8 +18,6 @@ class Image(Frozen):
     config_sha256: str
     arch: str
     size: int
-    # of an image that rigbook built: the sha256 of what it was made of
-    inputs: str = ""
     # who a container of it runs as: a name or a number, perhaps with a group; empty: root
     user: str = ""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -47,7 +46,6 @@ OF_THE_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\
 HUB_CACHE = "~/.cache/huggingface/hub"
 # Twice what the seed gives 149 GB on two GB10 (8 minutes cold): a first start compiles, too.
 START_BUDGET_S = 1800
-_IN_PS = ": docker's --build-arg stands in ps and in the image"
 # A flag's value: a scalar, a list (repeated values of one flag) or a map (one JSON argument).
 Flags = Annotated[
     dict[FlagName, Annotated[JsonValue, AfterValidator(check_flag)]], AfterValidator(check_flags)
@@ -62,22 +60,6 @@ class Volume(Frozen):
     read_only: bool = False
 
 
-class ImageBuild(Frozen):
-    """How the image is made where `image.py --data build=true` makes it."""
-
-    # a folder of templates/image, with its Dockerfile
-    template: Name
-    # what it stands on: name@sha256:…, an image that the building node has, or scratch
-    base: Annotated[str, AfterValidator(image_reference)]
-    # values of the Dockerfile's ARG lines
-    args: Annotated[
-        dict[EnvName, Public],
-        AfterValidator(partial(check_public, why=_IN_PS, key="container.build.secrets")),
-    ] = Field(default_factory=dict)
-    # what its `RUN --mount=type=secret,id=NAME` lines read; in no layer, and no input of the build
-    secrets: dict[EnvName, SecretSource] = Field(default_factory=dict)
-
-
 class ContainerSpec(Frozen):
     """How the engine's container runs.
 
@@ -87,7 +69,6 @@ class ContainerSpec(Frozen):
     """
 
     image: Annotated[str, AfterValidator(image_reference)]
-    build: ImageBuild | None = None
     runtime: Name | None = None
     gpus: Argument | None = None
     ipc: Literal["host", "private"] = "host"
@@ -95,14 +76,6 @@ class ContainerSpec(Frozen):
     shm_size: Annotated[str, AfterValidator(memory_size)] | None = None
     volumes: tuple[Volume, ...] = ()
     jit_caches: bool = True
-
-    @model_validator(mode="after")
-    def _what_is_built_has_a_tag(self) -> ContainerSpec:
-        if self.build is not None and "@" in self.image:
-            raise ValueError(
-                "build: with an image by digest; allowed: a tag, the digest comes of the build"
-            )
-        return self
 
 
 class MultiNode(Frozen):
@@ -215,9 +188,9 @@ class Recipe(Frozen):
     description: Line
     container: ContainerSpec | None = None
     venv: VenvSpec | None = None
-    env: Annotated[
-        dict[EnvName, EnvValue], AfterValidator(partial(check_public, why="", key="secrets"))
-    ] = Field(default_factory=dict)
+    env: Annotated[dict[EnvName, EnvValue], AfterValidator(check_public)] = Field(
+        default_factory=dict
+    )
     secrets: Secrets = Field(default_factory=dict)
     vllm_serve: Flags
     weights: WeightsSpec = Field(default_factory=_of_the_model)

@@ -53,13 +53,11 @@ def check_names(secrets: Mapping[str, SecretSource]) -> Mapping[str, SecretSourc
     return secrets
 
 
-def check_public(values: Mapping[str, str], why: str, key: str) -> Mapping[str, str]:
-    """The values, when none is a secret by its name; else ValueError with `why` and the way out,
-    which is the key `key`.
-    """
+def check_public(values: Mapping[str, str]) -> Mapping[str, str]:
+    """The values, when none is a secret by its name; else ValueError with the way out."""
     for name in filter(holds_secret, values):
-        way = f"allowed: {key}: {{{name}: {{env: NAME}}}}, or file or node_file for env"
-        raise ValueError(f"{name} is a secret by its name{why}; {way}")
+        way = f"allowed: secrets: {{{name}: {{env: NAME}}}}, or file or node_file for env"
+        raise ValueError(f"{name} is a secret by its name; {way}")
     return values
 
 

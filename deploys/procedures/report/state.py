@@ -228,5 +228,5 @@ def _backup(node: str, row: BackupRow) -> Backup:
 def _held(row: BackupRow) -> Iterator[str]:
     if row.tree is not None:
         yield row.tree
-    if row.holds:
-        yield row.holds
+    if row.versions is not None:
+        yield row.versions.text

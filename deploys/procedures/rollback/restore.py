@@ -15,7 +15,7 @@ from pyinfra.api import State
 from pyinfra.api.exceptions import DeployError
 
 from deploys.common.ask_engine import ask_all, venv_of, wheels_spec
-from deploys.common.load_and_gate import endpoint, once_a_run
+from deploys.common.load_and_gate import endpoint, inventory_name, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.common.snapshot_view import engine_may_run, live_profile
 from deploys.procedures.measure.history import last_rates
@@ -77,7 +77,14 @@ def plan(rig: Procedure, wanted: str) -> RestoreWork:
     """The work of this run; DeployError when there is no backup `wanted` (an id, or `last`)."""
     plan, state = rig.plan, rig.run.state
     node = plan.rig.head.name
-    venv = str(venv_of(plan, node))
+    venv = venv_of(plan, node)
+    if venv is None:
+        raise DeployError(
+            f"the recipe {plan.recipe.name} runs in a container, and no image is restored from a "
+            f"backup; the former tag: pyinfra {inventory_name()} deploys/rollback.py -y --data "
+            f"change=ID; an archive: pyinfra {inventory_name()} deploys/image.py -y --data "
+            "archive=/PATH"
+        )
     seen = backups(state, state.inventory.get_host(node)).backups
     usable = [row for row in seen if row.usable and not row.problem and row.tree == venv]
     if wanted == LAST:

@@ -57,8 +57,7 @@ def in_rig(known: Mapping[str, Copies], node: str) -> Iterator[Copy]:
 
 def _row(seen: CopyOf) -> BackupRow:
     return BackupRow(id=seen.backup, usable=True, problem=None, verified_unix_s=None,
-                     tree=seen.tree, created_unix_s=seen.created_unix_s,
-                     image=seen.image)  # fmt: skip
+                     tree=seen.tree, created_unix_s=seen.created_unix_s)  # fmt: skip
 
 
 def copies_for(rig: Procedure, node: str) -> list[Copy]:

@@ -13,7 +13,6 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.load_and_gate import once_a_run
 from deploys.common.procedure import Procedure
 from deploys.procedures.transfer.route import Want, planned_route, wanted
-from facts.local.secret_values import SecretMissing, value_of
 from facts.observe import observe
 from gates.artifact.image import KERNEL_ARCH, identity_of, image_name, image_of, same_content
 from gates.core.check import deploy_command
@@ -24,12 +23,10 @@ from operations.change.run import Run
 from operations.transfer import docker_archive
 from operations.transfer.image_ssh import Same
 from operations.transfer.transfer import Transfer
-from schema.core.errors import SpecError
 from schema.desired.plan import Plan
 from schema.inputs.runbook_data import ImageData
 from schema.observed.docker import Docker, Image
 from schema.observed.snapshot import NodeSnapshot
-from schema.render.image_build import Context, context
 
 
 @dataclass(frozen=True)
@@ -39,9 +36,7 @@ class ImageWork:
     reference: str
     seeds: frozenset[str]
     archive: docker_archive.Archive | None
-    build: Context | None
     transfer: Transfer | None
-    is_whole: bool
     image: Callable[[], Image]
     keeper: str | None
     keep: Callable[[], tuple[Path, Same]]
@@ -68,8 +63,7 @@ def parse_request(rig: Procedure) -> Want:
         source=data.source,
         port=data.port,
         waive=data.waive,
-        is_made=data.build or data.archive is not None,
-        is_whole=data.method == "ssh",
+        is_made=data.archive is not None,
     )
     return wanted(rig, lambda _: asked)
 
@@ -80,19 +74,12 @@ def plan(rig: Procedure) -> ImageWork:
     data, snapshots = rig.data(ImageData), rig.snapshots
     reference = image_of_recipe(rig.plan)
     found = images(rig.plan, snapshots)
-    made_of = _context(rig.plan, data.archive) if data.build else None
-    if made_of is not None:
-        # What was made of other inputs is as good as absent here.
-        found = {n: i if i and i.inputs == made_of.inputs else None
-                 for n, i in found.items()}  # fmt: skip
-        have = ", ".join(n for n, i in found.items() if i) or "no node"
-        logger.info(f"    inputs {made_of.inputs[:12]}: {have} has them")
     archive = _archive(rig.plan, snapshots, data) if data.archive is not None else None
     if archive is not None:
         found = {n: i if i and _matches(archive, i) else None for n, i in found.items()}
         have = ", ".join(n for n, i in found.items() if i) or "no node"
         logger.info(f"    {archive.path} ({archive.image_id[:19]}): {have} has it")
-    source = source_of(found, data.source if made_of is None and archive is None else None)
+    source = source_of(found, data.source if archive is None else None)
     lacking = targets_of(found, source)
     for name, image in found.items():
         said = identity_of(image) if image else "absent"
@@ -115,14 +102,13 @@ def plan(rig: Procedure) -> ImageWork:
     kept = data.save is None or _is_kept(rig, source, found, data.save)
     transfer = None
     if lacking and source is not None:
+        _require_read(snapshots, (source, *lacking))
         transfer = Transfer(rig.run, "image", source, lacking, planned_route(rig))
     return ImageWork(
         reference=reference,
         seeds=seeds,
         archive=archive,
-        build=made_of if seeds else None,
         transfer=transfer,
-        is_whole=_is_whole(snapshots, transfer, data),
         image=lambda: _image_now(rig, transfer.source if transfer else None, found),
         keeper=None if kept else source,
         keep=lambda: _copy(rig, source, found, data.save or ""),
@@ -173,26 +159,6 @@ def _by_digest(
     return giver or source, frozenset(lacking).difference(gets), gets
 
 
-def _context(plan: Plan, archive: str | None) -> Context:
-    """What the recipe's image is built of; DeployError where it does not say."""
-    container = plan.recipe.container
-    if archive is not None:
-        raise DeployError("nothing was changed: build=true and archive= are two sources; take one")
-    if container is None or container.build is None:
-        raise DeployError(
-            f"nothing was changed: the recipe {plan.recipe.name} has no container.build: "
-            "it does not say how its image is made"
-        )
-    try:
-        for name, source in container.build.secrets.items():
-            value_of(name, source)
-        return context(container.image, container.build)
-    except SpecError as error:
-        raise DeployError(f"nothing was changed: {error}") from None
-    except SecretMissing as error:
-        raise DeployError(f"nothing was changed: {error}; mend: {error.remedy}") from None
-
-
 def _store(snapshot: NodeSnapshot) -> str:
     return snapshot.docker.store if isinstance(snapshot.docker, Docker) else "unknown"
 
@@ -230,18 +196,17 @@ def _matches(archive: docker_archive.Archive, image: Image) -> bool:
     )
 
 
-def _is_whole(
-    snapshots: Mapping[str, NodeSnapshot], transfer: Transfer | None, data: ImageData
-) -> bool:
-    """Whether the fallback is used: asked for, or a store whose layers node cannot read."""
-    if transfer is None or data.method == "ssh":
-        return transfer is not None
-    dockers = {name: snapshots[name].docker for name in (transfer.source, *transfer.targets)}
+def _require_read(snapshots: Mapping[str, NodeSnapshot], names: tuple[str, ...]) -> None:
+    """DeployError where a node's store is of a kind whose layers node cannot read."""
+    dockers = {name: snapshots[name].docker for name in names}
     other = [f"{name} has {_store(snapshots[name])}" for name, docker in dockers.items()
              if not isinstance(docker, Docker) or not is_read(docker)]  # fmt: skip
     if other:
-        logger.info(f"    {', '.join(other)}: the whole image goes through docker save and load")
-    return bool(other)
+        raise DeployError(
+            f"nothing was changed: {', '.join(other)}; an image goes between docker's overlay2 and "
+            "the containerd store; there: docker pull it, or docker save on the one and docker "
+            "load on the other"
+        )
 
 
 def _image_now(rig: Procedure, source: str | None, found: Mapping[str, Image | None]) -> Image:

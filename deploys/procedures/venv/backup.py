@@ -1,4 +1,4 @@
-"""What backup has to do on each host: which tree or image, what goes with it, what may go."""
+"""What backup has to do on each host: which tree, what goes with it, what may go."""
 
 from __future__ import annotations
 
@@ -16,15 +16,8 @@ from pyinfra.api.exceptions import DeployError
 from deploys.common.load_and_gate import inventory_name, once, once_a_run
 from deploys.common.procedure import Procedure
 from deploys.procedures.measure.profiles import served_as
-from facts.backups import (
-    ImageBackupPlan,
-    TreeBackupPlan,
-    TreeBackups,
-    TreeCopies,
-    TreePrunePlan,
-)
+from facts.backups import TreeBackupPlan, TreeBackups, TreeCopies, TreePrunePlan
 from facts.rignode.context import fact_of, real
-from gates.artifact.image import image_name
 from gates.drift.launch_files import running_profile
 from schema.desired.plan import UNIT, Plan
 from schema.inputs.runbook_data import BackupData
@@ -37,8 +30,8 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class BackupWork:
-    """One host's backup: what node's `tree backup` or `image backup` takes, what its dry run told,
-    and the ids that are made, by host.
+    """One host's backup: what node's `tree backup` takes, what its dry run told, and the ids that
+    are made, by host.
     """
 
     request: Mapping[str, Any]
@@ -55,12 +48,18 @@ class CopyWork:
 
 
 def trees(rig: Procedure) -> dict[str, str]:
-    """What every node's engine is installed as: the folder of --data tree=…, else the recipe's
-    venv, else the name of its image.
+    """Every node's folder to back up: that of --data tree=…, else the recipe's venv. DeployError
+    where the engine runs in a container.
     """
     recipe = rig.plan.recipe
     tree = rig.data(BackupData).tree or (recipe.venv.path if recipe.venv else None)
-    return dict.fromkeys(rig.plan.requests, tree or image_name(rig.plan) or "")
+    if tree is None:
+        raise DeployError(
+            f"the recipe {recipe.name} runs in a container, and no image is backed up on a node; "
+            "an archive of it on this machine: "
+            f"pyinfra {inventory_name()} deploys/image.py -y --data save=/DIR"
+        )
+    return dict.fromkeys(rig.plan.requests, tree)
 
 
 def plan(rig: Procedure, host: Host) -> BackupWork:
@@ -81,9 +80,8 @@ def plan_look(rig: Procedure, host: Host) -> list[str]:
 
 
 def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[str, Any]:
-    """What node's `tree backup` takes, or for an image its `image backup`: the tree, the unit with
-    its drop-ins and launch files as they are on the host, and what the recipe renders for the
-    profile that runs there."""
+    """What node's `tree backup` takes: the tree, the unit with its drop-ins and launch files as
+    they are on the host, and what the recipe renders for the profile that runs there."""
     files = [document.path for document in plan.documents[node]]
     if not isinstance(snapshot.units, Unreadable):
         for unit in snapshot.units:
@@ -98,13 +96,7 @@ def request(plan: Plan, node: str, tree: str, snapshot: NodeSnapshot) -> dict[st
         "rendered": {d.path: unversioned(d.content) for d in plan.documents[node]},
         "argv": list(plan.specs[node].argv),
     }
-    asked: dict[str, Any] = {"files": sorted(set(files)), "documents": documents}
-    if tree != image_name(plan):
-        return {"tree": tree, **asked}
-    spec = plan.specs[node]
-    # their values stand in the launch files, the secrets' nowhere
-    documents["environment"] = sorted({*spec.environ, *spec.secrets})
-    return {"image": tree, "weights": spec.weights, **asked}
+    return {"tree": tree, "files": sorted(set(files)), "documents": documents}
 
 
 def inspect(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:
@@ -112,8 +104,7 @@ def inspect(state: State, host: Host, wanted: Mapping[str, Any]) -> BackupPlan:
     text = json.dumps(wanted["documents"], sort_keys=True).encode()
     asked = {key: value for key, value in wanted.items() if key != "documents"}
     asked["documents_sha256"] = hashlib.sha256(text).hexdigest()
-    kind = ImageBackupPlan if "image" in wanted else TreeBackupPlan
-    found: BackupPlan = _fact(state, host, kind, json.dumps(asked))
+    found: BackupPlan = _fact(state, host, TreeBackupPlan, json.dumps(asked))
     if not found.stored:
         logger.info(f"    [{host.name}] {found.backup} is verified and holds the same files")
     return found
@@ -165,7 +156,7 @@ def describe(row: BackupRow) -> str:
         checked = f"NOT USABLE: {row.problem}"
     size = f"{row.bytes / MIB:.0f} MiB of {(row.apparent_bytes or 0) / MIB:.0f}"
     copies = "".join(f"; copy in {copy.place}, read {stamped(copy.unix_s)}" for copy in row.copies)
-    return f"{row.id}: {age} old, {row.tree}, {row.holds}, {size}, {checked}{copies}"
+    return f"{row.id}: {age} old, {row.tree}, {row.versions.text}, {size}, {checked}{copies}"
 
 
 def stamped(unix_s: float) -> str:

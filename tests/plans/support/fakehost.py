@@ -198,7 +198,7 @@ class FakeNode:
             return measure_double.answer(command.verb, command.request, self.faults)
         if command.verb == "patch tool":
             return self._tool(command.request)
-        if command.verb.startswith(("tree ", "image backup", "image restore")):
+        if command.verb.startswith("tree "):
             return self.trees.answer(command.verb, command.request)
         if command.verb.startswith(("image ", "weights ")):
             return self._transfer(command.verb, command.request)

@@ -23,16 +23,6 @@ def row(id_: str, verified: bool = True, **more: object) -> Json:
     }  # fmt: skip
 
 
-def image_row(id_: str, content: str = "a" * 64, **more: object) -> Json:
-    """A backup of the lab's image as node lists it."""
-    mine: Json = {
-        "tree": "rigbook/vllm-cpu:0.32.0", "real": "rigbook/vllm-cpu", "members": 10,
-        "versions": {"vllm": None, "torch": None, "cuda": None}, "python": None,
-        "image": {"id": "sha256:" + "1" * 64, "content": content}, **more,
-    }  # fmt: skip
-    return row(id_, **mine)
-
-
 def kept(host: str, id_: str, **more: object) -> Json:
     """A copy as the node that keeps it lists it."""
     return {"host": host, "backup": id_, "place": f"/kept/{host}/{id_}",
@@ -44,12 +34,6 @@ def noted(id_: str, is_here: bool = True, **more: object) -> Json:
     return {"backup": id_, "place": f"/mnt/disk/rigbook/x/{id_}", "unix_s": 1.7e9,
             "is_here": is_here, "tree": "/opt/engine/venv" if is_here else None,
             "bytes": 800 << 20, **more}  # fmt: skip
-
-
-def of_image(content: str = "a" * 64, created_unix_s: float = 1.7e9) -> Json:
-    """What a copy of a backup of the lab's image says of it."""
-    mine = image_row("", content)
-    return {"tree": mine["tree"], "image": mine["image"], "created_unix_s": created_unix_s}
 
 
 class TreeDouble:
@@ -84,20 +68,6 @@ class TreeDouble:
         self.rows.insert(0, row(made, verified=False))
         return {"backup": made, "stored": True, "detail": "stored", "bytes": 800 << 20,
                 "took_s": 11.0, **about}  # fmt: skip
-
-    def image_backup(self, request: Json) -> Json:
-        """A new backup, unless the newest is verified."""
-        asked = {**request, "tree": "/" + validate.image(request["image"], "image")}
-        assert validate.path(asked.pop("weights"), "weights")
-        found = self.tree_backup(asked)
-        if found["stored"] and not request.get("dry"):
-            self.rows[0] = image_row(found["backup"], verified=False)
-        return {**found, "tree": request["image"], "members": 2}
-
-    def image_restore(self, request: Json) -> Json:
-        """Brings a known backup back, unless docker has it."""
-        found = self.tree_restore(request)
-        return {**found, "weights": [], "loaded": not self.as_backup}
 
     def tree_verify(self, request: Json) -> Json:
         """Marks one as verified."""
@@ -145,8 +115,7 @@ class TreeDouble:
                 "took_s": 9.0}  # fmt: skip
 
     def _came(self, request: Json) -> None:
-        made = row if "-venv-" in request["backup"] else image_row
-        self.rows.append(made(store.checked_id(request["backup"])))
+        self.rows.append(row(store.checked_id(request["backup"])))
 
     def tree_unpack(self, request: Json) -> Json:
         """One that is unpacked and proven."""

@@ -189,7 +189,7 @@ TABLE = {
     "silent": (image(seen=rigs.docker_silent), refused("docker-unreadable")),
     "open": (image(seen=rigs.change_open), refused("change-open")),
     "locked": (image(seen=rigs.locked), refused("lock-held")),
-    "other store": (image(seen=other_store, how="--dry"), quiet("method=ssh", "vfs")),
+    "other store": (image(seen=other_store), refused(f"{WORKER} has vfs", "docker save")),
     "containerd store": (
         image(seen=containerd), Ends(0, steps=MOVED, says=(GIVES,), never=("docker save",))),
     "nobody": (
@@ -231,10 +231,8 @@ TABLE = {
             "error": "stand-in: no route", "code": ""}}),
         Ends(None, says=(f"{WORKER} did not answer: whether its tag was set is not known",),
              never=("no node's tag was touched",))),
-    "build, no word": (image("build=true"), refused("has no container.build")),
-    "build and archive": (image("build=true", "archive=/x.tar"), refused("two sources")),
     **{pair: (image(pair, seen=healthy), refused(pair.partition("=")[0]))
-       for pair in ("method=$(id)", "from=-x;id", "port=80", "archive=../x")},
+       for pair in ("from=-x;id", "port=80", "archive=../x")},
     "taken up": (image(seen=broken(image_missing, image_cut_off(WORKER))), done(
         steps=["lab2 claim", *MOVED])),
     "taken up, closed where it arrived": (

@@ -17,7 +17,7 @@ from tests.plans.support.scenario import (
     tiny_plan,
 )
 from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
-from tests.plans.support.tree_double import image_row, kept, row
+from tests.plans.support.tree_double import kept, row
 
 BACKUP = "deploys/backup.py"
 TREE = "tree=/opt/engine/venv"
@@ -49,10 +49,6 @@ def as_throughput(plan: Plan) -> Snapshots:
 BOTH = have(row(NEW), row(OLD))
 firewall = broken(serving, (HEAD, "network.reach.0.state", "filtered"))
 DRY = "back up /opt/engine/venv: vLLM 0.27.0, torch 2.8.0, cuda 12.8; 77492"
-IMAGE_DRY = (
-    "back up rigbook/vllm-cpu:0.32.0: the image, its unit and launch files; 2 layers, 3072 MiB"
-)
-NO_IMAGE = {"error": "this host has no image rigbook/vllm-cpu:0.32.0", "code": "no_image"}
 TABLE = {
     "dry": (backup(TREE, how="--dry"), quiet(*(f"[{name}] {DRY}" for name in (HEAD, WORKER)))),
     "first": (backup(TREE), done("is whole: 77492 members")),
@@ -63,21 +59,13 @@ TABLE = {
     "damaged": (
         backup(TREE, faults={f"{HEAD}:tree verify": DAMAGED}), failed("its sha256 is another one")),
     "odd": (backup("tree=/opt/a;touch x"), done()),
-    "image dry": (backup(how="--dry"), quiet(f"[{WORKER}] {IMAGE_DRY}")),
-    "image": (
-        backup(), done("is whole: 10 members", steps=[
-            {"lab1 image backup", "lab2 image backup"}, {"lab1 tree verify", "lab2 tree verify"}])),
-    "image of another profile": (backup(seen=as_throughput), done("is whole: 10 members")),
-    "image again": (
-        backup(faults=have(image_row(NEW))), quiet(f"{NEW} is verified and holds the same files")),
-    "image list": (
-        backup("list=true", faults=have(image_row(NEW))),
-        quiet(f"{NEW}: 2 h old, rigbook/vllm-cpu:0.32.0, image sha256:111111111111, 800 MiB")),
-    "image copy": (
-        backup("to=/mnt/disk", faults=have(image_row(NEW), row(OLD))),
-        done(f"{NEW} copied, and read back", steps=[{"lab1 tree copy", "lab2 tree copy"}])),
-    "image gone": (
-        backup(faults={f"{WORKER}:image backup": NO_IMAGE}), failed("this host has no image")),
+    "of a container": (backup(), refused("no image is backed up on a node", "save=/DIR")),
+    "of a container, restored": (
+        Scenario(("deploys/restore.py", "-y")), refused("no image is restored", "archive=/PATH")),
+    "of a container, restored by rollback": (
+        Scenario(("deploys/rollback.py", "-y", *data(f"backup={OLD}"))),
+        refused("no image is restored", "deploys/rollback.py -y --data change=ID")),
+    "of another profile": (backup(TREE, seen=as_throughput), done("is whole: 77492 members")),
     "open": (backup(TREE, seen=change_open), refused("change-open")),
     "locked": (backup(TREE, seen=locked), refused("lock-held")),
     "list": (
@@ -201,21 +189,10 @@ def test_an_odd_path_stays_one_argument(ran: Runs) -> None:
     assert set(asked) == {"/opt/a;touch x"} and len(asked) == 4
 
 
-def test_an_image_goes_with_what_starts_it_and_no_secret(ran: Runs) -> None:
-    sent = next(c for c in ran["image"].changing if c.verb == "image backup").request
-    assert sent["image"] == "rigbook/vllm-cpu:0.32.0" and sent["weights"] == "/srv/models/tiny"
-    assert "/etc/systemd/system/rigbook-engine.service" in sent["files"]
-    assert not any("secrets" in path for path in sent["files"])
-    documents = sent["documents"]
-    assert documents["recipe"]["name"] == "tiny" and "HF_HUB_OFFLINE" in documents["environment"]
-    assert all(name.isidentifier() for name in documents["environment"])
-
-
 def test_it_keeps_the_profile_that_runs(ran: Runs) -> None:
     """Its rendered files are of the same profile: not of the one that a serve would ask for."""
-    for name, profile, seqs in (("image", "balanced", 4), ("image of another profile",
-                                                          "throughput", 8)):  # fmt: skip
-        for sent in (c for c in ran[name].changing if c.verb == "image backup"):
+    for name, profile, seqs in (("first", "balanced", 4), ("of another profile", "throughput", 8)):
+        for sent in (c for c in ran[name].changing if c.verb == "tree backup"):
             documents = sent.request["documents"]
             assert documents["profile"] == profile
             words = documents["argv"]

@@ -106,16 +106,16 @@ def test_metadata_that_nobody_can_read_is_a_problem_not_absent(text: str) -> Non
     assert found.builds == {"/workspace/build-metadata.yaml": {}} and len(found.problems) == 1
 
 
-def test_what_rigbook_built_on_a_base_says_both_and_each_with_its_place() -> None:
-    """An image of templates/image has two of them: its base's and its own."""
-    own = 'built_by: rigbook\nbuild_args:\n  vllm_prs: "43733"\n'
+def test_an_image_on_another_says_both_and_each_with_its_place() -> None:
+    """It may have two of them: its base's and its own."""
+    own = 'built_by: somebody\nbuild_args:\n  vllm_prs: "43733"\n'
     found = read(answers(metadata=METADATA, own=own, version=VERSION))
     assert found.vllm_commit == "48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23"
     assert found.prs == {
         "41834": "/workspace/build-metadata.yaml: build_args.vllm_prs",
         "43733": "/build-metadata.yaml: build_args.vllm_prs",
     }
-    assert found.builds["/build-metadata.yaml"]["built_by"] == "rigbook"
+    assert found.builds["/build-metadata.yaml"]["built_by"] == "somebody"
 
 
 def test_a_direct_url_that_pip_did_not_write_is_a_problem() -> None:

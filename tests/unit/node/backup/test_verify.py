@@ -130,6 +130,7 @@ def test_a_missing_manifest(engine: Engine, backup: str) -> None:
     ("manifest.json", '{\n "', '{ ', "cannot be read"),
     ("manifest.json", '"format": 2', '"format": 9', "another format"),
     ("manifest.json", '"real"', '"role"', "not whole"),
+    ("manifest.json", '"format": 2', '"format": 4', "zstd -dc payload.tar.zst | docker load"),
     ("members.jsonl", "data.bin", "date.bin", "list of members was edited"),
 ])  # fmt: skip
 def test_an_edited_text(

@@ -1,9 +1,8 @@
-"""`python -m schema.importing`: what it prints and writes, mods as a build, the loader's word."""
+"""`python -m schema.importing`: what it prints and writes, and the loader's word."""
 
 from __future__ import annotations
 
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,22 +11,14 @@ import yaml
 from schema.core.errors import SpecError
 from schema.importing.__main__ import main
 from schema.inputs.load import recipe
-from schema.render.image_build import context
 from tests.unit.schema.importing.test_made import MADE
 
-EUGR = {**MADE["all"]["eugr"], "mods": ["mods/fix-it", "mods/beside", "mods/nowhere"]}
-FIX = "#!/bin/sh\nset -e\ncp template.jinja $WORKSPACE_DIR/unsloth.jinja\n"
-BESIDE = "#!/bin/sh\nnohup sh -c 'while :; do sleep 60; done' &\n"
+EUGR = {**MADE["all"]["eugr"], "mods": ["mods/fix-it"]}
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project, with a neighbour's checkout beside it; its root is the current folder."""
-    for name, script in (("fix-it", FIX), ("beside", BESIDE)):
-        mod = tmp_path / "checkout" / "mods" / name
-        mod.mkdir(parents=True)
-        (mod / "run.sh").write_text(script)
-        (mod / "template.jinja").write_text("{{ messages }}\n")
     put(tmp_path / "checkout" / "recipes" / "Small-1.0.yaml")
     project = tmp_path / "project"
     (project / "catalog" / "recipes").mkdir(parents=True)
@@ -54,63 +45,15 @@ def test_it_prints_and_writes_nothing(root: Path, capsys: pytest.CaptureFixture[
     assert out.startswith(
         "# from ../checkout/recipes/Small-1.0.yaml, a recipe of eugr's run-recipe"
     )
-    assert yaml.safe_load(out)["container"]["build"] == {
-        "template": "Small-1.0",
-        "base": "vllm-node",
-    }
+    assert yaml.safe_load(out)["container"]["image"] == "vllm-node"
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
-def test_mods_become_a_build(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_changes_the_image_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "../checkout/recipes/Small-1.0.yaml", "--write")
-    assert status == 0
-    assert out.startswith("wrote catalog/recipes/Small-1.0.yaml\nwrote templates/image/Small-1.0\n")
-    assert "needs you: mods/beside: starts something beside the engine" in out
-    assert "needs you: mods/nowhere: its folder is not here; `--mods FOLDER`" in out
-    assert "image.py -y --data build=true: makes rigbook/small-1-0:mods with fix-it" in out
-    loaded = recipe("Small-1.0", root)
-    assert loaded.container is not None and loaded.container.build is not None
-    made = context("x", loaded.container.build, root / "templates" / "image")
-    assert [name for name, _, _ in made.files] == [
-        "Dockerfile",
-        "mods/fix-it/run.sh",
-        "mods/fix-it/template.jinja",
-    ]
-    assert made.args == {"BASE": "vllm-node"}
-
-
-def test_a_mod_finds_the_engines_folder(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The RUN line of the Dockerfile, as the shell of a build runs it in the image's WORKDIR."""
-    assert run(capsys, "../checkout/recipes/Small-1.0.yaml", "--write")[0] == 0
-    build = root / "templates" / "image" / "Small-1.0"
-    [line] = [row for row in (build / "Dockerfile").read_text().splitlines() if "RUN" in row]
-    step = line.removeprefix("RUN ").replace("/workspace", str(build))
-    (root / "engine").mkdir()
-    subprocess.run(["/bin/sh", "-c", step], cwd=root / "engine", check=True)
-    assert (root / "engine" / "unsloth.jinja").read_text() == "{{ messages }}\n"
-
-
-def test_mods_of_another_checkout(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    put(root / "own.yaml")
-    assert "container" in (out := run(capsys, "own.yaml")[1]) and "build:" not in out
-    for folder in ("../checkout", "../checkout/mods"):
-        assert "template: own" in run(capsys, "own.yaml", "--mods", folder)[1]
-
-
-@pytest.mark.parametrize("mod", ["../../etc", "mods/..", "-x", "@registry/fix-it/.."])
-def test_a_mod_is_a_name(root: Path, capsys: pytest.CaptureFixture[str], mod: str) -> None:
-    file = root / "own.yaml"
-    file.write_text(yaml.safe_dump({**EUGR, "mods": [mod]}))
-    status, out, _ = run(capsys, "own.yaml", "--mods", "../checkout")
-    assert (status, "build:" in out) == (0, False)
-    assert f"# needs you: {mod}: its folder is not here" in out
-
-
-def test_a_link_in_a_mod_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (root.parent / "checkout" / "mods" / "fix-it" / "passwd").symlink_to("/etc/passwd")
-    status, _, errors = run(capsys, "../checkout/recipes/Small-1.0.yaml", "--write")
-    assert (status, "passwd: is a link; allowed: plain files in a mod" in errors) == (1, True)
-    assert not (root / "templates").exists()
+    assert status == 0 and out.startswith("wrote catalog/recipes/Small-1.0.yaml\nneeds you: ")
+    assert "needs you: mods/fix-it: its run.sh changes the image: build one with it by hand" in out
+    assert recipe("Small-1.0", root).served_model_name == "owner/Small"
 
 
 def test_the_loader_names_the_command_and_it_works(

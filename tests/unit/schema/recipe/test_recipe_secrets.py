@@ -13,8 +13,6 @@ from tests.unit.builders.spark_rig import changed, project, tiny
 
 VALUE = "T0P-S3CRET"
 URL = f"https://me:{VALUE}@wheels.example/simple"
-BUILD = {"template": "layered", "base": "scratch"}
-BOX = {"image": "my/vllm:1"}
 VENV = {"path": "/opt/vllm", "pip_args": []}
 Keys = tuple[str | int, ...]
 
@@ -25,11 +23,6 @@ def in_venv(pip: str) -> dict[str, Any]:
     for key in ("container", "multi_node"):
         data.pop(key, None)
     return {**data, "venv": {**VENV, "pip_args": [pip]}}
-
-
-def built(args: dict[str, str]) -> dict[str, Any]:
-    """The tiny recipe with an image that is built with these arguments."""
-    return {**tiny(), "container": {**BOX, "build": {**BUILD, "args": args}}}
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -53,9 +46,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("find-links", in_venv(f"--find-links={URL}"), "pip.conf"),
     ("no pip argument", in_venv(f"--proxy={URL}"), "venv.pip_args[0]: holds a URL with a user"),
     ("two lines for pip", in_venv(f"--index-url={URL}\n"), "venv.pip_args[0]: holds a URL"),
-    ("build arg", built({"HF_TOKEN": VALUE}),
-     "container.build.args: HF_TOKEN is a secret by its name: docker's --build-arg stands in ps"),
-    ("url in a build arg", built({"INDEX": URL}), "container.build.args.INDEX: holds a URL with"),
     ("a value", changed(("secrets",), {"HF_TOKEN": VALUE}), "secrets.HF_TOKEN: is text; allowed: "),
     ("a value as a list", changed(("secrets",), {"HF_TOKEN": [VALUE]}), "secrets.HF_TOKEN: is a l"),
     ("an unknown source", changed(("secrets",), {"HF_TOKEN": {"value": "x"}}),
@@ -100,7 +90,6 @@ def test_a_value_is_refused_with_the_way_and_not_quoted(
         changed(("env", "VLLM_ALLOW_LONG_MAX_MODEL_LEN"), "1"),
         in_venv("--index-url=https://wheels.example/simple"),
         in_venv("--find-links=/srv/wheels@2026"),
-        built({"TOKENIZER": "x"}),
         changed(("secrets",), {"HF_TOKEN": {"file": "~/.cache/huggingface/token"},
                                "VLLM_API_KEY": {"env": "KEY"}, "PIN": {"node_file": "/root/pin"}}),
     ],
