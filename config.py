@@ -18,9 +18,10 @@ config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # A rig's login user is not root; what rigbook reads and changes is root's.
 config.SUDO = True
 
-from deploys.common.cli_guards import install, own_folder
-from deploys.common.startup_speed import shorten
+from deploys.plans.cli import install_cli_guards
+from deploys.plans.cli import own_folder
+from deploys.plans.startup_speed import shorten
 
 own_folder()
-install(ctx_state.get(), sys.argv[1:])
+install_cli_guards(ctx_state.get(), sys.argv[1:])
 shorten(sys.argv[1:])

@@ -5,16 +5,16 @@ Data: write=NAME writes inventory, group_data and recipe from what runs, and com
 take=true hands it over as one change; port=N says which engine, where a node runs several.
 """
 
-from deploys.procedures.adopt import look, report, take, write
+from deploys.plans import adopt
 
 # Load: what is asked; the inventory may know nothing of an engine yet.
-data = look.asked()
+data = adopt.asked()
 
 if data.take:
     # Gate, Act, Verify: of all nodes, as one change.
-    take.over()
+    adopt.over()
 else:
     # Verify: every node is looked at, read-only; then files are written, or compared.
-    seen = look.look()
-    report.report(seen)
-    write.write(seen, data.write, data.port)
+    seen = adopt.look()
+    adopt.report_adopt(seen)
+    adopt.write(seen, data.write, data.port)

@@ -7,13 +7,12 @@ back to what serves now.
 
 from pyinfra import logger
 
-from deploys.common.procedure import loaded
-from deploys.procedures.engine import serve
-from deploys.procedures.measure import history, profiles, words
-from deploys.procedures.measure.bench import benched
+from deploys.plans import bench, measure, serve
+from deploys.plans.bench import benched
+from deploys.plans.rig import loaded
 from gates.gate_sets import CHANGING, MEASURING
-from operations.engine import engine
-from schema.inputs.measure_data import BenchData
+from operations import engine
+from schema.keys import BenchData
 
 # Load: what is to be measured.
 rig = loaded("bench", revert=serve.revert)
@@ -21,7 +20,7 @@ data = rig.data(BenchData)
 
 # Gate: whether it is this rig that answers, and with profiles whether it may be changed now.
 if data.profiles:
-    wanted = profiles.plans(rig)
+    wanted = bench.plans(rig)
     rig.gate(CHANGING)
 elif not data.compare:
     rig.gate(MEASURING)
@@ -32,13 +31,13 @@ if data.profiles and rig.at_head:
         name="Serve and measure each profile",
         run=rig.run,
         words=f"serve and measure {', '.join(wanted)}",
-        work=lambda: profiles.measure_each(rig, wanted, data),
+        work=lambda: bench.measure_each(rig, wanted, data),
     )
 
 # Verify: the figures are the evidence.
 if rig.at_head and data.compare:
-    a, b = (history.bench(rig.plan.rig.name, name) for name in data.compare)
-    for line in words.compared(a, b):
+    a, b = (measure.last_bench(rig.plan.rig.name, name) for name in data.compare)
+    for line in measure.words_compared(a, b):
         logger.info(f"    {line}")
 if rig.at_head and not data.compare and not data.profiles:
     for line in benched(rig):

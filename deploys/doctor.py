@@ -5,9 +5,8 @@ Data: deep=true hashes the weights, json=true prints the findings for a machine,
 an archive for a report.
 """
 
-from deploys.common.load_and_gate import ALL, once
-from deploys.common.procedure import loaded
-from deploys.procedures.engine import doctor
+from deploys.plans import doctor
+from deploys.plans.rig import ALL, loaded, once
 
 # Load: what should be.
 rig = loaded("doctor", runtimes=ALL)

@@ -8,21 +8,17 @@ another branch; candidate=RELEASE boots that kernel with it once, proves and pin
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import endpoint
-from deploys.common.procedure import loaded
-from deploys.common.snapshot_view import engine_may_run
-from deploys.procedures.engine import serve
-from deploys.procedures.host import driver, driver_trial
-from deploys.procedures.measure.history import last_rates
-from gates.drift.launch_files import running_profile
-from operations.change.apply import apply
-from operations.engine import engine
-from operations.host import driver as packages
-from operations.host.reboot import reboot
-from operations.venv import venv
+from deploys.plans import driver, serve
+from deploys.plans.measure import last_rates
+from deploys.plans.rig import endpoint, engine_may_run, loaded
+from gates.recipe import running_profile
+from operations import engine, venv
+from operations import host as operations_host
+from operations.apply import apply
+from operations.host import reboot
 
 # Load: what the rig is, and which driver is wanted.
-rig = loaded("driver", revert=driver_trial.revert)
+rig = loaded("driver", revert=driver.revert)
 want = driver.parse_request(rig)
 serve.must_answer(rig.plan)
 
@@ -31,7 +27,7 @@ rig.gate(driver.gates(want), want.plan, lambda: driver.inspect(state, want))
 work = driver.plan(rig, want)
 
 # Act: fetch while the engine serves; then one node after the other.
-packages.fetch(
+operations_host.fetch_driver(
     name="Fetch the new packages, keep the old ones",
     run=rig.run,
     rows=work.rows,
@@ -73,12 +69,12 @@ for node in work.members:
         before=work.boots[node],
         budget_s=want.budget_s,
     )
-packages.cdi(name="Make the CDI specs anew", run=rig.run, specs=work.specs)
-packages.works(
+operations_host.write_cdi(name="Make the CDI specs anew", run=rig.run, specs=work.specs)
+operations_host.driver_works(
     name="Module, library and nvidia-smi agree",
     run=rig.run,
     members=work.members,
-    check=lambda name: driver_trial.works(rig, want, work, name),
+    check=lambda name: driver.works(rig, want, work, name),
 )
 engine.start(name="Start the workers", run=rig.run, nodes=up.workers)
 engine.start(name="Start the head", run=rig.run, nodes=up.head)
@@ -89,5 +85,5 @@ if rig.at_head:
         name="Driver, kernel and engine are proven",
         run=rig.run,
         needed=bool(work.members),
-        check=lambda: driver_trial.verify(rig, want, work),
+        check=lambda: driver.verify_driver_trial(rig, want, work),
     )

@@ -4,8 +4,8 @@ Runbook: docs/runbooks/fabric.md. Data: measure (true beside a running engine, f
 port. Read-only; exit status 1 where a finding about the fabric blocks, or a rate cannot be had.
 """
 
-from deploys.common.procedure import loaded
-from deploys.procedures.transfer import fabric
+from deploys.plans import fabric
+from deploys.plans.rig import loaded
 from gates.gate_sets import LOOKING
 
 # Load: which nodes, which devices.

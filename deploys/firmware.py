@@ -6,10 +6,10 @@ only=NODE, nic=CARD.
 
 from pyinfra import host
 
-from deploys.common.procedure import loaded
-from deploys.procedures.host import firmware
-from operations.change.apply import apply
-from operations.engine import engine
+from deploys.plans import firmware
+from deploys.plans.rig import loaded
+from operations import engine
+from operations.apply import apply
 
 # Load: what we want, and the board's checklist.
 rig = loaded("firmware", revert=firmware.revert)

@@ -6,16 +6,15 @@ edit='{"--slots 4": "--slots 0"}' for texts of the command line; guard=true with
 webhook.
 """
 
-from deploys.common.load_and_gate import DEPLOYMENT
-from deploys.common.procedure import gated
-from deploys.procedures.cluster import ask, gpu_limit, rollout
+from deploys.plans import gpu_limit, libvgpu
+from deploys.plans.rig import DEPLOYMENT, gated
 from gates.gate_sets import CHANGING
-from operations.change.apply import apply
-from operations.engine import engine
+from operations import engine
+from operations.apply import apply
 
 # Load, Gate: the server rehearses the patch: it may change these values and nothing else.
 rig = gated(
-    "gpu_limit", CHANGING, revert=ask.revert, more=gpu_limit.model_findings, runtimes=DEPLOYMENT
+    "gpu_limit", CHANGING, revert=libvgpu.revert, more=gpu_limit.model_findings, runtimes=DEPLOYMENT
 )
 work = gpu_limit.plan(rig)
 
@@ -35,5 +34,5 @@ engine.prove(
     name="The new pod runs with them",
     run=rig.run,
     needed=bool(work.steps),
-    check=lambda: rollout.verify(rig, work),
+    check=lambda: gpu_limit.verify_rollout(rig, work),
 )

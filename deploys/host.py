@@ -7,20 +7,19 @@ journal_mib, memory_guard=true|false, memory_guard_mib, only=NODE, remove=true t
 
 from pyinfra import host
 
-from deploys.common.load_and_gate import ALL
-from deploys.common.procedure import loaded
-from deploys.procedures.host import host as settings
+from deploys.plans import host as plans_host
+from deploys.plans.rig import ALL, loaded
 from gates.gate_sets import CHANGING
-from operations.change.apply import apply
-from operations.engine import engine
+from operations import engine
+from operations.apply import apply
 
 # Load: what we want, and on which nodes.
-rig = loaded("host", revert=settings.revert, runtimes=ALL)
-want = settings.parse_request(rig)
+rig = loaded("host", revert=plans_host.revert, runtimes=ALL)
+want = plans_host.parse_request(rig)
 
 # Gate: whether this rig may be changed now, and whether the memory guard can be armed.
 rig.gate(CHANGING, want.plan)
-work = settings.plan(rig, want)
+work = plans_host.plan(rig, want)
 
 # Act: files, the values of the kernel that runs, and who reads them, as one journalled change.
 apply(
@@ -39,5 +38,5 @@ if rig.at_head:
         name="The host is as it was set",
         run=rig.run,
         needed=bool(work.members),
-        check=lambda: settings.verify(rig, work),
+        check=lambda: plans_host.verify(rig, work),
     )

@@ -3,36 +3,36 @@
 Runbook: docs/runbooks/image.md. Data: from, archive, save, port, waive + reason.
 """
 
-from deploys.common.procedure import loaded
-from deploys.procedures.transfer import image as procedure
-from gates.transfer.image import image_gates
-from operations.engine import engine
-from operations.transfer import image
+from deploys.plans import image
+from deploys.plans.rig import loaded
+from gates.transfer import image_gates
+from operations import engine
+from operations import image as operations_image
 
 # Load: what we want, and from where.
-rig = loaded("image", revert=procedure.revert)
-want = procedure.parse_request(rig)
+rig = loaded("image", revert=image.revert)
+want = image.parse_request(rig)
 
 # Gate: one right image, a way over the fabric, room, nobody else at work.
 rig.gate(image_gates(want.asked), want.plan)
-work = procedure.plan(rig)
+work = image.plan(rig)
 
 # Act: on one node first, where none has it; from there to all others at the same time.
-image.seed(
+operations_image.seed(
     name="Bring the image to one node",
     run=rig.run,
     reference=work.reference,
     nodes=work.seeds,
     archive=work.archive,
 )
-image.move(
+operations_image.move(
     name="Move the image",
     run=rig.run,
     reference=work.reference,
     transfer=work.transfer,
     image=work.image,
 )
-image.keep(
+operations_image.keep(
     name="Keep a copy on this machine",
     run=rig.run,
     reference=work.reference,
@@ -46,5 +46,5 @@ if rig.at_head:
         name="The same content everywhere",
         run=rig.run,
         needed=work.needed,
-        check=lambda: procedure.verify(rig),
+        check=lambda: image.verify(rig),
     )

@@ -6,15 +6,14 @@ candidate=RELEASE to boot it once, prove it and pin it, with budget=SECONDS for 
 
 from pyinfra import host, state
 
-from deploys.common.load_and_gate import ALL
-from deploys.common.procedure import loaded
-from deploys.procedures.host import kernel, kernel_trial
-from operations.change.apply import apply
-from operations.engine import engine
-from operations.host.reboot import reboot
+from deploys.plans import kernel
+from deploys.plans.rig import ALL, loaded
+from operations import engine
+from operations.apply import apply
+from operations.host import reboot
 
 # Load: what we want.
-rig = loaded("kernel", revert=kernel_trial.revert, runtimes=ALL)
+rig = loaded("kernel", revert=kernel.revert, runtimes=ALL)
 want = kernel.parse_request(rig)
 
 # Gate: the kernel is there, GRUB has it, and its driver is there.
@@ -55,5 +54,5 @@ if rig.at_head:
         name="The next boot is the one that was asked for",
         run=rig.run,
         needed=bool(work.members),
-        check=lambda: kernel_trial.verify(rig, want, work),
+        check=lambda: kernel.verify_kernel_trial(rig, want, work),
     )

@@ -4,15 +4,14 @@ Runbook: docs/runbooks/libvgpu.md. Data: library=FILE + sha256=HEX, target, with
 reapply, webhook_file or webhook, restart_pods, waive + reason; remove=true: the original back.
 """
 
-from deploys.common.load_and_gate import DEPLOYMENT
-from deploys.common.procedure import gated
-from deploys.procedures.cluster import ask, libvgpu, libvgpu_proof
+from deploys.plans import libvgpu
+from deploys.plans.rig import DEPLOYMENT, gated
 from gates.gate_sets import CHANGING
-from operations.change.apply import apply
-from operations.engine import engine
+from operations import engine
+from operations.apply import apply
 
 # Load, Gate: the candidate is loaded by a fresh process of the host, from memory.
-rig = gated("libvgpu", CHANGING, revert=ask.revert, more=libvgpu.findings, runtimes=DEPLOYMENT)
+rig = gated("libvgpu", CHANGING, revert=libvgpu.revert, more=libvgpu.findings, runtimes=DEPLOYMENT)
 work = libvgpu.plan(rig)
 
 # Act: temp in the same folder, loaded from there, renamed; the original is kept by its content.
@@ -32,5 +31,5 @@ engine.prove(
     name="A fresh process maps it",
     run=rig.run,
     needed=bool(work.steps or work.restarts),
-    check=lambda: libvgpu_proof.verify(rig, work),
+    check=lambda: libvgpu.verify_libvgpu_proof(rig, work),
 )

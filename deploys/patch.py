@@ -5,13 +5,11 @@ Runbook: docs/runbooks/patch.md. Data: venv=PATH where the recipe names none, wa
 
 from pyinfra import host, state
 
-from deploys.common.procedure import gated
-from deploys.procedures.engine import serve
-from deploys.procedures.venv import patch
+from deploys.plans import patch, serve
+from deploys.plans.rig import gated
 from gates.gate_sets import CHANGING
-from operations.change.apply import apply
-from operations.engine import engine
-from operations.venv import patches
+from operations import engine, venv
+from operations.apply import apply
 
 # Load, Gate: a file that is in no known state stops all hosts before a change.
 rig = gated("patch", CHANGING, revert=serve.revert)
@@ -29,7 +27,7 @@ apply(
     notes=work.why,
 )
 for tool, seconds in patch.tools_for(rig.plan, host.name, work.venvs[host.name]):
-    patches.use_tool(
+    venv.use_tool(
         name=f"Run the patch tool {tool['id']}",
         run=rig.run,
         tool=tool,

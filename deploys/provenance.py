@@ -4,8 +4,8 @@ Runbook: docs/runbooks/provenance.md. Data: commits=a,b,#123, venv=PATH where th
 json=true. Exit status 1 where the artefact is not fit.
 """
 
-from deploys.common.procedure import loaded
-from deploys.procedures.venv import provenance
+from deploys.plans import provenance
+from deploys.plans.rig import loaded
 
 # Load: which artefact the recipe runs.
 rig = loaded("provenance")

@@ -5,13 +5,11 @@ Runbook: docs/runbooks/reboot.md. Data: only=NODE for one node, budget=SECONDS f
 
 from pyinfra import host
 
-from deploys.common.load_and_gate import ALL
-from deploys.common.procedure import loaded
-from deploys.procedures.engine import serve
-from deploys.procedures.host import reboot
-from operations.engine import engine
-from operations.host.reboot import reboot as reboot_node
-from schema.inputs.runbook_data import RebootData
+from deploys.plans import reboot, serve
+from deploys.plans.rig import ALL, loaded
+from operations import engine
+from operations.host import reboot as reboot_node
+from schema.keys import RebootData
 
 # Load: what we want.
 rig = loaded("reboot", runtimes=ALL)

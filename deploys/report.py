@@ -5,9 +5,8 @@ Runbook: docs/runbooks/report.md. Exit status 1 when charts cannot be drawn.
 
 from pyinfra import logger
 
-from deploys.common.load_and_gate import ALL
-from deploys.common.procedure import loaded
-from deploys.procedures.report.report import reported
+from deploys.plans.report import reported
+from deploys.plans.rig import ALL, loaded
 
 # Load: which rig.
 rig = loaded("report", runtimes=ALL)

@@ -5,10 +5,10 @@ Runbook: docs/runbooks/restart.md. Killed anywhere, the next run takes the same 
 
 from pyinfra import host
 
-from deploys.common.procedure import gated
-from deploys.procedures.engine import restart, serve
+from deploys.plans import restart, serve
+from deploys.plans.rig import gated
 from gates.gate_sets import RESTARTING
-from operations.engine import cleanup, engine
+from operations import engine
 
 # Load, Gate: what a restart cannot mend stops it before anything is touched.
 rig = gated("restart", RESTARTING, meanwhile=serve.must_answer)
@@ -17,17 +17,17 @@ work = restart.plan(rig)
 # Act: down as a pair, head first; what nobody owns goes; up again, worker first.
 engine.stop(name="Stop the head", run=rig.run, nodes=rig.up.head)
 engine.stop(name="Stop the workers", run=rig.run, nodes=rig.up.workers)
-cleanup.reap(
+engine.reap(
     name="End orphans of the engine",
     run=rig.run,
     request=work.reap_request,
     found=work.found[host.name],
     members=work.to_reap,
 )
-cleanup.clear_shm(
+engine.clear_shm(
     name="Remove stale shared memory", run=rig.run, members=work.to_clear, names=work.segments
 )
-cleanup.drop_caches(
+engine.drop_caches(
     name="Drop the page cache, where memory is short",
     run=rig.run,
     members=frozenset(work.needs),

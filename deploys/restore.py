@@ -4,13 +4,11 @@ Runbook: docs/runbooks/restore.md. Data: backup=ID (or last, which is the defaul
 gone from its node is brought back first from its copy, on a disk there or with another node.
 """
 
-from deploys.common.procedure import gated
-from deploys.procedures.rollback import restore
-from deploys.procedures.transfer import gone
+from deploys.plans import restore
+from deploys.plans.rig import gated
 from gates.gate_sets import RESTORING
-from operations.engine import engine
-from operations.rollback import restore as bring_back
-from schema.inputs.runbook_data import OfABackupData
+from operations import engine, rollback
+from schema.keys import OfABackupData
 
 # Load: what the rig is. Gate: every node answers, no other process holds the lock.
 rig = gated("restore", RESTORING, revert=restore.revert)
@@ -19,11 +17,11 @@ rig = gated("restore", RESTORING, revert=restore.revert)
 work = restore.plan(rig, rig.data(OfABackupData).backup or restore.LAST)
 
 # Act: a backup that is gone from the node comes back.
-gone.bring(rig, work.back)
+restore.bring_back(rig, work.back)
 
 # Act: what is open goes first; the backup is unpacked beside, and trades places once proven.
-bring_back.undo_open(name="Undo what is open", run=rig.run, node=work.node, change=work.open.id)
-bring_back.unpack(
+rollback.undo_open(name="Undo what is open", run=rig.run, node=work.node, change=work.open.id)
+rollback.unpack(
     name="Unpack the backup",
     run=rig.run,
     node=work.node,
@@ -32,7 +30,7 @@ bring_back.unpack(
     line=restore.unpacking(work),
 )
 engine.stop(name="Stop the engine", run=rig.run, nodes=work.stops)
-bring_back.restore(
+rollback.restore(
     name="Restore the backup",
     run=rig.run,
     node=work.node,

@@ -8,12 +8,11 @@ what deploys/restore.py does.
 
 from pyinfra import local
 
-from deploys.common.load_and_gate import ALL
-from deploys.common.procedure import gated, loaded
-from deploys.procedures.rollback import rollback
+from deploys.plans import rollback
+from deploys.plans.rig import ALL, gated, loaded
 from gates.gate_sets import REACHING
-from operations.rollback.undo import undo
-from schema.inputs.runbook_data import RollbackData
+from operations.rollback import undo
+from schema.keys import RollbackData
 
 # Load: what the rig is, and what is asked for.
 rig = loaded("rollback", runtimes=ALL)

@@ -6,19 +6,17 @@ Kubernetes rig, whose engine is a Deployment.
 
 from pyinfra import host
 
-from deploys.common import known_bad
-from deploys.common.load_and_gate import ALL
-from deploys.common.procedure import gated
-from deploys.procedures.engine import serve
+from deploys.plans import engine, serve
+from deploys.plans.rig import ALL, gated
 from gates.gate_sets import SERVING
-from operations.change.apply import apply
-from operations.cluster import restart_pods
-from operations.engine import engine
+from operations import cluster
+from operations import engine as operations_engine
+from operations.apply import apply
 
 # Load, Gate: what we want, and whether. Nothing is changed on any host when a finding blocks.
 rig = gated(
     "serve",
-    (*SERVING, *known_bad.running()),
+    (*SERVING, *engine.running()),
     revert=serve.revert,
     meanwhile=serve.ask_in_background,
     more=serve.findings,
@@ -37,12 +35,12 @@ apply(
     before=work.before[host.name],
     notes=work.notes.get(host.name),
 )
-engine.stop(name="Stop the head", run=rig.run, nodes=work.stop.head)
-engine.stop(name="Stop the workers", run=rig.run, nodes=work.stop.workers)
-engine.start(name="Start the workers", run=rig.run, nodes=work.start.workers)
-engine.start(name="Start the head", run=rig.run, nodes=work.start.head, how=work.how)
+operations_engine.stop(name="Stop the head", run=rig.run, nodes=work.stop.head)
+operations_engine.stop(name="Stop the workers", run=rig.run, nodes=work.stop.workers)
+operations_engine.start(name="Start the workers", run=rig.run, nodes=work.start.workers)
+operations_engine.start(name="Start the head", run=rig.run, nodes=work.start.head, how=work.how)
 if work.restarts:
-    restart_pods.restart(
+    cluster.restart_cluster(
         name="Restart the pod that does not serve",
         run=rig.run,
         pods=work.restarts,
@@ -51,7 +49,7 @@ if work.restarts:
 
 # Verify: a real answer blesses the change; without one the rig goes back to the last good one.
 if rig.at_head:
-    engine.prove(
+    operations_engine.prove(
         name="A real chat completion",
         run=rig.run,
         needed=work.needs_proof,

@@ -6,8 +6,8 @@ answer failed.
 
 from pyinfra import logger
 
-from deploys.common.procedure import gated
-from deploys.procedures.measure.soak import soaked
+from deploys.plans.rig import gated
+from deploys.plans.soak import soaked
 from gates.gate_sets import MEASURING
 
 # Load and gate: what is to be loaded, and whether it is this rig.

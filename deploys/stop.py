@@ -3,10 +3,10 @@
 Runbook: docs/runbooks/stop.md. The unit stays enabled: the next boot (or serve) brings it back.
 """
 
-from deploys.common.procedure import gated
-from deploys.procedures.engine import stop
+from deploys.plans import stop
+from deploys.plans.rig import gated
 from gates.gate_sets import CHANGING
-from operations.engine import cleanup, engine
+from operations import engine
 
 # Load, Gate: what the rig is, and whether it may be changed now.
 rig = gated("stop", CHANGING)
@@ -16,7 +16,7 @@ segments = stop.segments(rig)
 # Act: the head first, so that no client is served by half a rig.
 engine.stop(name="Stop the head", run=rig.run, nodes=rig.up.head)
 engine.stop(name="Stop the workers", run=rig.run, nodes=rig.up.workers)
-cleanup.clear_shm(
+engine.clear_shm(
     name="Remove its shared memory", run=rig.run, members=frozenset(segments), names=segments
 )
 

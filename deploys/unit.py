@@ -6,11 +6,11 @@ drop_in=NAME, remove=true, only=NODE, waive + reason.
 
 from pyinfra import host
 
-from deploys.common.procedure import loaded
-from deploys.procedures.host import unit
+from deploys.plans import unit
+from deploys.plans.rig import loaded
 from gates.gate_sets import CHANGING
-from operations.change.apply import apply
-from operations.engine import engine
+from operations import engine
+from operations.apply import apply
 
 # Load: which unit, what of it, and on which nodes.
 rig = loaded("unit", revert=unit.revert)

@@ -6,16 +6,14 @@ the reason when it does not serve, or is slower than the recipe's baselines.
 
 from pyinfra import logger
 
-from deploys.common.away import tell
-from deploys.common.load_and_gate import ALL
-from deploys.common.procedure import loaded
-from deploys.procedures.engine.measured import measured
-from deploys.procedures.engine.runtimes import runtime_of
+from deploys.plans.rig import ALL, loaded, tell_away
+from deploys.plans.serve import runtime_of
+from deploys.plans.verify import measured
 
 # Load: what should answer, and where.
 rig = loaded("verify", runtimes=ALL)
 
-tell(rig.plan)
+tell_away(rig.plan)
 
 # Verify: nothing is changed; the answer is the evidence.
 if rig.at_head:

@@ -6,20 +6,20 @@ budget=SECONDS, power_cycle=true with power_cycle_command and off_s=SECONDS.
 
 from pyinfra import host, state
 
-from deploys.common.procedure import loaded
-from deploys.procedures.host import wake as procedure
-from operations.host import wake
+from deploys.plans import wake
+from deploys.plans.rig import loaded
+from operations import host as operations_host
 
 # Load: which machines, and what was kept of them while they were up.
 rig = loaded("wake")
 
 # Gate: who answers already, whether a card's address is known, and who may cut the power.
-work = procedure.plan(rig)
+work = wake.plan(rig)
 
 # Act, verify: the packet again and again until sshd answers, or the causes in order.
-wake.wake(
+operations_host.wake(
     name="Wake, and wait for sshd",
     asleep=work.asleep(host.name),
-    work=lambda target: procedure.wake_and_wait(state, work, target),
-    causes=lambda target: procedure.likely_causes(work, target.name),
+    work=lambda target: wake.wake_and_wait(state, work, target),
+    causes=lambda target: wake.likely_causes(work, target.name),
 )

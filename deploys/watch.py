@@ -7,12 +7,11 @@ engine that is silent, textfile for Prometheus, remove=true to end it.
 
 from pyinfra import host
 
-from deploys.common.load_and_gate import ALL
-from deploys.common.procedure import loaded
-from deploys.procedures.engine import watch
+from deploys.plans import watch
+from deploys.plans.rig import ALL, loaded
 from gates.gate_sets import CHANGING
-from operations.change.apply import apply
-from operations.engine import engine
+from operations import engine
+from operations.apply import apply
 
 # Load: what we want, and on which node.
 rig = loaded("watch", revert=watch.revert, runtimes=ALL)

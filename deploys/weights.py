@@ -5,24 +5,23 @@ Runbook: docs/runbooks/weights.md. Data: from, download, verify, prune, port, wa
 
 from pyinfra import host
 
-from deploys.common.procedure import loaded
-from deploys.procedures.transfer import weights as procedure
-from gates.transfer.weights import weights_gates
-from operations.engine import engine
-from operations.transfer import weights
-from schema.inputs.runbook_data import WeightsData
+from deploys.plans import weights
+from deploys.plans.rig import loaded
+from gates.transfer import weights_gates
+from operations import engine, transfer
+from schema.keys import WeightsData
 
 # Load: what we want, and whose weights are whole.
-rig = loaded("weights", revert=procedure.revert)
-want = procedure.parse_request(rig)
+rig = loaded("weights", revert=weights.revert)
+want = weights.parse_request(rig)
 
 # Gate: one node's weights are whole, a way over the fabric, room, nobody else at work.
 rig.gate(weights_gates(want.asked), want.plan)
-work = procedure.plan(rig)
+work = weights.plan(rig)
 
 # Act, with download=: from the hub onto one node, which gives then.
 if work.download is not None:
-    weights.download(
+    transfer.download(
         name="Download the weights",
         run=rig.run,
         node=work.download.node,
@@ -35,7 +34,7 @@ if work.download is not None:
 # asked for.
 for number, transfers in enumerate(work.rounds or [[]], 1):
     many = f", round {number} of {len(work.rounds)}" if len(work.rounds) > 1 else ""
-    weights.move(
+    transfer.move_weights(
         name=f"Move the weights{many}",
         run=rig.run,
         number=number,
@@ -46,7 +45,7 @@ for number, transfers in enumerate(work.rounds or [[]], 1):
         prune=rig.data(WeightsData).prune,
         then=work.then,
     )
-weights.hash_all(
+transfer.hash_all(
     name="Hash every file",
     run=rig.run,
     members=work.hashing,
@@ -60,5 +59,5 @@ if rig.at_head:
         name="The same weights everywhere",
         run=rig.run,
         needed=work.needed,
-        check=lambda: procedure.verify(rig, work),
+        check=lambda: weights.verify(rig, work),
     )

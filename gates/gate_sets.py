@@ -5,167 +5,159 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gates.artifact import image, image_patches, jit_caches, modules, venv
-from gates.cluster import host_memory
-from gates.core.check import Gate, Observed
-from gates.core.codes import violation
-from gates.core.violation import Violation
-from gates.drift import findings
-from gates.engine import foreign_engine, peers, processes
-from gates.gpu import container, driver, memory
-from gates.health import gpu, host
-from gates.host import other_rig, reachable, storage
-from gates.kernel import next_boot
-from gates.recipe import choices
-from gates.transfer import fabric, rdma
-from gates.unit import (
-    crash_loop,
-    ghost,
-    installed_recipe,
-    launch_script,
-    supervision,
-    supervisors,
+from gates import (
+    artifact,
+    fabric,
+    gpu,
+    health,
+    host,
+    kernel,
+    processes,
+    recipe,
+    storage,
+    unit,
+    weights,
 )
-from gates.weights import weights
-from schema.desired.plan import Plan
+from gates.core import Gate, Observed, Violation, violation
+from schema.plan import Plan
 
 __all__ = ["SERVING", "Gate", "Observed", "check"]
 
 
 def comes_back(plan: Plan, observed: Observed) -> list[Violation]:
     """A unit that is not enabled stays down after the boot: here that blocks (C13, C16)."""
-    found = supervision.unit_state(plan, observed)
+    found = unit.unit_state(plan, observed)
     return [replace(v, severity="block") for v in found if v.code == "unit-disabled"]
 
 
 SERVING: tuple[Gate, ...] = (
-    *reachable.GATES,
-    *other_rig.GATES,
-    *driver.GATES,
-    *gpu.CHEAP,
-    *memory.GATES,
-    *host_memory.GATES,
-    *processes.GATES,
-    *fabric.GATES,
-    *rdma.GATES,
+    *host.REACHABLE_GATES,
+    *host.OTHER_RIG_GATES,
+    *gpu.DRIVER_GATES,
+    *health.CHEAP,
+    *gpu.GPU_MEMORY_GATES,
+    *host.HOST_MEMORY_GATES,
+    *processes.PROCESS_GATES,
+    *fabric.FABRIC_GATES,
+    *fabric.RDMA_GATES,
     *storage.GATES,
-    *container.GATES,
-    *jit_caches.GATES,
-    *image.GATES,
-    *venv.GATES,
-    *image_patches.GATES,
-    *modules.GATES,
-    *supervisors.GATES,
-    *ghost.GATES,
+    *gpu.GPU_ACCESS_GATES,
+    *artifact.JIT_CACHE_GATES,
+    *artifact.IMAGE_GATES,
+    *artifact.VENV_GATES,
+    *artifact.IMAGE_PATCH_GATES,
+    *artifact.MODULES_GATES,
+    *unit.SUPERVISOR_GATES,
+    *unit.GHOST_GATES,
     *weights.GATES,
-    *choices.GATES,
+    *recipe.CHOICE_GATES,
 )
 
 # What the former engine is in the way of, until it is ended: asked once it is.
 ROOM: tuple[Gate, ...] = (
-    *driver.GATES,
-    *memory.GATES,
-    *host_memory.GATES,
-    *processes.GATES,
-    *supervisors.GATES,
+    *gpu.DRIVER_GATES,
+    *gpu.GPU_MEMORY_GATES,
+    *host.HOST_MEMORY_GATES,
+    *processes.PROCESS_GATES,
+    *unit.SUPERVISOR_GATES,
 )
 # Before a rig that serves by other means is taken over: all but that.
 TAKING: tuple[Gate, ...] = tuple(
-    gate for gate in SERVING if gate in driver.GATES or gate not in ROOM
+    gate for gate in SERVING if gate in gpu.DRIVER_GATES or gate not in ROOM
 )
 
 # Before any change: every node answers and is this rig's, nobody else is at work, nothing is half
 # done.
 CHANGING: tuple[Gate, ...] = (
-    reachable.nodes_reachable,
-    *other_rig.GATES,
+    host.nodes_reachable,
+    *host.OTHER_RIG_GATES,
     storage.lock_free,
     storage.changes_closed,
     storage.journal_whole,
 )
 # Before a version or a kernel is changed: what it would be tried on is sound.
-SOUND: tuple[Gate, ...] = (gpu.gpu_lost, host.no_failing_disk)
+SOUND: tuple[Gate, ...] = (health.gpu_lost, health.no_failing_disk)
 # Before another version is installed: the venv is there, and who runs it. Not its version or its
 # program, which an upgrade may be meant to mend.
 UPGRADING: tuple[Gate, ...] = (
     *CHANGING,
     *SOUND,
     storage.disk_room,
-    venv.venv_there,
-    venv.venv_user,
+    artifact.venv_there,
+    artifact.venv_user,
 )
 # Before a cold restart, which ends orphans, frees ports and memory.
 RESTARTING: tuple[Gate, ...] = (
-    *reachable.GATES,
-    *other_rig.GATES,
-    *driver.GATES,
-    *gpu.CHEAP,
-    *fabric.GATES,
-    *rdma.GATES,
+    *host.REACHABLE_GATES,
+    *host.OTHER_RIG_GATES,
+    *gpu.DRIVER_GATES,
+    *health.CHEAP,
+    *fabric.FABRIC_GATES,
+    *fabric.RDMA_GATES,
     storage.disk_room,
     storage.lock_free,
     storage.changes_closed,
     storage.journal_whole,
-    *container.GATES,
-    *jit_caches.GATES,
-    *image.GATES,
-    *venv.GATES,
-    *image_patches.GATES,
-    *modules.GATES,
-    *supervisors.GATES,
-    *ghost.GATES,
-    *installed_recipe.GATES,
+    *gpu.GPU_ACCESS_GATES,
+    *artifact.JIT_CACHE_GATES,
+    *artifact.IMAGE_GATES,
+    *artifact.VENV_GATES,
+    *artifact.IMAGE_PATCH_GATES,
+    *artifact.MODULES_GATES,
+    *unit.SUPERVISOR_GATES,
+    *unit.GHOST_GATES,
+    *unit.INSTALLED_RECIPE_GATES,
     *weights.GATES,
-    *choices.GATES,
+    *recipe.CHOICE_GATES,
 )
 # Before a reboot: what does not come back by itself is named while there is still a way to log in.
 # Not a lost GPU, which a reboot is there for.
 REBOOTING: tuple[Gate, ...] = (
     *CHANGING,
-    host.no_failing_disk,
-    *next_boot.BOOT,
-    *supervisors.GATES,
-    *ghost.GATES,
-    *installed_recipe.GATES,
+    health.no_failing_disk,
+    *kernel.BOOT,
+    *unit.SUPERVISOR_GATES,
+    *unit.GHOST_GATES,
+    *unit.INSTALLED_RECIPE_GATES,
     comes_back,
 )
 # Before a measurement: what is measured is kept as this rig's.
-MEASURING: tuple[Gate, ...] = (reachable.nodes_reachable, *other_rig.GATES)
+MEASURING: tuple[Gate, ...] = (host.nodes_reachable, *host.OTHER_RIG_GATES)
 # Before a look that waits for nobody.
-LOOKING: tuple[Gate, ...] = (reachable.nodes_reachable, storage.lock_free, storage.journal_whole)
+LOOKING: tuple[Gate, ...] = (host.nodes_reachable, storage.lock_free, storage.journal_whole)
 # Before a rollback: an open change is what it is there for, and it waits for a held lock.
 REACHING: tuple[Gate, ...] = (
-    reachable.nodes_reachable,
+    host.nodes_reachable,
     storage.journal_whole,
-    *other_rig.GATES,
+    *host.OTHER_RIG_GATES,
 )
 # Before a restore.
-RESTORING: tuple[Gate, ...] = (*LOOKING, *other_rig.GATES)
+RESTORING: tuple[Gate, ...] = (*LOOKING, *host.OTHER_RIG_GATES)
 # What asks about an engine that rigbook itself installs and starts. A Deployment's is its chart's:
 # files, unit, container, weights and processes are no business of ours there.
 OF_OUR_ENGINE: frozenset[Gate] = frozenset(
     (
-        *memory.GATES,
-        *processes.GATES,
-        *fabric.GATES,
-        *rdma.GATES,
-        *container.GATES,
-        *jit_caches.GATES,
-        *image.GATES,
-        *venv.GATES,
-        *image_patches.GATES,
-        *modules.GATES,
-        *ghost.GATES,
+        *gpu.GPU_MEMORY_GATES,
+        *processes.PROCESS_GATES,
+        *fabric.FABRIC_GATES,
+        *fabric.RDMA_GATES,
+        *gpu.GPU_ACCESS_GATES,
+        *artifact.JIT_CACHE_GATES,
+        *artifact.IMAGE_GATES,
+        *artifact.VENV_GATES,
+        *artifact.IMAGE_PATCH_GATES,
+        *artifact.MODULES_GATES,
+        *unit.GHOST_GATES,
         *weights.GATES,
-        *choices.GATES,
-        *installed_recipe.GATES,
-        *foreign_engine.GATES,
-        *peers.GATES,
-        *crash_loop.GATES,
-        *launch_script.GATES,
-        *supervision.GATES,
-        *supervisors.GATES,
-        *findings.GATES,
+        *recipe.CHOICE_GATES,
+        *unit.INSTALLED_RECIPE_GATES,
+        *processes.FOREIGN_ENGINE_GATES,
+        *processes.PEER_GATES,
+        *unit.CRASH_LOOP_GATES,
+        *unit.LAUNCH_SCRIPT_GATES,
+        *unit.SUPERVISION_GATES,
+        *unit.SUPERVISOR_GATES,
+        *recipe.DRIFT_GATES,
         comes_back,
     )
 )

@@ -1,12 +1,12 @@
 """What is different on the rehearsal host. Merged after group_data/olares.py, so it wins."""
 
-from lab.core.settings import SSH_USER, load
+from lab.core import SSH_USER, load_settings
 
 ssh_user = SSH_USER
-ssh_key = str(load().ssh_key)
-ssh_known_hosts_file = str(load().known_hosts)
+ssh_key = str(load_settings().ssh_key)
+ssh_known_hosts_file = str(load_settings().known_hosts)
 
-rig = f"{load().place.name}-olares"
+rig = f"{load_settings().place.name}-olares"
 # The rehearsal host has no GPU.
 needs_nvidia = False
 namespace = "default"

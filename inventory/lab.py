@@ -1,7 +1,7 @@
 """The rehearsal rig: the hosts that `make lab-up` made, in the shape of DGX Spark."""
 
-from deploys.common.cli_guards import own_folder
-from lab.core.settings import load
+from deploys.plans.cli import own_folder
+from lab.core import load_settings
 
 own_folder()
 
@@ -16,5 +16,5 @@ spark = [
             "fabric_address": host.fabric_address,
         },
     )
-    for host in load().fabric_hosts()
+    for host in load_settings().fabric_hosts()
 ]

@@ -1,6 +1,6 @@
 """Two DGX Spark on a desk, joined by one QSFP cable."""
 
-from deploys.common.cli_guards import own_folder
+from deploys.plans.cli import own_folder
 
 own_folder()
 

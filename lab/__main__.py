@@ -10,12 +10,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-from lab import status
-from lab.core import cache, console
-from lab.core.settings import DEFAULT_HOSTS, PLACES, TWIN, LabError, LabSettings, load
-from lab.engine import image, venv
-from lab.hosts import lifecycle, network, state
-from lab.hosts import ssh as hosts_ssh
+from lab import core, engine, lifecycle
+from lab import host as lab_host
+from lab.core import DEFAULT_HOSTS, PLACES, TWIN, LabError, LabSettings, load_settings
 
 REHEARSE, INCIDENT, CHECK = TWINS = ("rehearse", "incident", "incident-check")
 
@@ -71,7 +68,7 @@ def alone(settings: LabSettings) -> Iterator[None]:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            console.say("another lab command runs: waiting for it")
+            core.say_console("another lab command runs: waiting for it")
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
@@ -81,26 +78,26 @@ def alone(settings: LabSettings) -> Iterator[None]:
 def dispatch(arguments: argparse.Namespace) -> int:
     """Do what the verb says; the exit code comes back."""
     verb = arguments.verb
-    settings = load(of_twins(os.environ) if verb in TWINS else os.environ)
+    settings = load_settings(of_twins(os.environ) if verb in TWINS else os.environ)
     if verb == "status":
-        status.show(settings)
+        lifecycle.show_status(settings)
         return 0
     if os.geteuid() != 0:
         raise LabError(f"'{verb}' needs root (namespaces, mounts, keys): run it with sudo")
     if verb not in ("up", "down", REHEARSE) and not settings.state_file.exists():
         raise LabError("there is no lab: 'up' first")
     if verb == "ssh":
-        return hosts_ssh.interactive(settings, settings.host(arguments.name), arguments.command)
+        return lab_host.interactive(settings, settings.host(arguments.name), arguments.command)
     # Twins need pydantic; lab-down and lab-status are to work without .venv.
     if verb == INCIDENT:
-        from lab.rehearsal import incident
+        from lab import rehearsal
 
-        incident.deal(settings, arguments.code)
+        rehearsal.deal_incident(settings, arguments.code)
         return 0
     if verb == CHECK:
-        from lab.rehearsal import incident
+        from lab import rehearsal
 
-        return incident.check(settings, arguments.code)
+        return rehearsal.check_incident(settings, arguments.code)
     with alone(settings):
         change(settings, arguments)
     return 0
@@ -110,20 +107,20 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     """Do what a changing verb says."""
     verb = arguments.verb
     if verb == "up":
-        tower = venv.layer if arguments.tower else None
+        tower = engine.layer if arguments.tower else None
         lifecycle.up(settings, arguments.hosts, tower, arguments.containerd)
         made = settings.hosts()
         # the engine's image has another id in a containerd store: no test serves there
         without = arguments.no_engine or any(host.containerd for host in made)
         if not without and any(not host.is_tower for host in made):
-            image.provide(settings, arguments.image_on_one)
-        status.show(settings)
+            engine.provide_image(settings, arguments.image_on_one)
+        lifecycle.show_status(settings)
     elif verb == REHEARSE:
-        from lab.rehearsal import rehearse
+        from lab import rehearsal
 
-        rehearse.make(settings, arguments.inventory)
+        rehearsal.make_rehearse(settings, arguments.inventory)
     elif verb == "engine":
-        image.provide(settings)
+        engine.provide_image(settings)
     elif verb == "down":
         if arguments.all:
             down_others(settings)
@@ -135,12 +132,12 @@ def change(settings: LabSettings, arguments: argparse.Namespace) -> None:
     elif verb == "start":
         host = settings.host(arguments.name)
         lifecycle.start(settings, host)
-        hosts_ssh.wait_ready(settings, host)
+        lab_host.wait_ready(settings, host)
         lifecycle.wait_fabric(settings)
     elif verb == "reboot":
         lifecycle.reboot(settings, settings.host(arguments.name))
     elif arguments.state == "down":
-        network.unplug_fabric(settings)
+        lab_host.unplug_fabric(settings)
     else:
         settings.fabric_down_flag.unlink(missing_ok=True)
         lifecycle.wait_fabric(settings)
@@ -153,16 +150,19 @@ def of_twins(environ: Mapping[str, str]) -> dict[str, str]:
 
 def others(settings: LabSettings) -> list[LabSettings]:
     """The labs beside this one that have a folder on this machine."""
-    known = (load({**os.environ, "RIGBOOK_LAB": name, "RIGBOOK_LAB_HOME": ""}) for name in PLACES)
+    known = (
+        load_settings({**os.environ, "RIGBOOK_LAB": name, "RIGBOOK_LAB_HOME": ""})
+        for name in PLACES
+    )
     return [lab for lab in known if lab.place != settings.place and lab.home.exists()]
 
 
 def down_others(settings: LabSettings) -> None:
     """Take down the other labs that nobody uses any more, such as one whose tests were killed."""
     for lab in others(settings):
-        user = state.owner(lab)
+        user = lab_host.owner(lab)
         if user:
-            console.say(f"the {lab.place.name} lab stays: process {user.pid} uses it")
+            core.say_console(f"the {lab.place.name} lab stays: process {user.pid} uses it")
         else:
             lifecycle.down(lab)
 
@@ -171,8 +171,8 @@ def purge(settings: LabSettings) -> None:
     """Remove the cache; LabError while another lab's hosts stand on it."""
     if others(settings):
         raise LabError("the cache stays: another lab's hosts stand on it; 'down --all' first")
-    with console.phase("remove the cache"):
-        cache.remove(settings.cache)
+    with core.phase("remove the cache"):
+        core.remove_tree(settings.cache)
 
 
 def main() -> int:
@@ -192,7 +192,7 @@ def main() -> int:
         print("lab: interrupted; 'python -m lab down' removes what was begun", file=sys.stderr)
         return 130
     if arguments.verb not in ("ssh", "status"):
-        console.say(f"{arguments.verb}: {time.monotonic() - began:.1f} s in all")
+        core.say_console(f"{arguments.verb}: {time.monotonic() - began:.1f} s in all")
     return code
 
 

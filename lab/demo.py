@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from facts.endpoint.completion import Endpoint, ask
-from lab.core import settings
+from facts.endpoint import Endpoint, ask
+from lab import core
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ("inventory/lab.py", "deploys/serve.py", "-y")
@@ -53,7 +53,7 @@ def main() -> None:
     phase("weights: the same on both hosts", *WEIGHTS, pyinfra=True)
     phase("serve: converge and prove", *SERVE, pyinfra=True)
     print("\n== a chat completion", flush=True)
-    head = settings.load().hosts()[0]
+    head = core.load_settings().hosts()[0]
     answer = ask(Endpoint(f"http://{head.address}:8000", "tiny"))
     if not answer.ok:
         sys.exit(f"demo: no completion: {answer.detail}")

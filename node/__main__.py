@@ -8,10 +8,10 @@ import json
 import os
 import sys
 
-from node.cli import request, verb_table
-from node.core import signals, version
+from node import verbs
+from node.core import errors
 from node.core.errors import Json, NodeError, OtherProgram, failure
-from node.rules.patterns import printable
+from node.rules.text import printable
 
 # imports of a single verb stand in its function: a snapshot sends and compiles no others
 
@@ -20,29 +20,29 @@ def split(argv: list[str]) -> tuple[str, list[str]]:
     """Gives the verb (of one word or two) and the words behind it. Raises NodeError (usage)."""
     for count in (2, 1):
         verb = " ".join(argv[:count])
-        if len(argv) >= count and verb in verb_table.ALL:
+        if len(argv) >= count and verb in verbs.ALL:
             return verb, argv[count:]
-    raise request.usage(f"unknown verb {argv[0][:60]!r}" if argv else "no verb given")
+    raise verbs.request_usage(f"unknown verb {argv[0][:60]!r}" if argv else "no verb given")
 
 
 def dispatch(argv: list[str]) -> Json | None:
     """Run one verb; gives its answer, or None when it has printed text."""
     verb, words = split(argv)
     if verb == "snapshot":
-        return verb_table.run(verb, request.read(words, console=True))
-    if verb in verb_table.CONSOLE:
-        answer: Json | None = verb_table.function_of(verb)(words)
+        return verbs.run(verb, verbs.read_request(words, console=True))
+    if verb in verbs.CONSOLE:
+        answer: Json | None = verbs.function_of(verb)(words)
         return None if answer is None else {"ok": True, **answer}
-    if verb in verb_table.READING:
-        return {"ok": True, **verb_table.run(verb, request.read(words, console=True))}
-    if verb in verb_table.WITH_DRY and words == ["--dry"]:
+    if verb in verbs.READING:
+        return {"ok": True, **verbs.run(verb, verbs.read_request(words, console=True))}
+    if verb in verbs.WITH_DRY and words == ["--dry"]:
         words = ['{"dry": true}']
     # a person at the console types these with few words or none
     console = verb.startswith("tree ") or verb == "prune"
-    asked = request.read(words, console=console)
+    asked = verbs.read_request(words, console=console)
     # a changing verb ends in order when its ssh client goes; while it waits for its stdin, at once
-    signals.catch_signals()
-    return {"ok": True, **verb_table.run(verb, asked)}
+    errors.catch_signals()
+    return {"ok": True, **verbs.run(verb, asked)}
 
 
 def _spoken(error: NodeError) -> int:
@@ -58,19 +58,19 @@ def main(argv: list[str]) -> int:
         # what is opened later must not become one of the three
         while os.open(os.devnull, os.O_RDWR) < 3:
             pass
-    if " ".join(argv) in verb_table.UNIT:
-        code: int = importlib.import_module("node.cli.systemd_entry").run(" ".join(argv))
+    if " ".join(argv) in verbs.UNIT:
+        code: int = importlib.import_module("node.verbs").run_unit(" ".join(argv))
         return code
     try:
         answer = dispatch(argv)
         code = 0
     except NodeError as error:
-        if isinstance(error, OtherProgram) and argv[0] in verb_table.HANDED_OVER:
+        if isinstance(error, OtherProgram) and argv[0] in verbs.HANDED_OVER:
             kept = error.program
-            if kept and kept != version.own_path() and os.path.isfile(kept):
-                request.hand_over(kept, argv)
-        if error.remedy == request.USAGE:
-            error.remedy += f", one of: {', '.join(verb_table.ALL)}"
+            if kept and kept != errors.own_path() and os.path.isfile(kept):
+                verbs.hand_over(kept, argv)
+        if error.remedy == verbs.USAGE:
+            error.remedy += f", one of: {', '.join(verbs.ALL)}"
         if error.spoken:
             return _spoken(error)
         answer, code = failure(error), error.exit_status

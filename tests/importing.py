@@ -5,7 +5,7 @@ that differ, and those that are refused. docs/reference/importing.md has the fig
 
 A command line is what bash makes of the launcher's text, with a function in the place of vllm; what
 two lines mean to vLLM is compared, by the rules of its FlexibleArgumentParser.
-A recipe of sparkrun's without a command is compared with schema.importing.command alone.
+A recipe of sparkrun's without a command is compared with schema.importing alone.
 """
 
 from __future__ import annotations
@@ -19,16 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from node.rules.secret import holds_secret
-from schema.core.errors import SpecError
-from schema.desired.plan import EngineSpec
-from schema.desired.rig import Fabric, Node, Rig
-from schema.importing.command import words
-from schema.importing.mapping import imported
-from schema.importing.neighbour import check_engine, launcher_of
-from schema.importing.reading import read
-from schema.recipe.arguments import SHORT
-from schema.recipe.recipe import Recipe
-from schema.render.engine_spec import engine_spec
+from schema.core import SpecError
+from schema.importing import command_words, imported
+from schema.load import check_engine, launcher_of, read_file
+from schema.plan import EngineSpec, Fabric, Node, Rig, engine_spec
+from schema.recipe import Recipe
+from schema.vllm import SHORT
 
 _PRINTS = "set -f; vllm() { printf '%s\\0' \"$@\"; }; "
 _RAY = r"--distributed-executor-backend(?:=|\s+)"
@@ -140,7 +136,9 @@ def compared(data: Mapping[str, Any], file: Path) -> list[str]:
     SpecError: it was refused. ValueError: their line cannot be told.
     """
     got = meaning(ours(imported(data, file, file.stem).recipe()))
-    wanted = meaning(theirs(data) if "command" in data else words(data, "sparkrun", str(file)))
+    wanted = meaning(
+        theirs(data) if "command" in data else command_words(data, "sparkrun", str(file))
+    )
     return [
         f"{name}: theirs {_shown(name, wanted)}, ours {_shown(name, got)}"
         for name in sorted({*wanted, *got})
@@ -156,7 +154,7 @@ def recipes(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The neighbours' recipes below the folder; what is no YAML is named."""
     for file in sorted(path for path in folder.rglob("*.y*ml") if path.is_file()):
         try:
-            data, _ = read(file)
+            data, _ = read_file(file)
         except SpecError as error:
             print(f"passed over: {error}")
             continue

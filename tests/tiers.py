@@ -102,7 +102,7 @@ def _system(*folders: str) -> tuple[tuple[str, ...], ...]:
 
 # every step of a backup, an upgrade and a rollback with each fault: minutes, on this machine alone
 FAULTS = (
-    "tests/unit/node/backup/test_killed_anywhere.py",
+    "tests/unit/node/backup/test_verify.py",
     "tests/unit/node/venv/test_upgrade_faults.py",
     "tests/unit/node/crash",
 )

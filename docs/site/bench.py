@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deploys.procedures.report.charts import CONFIG, INK, Json, picture
+from deploys.plans.report import CONFIG, INK, Json, picture
 
 # A row's height: its words, and the bar below them, so that it fits on a phone.
 ROW, BAR, WIDTH, FONT = 44, 14, 520, 15

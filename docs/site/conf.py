@@ -9,7 +9,7 @@ from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
 
 from docs.site.gates import FOLDER
-from gates.core.codes import CODES
+from gates.core import CODES
 
 project = "rigbook"
 extensions = ["myst_parser"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gates.core.codes import CODES, Code
-from gates.core.violation import Layer
-from gates.doctor.causes import CAUSES
+from gates.core import CODES, Code, Layer
+from gates.doctor import CAUSES
 
 DOES = {"block": "blocks", "warn": "warns"}
 # Where the pages of the codes lie, from the root of the site.
@@ -25,7 +24,7 @@ def sections(text: str) -> tuple[str, dict[str, str]]:
     found = dict(zip(rest[::2], rest[1::2], strict=True))
     if list(found) != list(CODES):
         odd = ", ".join(sorted(found.keys() ^ CODES.keys())) or "the order"
-        raise ValueError(f"docs/gates.md and gates/core/codes.py differ in: {odd}")
+        raise ValueError(f"docs/gates.md and gates/core.py differ in: {odd}")
     return intro, found
 
 

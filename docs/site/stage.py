@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from docs.site import bench, gates, picture
-from gates.core.codes import CODES
+from gates.core import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("CONTRIBUTING.md", "CHANGELOG.md", "RELEASE.md", "docs")

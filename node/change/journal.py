@@ -16,10 +16,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from node.core import proc, systemctl, validate, version
+from node.core import errors, files, proc, systemctl, validate
 from node.core.errors import Json, NodeError
-from node.core.step_state import DONE, FAILED, INTENT, UNDONE, UNKNOWN, subject
-from node.files import atomic, host_lock, state_dir
+
+# How far a recorded step came, and what it is about: all that the snapshot needs of it.
+
+# an announced step ends in one of these; "unknown": what became of it could not be found out
+DONE, UNDONE, FAILED, UNKNOWN, INTENT = "done", "undone", "failed", "unknown", "intent"
+
+
+def subject(entry: Json) -> str:
+    """Gives what a step is about: its path, its unit, else its own name."""
+    keys = ("path", "unit", "image", "tool", "engine", "container", "op")
+    about = (entry.get(key) for key in keys)
+    return str(next((value for value in about if value), "step"))
+
 
 FORMAT = 1
 STATUSES = ("OPEN", "COMMITTED", "ROLLED_BACK", "INCONSISTENT")
@@ -30,7 +41,7 @@ _KEYS = ("id", "deploy", "operator", "status", "opened_unix_s", "closed_unix_s",
 
 def path_of(change_id: str) -> str:
     """Gives the file of a change."""
-    return os.path.join(state_dir.journal_folder(), change_id + ".json")
+    return os.path.join(files.journal_folder(), change_id + ".json")
 
 
 def _matches(pattern: str) -> Callable[[Any], bool]:
@@ -97,7 +108,7 @@ _STEP: _Checks = {
     "source": _or_none(_path),
     **dict.fromkeys(("words", "why", "left", "unit"), _text),
     # undo removes it
-    "temp": _matches(re.escape(atomic.TEMP_PREFIX) + "[^/]*"),
+    "temp": _matches(re.escape(files.TEMP_PREFIX) + "[^/]*"),
 }
 _OF_PATH: _Checks = {"pre": _table, "post": _table, "xattrs": _texts}
 # folders that are removed whole: their names are ours
@@ -166,22 +177,22 @@ def read_all() -> tuple[list[Json], list[str]]:
     changes: list[Json] = []
     broken: list[str] = []
     try:
-        names = os.listdir(state_dir.journal_folder())
+        names = os.listdir(files.journal_folder())
     except FileNotFoundError:
         return [], []
     for name in sorted(names):
-        if name.startswith(atomic.TEMP_PREFIX):
+        if name.startswith(files.TEMP_PREFIX):
             continue  # left by a kill before its rename: it never became part of the journal
         try:
             stem, suffix = os.path.splitext(name)
             if suffix != ".json":
                 raise ValueError("not a journal file")
-            with open(os.path.join(state_dir.journal_folder(), name), "rb") as file:
+            with open(os.path.join(files.journal_folder(), name), "rb") as file:
                 changes.append(parse(file.read(), stem))
         except FileNotFoundError:
             continue  # taken back meanwhile
         except (ValueError, OSError) as error:
-            broken.append(_damaged(os.path.join(state_dir.journal_folder(), name), error))
+            broken.append(_damaged(os.path.join(files.journal_folder(), name), error))
     changes.sort(key=_age, reverse=True)
     return changes, broken
 
@@ -224,8 +235,8 @@ def broken_error(damaged: list[str]) -> NodeError:
         f"the journal is damaged: {'; '.join(damaged)}",
         "journal_broken",
         "read it: it lists the change's steps; undo by hand what is not undone yet (former "
-        f"contents by sha256: {state_dir.blob_folder()}), then, as root: "
-        f"mv -t {shlex.quote(state_dir.root())} {paths}",
+        f"contents by sha256: {files.blob_folder()}), then, as root: "
+        f"mv -t {shlex.quote(files.state_root())} {paths}",
     )
 
 
@@ -245,7 +256,7 @@ def open_change(request: Json, others: list[Json]) -> Json:
         "closed_unix_s": None,
         "boot_id": proc.boot_id(),
         # whoever finds a kind or a format that it does not know hands over to this one
-        "program": version.own_path(),
+        "program": errors.own_path(),
         "reason": None,
         "steps": [],
     }
@@ -257,7 +268,7 @@ def save(change: Json) -> None:
     # as it will be read: a number that is a key becomes text, and sorts as text
     body = json.loads(json.dumps(change, sort_keys=True))
     raw = json.dumps({"sha256": _sum(body), **body}, indent=1).encode("ascii") + b"\n"
-    atomic.save_private(path_of(change["id"]), raw)
+    files.save_private(path_of(change["id"]), raw)
 
 
 def last_sign(change: Json) -> float:
@@ -289,7 +300,7 @@ def require_owner(change: Json, run: str | None) -> None:
 
 def discard(change_id: str) -> None:
     """Remove a change in which nothing was changed."""
-    with atomic.Folder(path_of(change_id)) as folder:
+    with files.Folder(path_of(change_id)) as folder:
         folder.unlink(folder.name)
 
 
@@ -301,9 +312,9 @@ def close(change: Json, status: str, reason: str | None) -> None:
 
 def sweep() -> None:
     """Remove temp files that a kill left in the state folders; call it under the lock."""
-    for folder in (state_dir.journal_folder(), state_dir.blob_folder()):
+    for folder in (files.journal_folder(), files.blob_folder()):
         for name in os.listdir(folder):
-            if name.startswith(atomic.TEMP_PREFIX):
+            if name.startswith(files.TEMP_PREFIX):
                 os.unlink(os.path.join(folder, name))
 
 
@@ -344,7 +355,7 @@ def describe(step: Json) -> str:
 
 def operator_at_work() -> bool:
     """Gives True while another run works here or left a change open."""
-    held, _ = host_lock.held()
+    held, _ = files.host_lock()
     return held or any(row["status"] == "OPEN" for row in read_all()[0])
 
 
@@ -353,7 +364,7 @@ def summary_section() -> Json:
 
     All that are not settled are among them, however many they are.
     """
-    is_held, who = host_lock.held()
+    is_held, who = files.host_lock()
     changes, broken = read_all()
     settled = [row["id"] for row in changes if row["status"] not in UNSETTLED]
     dropped = set(settled[max(0, 20 - (len(changes) - len(settled))) :])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -91,3 +94,63 @@ def guarded(part: Callable[[], Any]) -> Any:
         return {"unreadable": io_reason(error)}
     except Exception as error:
         return {"unreadable": f"{type(error).__name__}: {error}"}
+
+
+# One line to the journal, with the priority that journald reads in front (sd-daemon(3)).
+
+INFO, NOTICE, WARNING, ERROR = 6, 5, 4, 3
+
+
+def log(text: str, priority: int = INFO) -> None:
+    """Print one line; under systemd with its priority, so that LogLevelMax= can sift it."""
+    line = " ".join(text.split())
+    prefix = f"<{priority}>" if os.environ.get("JOURNAL_STREAM") else ""
+    sys.stdout.write(f"{prefix}{line}\n")
+    sys.stdout.flush()
+
+
+# Signals that ask the program to end: the step under way is finished, the next is not begun.
+
+_caught: list[int] = []
+
+
+def on_signal(number: int, _frame: object) -> None:
+    """Remember a signal."""
+    _caught.append(number)
+
+
+def catch_signals() -> None:
+    """Make SIGTERM, SIGHUP and SIGINT wait for the end of a step."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, on_signal)
+
+
+def interrupted() -> str:
+    """Gives the name of the signal that asked to end, or ""."""
+    return signal.Signals(_caught[0]).name if _caught else ""
+
+
+# Where the versions of the program lie, which one the console runs, and which one this is.
+
+LINK = "/usr/local/bin/rignode"
+LIBRARY = "/usr/local/lib/rigbook"
+NAME = re.compile(r"rignode-[0-9a-f]{12}\.pyz")
+
+
+def own_path() -> str | None:
+    """Gives the zipapp that this is, by its path; where it was sent and runs from memory, the path
+    that it would have. None when it is no zipapp."""
+    archive = globals().get("__file__", "").rpartition("/node/")[0]
+    if archive.startswith("/proc/self/fd/"):
+        found = NAME.search(os.readlink(archive))
+        return os.path.join(LIBRARY, found[0]) if found else None
+    return archive if NAME.fullmatch(os.path.basename(archive)) else None
+
+
+def installed_version() -> str | None:
+    """Gives the version that the console's `rignode` link points to, or None."""
+    try:
+        name = os.path.basename(os.readlink(LINK))
+    except OSError:
+        return None
+    return name[len("rignode-") : -len(".pyz")] if NAME.fullmatch(name) else None

@@ -10,7 +10,7 @@ from node.core.errors import Json, NodeError
 from node.core.run import TimedOut, run
 
 BOOTED = "/run/systemd/system"  # there only when systemd is the init: sd_booted(3)
-# the drop-in that holds a stopped unit (node/systemd/hold.py)
+# the drop-in that holds a stopped unit (node/change/unit_step.py)
 HOLD = "99-rigbook-hold.conf"
 # a stop may take TimeoutStopSec (90 s) twice: TERM, then KILL
 TIMEOUT_S = 200.0

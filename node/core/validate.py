@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from node.core.errors import Json, NodeError
-from node.rules.patterns import DEVICE, DIGEST, HCA, IMAGE, SHA256
+from node.rules.text import DEVICE, DIGEST, HCA, IMAGE, SHA256
 
 ID = re.compile(r"^[0-9A-Za-z][0-9A-Za-z._-]{5,80}$")
 _UNIT = re.compile(

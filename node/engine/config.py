@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
-
-from node.core import validate
+from typing import Any
+from typing import NamedTuple
 from node.core.errors import Json
-from node.files import state_file
-from node.rules.urls import is_http_url
+from node.rules.text import is_http_url
+from node.core import validate
+from node.core import files
 
-PATH = "/etc/rigbook/engine/node.json"
+
+ENGINE_PATH = "/etc/rigbook/engine/node.json"
 FORMAT = 1
 _KEYS = (
     "format", "rig", "node", "role", "rank", "unit", "container", "image", "fabric", "peers",
@@ -89,20 +90,20 @@ class Engine(NamedTuple):
     venv: Venv | None = None
 
 
-def path() -> str:
+def engine_path() -> str:
     """Gives the file's path; RIGBOOK_ENGINE names another one (tests)."""
-    return os.environ.get("RIGBOOK_ENGINE") or PATH
+    return os.environ.get("RIGBOOK_ENGINE") or ENGINE_PATH
 
 
-def load() -> Engine:
+def load_engine() -> Engine:
     """Gives this host's engine. Raises NodeError (`engine_file`): one line with file and key."""
-    return state_file.read_settings(path(), parse, "engine_file", _REMEDY)
+    return files.read_settings(engine_path(), parse_engine, "engine_file", _REMEDY)
 
 
-def parse(value: Any) -> Engine:
+def parse_engine(value: Any) -> Engine:
     """Gives the engine of the file's content, every value checked. Raises NodeError."""
     body = validate.keys(value, "the file", (*_KEYS, "venv"), _KEYS)
-    state_file.format_is(body, FORMAT)
+    files.format_is(body, FORMAT)
     venv = _venv(body.get("venv"))
     if (venv is None) == (body["container"] is None):
         raise validate.bad("container and venv: one of them runs the engine")
@@ -201,3 +202,66 @@ def http_url(value: Any, where: str) -> str:
     if not isinstance(value, str) or not is_http_url(value):
         raise wrong
     return value
+
+
+# /etc/rigbook/library.json: which library was swapped, the hashes that are known, the guard.
+
+LIBRARY_PATH = "/etc/rigbook/library.json"
+_STATE_KEYS = ("format", "rig", "node", "target", "original", "ours", "guard", "reapply", "webhook",
+         "webhook_file")  # fmt: skip
+_STATE_REMEDY = "run deploys/libvgpu.py: it writes the file anew"
+
+
+class LibraryState(NamedTuple):
+    """The swapped file, the hash that we found first, ours, and what the guard does.
+
+    `reapply`: ours is put back when the plugin restored its own. The webhook is watch's kind.
+    """
+
+    rig: str
+    node: str
+    target: str
+    original: str
+    ours: str
+    guard: bool
+    reapply: bool
+    webhook: str | None
+    webhook_file: str | None
+
+
+def library_path() -> str:
+    """Gives the file's path; RIGBOOK_LIBRARY names another one (tests)."""
+    return os.environ.get("RIGBOOK_LIBRARY") or LIBRARY_PATH
+
+
+def parse_library(value: Any) -> LibraryState:
+    """Gives the state of the file's content, every value checked. Raises NodeError."""
+    body = validate.keys(value, "the file", _STATE_KEYS, _STATE_KEYS)
+    files.format_is(body, FORMAT)
+    url, file = body["webhook"], body["webhook_file"]
+    return LibraryState(
+        validate.text(body["rig"], "rig", 200),
+        validate.text(body["node"], "node", 200),
+        validate.path(body["target"], "target"),
+        validate.sha256(body["original"], "original"),
+        validate.sha256(body["ours"], "ours"),
+        validate.boolean(body["guard"], "guard"),
+        validate.boolean(body["reapply"], "reapply"),
+        None if url is None else http_url(url, "webhook"),
+        None if file is None else validate.path(file, "webhook_file"),
+    )
+
+
+def read_library() -> LibraryState | None:
+    """Gives the state, or None where no library was swapped. Raises NodeError (`library_file`)."""
+    if not os.path.lexists(library_path()):
+        return None
+    return files.read_settings(library_path(), parse_library, "library_file", _STATE_REMEDY)
+
+
+def load_library() -> Json | None:
+    """Gives what others may know of the state (not the webhook), or None."""
+    found = read_library()
+    if found is None:
+        return None
+    return {key: value for key, value in found._asdict().items() if not key.startswith("webhook")}

@@ -10,18 +10,122 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from node.core import validate
+from node.core import mapped_files, owner, proc, validate
 from node.core.errors import CannotRead, Json, NodeError
-from node.engine import completion
+from node.engine import answer
 from node.engine.config import Endpoint, endpoint
-from node.files import secret_env
-from node.kube import behind, inspect, kubectl, names
-from node.kube.behind import Behind
-from node.kube.deployment import container_of
-from node.rules import completion as rules
-from node.rules.completion import Reply
+from node.kube import inspect, kubectl
+from node.kube.inspect import container_of
+from node.rules import engine
+from node.rules.engine import Reply
+
+# Whose pods are behind what is asked: the Deployment's, or somebody else's. Read-only.
+#
+# A Service's selector may fit another Deployment's pods, and a URL may lead anywhere: a completion
+# from there proves nothing of this Deployment.
+
+
+class Behind(NamedTuple):
+    """The Deployment's pods that may answer, each as (name, uid, restarts); `foreign`: who else
+    may, or that it cannot be seen, in words.
+    """
+
+    pods: frozenset[tuple[str, str, int]]
+    foreign: str | None = None
+
+
+def running_pods(pods: list[Json]) -> list[Json]:
+    """Gives those that run and are not on their way out, in their order."""
+    return [
+        pod for pod in pods
+        if (pod.get("status") or {}).get("phase") == "Running"
+        and "deletionTimestamp" not in pod["metadata"]
+    ]  # fmt: skip
+
+
+def newest_pod(client: kubectl.Client, space: str, deployment: Json, where: str) -> Behind:
+    """Gives the newest pod of the Deployment that runs, which is asked itself at `where`; in the
+    host's network that may be another's process. Raises CannotRead.
+    """
+    rows = running_pods(inspect.pods(client, space, deployment))[:1]
+    if any((row.get("spec") or {}).get("hostNetwork") for row in rows):
+        return _on_host(client, space, deployment, where)
+    return Behind(frozenset(_identity(row) for row in rows))
+
+
+def service_of(client: kubectl.Client, space: str, deployment: Json, found: Json) -> Behind:
+    """Gives the pods that a Service leads to. Raises CannotRead."""
+    name, selector = found["metadata"]["name"], (found.get("spec") or {}).get("selector") or {}
+    if not selector:
+        return Behind(frozenset(), f"Service {name} has no selector, so its pods are not known")
+    words = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
+    rows = client.json(["get", "pods", f"--namespace={space}", f"--selector={words}"])["items"]
+    return _of(client, space, deployment, running_pods(rows), f"Service {name} leads to")
+
+
+def url_of_pod(client: kubectl.Client, space: str, deployment: Json, where: str) -> Behind:
+    """Gives the pods behind a URL: of a Service with that address, of a pod's own, or of a process
+    on this host. Raises CannotRead.
+    """
+    asked = urlsplit(where)
+    host, port = asked.hostname or "", asked.port or (443 if asked.scheme == "https" else 80)
+    for row in client.json(["get", "services", f"--namespace={space}"])["items"]:
+        if _leads(row, host, port):
+            return service_of(client, space, deployment, row)
+    rows = client.json(["get", "pods", f"--namespace={space}"])["items"]
+    own = [p for p in running_pods(rows) if (p.get("status") or {}).get("podIP") == host
+           and not (p.get("spec") or {}).get("hostNetwork")]  # fmt: skip
+    if own:
+        return _of(client, space, deployment, own, f"{where} is of")
+    return _on_host(client, space, deployment, where)
+
+
+def _leads(row: Json, host: str, port: int) -> bool:
+    spec, status = row.get("spec") or {}, row.get("status") or {}
+    outside = (status.get("loadBalancer") or {}).get("ingress") or []
+    addresses = {spec.get("clusterIP"), *(spec.get("clusterIPs") or []),
+                 *(spec.get("externalIPs") or []), *(a.get("ip") for a in outside)}  # fmt: skip
+    ports = spec.get("ports") or []
+    inside = host in addresses and any(int(p["port"]) == port for p in ports)
+    return inside or any(int(p.get("nodePort") or 0) == port for p in ports)
+
+
+def _on_host(client: kubectl.Client, space: str, deployment: Json, where: str) -> Behind:
+    """Gives the pods whose processes hold the URL's port on this host."""
+    ours = {_uid(p): p for p in running_pods(inspect.pods(client, space, deployment))}
+    found = answer.port_listeners(where)
+    for row in found:
+        of = mapped_files.pod_of(proc.cgroup(row.pid)) if row.pid else None
+        if of not in ours:
+            held = f"port {row.port} of this host is held by pid {row.pid} ({row.process})"
+            return Behind(frozenset(), held)
+    if not found:
+        said = f"no Service, no pod and no process on this host has {where}, so whose it is"
+        return Behind(frozenset(), f"{said} is not seen; set service or port in place of url")
+    uids = {mapped_files.pod_of(proc.cgroup(row.pid or 0)) for row in found}
+    return Behind(frozenset(_identity(p) for uid, p in ours.items() if uid in uids))
+
+
+def _of(client: kubectl.Client, space: str, deployment: Json, rows: list[Json], how: str) -> Behind:
+    """Gives those rows that are the Deployment's, and who else is among them."""
+    ours = {_uid(p) for p in inspect.pods(client, space, deployment)}
+    others = sorted(str(p["metadata"]["name"]) for p in rows if _uid(p) not in ours)
+    foreign = f"{how} pod {', '.join(others)}" if others else None
+    return Behind(frozenset(_identity(p) for p in rows if _uid(p) in ours), foreign)
+
+
+def _uid(found: Json) -> str:
+    return str(found["metadata"].get("uid") or found["metadata"]["name"])
+
+
+def _identity(found: Json) -> tuple[str, str, int]:
+    rows: list[Any] = (found.get("status") or {}).get("containerStatuses") or []
+    restarts = sum(int(row.get("restartCount", 0)) for row in rows)
+    return str(found["metadata"]["name"]), _uid(found), restarts
+
 
 _KEYS = ("kubectl", "kubeconfig", "namespace", "deployment", "container", "url", "service",
          "port", "model", "reasoning", "timeout_s", "key_file")  # fmt: skip
@@ -53,12 +157,12 @@ def ask_pod(request: Any) -> Json:
     """
     body = validate.keys(request, "request", _KEYS, _REQUIRED)
     client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
-    space = names.name(body["namespace"], "namespace")
+    space = kubectl.kube_name(body["namespace"], "namespace")
     port = body.get("port")
     port = None if port is None else int(validate.number(port, "port", 1, 65535))
     timeout_s = validate.number(body["timeout_s"], "timeout_s", 1, 600)
     path = body.get("key_file")
-    key = None if path is None else secret_env.of_file("key", validate.path(path, "key_file"))
+    key = None if path is None else owner.of_file("key", validate.path(path, "key_file"))
     try:
         where, reply = _asked(body, client, space, port, timeout_s, key)
     except CannotRead as error:
@@ -74,33 +178,35 @@ def _asked(
     body: Json, client: kubectl.Client, space: str, port: Any, timeout_s: float, key: str | None
 ) -> Any:
     """Gives (where, reply) of the way that the request names."""
-    name = names.name(body["deployment"], "deployment")
+    name = kubectl.kube_name(body["deployment"], "deployment")
     box = body.get("container")
-    box = None if box is None else names.name(box, "container")
+    box = None if box is None else kubectl.kube_name(box, "container")
     chosen = body.get("service")
-    chosen = None if chosen is None else names.name(chosen, "service")
+    chosen = None if chosen is None else kubectl.kube_name(chosen, "service")
     if chosen is None and port is None and body.get("url") is None:
         raise validate.bad("give 'url', 'service' or 'port'")
     if chosen is not None:
         row = client.json(["get", "service", chosen, f"--namespace={space}"])
         url = of_service(chosen, row, port)
-        look = partial(behind.service, client, space, inspect.get(client, space, name), row)
+        look = partial(service_of, client, space, inspect.get(client, space, name), row)
     elif port is None:
         url = _endpoint(body, body["url"]).url
-        look = partial(behind.url, client, space, inspect.get(client, space, name), url)
+        look = partial(url_of_pod, client, space, inspect.get(client, space, name), url)
     else:
         where = _endpoint(body, f"http://127.0.0.1:{port}")
         deployment = inspect.get(client, space, name)
         # kubectl would take the pod's first one, which may be a sidecar that was put into it
         box = container_of(deployment, box)["name"]
-        rows = behind.running(inspect.pods(client, space, deployment))
+        rows = running_pods(inspect.pods(client, space, deployment))
         if not rows:
             return "no pod", Reply(False, "no pod of it runs")
         pod = str(rows[0]["metadata"]["name"])
-        look = partial(behind.newest, client, space, deployment, where.url)
+        look = partial(newest_pod, client, space, deployment, where.url)
         asked = partial(_in_pod, client, space, pod, box, where, timeout_s)
         return f"{where.url} in {pod}", _ours(name, look, asked, key)
-    return url, _ours(name, look, partial(completion.ask, _endpoint(body, url), timeout_s), key)
+    return url, _ours(
+        name, look, partial(answer.ask_completion, _endpoint(body, url), timeout_s), key
+    )
 
 
 def _ours(
@@ -153,7 +259,7 @@ def _in_pod(
 ) -> Reply:  # fmt: skip
     """Gives the reply to a pod's own Python, which asks its engine."""
     words = ["exec", pod, f"--namespace={space}", f"--container={box}", "--stdin"]
-    script = [where.url, json.dumps(completion.question(where)), f"{timeout_s:g}"]
+    script = [where.url, json.dumps(answer.question(where)), f"{timeout_s:g}"]
     started = time.monotonic()
     # kubectl takes its own flags before the `--` alone
     done = client.run(words, timeout_s + 10, ["--", "python3", "-c", _IN_POD, *script], key or "")
@@ -163,5 +269,5 @@ def _in_pod(
     if status == "0":
         return Reply(False, " ".join(text.split())[:200])
     if status != "200":
-        return rules.refused(int(status), text)
-    return completion.judge(text.encode(), where, time.monotonic() - started)
+        return engine.refused(int(status), text)
+    return answer.judge_completion(text.encode(), where, time.monotonic() - started)

@@ -7,16 +7,145 @@ needs the former ReplicaSet and would take other people's later changes with it.
 
 from __future__ import annotations
 
+import calendar
 import os
-from typing import Any
+import stat
+import struct
+import time
+from typing import Any, NamedTuple
 
-from node.core import validate
-from node.core.errors import CannotRead, Json, NodeError
-from node.core.step_kind import PATH, POST, Kind, Seen, Steps, differing
-from node.core.step_state import DONE, UNDONE, UNKNOWN
-from node.kube import deployment as kube_deployment
-from node.kube import hami_cache, inspect, kubectl, names
-from node.kube import patch as kube_patch
+from node.change import journal, kinds, transaction
+from node.change.journal import DONE, UNDONE, UNKNOWN
+from node.change.kinds import PATH, POST, PRE, Irreversible, Kind, Seen, Steps, differing
+from node.core import proc, validate
+from node.core.errors import CannotRead, Json, NodeError, io_reason
+from node.kube import inspect, kubectl
+
+# HAMi's shared cache of a container: where it lies on the host, and its removal once unused.
+#
+# HAMi-core maps one file for all processes of a container. The first writes its memory limit into
+# it;
+# later ones find it and keep that limit (try_create_shrreg in multiprocess_memory_limit.c), so a
+# file
+# that outlives its pod holds a former limit in force.
+
+# multiprocess_memory_limit.h: the name of the variable, its default, and the file's first number
+VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+DEFAULT = "/tmp/cudevshr.cache"
+MAGIC = 19920718
+POLL_S = 0.1
+GRACE_S = 10.0
+MAX_WAIT_S = 60.0
+
+
+class Place(NamedTuple):
+    """A cache as the container names it; `host` is its path on the host, or None and `why`."""
+
+    inside: str
+    host: str | None
+    why: str
+
+
+def cache_place(template: Json, box: Json) -> Place:
+    """Gives where a container of a pod template has its cache; of a hostPath alone it stays."""
+    try:
+        inside = inspect.find_container(box, VARIABLE).value or DEFAULT
+    except NodeError as error:
+        return Place(DEFAULT, None, str(error))
+    mounts = [m for m in box.get("volumeMounts") or [] if _under(inside, m["mountPath"])]
+    if not mounts:
+        return Place(inside, None, "it goes with the container")
+    mount = max(mounts, key=lambda m: len(m["mountPath"]))
+    volumes: dict[str, Json] = {v["name"]: v for v in template["spec"].get("volumes") or []}
+    volume = volumes.get(mount["name"]) or {}
+    if "emptyDir" in volume:
+        return Place(inside, None, "it goes with the pod")
+    if "hostPath" not in volume or mount.get("subPathExpr"):
+        kind = next((key for key in volume if key != "name"), "an unknown volume")
+        return Place(inside, None, f"it lies in {kind} {mount['name']}, which is not looked into")
+    parts = [volume["hostPath"]["path"], mount.get("subPath") or "",
+             os.path.relpath(inside, mount["mountPath"])]  # fmt: skip
+    host = os.path.normpath(os.path.join(parts[0], parts[1].lstrip("/"), parts[2]))
+    return Place(inside, host, f"it is {host} of the host")
+
+
+def _under(path: str, folder: str) -> bool:
+    return os.path.normpath(path).startswith(folder.rstrip("/") + "/")
+
+
+def holders(device: int, inode: int) -> set[int]:
+    """Gives the pids of the processes that map the file or have it open."""
+    column = b"%02x:%02x" % (os.major(device), os.minor(device))
+    found: set[int] = set()
+    for pid in proc.pids():
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as file:
+                rows = [line.split(None, 5) for line in file.read().splitlines()]
+            if any(len(r) > 4 and r[3] == column and int(r[4]) == inode for r in rows):
+                found.add(pid)
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                info = os.stat(f"/proc/{pid}/fd/{number}")
+                if (info.st_dev, info.st_ino) == (device, inode):
+                    found.add(pid)
+        except OSError:
+            continue  # it has ended, or closed the file
+    return found
+
+
+def clear_cache(deployment: Json, box: Json) -> str:
+    """Remove the container's cache once nobody has it any more; gives what was done in words.
+
+    Waits for those that have it now (the pod that goes), as long as the pod may take for its end.
+    A newcomer is the pod that comes: the file is in use again and stays.
+    """
+    template = deployment["spec"]["template"]
+    found = cache_place(template, box)
+    if found.host is None:
+        return f"shared cache {found.inside}: {found.why}"
+    grace = template["spec"].get("terminationGracePeriodSeconds")
+    wait = min(MAX_WAIT_S, float(30 if grace is None else grace) + GRACE_S)
+    try:
+        return _clear(found.host, time.monotonic() + wait)
+    except FileNotFoundError:
+        return f"there is no shared cache {found.host}"
+    except OSError as error:
+        return f"shared cache {found.host} stays: {io_reason(error)}"
+
+
+def _clear(path: str, deadline: float) -> str:
+    first: set[int] | None = None
+    folder = os.open(os.path.dirname(path), os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    name = os.path.basename(path)
+    try:
+        while True:
+            try:
+                info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                return f"there is no shared cache {path}"
+            if not stat.S_ISREG(info.st_mode) or not _is_cache(name, folder):
+                return f"{path} is no shared cache of HAMi: it is left"
+            now = holders(info.st_dev, info.st_ino)
+            if not now:
+                os.unlink(name, dir_fd=folder)
+                return f"the former shared cache {path} was removed"
+            first = now if first is None else first
+            if now - first or time.monotonic() > deadline:
+                pids = ", ".join(map(str, sorted(now)))
+                return (f"shared cache {path} stays, with the former limit: pid {pids} has it; "
+                        "remove it while no pod of the Deployment runs")  # fmt: skip
+            time.sleep(POLL_S)
+    finally:
+        os.close(folder)
+
+
+def _is_cache(name: str, folder: int) -> bool:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        raw = os.read(fd, 4)
+        return len(raw) == 4 and struct.unpack("<i", raw)[0] == MAGIC
+    finally:
+        os.close(fd)
+
 
 MAX_REPLICAS = 1000
 TRIES = 3
@@ -25,9 +154,9 @@ TRIES = 3
 def _wanted(step: Json, where: str) -> dict[str, str | None]:
     """Gives what the step sets by name: variables, or how many pods there are to be."""
     if "replicas" not in step:
-        return names.values_of(step.get("set", {}), f"{where}.set")
+        return kubectl.values_of(step.get("set", {}), f"{where}.set")
     count = validate.number(step["replicas"], f"{where}.replicas", 0, MAX_REPLICAS)
-    return {kube_deployment.REPLICAS: str(int(count))}
+    return {inspect.REPLICAS: str(int(count))}
 
 
 def _client(row: Json) -> kubectl.Client:
@@ -50,7 +179,7 @@ def _read(row: Json, client: kubectl.Client) -> Any:
             f"Deployment {row['deployment']} was made anew since it was looked at", "made_anew",
             "look at it, then run again",
         )  # fmt: skip
-    return deployment, kube_deployment.container_of(deployment, row["container"])
+    return deployment, inspect.container_of(deployment, row["container"])
 
 
 def _values(deployment: Json, box: Json, values: Any, edits: Any) -> dict[str, str | None]:
@@ -58,11 +187,11 @@ def _values(deployment: Json, box: Json, values: Any, edits: Any) -> dict[str, s
 
     `values` may have the edits' old texts as well, which is what a row's `pre` and `post` do.
     """
-    found = {name: kube_deployment.value_of(deployment, box, name)
+    found = {name: inspect.value_of(deployment, box, name)
              for name in values if name not in edits}  # fmt: skip
     for old, new in edits.items():
         try:
-            found[old] = kube_deployment.find_text(box, old, new).value
+            found[old] = inspect.find_text(box, old, new).value
         except NodeError:
             found[old] = None
     return found
@@ -116,9 +245,9 @@ class DeploymentKind(Kind):
         kubeconfig = step.get("kubeconfig")
         if ("replicas" in step) == bool(step.get("set") or step.get("edit")):
             raise validate.bad(f"{where}: give 'replicas', or 'set' and 'edit'")
-        space = names.name(step["namespace"], f"{where}.namespace")
-        name = names.name(step["deployment"], f"{where}.deployment")
-        box = names.name(step["container"], f"{where}.container")
+        space = kubectl.kube_name(step["namespace"], f"{where}.namespace")
+        name = kubectl.kube_name(step["deployment"], f"{where}.deployment")
+        box = kubectl.kube_name(step["container"], f"{where}.container")
         return {
             "op": self.op,
             # what rignode undo --overwrite names; no file lies there
@@ -131,7 +260,7 @@ class DeploymentKind(Kind):
             "deployment": name,
             "container": box,
             "set": _wanted(step, where),
-            "edit": names.edits_of(step.get("edit", {}), f"{where}.edit"),
+            "edit": kubectl.edits_of(step.get("edit", {}), f"{where}.edit"),
             "clear_cache": validate.boolean(step.get("clear_cache", False), f"{where}.clear_cache"),
             "uid": validate.text(step["uid"], f"{where}.uid", 100),
             "resource_version": validate.text(
@@ -144,7 +273,7 @@ class DeploymentKind(Kind):
         client = _client(step)
         deployment, box = _read(step, client)
         space = step["namespace"]
-        changed = kube_patch.rehearse(client, space, deployment, box, step["set"], step["edit"])
+        changed = inspect.rehearse_patch(client, space, deployment, box, step["set"], step["edit"])
         return bool(changed), "would change"
 
     def do(self, step: Json, steps: Steps) -> tuple[bool, str]:
@@ -163,13 +292,15 @@ class DeploymentKind(Kind):
                 "conflict",
                 "look at it (kubectl get deployment), then run again",
             )
-        kube_patch.rehearse(client, step["namespace"], deployment, box, step["set"], step["edit"])
+        inspect.rehearse_patch(
+            client, step["namespace"], deployment, box, step["set"], step["edit"]
+        )
         about = {key: step[key] for key in ("path", "kubectl", "kubeconfig", "namespace",
                                             "deployment", "container", "uid", "edit")}  # fmt: skip
         entry = self.record(steps, **about, pre=before, post=after)
         try:
-            patch = kube_deployment.patch(deployment, box, step["set"], step["edit"])
-            kube_patch.send(client, step["namespace"], step["deployment"], patch, dry=False)
+            patch = inspect.patch_of(deployment, box, step["set"], step["edit"])
+            inspect.send_patch(client, step["namespace"], step["deployment"], patch, dry=False)
         except NodeError:
             if _look_again(entry, client) == entry["pre"]:
                 steps.rows.remove(entry)
@@ -180,7 +311,7 @@ class DeploymentKind(Kind):
             # named before: an undo after a kill in here clears it too
             entry["cache"] = "not yet looked for"
             steps.write()
-            entry["cache"] = hami_cache.clear(deployment, box)
+            entry["cache"] = clear_cache(deployment, box)
         steps.write()
         return True, "changed"
 
@@ -213,8 +344,10 @@ class DeploymentKind(Kind):
             back = {key: value for key, value in todo.items() if key not in edits}
             texts = {edits[old]: old for old in todo if old in edits}
             try:
-                patch = kube_deployment.patch(deployment, box, back, texts)
-                kube_patch.send(client, entry["namespace"], entry["deployment"], patch, dry=False)
+                patch = inspect.patch_of(deployment, box, back, texts)
+                inspect.send_patch(
+                    client, entry["namespace"], entry["deployment"], patch, dry=False
+                )
             except NodeError as error:
                 # the controller writes the status all the time: read again, patch again
                 if error.code != "conflict" or attempt == TRIES - 1:
@@ -222,7 +355,7 @@ class DeploymentKind(Kind):
                 continue
             now, deployment, box = _now(entry, client)
             if now == entry["pre"]:
-                told = [hami_cache.clear(deployment, box)] if "cache" in entry else []
+                told = [clear_cache(deployment, box)] if "cache" in entry else []
                 return "; ".join(["restored", *told])
         raise NodeError(f"{entry['path']} does not keep the former value", "not_patched")
 
@@ -259,3 +392,87 @@ class DeploymentKind(Kind):
         about = entry["deployment"]
         return [line for key in now
                 for line in differing(f"{about} {key}", now[key], entry[side][key])]  # fmt: skip
+
+
+# The step of a rollout that was begun anew: it cannot be undone, and may leave pods that last.
+
+
+def _started(pod: Json, since_unix_s: float) -> bool:
+    """Gives True for a pod that runs and was made since then."""
+    made = time.strptime(pod["metadata"]["creationTimestamp"], "%Y-%m-%dT%H:%M:%SZ")
+    runs = (pod.get("status") or {}).get("phase") == "Running"
+    return runs and calendar.timegm(made) >= int(since_unix_s)
+
+
+class RestartKind(Irreversible):
+    """A restart alone leaves the same pods, anew. After other steps of its change (`lasts`) they
+    run with what these gave them, also once that was taken back.
+    """
+
+    passing = False
+
+    def verify(self, entry: Json, side: str) -> list[str]:
+        """Gives a line while pods of this rollout run; none once there was another one."""
+        if side != PRE or not entry.get("lasts", True):
+            return []
+        space, name = entry.get("namespace"), entry.get("deployment")
+        line = (f"restart: the pods of Deployment {space}/{name} keep what they started with: "
+                f"kubectl rollout restart deployment/{name} --namespace={space}")  # fmt: skip
+        if "generation" not in entry:  # an older journal
+            return [line]
+        client = kubectl.client(entry["kubectl"], entry["kubeconfig"])
+        try:
+            deployment = inspect.get(client, entry["namespace"], entry["deployment"])
+        except NodeError as error:
+            if error.code == "no_deployment":
+                return []
+            raise
+        if int(deployment["metadata"]["generation"]) != entry["generation"]:
+            return []
+        pods = inspect.pods(client, entry["namespace"], deployment)
+        return [line] if any(_started(pod, entry["at_unix_s"]) for pod in pods) else []
+
+
+# kube restart: begin a rollout of a Deployment whose pods are to start anew, for good.
+
+RESTART_S = 30
+_KEYS = ("change", "kubectl", "kubeconfig", "namespace", "deployment", "pod")
+
+
+def restart_deployment(request: Any) -> Json:
+    """Begin the rollout while `pod` (its uid) is of the Deployment; gives what was done.
+
+    A pod that is gone, or belongs to another Deployment, is left: `restarted` is false.
+    """
+    body = validate.keys(request, "request", _KEYS, ("change", *_KEYS[1:2], *_KEYS[3:]))
+    header = journal.parse_change(body["change"])
+    space = kubectl.kube_name(body["namespace"], "namespace")
+    name = kubectl.kube_name(body["deployment"], "deployment")
+    pod = validate.text(body["pod"], "pod", 100)
+    client = kubectl.client(body["kubectl"], body.get("kubeconfig"))
+    with transaction.opened(header, "kube restart") as log:
+        deployment = inspect.get(client, space, name)
+        before = int(deployment["metadata"]["generation"])
+        box = inspect.container_of(deployment, None, first=True)["name"]
+        told = {"generation": before, "container": box}
+        found = [row["metadata"]["uid"] for row in inspect.pods(client, space, deployment)]
+        if pod not in found:
+            return {"restarted": False, **told, "change": log.change_id}
+        # what restart_step.py looks at: the rollout counts the generation up by one
+        lasts = any(not kinds.of(row).irreversible for row in log.rows)
+        entry = log.begin("restart", namespace=space, deployment=name, pod=pod, lasts=lasts,
+                          kubectl=body["kubectl"], kubeconfig=body.get("kubeconfig"),
+                          generation=before + 1, at_unix_s=time.time())  # fmt: skip
+        try:
+            done = client.run(
+                ["rollout", "restart", f"deployment/{name}", f"--namespace={space}"], RESTART_S
+            )
+        except CannotRead as error:
+            raise NodeError(str(error), "no_cluster", "see: kubectl cluster-info") from None
+        if done.rc != 0:
+            log.rows.remove(entry)
+            log.write()
+            raise NodeError(f"kubectl rollout restart: {done.last_line()[:300]}", "not_patched")
+        entry["state"] = "done"
+        log.write()
+    return {"restarted": True, **told, "change": header["id"]}

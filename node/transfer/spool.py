@@ -13,9 +13,8 @@ import shlex
 import threading
 import time
 
-from node.core import flock
+from node.core import files
 from node.core.errors import Json, NodeError
-from node.files import state_dir
 
 ROOM_LEFT = 512 << 20
 KINDS = ("image", "weights", "tree")
@@ -23,23 +22,23 @@ KINDS = ("image", "weights", "tree")
 
 def folder() -> str:
     """Gives the spool's folder."""
-    return os.path.join(state_dir.root(), "spool")
+    return os.path.join(files.state_root(), "spool")
 
 
 def ensure() -> str:
     """Makes the spool's folder, root's alone; gives it."""
-    state_dir.ensure()
+    files.ensure_state()
     path = folder()
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
     else:
-        state_dir.sync_folder(state_dir.root())
+        files.sync_folder(files.state_root())
     return path
 
 
-class TransferLock(flock.FileLock):
+class TransferLock(files.FileLock):
     """The lock of one kind of transfer (`image`, `weights`) on this host, a context manager.
 
     Raises NodeError (`transfer_runs`) while another one runs; it ends with its process.
@@ -189,7 +188,7 @@ def progress(what: str) -> str | None:
 
 def active_transfer(what: str) -> str | None:
     """Gives who moves such a thing now, or None; writes nothing."""
-    said = flock.held_by(os.path.join(folder(), f"{what}.lock"))
+    said = files.held_by(os.path.join(folder(), f"{what}.lock"))
     return None if said is None else said or "an unknown process"
 
 

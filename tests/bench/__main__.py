@@ -19,14 +19,14 @@ import os
 import sys
 from pathlib import Path
 
-from tests.bench import backup, growth, moving, page, rig, rollback, streams, weights
-from tests.bench.report import ROUNDS, table
+from tests.bench import backup, growth, moving, rig, rollback, streams, weights
+from tests.bench.rig import ROUNDS, table
 from tests.infra.plugin import ROOT
 
 PARTS = ("rig", "growth", "backup", "streams", "moving", "weights", "rollback")
 
 
-def part(name: str, asked: argparse.Namespace) -> page.Part:
+def part(name: str, asked: argparse.Namespace) -> rig.Part:
     """One part, measured; RuntimeError says why it was not."""
     rounds = asked.rounds
     if name == "backup":
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
             print(f"bench: {name}: {error}", file=sys.stderr)
             code = 1
             continue
-        page.write(asked.write, done)
+        rig.write(asked.write, done)
         print(f"{done.title}\n{table(done.rows)}")
         code = 1 if done.missed else code
     return code

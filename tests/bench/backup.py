@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from lab.core import settings
-from lab.engine import venv
-from tests.bench.page import Part, machine, today
-from tests.bench.report import SPREAD, Row, in_seconds, in_times, ratios, table
+from lab import core, engine
+from tests.bench.rig import SPREAD, Part, Row, in_seconds, in_times, machine, ratios, table, today
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVEL = 1
@@ -180,7 +178,7 @@ def rows(figures: Figures) -> list[Row]:
 
 def tree_of_the_lab() -> Path:
     """The cached venv of the lab's tower; RuntimeError says how to make one."""
-    found = sorted(settings.load().images.glob(f"tower-*/layer{venv.VENV}"))
+    found = sorted(core.load_settings().images.glob(f"tower-*/layer{engine.HOST_VENV}"))
     if not found:
         raise RuntimeError(
             "there is no venv to measure with: name one with --tree, or make the lab's: "

@@ -21,15 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from deploys.procedures.report.charts import INSTALL
-from schema.inputs.load import plan
-from tests.bench.page import Part, machine, today
-from tests.bench.report import MB, SPREAD, Row, in_seconds, table
+from deploys.plans.report import INSTALL
+from schema.load import plan
+from tests.bench.rig import MB, SPREAD, Part, Row, in_seconds, machine, table, today
 from tests.infra.plugin import ROOT
-from tests.plans.support.engine_double import EngineDouble, Reply, loopback
+from tests.plans.support.doubles import EngineDouble, Reply, loopback
 from tests.plans.support.fakehost import RECORD, SCENARIO, VARIABLE
 from tests.plans.support.scenario import INVENTORY, host, serving
-from tests.unit.builders.four_nodes import recipe_over
+from tests.unit.builders.rigs import recipe_over
 
 NODES = (2, 4, 8, 16, 64)
 PICTURE = ROOT / "docs" / "growth.svg"

@@ -18,16 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from lab.core.settings import ENGINE_IMAGE
-from tests.bench.measure import timed
-from tests.bench.page import Part, machine, today
-from tests.bench.report import (
+from lab.core import ENGINE_IMAGE
+from tests.bench.rig import (
     SPREAD,
+    Part,
     Row,
     in_seconds,
     in_times,
+    machine,
     ratios,
     table,
+    timed,
+    today,
 )
 from tests.system.rehearsal import Lab
 

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lab.core.settings import load
-from tests.bench.page import Part, machine, today
-from tests.bench.report import SPREAD, Row, in_seconds, in_times, ratios, table
+from lab.core import load_settings
+from tests.bench.rig import SPREAD, Part, Row, in_seconds, in_times, machine, ratios, table, today
 from tests.system.rehearsal import Done
 from tests.system.venv.steps import INVENTORY, VENV, Tower, wait_until
 
@@ -92,7 +91,7 @@ def _plain(tower: Tower, backup: str) -> float:
 
 def part(rounds: int) -> Part:
     """The section of docs/benchmarks.md and its rows; RuntimeError when not measured."""
-    if not any(host.is_tower for host in load().hosts()):
+    if not any(host.is_tower for host in load_settings().hosts()):
         raise RuntimeError(f"there is no tower in the lab; first: {UP}")
     where = machine()
     try:

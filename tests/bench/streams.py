@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.page import Part, machine, today
-from tests.bench.report import SPREAD, Row, in_rate, table
+from tests.bench.rig import SPREAD, Part, Row, in_rate, machine, table, today
 
 ROOT = Path(__file__).resolve().parents[2]
 TMPFS = Path("/dev/shm")

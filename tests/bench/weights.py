@@ -13,10 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from lab.core.settings import MODEL_PATH
-from tests.bench.measure import timed
-from tests.bench.page import Part, machine, today
-from tests.bench.report import MB, SPREAD, Row, in_rate, in_share, ratios, table
+from lab.core import MODEL_PATH
+from tests.bench.rig import (
+    MB,
+    SPREAD,
+    Part,
+    Row,
+    in_rate,
+    in_share,
+    machine,
+    ratios,
+    table,
+    timed,
+    today,
+)
 from tests.system.rehearsal import Lab
 
 RAW = """

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from testinfra.host import Host
 
-from schema.core.errors import SpecError
-from schema.desired.rig import Node
-from schema.observed.snapshot import NodeSnapshot, Unreadable
+from schema.core import SpecError
+from schema.plan import Node
+from schema.snapshot import NodeSnapshot, Unreadable
 from tests.infra.observe import Observation, observe, reached
 from tests.infra.plugin import Connections, Rig, load_rig
 

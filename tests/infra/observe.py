@@ -12,13 +12,12 @@ from typing import TypeVar
 import pytest
 from pyinfra.api.exceptions import FactProcessError
 
-from facts.snapshot import Snapshot
-from gates.core.check import Gate
-from gates.core.violation import Violation
-from gates.drift.compare import drift
+from facts.node import Snapshot
+from gates.core import Gate, Violation
 from gates.gate_sets import check
-from schema.desired.rig import Node
-from schema.observed.snapshot import NodeSnapshot, Unreadable
+from gates.recipe import drift
+from schema.plan import Node
+from schema.snapshot import NodeSnapshot, Unreadable
 from tests.infra.plugin import Connections, Rig
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from pathlib import Path
 import testinfra
 from testinfra.host import Host
 
-from schema.core.errors import SpecError
-from schema.desired.plan import Plan
-from schema.inputs import load
+from schema import load
+from schema.core import SpecError
+from schema.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOAD_TIMEOUT_S = 60

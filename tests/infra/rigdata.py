@@ -16,9 +16,9 @@ from pyinfra_cli.exceptions import CliError, UnexpectedExternalError
 from pyinfra_cli.inventory import make_inventory
 from pyinfra_cli.util import parse_cli_arg
 
-from deploys.common.load_and_gate import data_of
-from schema.core.errors import SpecError
-from schema.inputs.load import host_datas
+from deploys.plans.rig import data_of
+from schema.core import SpecError
+from schema.load import host_datas
 from tests.infra.plugin import ROOT
 
 
@@ -34,7 +34,7 @@ def collect(inventory: str, pairs: list[str]) -> dict[str, object]:
             raise SpecError(f"--rig-data: {pair!r} has no value; allowed: KEY=VALUE")
         override[key] = parse_cli_arg(value)
     state = State()
-    # As deploys.common.cli_guards does: errors then name this inventory.
+    # As deploys.plans.cli does: errors then name this inventory.
     state.__dict__["rigbook_inventory"] = inventory
     with ctx_state.use(state):
         made = make_inventory(inventory, override_data=override, cwd=str(ROOT))

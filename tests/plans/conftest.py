@@ -1,4 +1,4 @@
-"""The runs of a module's TABLE (tests/plans/support/table.py), all started at once."""
+"""The runs of a module's TABLE (tests/plans/support/scenario.py), all started at once."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from facts.endpoint.completion import Endpoint, ask
-from schema.core.secret import Secret
+from facts.endpoint import Endpoint, ask
+from schema.core import Secret
 from tests.command_lines import CommandLines
 from tests.system.rehearsal import ROOT, Done, Lab
 

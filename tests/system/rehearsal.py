@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import settings
-from lab.hosts import state
-from lab.hosts.consoles import Hosts
+from lab import core, host
+from lab.host import Hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PYINFRA = Path(sys.executable).parent / "pyinfra"
@@ -41,7 +40,7 @@ class Lab(Hosts):
     """Rehearsal hosts, as an operator and as a person at their console: those of RIGBOOK_LAB."""
 
     def __init__(self) -> None:
-        super().__init__(settings.load())
+        super().__init__(core.load_settings())
 
     def pyinfra(self, deploy: str, *arguments: str, yes: bool = True, inventory: str = "") -> Done:
         """Runs a deploy of the project against the lab."""
@@ -77,7 +76,7 @@ class Lab(Hosts):
 
     def snapshots(self, *options: str) -> dict[str, dict[str, Any]]:
         """Both hosts' snapshots, without what moves by itself on a host that nobody touches."""
-        words = ("--json", *options, "inventory/lab.py", "fact", "facts.snapshot.Snapshot")
+        words = ("--json", *options, "inventory/lab.py", "fact", "facts.node.Snapshot")
         text = self.run(str(PYINFRA), *words).text
         document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
         hosts: dict[str, dict[str, Any]] = next(iter(document.values()))
@@ -100,9 +99,7 @@ class Lab(Hosts):
 
 
 @contextmanager
-def rehearsal(
-    *options: str, verb: str = "up", place: settings.Place = settings.TESTS
-) -> Iterator[Lab]:
+def rehearsal(*options: str, verb: str = "up", place: core.Place = core.TESTS) -> Iterator[Lab]:
     """The lab of `place`, up by `python -m lab VERB` with these options; away again if it was made.
 
     The tests' own stands beside the user's lab and never touches it. RIGBOOK_KEEP_LAB=1 keeps it,
@@ -112,14 +109,14 @@ def rehearsal(
     former = os.environ.get("RIGBOOK_LAB")
     os.environ["RIGBOOK_LAB"] = place.name
     try:
-        lab = settings.load()
+        lab = core.load_settings()
         kept = lab.state_file.exists() and not lab.owner_file.exists()
         killed = lab.owner_file.exists()
-        state.take(lab)
+        host.take_state(lab)
         if killed:
             # with an engine that runs, a disk that is full, a link that is down
             subprocess.run([sys.executable, "-m", "lab", "down"], cwd=ROOT, check=True)
-            state.take(lab)
+            host.take_state(lab)
         made = subprocess.run([sys.executable, "-m", "lab", verb, *options], cwd=ROOT, check=False)
         assert made.returncode == 0, "the lab did not come up; its lines are above"
         try:

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from schema.observed.former import Former
-from tests.plans.support.rigs import broken
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
-from tests.plans.support.table import Table, each_row, quiet, refused
-from tests.unit.builders import former_parts as parts
+from schema.hardware import Former
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Table,
+    broken,
+    data,
+    each_row,
+    quiet,
+    refused,
+)
+from tests.unit.builders import host_parts
 from tests.unit.builders.host_parts import unit
-from tests.unit.builders.snapshots import healthy
+from tests.unit.builders.rigs import healthy
 
 LOOK = ("deploys/adopt.py", "-y")
 DRY = ("deploys/adopt.py", "--dry")
 JOIN = ("--nnodes", "2", "--master-addr", "10.0.0.1", "--master-port", "29501", "--node-rank")
-HEADS = (*parts.ARGV, *JOIN, "0", "--api-key", "***")
-SEED = parts.seed(argv=HEADS, secret_flags=("--api-key",))
-SEED_WORKER = parts.seed(
-    argv=(*parts.ARGV, *JOIN, "1", "--headless", "--api-key", "***"), secret_flags=("--api-key",),
-    node_rank=1, is_head=False,
-)  # fmt: skip
-TWO = Former(engines=(parts.engine(), parts.engine(pid=900, port=8001)))
+HEADS = (*host_parts.ARGV, *JOIN, "0", "--api-key", "***")
+SEED = host_parts.seed(argv=HEADS, secret_flags=("--api-key",))
+SEED_WORKER = host_parts.seed(
+    argv=(*host_parts.ARGV, *JOIN, "1", "--headless", "--api-key", "***"),
+    secret_flags=("--api-key",),
+    node_rank=1,
+    is_head=False,
+)
+TWO = Former(engines=(host_parts.engine(), host_parts.engine(pid=900, port=8001)))
 NOTHING = Former()
-FORMER_UNIT = unit(name=parts.UNIT, exec_start=("/usr/bin/docker", "exec", parts.BOX, "bash"))
+FORMER_UNIT = unit(
+    name=host_parts.UNIT, exec_start=("/usr/bin/docker", "exec", host_parts.BOX, "bash")
+)
 # hosts and ssh, nothing of an engine
 BARE = [(HEAD, {"lan_address": "192.168.1.11", "ssh_user": "milo"}),
         (WORKER, {"lan_address": "192.168.1.12", "ssh_user": "milo"})]  # fmt: skip
@@ -32,7 +45,7 @@ BARE = [(HEAD, {"lan_address": "192.168.1.11", "ssh_user": "milo"}),
 def looks(head: Any, worker: Any = NOTHING, *words: str, **more: Any) -> Scenario:
     """A look at two hosts with these former setups."""
     said = {HEAD: head, WORKER: worker}
-    faults = {f"{name}:says former": parts.said(found) for name, found in said.items()}
+    faults = {f"{name}:says former": host_parts.former_said(found) for name, found in said.items()}
     faults.update(more.pop("faults", {}))
     return Scenario(more.pop("how", LOOK) + words, more.pop("seen", healthy),
                     hosts=more.pop("hosts", BARE), faults=faults, **more)  # fmt: skip
@@ -49,21 +62,21 @@ TABLE: Table = {
         f"[{WORKER}] vLLM: pid 812 by docker exec in container vllm_ds4, rank 1, headless",
         "deploys/adopt.py -y --data write=NAME writes inventory, group_data and recipe",
         asks=["several", "several"])),
-    "by hand": (looks(parts.by_hand(), parts.by_hand()), quiet(
+    "by hand": (looks(host_parts.by_hand(), host_parts.by_hand()), quiet(
         "started by hand, pid 812", "at the next boot: nothing starts it",
         "lost when it stops: container vllm_ds4 (--rm)")),
     "nothing": (looks(NOTHING), quiet(
         "no vLLM runs here by other means than rigbook, and nothing would start one",
         never=("next:",))),
-    "off": (looks(Former(supervisors=(parts.by_unit(active="inactive/dead"),))), quiet(
+    "off": (looks(Former(supervisors=(host_parts.by_unit(active="inactive/dead"),))), quiet(
         "no vLLM runs now", "started by unit vllm-ds4.service (enabled, inactive/dead")),
     "not all": (looks(Former(unread=("crontabs: Permission denied",))), quiet(
         "no vLLM was found here by other means than rigbook, in what could be looked at",
         "not looked at: crontabs: Permission denied",
         never=(f"[{HEAD}] no vLLM runs here by other means",))),
     "by hand, not all": (looks(
-        parts.by_hand().model_copy(update={"unread": ("crontabs: Permission denied",)}),
-        parts.by_hand()), quiet(
+        host_parts.by_hand().model_copy(update={"unread": ("crontabs: Permission denied",)}),
+        host_parts.by_hand()), quiet(
             f"[{HEAD}] at the next boot: nothing of what could be looked at starts it",
             f"[{WORKER}] at the next boot: nothing starts it")),
     "silent": (

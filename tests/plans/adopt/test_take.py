@@ -6,15 +6,29 @@ from collections.abc import Callable
 from itertools import chain, repeat
 from typing import Any
 
-from schema.desired.plan import Plan
-from schema.observed.former import Former
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.rigs import Seen, with_changes
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data, serving
-from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
-from tests.unit.builders import former_parts as parts
+from schema.hardware import Former
+from schema.plan import Plan
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Seen,
+    Snapshots,
+    Table,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+    serving,
+    with_changes,
+)
+from tests.unit.builders import host_parts
 from tests.unit.builders.host_parts import change
-from tests.unit.builders.snapshots import healthy, put
+from tests.unit.builders.rigs import healthy, put
 
 TAKE = ("deploys/adopt.py", "-y", *data("take=true"))
 ID = "20260530T065800Z-adopt-1a2b"
@@ -34,8 +48,8 @@ DIES = {f"{HEAD}:start": "dies"}
 def former(head: Former, worker: Former, **faults: Any) -> dict[str, Any]:
     """The faults of hosts with these former setups."""
     return {
-        f"{HEAD}:says former": parts.said(head),
-        f"{WORKER}:says former": parts.said(worker),
+        f"{HEAD}:says former": host_parts.former_said(head),
+        f"{WORKER}:says former": host_parts.former_said(worker),
         **faults,
     }
 
@@ -78,9 +92,9 @@ def loading(times: int) -> Callable[[], Reply]:
     return lambda: next(replies)
 
 
-SEED, SEED_WORKER = parts.seed(), parts.seed_worker()
-RM = parts.by_hand().model_copy(update={"engines": (parts.engine(inside_of="main"),)})
-TWO = Former(engines=(parts.engine(), parts.engine(pid=900, port=8001)))
+SEED, SEED_WORKER = host_parts.seed(), host_parts.seed_worker()
+RM = host_parts.by_hand().model_copy(update={"engines": (host_parts.engine(inside_of="main"),)})
+TWO = Former(engines=(host_parts.engine(), host_parts.engine(pid=900, port=8001)))
 NONE = Former()
 BY = "unit vllm-ds4.service, crontab /etc/crontab:12, container vllm_ds4"
 TABLE: Table = {
@@ -93,28 +107,28 @@ TABLE: Table = {
              f"taken over from {HEAD}: {BY}; {WORKER}: {BY}",
              steps=[*BEFORE, *STARTED, *BLESSED])),
     "compose": (
-        take(parts.compose(), NONE),
+        take(host_parts.compose(), NONE),
         done("stop container llm-vllm-1", steps=[
             {"lab1 apply restart_policy+file+unit", "lab2 apply file+unit"},
             "lab1 apply container", *STARTED, *BLESSED])),
     "a Deployment": (
-        take(parts.pod(), NONE),
+        take(host_parts.pod(), NONE),
         done("scale Deployment default/lucebox to 0 pods",
              f"taken over from {HEAD}: Deployment default/lucebox", steps=[
                  {"lab1 apply file+unit", "lab2 apply file+unit"},
                  "lab1 apply kube", *STARTED, *BLESSED])),
     "a Deployment comes back": (
-        take(parts.pod(), NONE, faults=DIES),
+        take(host_parts.pod(), NONE, faults=DIES),
         failed("ROLLED_BACK; tiny of", "serves again", steps=[
             {"lab1 apply file+unit", "lab2 apply file+unit"}, "lab1 apply kube", *STARTED,
             "lab1 systemctl-stop", "lab2 systemctl-stop", *BACK])),
     # its address is not the host's: the node asks in the pod, before and after
     "a pod's own network": (
-        take(parts.pod(network="pod"), NONE, faults={**DIES, f"{HEAD}:says kube answer": {
+        take(host_parts.pod(network="pod"), NONE, faults={**DIES, f"{HEAD}:says kube answer": {
             "answered": True, "detail": "9 letters", "final": False, "model": "tiny"}}),
         failed("serves now: @fake/lab1: Deployment default/lucebox",
                "tiny of @fake/lab1: Deployment default/lucebox", "serves again: 9 letters")),
-    "a pod of nobody's": (take(parts.pod(None), NONE), refused("what made it has to end it")),
+    "a pod of nobody's": (take(host_parts.pod(None), NONE), refused("what made it has to end it")),
     "dry": (
         take(SEED, SEED_WORKER, how=("deploys/adopt.py", "--dry", *data("take=true"))),
         quiet("disable vllm-ds4.service", "end the engine that runs in container vllm_ds4")),
@@ -185,8 +199,8 @@ def test_it_serves_until_nothing_would_start_it_again(ran: Runs) -> None:
     sent = [c for c in ran["the seed's"].changing if c.verb == "apply"]
     for command in sent[:2]:
         steps = command.request["steps"]
-        former = [s for s in steps if s.get("unit") == parts.UNIT]
+        former = [s for s in steps if s.get("unit") == host_parts.UNIT]
         assert [(s["enabled"], s["active"]) for s in former] == [(False, None)]
         # ours comes up at a boot only once the former one does not
         names = [s.get("unit") for s in steps]
-        assert names.index(parts.UNIT) < names.index("rigbook-engine.service")
+        assert names.index(host_parts.UNIT) < names.index("rigbook-engine.service")

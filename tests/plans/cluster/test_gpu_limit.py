@@ -6,15 +6,26 @@ import dataclasses
 import json
 from typing import Any
 
-from gates.cluster.memory_limit import VARIABLE
-from schema.desired.plan import Plan
-from tests.plans.support import clusters
-from tests.plans.support.clusters import said
-from tests.plans.support.scenario import HEAD, Runs, Scenario, Snapshots, data
-from tests.plans.support.table import Ends, Table, done, each_row, failed, quiet, refused
-from tests.unit.builders.host_parts import unit
-from tests.unit.builders.kube_parts import NAME, OOM, look
-from tests.unit.builders.snapshots import put
+from gates.cluster import VARIABLE
+from schema.plan import Plan
+from tests.plans.support import scenario
+from tests.plans.support.scenario import (
+    HEAD,
+    Ends,
+    Runs,
+    Scenario,
+    Snapshots,
+    Table,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+    said,
+)
+from tests.unit.builders.host_parts import NAME, OOM, kube_look, unit
+from tests.unit.builders.rigs import put
 
 LIMIT = "deploys/gpu_limit.py"
 ABSENT = {"kind": "env", "index": -1, "value": None, "why": None}
@@ -22,7 +33,7 @@ ABSENT = {"kind": "env", "index": -1, "value": None, "why": None}
 
 def seen(value: str = "23000m", log: tuple[str, ...] = (), **more: object) -> dict[str, Any]:
     """The Deployment with every limit that gpu_limit asks for."""
-    document = said(look(value, log))
+    document = said(kube_look(value, log))
     names = [VARIABLE, *(f"{VARIABLE}_{n}" for n in range(8))]
     variables = {name: dict(ABSENT) for name in names} | {NAME: document["variables"][NAME]}
     return {**document, "variables": {**variables, "OTHER": dict(ABSENT)}, **more}
@@ -63,7 +74,7 @@ def limit(
 ) -> Scenario:  # fmt: skip
     """A run of gpu_limit on a rig whose Deployment shows `looks`; `models_look=` and the like."""
     said = {f"says {key.replace('_', ' ')}": value for key, value in faults.items()}
-    return clusters.scenario(
+    return scenario.scenario(
         LIMIT, how, *data(*card, *pairs), faults={"says kube look": looks, **said}
     )
 
@@ -100,7 +111,7 @@ def watched(edits: dict[str, str], **values: str) -> dict[str, Any]:
 
 def with_guard(plan: Plan) -> Snapshots:
     """A host that an earlier run left guarding."""
-    host = clusters.bare(plan)[HEAD]
+    host = scenario.bare(plan)[HEAD]
     assert isinstance(host.files, tuple)
     there = {"kind": "file", "sha256": "a" * 64, "size": 1, "mode": "0600", "uid": 0, "gid": 0}
     files = tuple(row.model_copy(update=there) if "limit" in row.path else row

@@ -5,27 +5,35 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from schema.desired.kubernetes import ClusterData
-from schema.desired.plan import Plan
-from schema.inputs.runbooks import runbooks
-from schema.observed.machine import Identity
-from schema.observed.snapshot import Unreadable
-from schema.observed.units import Watched
-from tests.plans.support.clusters import bare, said, scenario
-from tests.plans.support.scenario import HEAD, Runs, Scenario, Snapshots, data
-from tests.plans.support.table import Ends, Table, done, each_row, quiet, refused
-from tests.unit.builders import kernel_parts as k
-from tests.unit.builders.host_parts import NOW, change
-from tests.unit.builders.kernel_parts import OLD
-from tests.unit.builders.kube_parts import look
-from tests.unit.builders.library_parts import look as library_look
-from tests.unit.builders.snapshots import put
+from schema.cluster import ClusterData
+from schema.keys import runbooks
+from schema.plan import Plan
+from schema.snapshot import Identity, Unreadable, Watched
+from tests.plans.support.scenario import (
+    HEAD,
+    Ends,
+    Runs,
+    Scenario,
+    Snapshots,
+    Table,
+    bare,
+    data,
+    done,
+    each_row,
+    quiet,
+    refused,
+    said,
+    scenario,
+)
+from tests.unit.builders import host_parts
+from tests.unit.builders.host_parts import NOW, OLD_KERNEL, change, kube_look, library_look
+from tests.unit.builders.rigs import put
 
 MIB = 1024**2
 ASK = data("url=http://10.96.0.10:8000", "model=qwen")
 YES = {"answered": True, "detail": "qwen answered in 0.7 s", "final": False, "model": "qwen",
        "where": "http://10.96.0.9:8000"}  # fmt: skip
-CLUSTER = {"says kube look": said(look()), "says library look": said(library_look()),
+CLUSTER = {"says kube look": said(kube_look()), "says library look": said(library_look()),
            "says kube answer": YES}  # fmt: skip
 
 
@@ -91,8 +99,9 @@ TABLE: Table = {
     "kernel": (run("kernel", "--dry", *PIN), refused("finding(s) block", "pin")),
     "kernel with grub": (
         dataclasses.replace(
-            run("kernel", "-y", *PIN), kernels={HEAD: k.facts(apt=k.apt(holds=()))}),
-        done(f"default kernel: {OLD} (saved)", "holds",
+            run("kernel", "-y", *PIN), 
+            kernels={HEAD: host_parts.kernel_facts(apt=host_parts.apt(holds=()))}),
+        done(f"default kernel: {OLD_KERNEL} (saved)", "holds",
              steps=["lab1 apply file+hold+grub", "lab1 close COMMITTED"])),
     "reboot": (run("reboot", "--dry", *ASK), done("reboot, then wait up to")),
     "reboot disk": (

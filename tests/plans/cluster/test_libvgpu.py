@@ -7,12 +7,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from schema.observed.snapshot import Unreadable
-from tests.plans.support.clusters import mapped, said, scenario
-from tests.plans.support.scenario import HEAD, Runs, Scenario, data
-from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
-from tests.unit.builders import kube_parts, library_parts
-from tests.unit.builders.library_parts import BASE, OTHER, candidate, file, look, swapped
+from schema.snapshot import Unreadable
+from tests.plans.support.scenario import (
+    HEAD,
+    Runs,
+    Scenario,
+    Table,
+    data,
+    done,
+    each_row,
+    failed,
+    mapped,
+    quiet,
+    refused,
+    said,
+    scenario,
+)
+from tests.unit.builders import host_parts
+from tests.unit.builders.host_parts import BASE, OTHER, candidate, file, library_look, swapped
 
 SECRET = "T0P-S3CRET"
 
@@ -25,10 +37,10 @@ PATH.write_bytes(CONTENT)
 WANT = (f"library={PATH}", f"sha256={OURS}")
 GUARD = ("guard=true", f"webhook=http://127.0.0.1:1/{SECRET}")
 FITS = candidate(sha256=OURS)
-DONE = look(files=(file(sha256=OURS),), state=swapped(ours=OURS))
-LOST = look(files=(file(sha256=OTHER),), state=swapped())
-VERSIONS = look(files=(file(), file(f"{BASE}.v9")), mappers=())
-DARK = look(mappers=Unreadable(unreadable="no permission"))
+DONE = library_look(files=(file(sha256=OURS),), state=swapped(ours=OURS))
+LOST = library_look(files=(file(sha256=OTHER),), state=swapped())
+VERSIONS = library_look(files=(file(), file(f"{BASE}.v9")), mappers=())
+DARK = library_look(mappers=Unreadable(unreadable="no permission"))
 
 
 def run(
@@ -37,9 +49,9 @@ def run(
 ) -> Scenario:  # fmt: skip
     """A run on a host that shows `first` and `then`, and to which the candidate looks so."""
     faults = {
-        "says library look": [said(first or look()), said(then)],
+        "says library look": [said(first or library_look()), said(then)],
         "says library check": [said(fits), fresh or mapped(OURS)],
-        "says kube look": said(kube_parts.look()),
+        "says kube look": said(host_parts.kube_look()),
     }
     return scenario(f"deploys/{deploy}.py", *how, *data(*pairs), faults=faults, **more)
 
@@ -62,21 +74,21 @@ TABLE: Table = {
     # without guard no unit is written
     "plain": (run(*WANT), done(steps=[SWAP, "lab1 close COMMITTED"])),
     # without its proof the swap is undone: overwritten in the same second, another file mapped
-    "loses the race": (run(*WANT, then=look()), UNDONE),
+    "loses the race": (run(*WANT, then=library_look()), UNDONE),
     "old inode": (run(*WANT, fresh=mapped(OURS, 8)), UNDONE),
     "no data": (run(), refused("libvgpu needs --data library=FILE --data sha256=HEX")),
     "wrong hash": (run(WANT[0], f"sha256={'f' * 64}"), refused(
         "is not the library that sha256 names: it is")),
     "no file": (run("library=/nowhere/x.so", WANT[1]), refused(
         "library: /nowhere/x.so: No such file")),
-    "unfit": (run(*WANT, fits=candidate(elf=library_parts.elf(machine="aarch64"))), refused(
+    "unfit": (run(*WANT, fits=candidate(elf=host_parts.elf(machine="aarch64"))), refused(
         "libvgpu-candidate")),
     "small": (
-        run(*WANT, fits=candidate(sha256=OURS, elf=library_parts.elf(exported=("cuInit",)))),
+        run(*WANT, fits=candidate(sha256=OURS, elf=host_parts.elf(exported=("cuInit",)))),
         refused("libvgpu-symbols")),
     "small waived": (
         run(*WANT, "waive=libvgpu-symbols", "reason=no pod calls them",
-            fits=candidate(sha256=OURS, elf=library_parts.elf(exported=("cuInit",)))),
+            fits=candidate(sha256=OURS, elf=host_parts.elf(exported=("cuInit",)))),
         done("waived libvgpu-symbols", "a fresh process maps it")),
     "other": (run(*WANT, first=LOST), refused("libvgpu-other")),
     # one that was waived counts as the original
@@ -96,7 +108,7 @@ TABLE: Table = {
     "injected": (run(*WANT, "without=a;id"), refused("is not a symbol's name")),
     "not this rig": (run(deploy="restart"), refused("is a Kubernetes rig")),
     "doctor": (run(deploy="doctor", first=DONE), quiet("is ours", "ai/lucebox-7d9 (pid 812)")),
-    "doctor drift": (run(deploy="doctor", first=look(state=swapped())), refused(
+    "doctor drift": (run(deploy="doctor", first=library_look(state=swapped())), refused(
         "1 finding(s) block", "libvgpu-drift")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)

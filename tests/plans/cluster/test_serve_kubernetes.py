@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.plans.support import clusters
-from tests.plans.support.clusters import said
-from tests.plans.support.scenario import Runs, Scenario, data
-from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
-from tests.unit.builders.kube_parts import look
-from tests.unit.builders.library_parts import look as library_look
+from tests.plans.support import scenario
+from tests.plans.support.scenario import (
+    Runs,
+    Scenario,
+    Table,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+    said,
+)
+from tests.unit.builders.host_parts import kube_look, library_look
 
 ASK = ("service=lucebox", "port=8000", "model=qwen")
 URL = ("url=http://10.96.0.10:8000", "model=qwen")
@@ -28,7 +36,7 @@ FILES = {"files": [
 
 def pods(wanted: int = 1, log: tuple[str, ...] = (), **pod: Any) -> dict[str, Any]:
     """The Deployment with one pod (none where none is wanted)."""
-    document: dict[str, Any] = said(look(log=log, **pod))
+    document: dict[str, Any] = said(kube_look(log=log, **pod))
     document["rollout"]["wanted"] = wanted
     document["pods"] = document["pods"] if wanted else []
     return document
@@ -50,7 +58,7 @@ def run(
     """A runbook on the stand-in, whose host says to `kube_look=` and the like what is given."""
     faults = {f"says {verb.replace('_', ' ')}": answer for verb, answer in says.items()}
     words = (f"deploys/{deploy}.py", how, *data(*pairs))
-    return clusters.scenario(*words, faults={**faults, **(more or {})})
+    return scenario.scenario(*words, faults={**faults, **(more or {})})
 
 
 RESET = {"container": "engine", "values": {"X": "1"}, "edits": {}, "webhook": False,
@@ -94,7 +102,7 @@ TABLE: Table = {
     # A2, A3: gated on model files and limits before the pod starts
     "model": (run("serve", *ASK, MODELS, kube_look=pods(0), models_look=FILES), refused(
         "model-file", "/draft.safetensors", says=("it is gguf; its loader reads safetensors",))),
-    "limit": (run("serve", *ASK, kube_look=said(look("0m"))), refused("gpu-limit", "is '0m'")),
+    "limit": (run("serve", *ASK, kube_look=said(kube_look("0m"))), refused("gpu-limit", "is '0m'")),
     "serve where": (run("serve", kube_look=pods(0)), refused("serve needs model")),
     "verify": (run("verify", *URL, kube_answer=YES), done("qwen answers at")),
     # it waits while a pod starts, and no longer

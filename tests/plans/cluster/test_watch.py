@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tests.plans.support.clusters import scenario
-from tests.plans.support.scenario import HEAD, Scenario, data
-from tests.plans.support.table import each_row, quiet, refused
+from tests.plans.support.scenario import HEAD, Scenario, data, each_row, quiet, refused, scenario
 
 WATCH = "deploys/watch.py"
 ASK = ("url=http://10.96.0.10:8000", "model=qwen")

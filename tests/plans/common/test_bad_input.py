@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import Reply
+from tests.plans.support import scenario
+from tests.plans.support.doubles import Reply
 from tests.plans.support.scenario import HEAD, INVENTORY, ROOT, WORKER, Runs, Scenario, data, host
-from tests.unit.builders.snapshots import healthy
+from tests.unit.builders.rigs import healthy
 
 SERVE = ("deploys/serve.py", "-y")
 ELSEWHERE = Path(tempfile.gettempdir())
@@ -132,11 +132,11 @@ REFUSED = {
 REASON = f"it's $(touch {CANARY}) `touch {CANARY}` \" ; touch {CANARY} #"
 PASSING = {
     "hostile reason": Scenario(
-        (*SERVE, *data("waive=fabric-mtu", f"reason={REASON}")), rigs.short_mtu, answers=Reply
+        (*SERVE, *data("waive=fabric-mtu", f"reason={REASON}")), scenario.short_mtu, answers=Reply
     ),
     "hostile path": Scenario(
         ("deploys/rollback.py", "-y", *data(f"overwrite=/etc/$(touch {CANARY})")),
-        rigs.one_forgotten,
+        scenario.one_forgotten,
     ),
     "help": Scenario(("deploys/watch.py", *data("help=true")), healthy),
     "described": Scenario(SERVE, healthy, data={"misses": 5, "mac": MAC}, answers=Reply),

@@ -7,25 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from node.rules.heartbeat import KEEPER
-from operations.change.ownership import operator
-from schema.desired.plan import Plan
-from schema.observed.files import TakenBy
+from node.rules.engine import KEEPER
+from operations.run import operator
+from schema.plan import Plan
+from schema.snapshot import TakenBy
 from tests.plans.host.test_unit import BARE, DS4, SLEEP
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.rigs import Seen
+from tests.plans.support.doubles import Reply
 from tests.plans.support.scenario import (
     HEAD,
     WORKER,
     Runs,
     Scenario,
+    Seen,
     Snapshots,
+    Table,
     data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
     serving,
 )
-from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
 from tests.unit.builders.host_parts import change
-from tests.unit.builders.snapshots import put
+from tests.unit.builders.rigs import put
 
 ID = "20260530T065800Z-serve-1a2b"
 KEEPERS = ["lab1 lease", "lab2 lease"]

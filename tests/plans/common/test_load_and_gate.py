@@ -7,17 +7,30 @@ from typing import Any
 
 import pytest
 
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, INVENTORY, WORKER, Ran, Runs, Scenario, data, serving
-from tests.plans.support.table import Ends, Table, done, each_row, refused
-from tests.unit.builders.snapshots import healthy
+from tests.plans.support import scenario
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import (
+    HEAD,
+    INVENTORY,
+    WORKER,
+    Ends,
+    Ran,
+    Runs,
+    Scenario,
+    Table,
+    data,
+    done,
+    each_row,
+    refused,
+    serving,
+)
+from tests.unit.builders.rigs import healthy
 
 SERVE = ("deploys/serve.py", "-y")
 WAIVE, WHY = "waive=fabric-mtu", "the new cable comes on Monday"
 
 
-def serve(*pairs: str, seen: rigs.Seen = healthy, **more: Any) -> Scenario:
+def serve(*pairs: str, seen: scenario.Seen = healthy, **more: Any) -> Scenario:
     """A run of serve."""
     return Scenario((*SERVE, *data(*pairs)), seen, **more)
 
@@ -25,49 +38,68 @@ def serve(*pairs: str, seen: rigs.Seen = healthy, **more: Any) -> Scenario:
 # What the host says, the last line's parts, a part of the evidence.
 BLOCKED: Mapping[str, tuple[Scenario, tuple[str, ...], str]] = {
     "image": (
-        serve(seen=rigs.image_missing), ("image-missing", WORKER, "deploys/image.py"), WORKER),
+        serve(seen=scenario.image_missing),
+        ("image-missing", WORKER, "deploys/image.py"),
+        WORKER,
+    ),
     # another profile's command would look at another engine
     "typed": (
-        serve("profile=latency", seen=rigs.image_missing),
-        ("image-missing", f"deploys/image.py --data profile=latency --data from={HEAD}"), WORKER),
+        serve("profile=latency", seen=scenario.image_missing),
+        ("image-missing", f"deploys/image.py --data profile=latency --data from={HEAD}"),
+        WORKER,
+    ),
     "open change": (
-        serve(seen=rigs.change_open),
-        ("change-open", HEAD, rigs.OPEN_ID, "deploys/rollback.py"),
-        "by milo@forge, in this boot; steps: file /etc/rigbook/engine/serve.sh"),
-    "lock": (serve(seen=rigs.locked), ("lock-held", HEAD, "rignode status"), "pid 7"),
+        serve(seen=scenario.change_open),
+        ("change-open", HEAD, scenario.OPEN_ID, "deploys/rollback.py"),
+        "by milo@forge, in this boot; steps: file /etc/rigbook/engine/serve.sh",
+    ),
+    "lock": (serve(seen=scenario.locked), ("lock-held", HEAD, "rignode status"), "pid 7"),
     "no docker": (
-        serve(seen=rigs.docker_silent), ("docker-unreadable", WORKER), "dockerd: no answer"),
+        serve(seen=scenario.docker_silent),
+        ("docker-unreadable", WORKER),
+        "dockerd: no answer",
+    ),
     "no json": (
         serve(faults={f"{WORKER}:snapshot": "sh: python3: not found"}),
-        ("nodes-reachable", WORKER), "sh: python3: not found"),
+        ("nodes-reachable", WORKER),
+        "sh: python3: not found",
+    ),
     "line cut": (
         serve(faults={f"{HEAD}:lost": "snapshot"}),
-        ("nodes-reachable", HEAD), "stand-in: the line was cut"),
+        ("nodes-reachable", HEAD),
+        "stand-in: the line was cut",
+    ),
     "left out": (
-        Scenario((*SERVE, "--limit", HEAD), healthy), ("nodes-reachable", WORKER),
-        "left out by --limit or --exclude; a rig is taken whole"),
+        Scenario((*SERVE, "--limit", HEAD), healthy),
+        ("nodes-reachable", WORKER),
+        "left out by --limit or --exclude; a rig is taken whole",
+    ),
     "stop": (
         Scenario(
-            ("deploys/stop.py", "-y"), rigs.with_changes(serving, (HEAD, "OPEN", rigs.OPEN_ID))),
-        ("change-open", HEAD), "by milo@forge"),
-}  # fmt: skip
+            ("deploys/stop.py", "-y"),
+            scenario.with_changes(serving, (HEAD, "OPEN", scenario.OPEN_ID)),
+        ),
+        ("change-open", HEAD),
+        "by milo@forge",
+    ),
+}
 TABLE: Table = {
     **{name: (run, refused("nothing was changed", *parts))
        for name, (run, parts, _) in BLOCKED.items()},
-    "mtu": (serve(seen=rigs.short_mtu), refused("fabric-mtu")),
+    "mtu": (serve(seen=scenario.short_mtu), refused("fabric-mtu")),
     "waived": (
-        serve(WAIVE, f"reason={WHY}", seen=rigs.short_mtu, answers=Reply),
+        serve(WAIVE, f"reason={WHY}", seen=scenario.short_mtu, answers=Reply),
         done("waived fabric-mtu")),
     # without one nothing is asked of any host
-    "no reason": (serve(WAIVE, seen=rigs.short_mtu), Ends(
+    "no reason": (serve(WAIVE, seen=scenario.short_mtu), Ends(
         None, last=("waive: needs a reason", "--data reason="), asks=[])),
     # a slip of the pen must not read as a waiver of nothing
     "unknown": (
-        serve("waive=fabric-mut", f"reason={WHY}", seen=rigs.short_mtu),
+        serve("waive=fabric-mut", f"reason={WHY}", seen=scenario.short_mtu),
         refused("unknown code 'fabric-mut'", "did you mean fabric-mtu?")),
     # an open change is undone, not overlooked
     "unwaivable": (
-        serve("waive=change-open", f"reason={WHY}", seen=rigs.change_open),
+        serve("waive=change-open", f"reason={WHY}", seen=scenario.change_open),
         refused("change-open cannot be waived", "docs/gates.md")),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)

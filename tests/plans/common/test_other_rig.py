@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from schema.inputs.runbooks import RUNBOOKS
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, host
-from tests.plans.support.table import Ends, Table, done, each_row, refused
+from schema.keys import RUNBOOKS
+from tests.plans.support import scenario
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Ends,
+    Runs,
+    Scenario,
+    Table,
+    data,
+    done,
+    each_row,
+    host,
+    refused,
+)
 
 # What a runbook has to be given before its gates are asked.
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -16,7 +27,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "kernel": ("kernel=current",),
     "unit": ("unit=vllm.service", "restart=always"),
     "watch": ("webhook=http://127.0.0.9/x",),
-    "rollback": (f"change={rigs.OPEN_ID}",),
+    "rollback": (f"change={scenario.OPEN_ID}",),
 }
 # They read, or reach a host that is off (wake); the last two are of a Kubernetes rig.
 OTHERS = {"doctor", "verify", "report", "wake", "fabric", "provenance", "libvgpu", "gpu_limit"}

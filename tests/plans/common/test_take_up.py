@@ -15,31 +15,35 @@ from typing import Any
 
 import pytest
 
-from operations.change.ownership import operator
-from schema.desired.plan import UNIT, Plan
+from operations.run import operator
+from schema.plan import UNIT, Plan
 from tests.plans.cluster.test_libvgpu import SWAP, WANT
 from tests.plans.cluster.test_libvgpu import run as libvgpu
 from tests.plans.host.test_kernel import PIN, STAGED
 from tests.plans.host.test_unit import BARE, DS4, SLEEP
-from tests.plans.support import rigs
-from tests.plans.support.clusters import bare
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.rigs import Seen
+from tests.plans.support import scenario
+from tests.plans.support.doubles import ACCEPTED, Reply
 from tests.plans.support.scenario import (
     HEAD,
     WORKER,
     Runs,
     Scenario,
+    Seen,
     Snapshots,
+    Table,
+    bare,
     data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
     serving,
 )
-from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
-from tests.plans.support.usual import ACCEPTED
 from tests.plans.venv.test_upgrade import scenario as upgrade
 from tests.plans.venv.test_venv_rig import NAME, serves
 from tests.unit.builders.host_parts import change
-from tests.unit.builders.snapshots import put
+from tests.unit.builders.rigs import put
 
 DEPLOYS = ("serve", "upgrade", "restart", "kernel", "unit", "stop", "patch", "libvgpu")
 IDS = {deploy: f"20260530T065800Z-{deploy}-1a2b" for deploy in DEPLOYS}
@@ -103,7 +107,7 @@ def taken(deploy: str) -> str:
     return f"takes up change {IDS[deploy]}, left open on {HEAD}, {WORKER} by {MILO}: {what}"
 
 
-booted = rigs.broken(left("kernel", ago=10), (HEAD, "identity.boot_id", "b2"))
+booted = scenario.broken(left("kernel", ago=10), (HEAD, "identity.boot_id", "b2"))
 CLAIMS = ["lab1 claim", "lab2 claim"]
 TABLE: Table = {
     "serve": (again("serve", left("serve")), done(taken("serve"), "COMMITTED")),
@@ -171,7 +175,7 @@ TABLE: Table = {
         done(f"waits: {HEAD}: claim: the lock is held by pid 77 (apply serve): ")),
     # what was taken back, and cannot go on, is told with the way to what served before
     "blocked": (
-        again("serve", left("serve", rigs.image_missing)),
+        again("serve", left("serve", scenario.image_missing)),
         failed("first image-missing", f"change {IDS['serve']} was taken back and stays open",
                f"rollback.py -y --data change={IDS['serve']}",
                steps=[*CLAIMS, {"lab1 beat", "lab2 beat"}])),

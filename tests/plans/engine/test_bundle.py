@@ -7,19 +7,21 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from schema.desired.plan import Plan
-from tests.plans.support.engine_double import Reply
+from schema.plan import Plan
+from tests.plans.support.doubles import Reply
 from tests.plans.support.scenario import (
     HEAD,
     WORKER,
     Runs,
     Scenario,
     Snapshots,
+    Table,
     data,
+    each_row,
+    quiet,
     serving,
     tiny_plan,
 )
-from tests.plans.support.table import Table, each_row, quiet
 
 FOLDER = tempfile.TemporaryDirectory(prefix="rigbook-bundle-")
 FILE = Path(FOLDER.name) / "rig.tar.gz"

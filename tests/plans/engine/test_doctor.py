@@ -8,30 +8,39 @@ from collections import Counter
 
 import pytest
 
-from gates.core.codes import CODES
-from gates.core.violation import Layer
-from schema.desired.plan import Plan
-from schema.observed.health import Unknown
-from schema.observed.snapshot import NodeSnapshot
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, INVENTORY, WORKER, Runs, Scenario, data, tiny_plan
+from gates.core import CODES, Layer
+from schema.plan import Plan
+from schema.snapshot import NodeSnapshot, Unknown
+from tests.plans.support import scenario
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import (
+    HEAD,
+    INVENTORY,
+    WORKER,
+    Runs,
+    Scenario,
+    Table,
+    data,
+    each_row,
+    quiet,
+    refused,
+    tiny_plan,
+)
 from tests.plans.support.scenario import serving as serving_rig
-from tests.plans.support.table import Table, each_row, quiet, refused
 from tests.unit.builders.host_parts import unit
-from tests.unit.builders.snapshots import put, serving
+from tests.unit.builders.rigs import put, serving
 
 DOCTOR = ("deploys/doctor.py", "-y")
 JSON = (*DOCTOR, *data("json=true"))
 KEYS = ["code", "layer", "severity", "node", "summary", "evidence", "cause", "remedy", "explains",
         "unknown"]  # fmt: skip
 # The image is missing on the worker, the head's link is short; no engine runs.
-ill = rigs.broken(rigs.image_missing, (HEAD, "network.links.0.mtu", 1500))
+ill = scenario.broken(scenario.image_missing, (HEAD, "network.links.0.mtu", 1500))
 # Serving, but the head's container restarts on its own.
-drifted = rigs.broken(serving_rig, (HEAD, "docker.containers.0.restart_policy", "always"))
+drifted = scenario.broken(serving_rig, (HEAD, "docker.containers.0.restart_policy", "always"))
 
 LATE = "not looked for the kernel's lines of earlier boots: journalctl did not answer in 3 s"
-journal_late = rigs.broken(serving_rig, (WORKER, "health.journal", Unknown(unreadable=LATE)))
+journal_late = scenario.broken(serving_rig, (WORKER, "health.journal", Unknown(unreadable=LATE)))
 
 
 def wedged(plan: Plan) -> dict[str, NodeSnapshot]:
@@ -103,7 +112,7 @@ TABLE: Table = {
     "ghost json": (Scenario(JSON, ghost), refused()),
     "wedged json": (
         Scenario(JSON, wedged, answers=lambda: Reply("EngineDeadError", status=500)), refused()),
-    "docker json": (Scenario(JSON, rigs.docker_silent), refused()),
+    "docker json": (Scenario(JSON, scenario.docker_silent), refused()),
 }  # fmt: skip
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 

@@ -7,13 +7,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from schema.desired.plan import Plan
-from schema.inputs.load import plan
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import ROOT, Runs, Scenario, Snapshots, data, host, serving
-from tests.plans.support.table import Ends, done, each_row, failed, quiet
-from tests.unit.builders.four_nodes import recipe_over
-from tests.unit.builders.snapshots import healthy, put
+from schema.load import plan
+from schema.plan import Plan
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import (
+    ROOT,
+    Ends,
+    Runs,
+    Scenario,
+    Snapshots,
+    data,
+    done,
+    each_row,
+    failed,
+    host,
+    quiet,
+    serving,
+)
+from tests.unit.builders.rigs import healthy, put, recipe_over
 
 MADE = TemporaryDirectory(prefix="rigbook-four-")
 atexit.register(MADE.cleanup)

@@ -8,11 +8,19 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Scenario, serving
-from tests.plans.support.table import done, each_row, failed, quiet, refused
-from tests.unit.builders.snapshots import healthy
-from tests.unit.builders.spark_rig import tiny
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Scenario,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+    serving,
+)
+from tests.unit.builders.rigs import healthy, tiny
 
 MADE = TemporaryDirectory(prefix="rigbook-rdma-")
 atexit.register(MADE.cleanup)

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 
-from deploys.common.snapshot_view import files_in
-from operations.change.ownership import operator
-from schema.desired.plan import Plan
-from schema.observed.machine import ComputeProcess
-from schema.render.engine_files import NODE_PATH
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import Reply
+from deploys.plans.rig import files_in
+from operations.run import operator
+from schema.plan import Plan
+from schema.render_engine import NODE_PATH
+from schema.snapshot import ComputeProcess
+from tests.plans.support import scenario
+from tests.plans.support.doubles import Reply
 from tests.plans.support.scenario import (
     HEAD,
     WORKER,
     Runs,
     Scenario,
     Snapshots,
+    Table,
     data,
+    done,
+    each_row,
+    quiet,
+    refused,
     serving,
     tiny_plan,
 )
-from tests.plans.support.table import Table, done, each_row, quiet, refused
 from tests.unit.builders.host_parts import change, discrete_gpu
-from tests.unit.builders.snapshots import healthy, put
+from tests.unit.builders.rigs import healthy, put
 
 CUT_OFF = "20260530T065800Z-restart-1a2b"
 NOTHING: dict[str, object] = {
@@ -35,7 +39,7 @@ ANSWERS = {"reap": NOTHING, "shm": {"removed": [], "kept": [], "changed": False}
 FAULTS = {f"{name}:answers": ANSWERS for name in (HEAD, WORKER)}
 
 
-def journals(**status: str) -> rigs.Seen:
+def journals(**status: str) -> scenario.Seen:
     """The cut off restart's status on each node; its run wrote there a minute ago."""
 
     def make(plan: Plan) -> Snapshots:
@@ -52,7 +56,7 @@ def journals(**status: str) -> rigs.Seen:
     return make
 
 
-def old(of: rigs.Seen) -> rigs.Seen:
+def old(of: scenario.Seen) -> scenario.Seen:
     """The same, of a run that wrote nothing for two hours."""
 
     def make(plan: Plan) -> Snapshots:
@@ -94,7 +98,7 @@ def held_card(plan: Plan) -> Snapshots:
     return seen
 
 
-def run(seen: rigs.Seen, *pairs: str, deploy: str = "restart") -> Scenario:
+def run(seen: scenario.Seen, *pairs: str, deploy: str = "restart") -> Scenario:
     """A scenario whose engine answers."""
     words = (f"deploys/{deploy}.py", "-y", *data(*pairs))
     return Scenario(words, seen, faults=FAULTS, answers=Reply)

@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
-from deploys.procedures.engine import installed
-from deploys.procedures.venv import backup
-from facts.endpoint import completion
-from facts.endpoint.probe import probe
-from facts.endpoint.throughput import NotMeasured, measure
+from deploys.plans import backup, serve
+from facts import endpoint
+from facts.endpoint import probe
+from facts.measure import NotMeasured, measure
 from node.rules.secret import SECRETS_PATH
-from schema.desired.plan import Plan
-from schema.inputs.load import plan as load_plan
+from schema.load import plan as load_plan
+from schema.plan import Plan
 from tests.command_lines import CommandLines
-from tests.plans.support.engine_double import EngineDouble, Reply
+from tests.plans.support.doubles import EngineDouble, Reply
 from tests.plans.support.scenario import (
     HEAD,
     ROOT,
@@ -33,16 +32,18 @@ from tests.plans.support.scenario import (
     Scenario,
     Snapshots,
     data,
+    done,
+    each_row,
+    refused,
     tiny_plan,
 )
 from tests.plans.support.scenario import host as host_data
 from tests.plans.support.scenario import serving as serving_rig
-from tests.plans.support.table import done, each_row, refused
 from tests.plans.venv.test_upgrade import TO
 from tests.plans.venv.test_upgrade import scenario as upgrade
 from tests.plans.venv.test_venv_rig import fresh as tower_fresh
 from tests.plans.venv.test_venv_rig import hosts as tower_hosts
-from tests.unit.builders.snapshots import healthy, put
+from tests.unit.builders.rigs import healthy, put
 
 SERVE = "deploys/serve.py"
 TOKEN, KEY = f"T0K-{os.urandom(6).hex()}", f"K3Y-{os.urandom(6).hex()}"
@@ -279,19 +280,19 @@ def test_the_engine_is_asked_with_its_key(recipes: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("RIGBOOK_TEST_KEY", KEY)
     monkeypatch.delenv("RIGBOOK_API_KEY", raising=False)
     made = plan_of(recipes, "tiny-kept", tiny_plan())
-    where = installed.endpoint_with_key(made)
+    where = serve.endpoint_with_key(made)
     assert KEY not in repr(where) and KEY not in repr(made)
     with EngineDouble(Reply, key=KEY) as engine:
         where = replace(where, base_url=engine.url, ours=True)
-        assert completion.ask(where).ok
+        assert endpoint.ask(where).ok
         probe(where)
-        completion.metric_names(where)
+        endpoint.metric_names(where)
         with pytest.raises(NotMeasured):
             measure(where, runs=1)
         assert {key for key in engine.keys if key} == {f"Bearer {KEY}"}
         engine.keys.clear()
         monkeypatch.setenv("RIGBOOK_API_KEY", "former")
-        assert not completion.ask(where).ok and engine.keys == [None, "Bearer former"]
+        assert not endpoint.ask(where).ok and engine.keys == [None, "Bearer former"]
 
 
 def test_a_backup_has_neither_values_nor_their_file(

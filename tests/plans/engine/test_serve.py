@@ -6,17 +6,24 @@ import re
 
 import pytest
 
-from deploys.procedures.engine import installed
-from facts.endpoint.completion import Answer
-from schema.render.engine_files import ENV_PATH, SCRIPT_PATH, UNIT_PATH
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
-from tests.plans.support.table import done, each_row, quiet, refused
-from tests.plans.support.usual import ACCEPTED
-from tests.unit.builders import snapshots
-from tests.unit.builders.snapshots import healthy
-from tests.unit.builders.spark_rig import spark_plan
+from deploys.plans import serve
+from facts.endpoint import Answer
+from schema.render_engine import ENV_PATH, SCRIPT_PATH, UNIT_PATH
+from tests.plans.support import scenario
+from tests.plans.support.doubles import ACCEPTED, Reply
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    data,
+    done,
+    each_row,
+    quiet,
+    refused,
+)
+from tests.unit.builders import rigs
+from tests.unit.builders.rigs import healthy, spark_plan
 
 SERVE = "deploys/serve.py"
 THROUGHPUT = data("profile=throughput")
@@ -49,11 +56,12 @@ TABLE = {
     "profile": (Scenario((SERVE, "-y", *THROUGHPUT), answers=Reply), done(
         steps=[FILES, *STOP, *START])),
     # enabled; the change does not stay OPEN, and nothing restarts
-    "unit disabled": (Scenario((SERVE, "-y"), rigs.unit_disabled, answers=Reply), done(
+    "unit disabled": (Scenario((SERVE, "-y"), scenario.unit_disabled, answers=Reply), done(
         steps=["lab2 apply unit", "lab2 close COMMITTED"])),
     # a newer checkout: its program in the units, shown; the engine serves on
-    "newer program": (Scenario((SERVE, "-y", "--diff"), rigs.former_program, answers=Reply), done(
-        f"-ExecStartPre={rigs.FORMER} prelaunch", f"+ExecStartPre={rigs.PROGRAM} prelaunch",
+    "newer program": (Scenario((SERVE, "-y", "--diff"), scenario.former_program, answers=Reply),
+        done(
+        f"-ExecStartPre={scenario.FORMER} prelaunch", f"+ExecStartPre={scenario.PROGRAM} prelaunch",
         steps=[FILES, {"lab1 close COMMITTED", "lab2 close COMMITTED"}],
         never=("its files change",))),
     # the new image's own parser says no: what serves is not stopped
@@ -159,8 +167,8 @@ def test_when_a_running_engine_without_an_answer_is_restarted(
     """One that still loads is left its time, one that only wants a key is left alone."""
     plan = spark_plan()
     assert plan.recipe.expect.start_budget_s == 900
-    seen = snapshots.serving(plan)
+    seen = rigs.serving(plan)
     head = plan.rig.head.name
     since = None if since_s is None else seen[head].identity.clock_unix_s - since_s
-    seen[head] = snapshots.put(seen[head], "units.0.since_unix_s", since)
-    assert installed._too_late(plan, seen, answer) is late
+    seen[head] = rigs.put(seen[head], "units.0.since_unix_s", since)
+    assert serve._too_late(plan, seen, answer) is late

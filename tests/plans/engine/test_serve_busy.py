@@ -6,20 +6,30 @@ import dataclasses
 
 import pytest
 
-from deploys.common.snapshot_view import units_in
-from deploys.procedures.engine import installed
-from facts.endpoint.completion import KEY_VARIABLE, Answer, Endpoint
-from facts.endpoint.probe import probe
-from schema.desired.plan import UNIT, Plan
-from schema.observed.machine import Identity
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import EngineDouble, Reply
+from deploys.plans import serve
+from deploys.plans.rig import units_in
+from facts.endpoint import KEY_VARIABLE, Answer, Endpoint, probe
+from schema.plan import UNIT, Plan
+from schema.snapshot import Identity
+from tests.plans.support import scenario
+from tests.plans.support.doubles import EngineDouble, Reply
 from tests.plans.support.fakehost import NODES_KEY
-from tests.plans.support.scenario import HEAD, Runs, Scenario, Snapshots, data, tiny_plan
+from tests.plans.support.scenario import (
+    HEAD,
+    Runs,
+    Scenario,
+    Snapshots,
+    Table,
+    data,
+    done,
+    each_row,
+    quiet,
+    refused,
+    tiny_plan,
+)
 from tests.plans.support.scenario import serving as serving_rig
-from tests.plans.support.table import Table, done, each_row, quiet, refused
 from tests.unit.builders.host_parts import port
-from tests.unit.builders.snapshots import healthy, put
+from tests.unit.builders.rigs import healthy, put
 
 LATE = Answer(False, "ReadTimeout", late=True)
 REFUSED = Answer(False, "ConnectError")
@@ -40,7 +50,7 @@ def test_only_a_hang_is_restarted(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, made: float | None, restarts: bool
 ) -> None:
     plan = tiny_plan()
-    monkeypatch.setattr(installed, "_made_meanwhile", lambda _: made)
+    monkeypatch.setattr(serve, "_made_meanwhile", lambda _: made)
     seen = serving_rig(plan)
     identity = seen[HEAD].identity
     assert isinstance(identity, Identity)
@@ -48,7 +58,7 @@ def test_only_a_hang_is_restarted(
     expect = plan.recipe.expect.model_copy(update={"start_budget_s": int(up) - 1})
     recipe = plan.recipe.model_copy(update={"expect": expect})
     plan = dataclasses.replace(plan, recipe=recipe)
-    assert installed._too_late(plan, seen, answer) is restarts
+    assert serve._too_late(plan, seen, answer) is restarts
 
 
 @pytest.mark.parametrize("ours", [False, True])
@@ -111,7 +121,7 @@ TABLE: Table = {
     **{f"{name}, {who}": (Scenario(words, rig, answers=Reply, key="s3cret", env=GUARDED), ends)
        for name, words in RUNBOOKS.items() for who, (rig, ends) in HOLDERS.items()},
     # known before anything is stopped
-    "no docker program": (Scenario((*SERVE, *data("profile=throughput")), rigs.broken(
+    "no docker program": (Scenario((*SERVE, *data("profile=throughput")), scenario.broken(
         serving_rig, (HEAD, "units.0.exec_start_exists", False)), answers=Reply), refused(
         "unit-ghost", "starts a program that does not exist: /usr/bin/docker")),
     # the operator has no key, the node has one

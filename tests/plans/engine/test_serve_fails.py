@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data
-from tests.plans.support.table import each_row, failed
-from tests.unit.builders.snapshots import healthy
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, each_row, failed
+from tests.unit.builders.rigs import healthy
 
 SERVE = ("deploys/serve.py", "-y")
 REFUSED = {

@@ -13,39 +13,42 @@ from typing import Any
 
 import yaml
 
-from schema.desired.plan import Plan
-from schema.observed.machine import ShmSegment
-from schema.observed.snapshot import NodeSnapshot
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import METRICS, Reply, completion
-from tests.plans.support.launched import former_answers
+from schema.plan import Plan
+from schema.snapshot import NodeSnapshot, ShmSegment
+from tests.plans.support import scenario
+from tests.plans.support.doubles import METRICS, Reply, completion, former_answers
 from tests.plans.support.scenario import (
     HEAD,
     INVENTORY,
     PYINFRA,
     ROOT,
     WORKER,
+    Ends,
     Runs,
     Scenario,
     Snapshots,
     commands,
     data,
+    done,
+    each_row,
     environ,
+    failed,
     prepare,
+    quiet,
+    refused,
     serving,
     tiny_plan,
 )
-from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
-from tests.unit.builders.snapshots import healthy, put
+from tests.unit.builders.rigs import healthy, put
 
 STOP = "deploys/stop.py"
 VERIFY = ("deploys/verify.py", "-y")
-SURVIVOR = rigs.broken(
+SURVIVOR = scenario.broken(
     serving, *((name, "units.0.active_state", "failed") for name in (HEAD, WORKER))
 )
 SHM = {f"{name}:answers": {"shm": {"removed": [], "kept": [], "changed": False}}
        for name in (HEAD, WORKER)}  # fmt: skip
-HALF = rigs.broken(serving, (WORKER, "units.0.active_state", "failed"))
+HALF = scenario.broken(serving, (WORKER, "units.0.active_state", "failed"))
 
 
 def segment_left(plan: Plan) -> Snapshots:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from schema.desired.plan import Plan
-from schema.inputs.check import host_data
-from schema.inputs.runbook_data import WatchData
-from schema.render.watch_files import WATCH_TIMER, watch_documents
-from tests.plans.support.rigs import Seen, change_open
+from schema.keys import WatchData
+from schema.load import host_data
+from schema.plan import Plan
+from schema.render_engine import WATCH_TIMER, watch_documents
 from tests.plans.support.scenario import (
     HEAD,
     WORKER,
     Runs,
     Scenario,
+    Seen,
     Snapshots,
+    change_open,
     data,
+    done,
+    each_row,
+    failed,
     host,
+    quiet,
+    refused,
     serving,
 )
-from tests.plans.support.table import done, each_row, failed, quiet, refused
 from tests.unit.builders.engine_parts import written_file
 from tests.unit.builders.host_parts import pair_timer
-from tests.unit.builders.snapshots import put
+from tests.unit.builders.rigs import put
 
 SECRET = "T0P-S3CRET"
 HOOK = f"webhook=http://127.0.0.1:1/{SECRET}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from schema.desired.plan import Document, Plan
-from schema.render.host_files import (
+from schema.plan import Document, Plan
+from schema.render_host import (
     GUARD,
-    GUARD_PATH,
+    MEMORY_GUARD_PATH,
     PATHS,
     PSTORE,
     HostPlan,
@@ -17,13 +17,27 @@ from schema.render.host_files import (
     host_documents,
     panic_sysctls,
 )
-from tests.plans.support.rigs import Seen, change_open
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data, serving
-from tests.plans.support.table import Table, done, each_row, failed, quiet, refused
-from tests.plans.support.usual import HOST, SETTINGS
+from tests.plans.support.doubles import HOST, SETTINGS
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Seen,
+    Snapshots,
+    Table,
+    change_open,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+    serving,
+)
 from tests.unit.builders.engine_parts import absent_file, written_file
 from tests.unit.builders.host_parts import unit
-from tests.unit.builders.snapshots import put
+from tests.unit.builders.rigs import put
 
 RUN = ("deploys/host.py", "-y")
 GIB = 1 << 30
@@ -66,13 +80,15 @@ def rig(
 
     `documents` are the files that lie there.
     """
-    folders = {path.rpartition("/")[0] for path in (*PATHS, GUARD_PATH)}
+    folders = {path.rpartition("/")[0] for path in (*PATHS, MEMORY_GUARD_PATH)}
     here = {document.path: written_file(document) for document in documents}
     made = {path.rpartition("/")[0] for path in here}
     for path in sorted(folders):
         kind = "directory" if path in made else "absent"
         here[path] = absent_file(path).model_copy(update={"kind": kind})
-    files = [here.get(path, absent_file(path)) for path in (*PATHS, GUARD_PATH, *sorted(folders))]
+    files = [
+        here.get(path, absent_file(path)) for path in (*PATHS, MEMORY_GUARD_PATH, *sorted(folders))
+    ]
     rows = [unit(name=PSTORE, active_state="inactive", enabled="disabled")]
     if guard is not None:
         on = {"active": "enabled"}.get(guard, "disabled")
@@ -96,7 +112,7 @@ def lying(guard_mib: int = 0) -> tuple[Document, ...]:
     """The files of a host that is set up."""
     former = {**OFF, GUARD: "inactive"}
     files = host_documents(HostPlan(ON, 60, 2048, guard_mib, former))
-    drop_in = Document(GUARD_PATH, guard_text(guard_mib), "0644")
+    drop_in = Document(MEMORY_GUARD_PATH, guard_text(guard_mib), "0644")
     return (*files, drop_in) if guard_mib else files
 
 
@@ -133,18 +149,18 @@ TABLE: Table = {
         scenario(BARE, says(sysctls=ON, wanted=WANTED), seen=rig()),
         failed("PID 1's watchdog is 0 s, not 60 s", "ROLLED_BACK")),
     "guard": (scenario(says(guard=IDLE), GUARD_SET, seen=rig("inactive"), words=YES), done(
-        f"write {GUARD_PATH}", f"enable and restart {GUARD}",
+        f"write {MEMORY_GUARD_PATH}", f"enable and restart {GUARD}",
         "the engine is ended below 2048 MiB")),
     "guard again": (scenario(GUARD_SET, seen=UP, words=YES), quiet(never=("write /",))),
     "guard other": (scenario(GUARD_SET, seen=rig("active", *lying(4096)), words=YES), done(
-        f"write {GUARD_PATH}", f"then restart {GUARD}")),
+        f"write {MEMORY_GUARD_PATH}", f"then restart {GUARD}")),
     "guard missing": (scenario(BARE, seen=rig(), words=YES), refused(
         "guard-missing", "has no earlyoom", "mask --runtime earlyoom.service && sudo apt-get")),
     "guard tight": (
         scenario(says(guard=IDLE), seen=rig("inactive", free=5 * GIB // 2), words=YES),
         refused("guard-tight", "serves with 2.50 GiB available", "memory_guard_mib=1706")),
     "remove": (scenario(GUARD_SET, BARE, seen=UP, words=data("remove=true")), done(
-        "remove /etc/sysctl.d/90-rigbook-host.conf", f"remove {GUARD_PATH}",
+        "remove /etc/sysctl.d/90-rigbook-host.conf", f"remove {MEMORY_GUARD_PATH}",
         "kernel.panic = 0", f"disable and stop {GUARD}",
         "host.json is gone, and its settings were taken back")),
     "remove nothing": (scenario(BARE, seen=rig(), words=data("remove=true")), quiet()),
@@ -180,7 +196,7 @@ def test_files_come_before_those_who_read_them(ran: Runs) -> None:
 
 
 def test_the_guard_is_checked_as_its_whole_unit(ran: Runs) -> None:
-    (drop_in,) = [s for s in sent(ran, "guard") if s.get("path") == GUARD_PATH]
+    (drop_in,) = [s for s in sent(ran, "guard") if s.get("path") == MEMORY_GUARD_PATH]
     assert drop_in["for_unit"] == GUARD
     # limits in KiB; what swap is left counts for nothing
     assert "-M 2097152,1048576 -s 100,100 " in drop_in["content"]

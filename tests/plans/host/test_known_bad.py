@@ -7,26 +7,40 @@ from pathlib import Path
 
 import yaml
 
-from schema.desired.plan import Plan
-from tests.plans.support.rigs import Seen
-from tests.plans.support.scenario import HEAD, ROOT, WORKER, Scenario, Snapshots, data, serving
-from tests.plans.support.table import Table, each_row, quiet, refused
-from tests.unit.builders import kernel_parts as k
-from tests.unit.builders.snapshots import healthy, put
+from schema.plan import Plan
+from tests.plans.support.scenario import (
+    HEAD,
+    ROOT,
+    WORKER,
+    Scenario,
+    Seen,
+    Snapshots,
+    Table,
+    data,
+    each_row,
+    quiet,
+    refused,
+    serving,
+)
+from tests.unit.builders import host_parts
+from tests.unit.builders.rigs import healthy, put
 
 MADE = tempfile.TemporaryDirectory(prefix="rigbook-kernels-")
 BAD, GOOD = "7.0.0-1019-nvidia", "6.17.0-1032-nvidia"
 WHY = "is known to fail on this rig: no rank can register memory for RDMA"
 MEND = "GRUB_CMDLINE_LINUX_DEFAULT kho=off"
-MENU = k.grub(
-    entries=tuple(k.entry(release).model_copy(update={"options": "ro quiet"})
+MENU = host_parts.grub(
+    entries=tuple(host_parts.entry(release).model_copy(update={"options": "ro quiet"})
                   for release in (BAD, GOOD)),
-    next=k.target(BAD), default=k.target(GOOD), saved_entry=k.path(GOOD),
+    next=host_parts.target(BAD), default=host_parts.target(GOOD), saved_entry=host_parts.path(GOOD),
 )  # fmt: skip
-STAGED = k.facts(
-    running=GOOD, grub=MENU,
-    kernels=tuple(k.installed(release, k.module(release)) for release in (GOOD, BAD)),
-)  # fmt: skip
+STAGED = host_parts.kernel_facts(
+    running=GOOD,
+    grub=MENU,
+    kernels=tuple(
+        host_parts.installed(release, host_parts.module(release)) for release in (GOOD, BAD)
+    ),
+)
 
 
 def on(kernel: str, state: Seen) -> Seen:

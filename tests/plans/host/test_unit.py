@@ -5,14 +5,27 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from schema.desired.plan import Plan
-from schema.observed.files import FileState
-from schema.render.drop_in import HEADER
-from tests.plans.support.rigs import Seen, change_open
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data, serving
-from tests.plans.support.table import Table, done, each_row, quiet, refused
+from schema.plan import Plan
+from schema.render_unit import HEADER
+from schema.snapshot import FileState
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Seen,
+    Snapshots,
+    Table,
+    change_open,
+    data,
+    done,
+    each_row,
+    quiet,
+    refused,
+    serving,
+)
 from tests.unit.builders.host_parts import NOW, unit
-from tests.unit.builders.snapshots import put
+from tests.unit.builders.rigs import put
 
 DS4 = "vllm-ds4-head.service"
 FOLDER = f"/etc/systemd/system/{DS4}.d"

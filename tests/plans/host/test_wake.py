@@ -14,10 +14,21 @@ from typing import Any
 
 import pytest
 
-from deploys.procedures.host.wake import Sleeper, WakeWork, likely_causes
-from schema.machine.wake_record import MachineRecord
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, host, tiny_plan
-from tests.plans.support.table import done, each_row, quiet, refused
+from deploys.plans.wake import Sleeper, WakeWork, likely_causes
+from schema.host import MachineRecord
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    data,
+    done,
+    each_row,
+    host,
+    quiet,
+    refused,
+    tiny_plan,
+)
 
 MAC = "04:7c:16:aa:bb:01"
 RECORD = MachineRecord(

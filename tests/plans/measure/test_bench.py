@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 
-from schema.measure.run import BenchRun
-from tests.plans.support.engine_double import Reply, completion
-from tests.plans.support.scenario import HEAD, Runs, Scenario, data
-from tests.plans.support.table import done, each_row, failed, quiet, refused
-from tests.unit.builders.measured import bench
+from schema.measure import BenchRun
+from tests.plans.support.doubles import Reply, completion
+from tests.plans.support.scenario import (
+    HEAD,
+    Runs,
+    Scenario,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+)
+from tests.unit.builders.pages import measured_bench
 
 BENCH = ("deploys/bench.py", "-y")
 MADE = tempfile.TemporaryDirectory(prefix="rigbook-bench-")
@@ -43,9 +52,9 @@ def measured(name: str, *keys: str, metrics: str | None = METRICS, **more: Any) 
                     **more)  # fmt: skip
 
 
-A = bench("20261101T080000Z-bench-aaaa", (88.0, 88.4, 88.8, 88.1, 88.9), streams=16)
-B = bench("20261102T080000Z-bench-bbbb", (88.1, 87.6, 88.3, 87.9, 88.5), streams=16)
-C = bench("20261103T080000Z-bench-cccc", (163.0, 162.8, 164.1, 163.3, 162.9), streams=16,
+A = measured_bench("20261101T080000Z-bench-aaaa", (88.0, 88.4, 88.8, 88.1, 88.9), streams=16)
+B = measured_bench("20261102T080000Z-bench-bbbb", (88.1, 87.6, 88.3, 87.9, 88.5), streams=16)
+C = measured_bench("20261103T080000Z-bench-cccc", (163.0, 162.8, 164.1, 163.3, 162.9), streams=16,
           argv=("vllm", "serve", "m", "--max-num-seqs", "16"))  # fmt: skip
 EACH = ["lab1 apply stop", "lab2 apply stop", "lab2 apply file+unit", "lab1 apply file+unit",
         "lab2 apply start", "lab1 apply start"]  # fmt: skip

@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tests.plans.support import rigs
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario
-from tests.plans.support.table import Table, each_row, quiet
+from tests.plans.support import scenario
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Table, each_row, quiet
 
 REPORT = ("deploys/report.py", "-y")
 MADE = tempfile.TemporaryDirectory(prefix="rigbook-report-")
@@ -29,17 +28,31 @@ def page(name: str, which: str = "rig") -> str:
 
 
 TABLE: Table = {
-    "healthy": (Scenario(REPORT, answers=Reply, env=folder("healthy")), quiet(
-        "lab/rig.html", "lab/runs.html")),
-    "ill": (Scenario(REPORT, rigs.broken(rigs.image_missing, (HEAD, "network.links.0.mtu", 1500)),
-                     env=folder("ill")), quiet("lab/rig.html")),
-    "lost": (Scenario(REPORT, faults={f"{WORKER}:lost": "snapshot"}, answers=Reply,
-                      env=folder("lost")), quiet("lab/rig.html")),
-    "bad file": (Scenario(REPORT, answers=Reply, env=folder("bad", x='{"kind": "tea"}')), quiet(
-        "left out x.json: the document")),
-    "dry": (Scenario(("deploys/report.py", "--dry"), answers=Reply, env=folder("dry")), quiet(
-        "would write ", never=("wrote ",))),
-}  # fmt: skip
+    "healthy": (
+        Scenario(REPORT, answers=Reply, env=folder("healthy")),
+        quiet("lab/rig.html", "lab/runs.html"),
+    ),
+    "ill": (
+        Scenario(
+            REPORT,
+            scenario.broken(scenario.image_missing, (HEAD, "network.links.0.mtu", 1500)),
+            env=folder("ill"),
+        ),
+        quiet("lab/rig.html"),
+    ),
+    "lost": (
+        Scenario(REPORT, faults={f"{WORKER}:lost": "snapshot"}, answers=Reply, env=folder("lost")),
+        quiet("lab/rig.html"),
+    ),
+    "bad file": (
+        Scenario(REPORT, answers=Reply, env=folder("bad", x='{"kind": "tea"}')),
+        quiet("left out x.json: the document"),
+    ),
+    "dry": (
+        Scenario(("deploys/report.py", "--dry"), answers=Reply, env=folder("dry")),
+        quiet("would write ", never=("wrote ",)),
+    ),
+}
 test_each_run_ends_as_its_row_says = each_row(TABLE)
 
 

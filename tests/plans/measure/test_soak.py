@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from schema.measure.run import SoakRun
-from tests.plans.support.engine_double import Reply, completion
-from tests.plans.support.scenario import Runs, Scenario, data
-from tests.plans.support.table import done, each_row, failed, quiet, refused
+from schema.measure import SoakRun
+from tests.plans.support.doubles import Reply, completion
+from tests.plans.support.scenario import (
+    Runs,
+    Scenario,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+)
 
 SOAK = ("deploys/soak.py", "-y")
 MADE = tempfile.TemporaryDirectory(prefix="rigbook-soak-")

@@ -18,22 +18,19 @@ import gevent
 from pyinfra.connectors.fake import FakeConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
+from node import lease, verbs
 from node.change import journal, kinds
-from node.cli import verb_table
-from node.core import validate
+from node.core import owner, validate
 from node.core.errors import NodeError
-from node.engine import completion, config
-from node.files import secret_env
-from node.lease import settings
-from node.patch import inspect
-from node.transfer import server
-from operations.host import reboot
-from schema.desired.plan import UNIT
-from schema.render.engine_files import NODE_PATH
-from tests.plans.support import boot_double, launched, measure_double, several_double
-from tests.plans.support.commands import LOOKING, Sent, sent
-from tests.plans.support.tree_double import TreeDouble
-from tests.plans.support.usual import CONTAINER, MAGIC, USUAL
+from node.engine import answer as engine_answer
+from node.engine import config
+from node.transfer import protocol
+from node.venv import artifact
+from operations import host
+from schema.plan import UNIT
+from schema.render_engine import NODE_PATH
+from tests.plans.support import doubles
+from tests.plans.support.doubles import CONTAINER, LOOKING, MAGIC, USUAL, Sent, TreeDouble, sent
 
 VARIABLE = "RIGBOOK_TEST_SCENARIO"
 SCENARIO = "scenario.json"
@@ -77,7 +74,7 @@ def scenario_hosts() -> list[Any]:
     replaced: Any = FakeConnector
     replaced.run_shell_command, replaced._lookup_response = with_stdin, look_up
     # a stand-in has booted before the next look
-    reboot.POLL_S = 0.05
+    host.POLL_S = 0.05
     return [(name, {"fake_delay": 0, "fake_delay_jitter": 0, **data}) for name, data in
             scenario["hosts"]]  # fmt: skip
 
@@ -119,7 +116,7 @@ class FakeNode:
     def answer(self, command: Sent) -> tuple[bool, str, str]:
         """What the host says to a command: done or not, stdout, stderr."""
         if command.parts:
-            return several_double.answer(command, self.answer)
+            return doubles.several_double_answer(command, self.answer)
         if self.faults.get("lost") == command.what:
             raise OSError("stand-in: the line was cut")
         if self.faults.get("slow") == command.what:
@@ -188,14 +185,14 @@ class FakeNode:
         if command.verb == "dropin":
             return {"problems": [], "ghosts": [], "exec_start": [], **self.faults.get("check", {})}
         if command.verb == "secrets look":
-            return secret_env.look({**command.request, "path": str(self.secrets)})
+            return owner.look_at_secrets({**command.request, "path": str(self.secrets)})
         if command.verb == "engine answer":
             return self._engine_answer(command.request)
         if command.verb in LOOKING:
             # node's own function, on the folders that the test made on this machine
-            return verb_table.run(command.verb, command.request)
+            return verbs.run(command.verb, command.request)
         if command.verb.startswith("measure "):
-            return measure_double.answer(command.verb, command.request, self.faults)
+            return doubles.measure_double_answer(command.verb, command.request, self.faults)
         if command.verb == "patch tool":
             return self._tool(command.request)
         if command.verb.startswith("tree "):
@@ -204,7 +201,7 @@ class FakeNode:
             return self._transfer(command.verb, command.request)
         if command.verb == "lease":
             header = journal.parse_change(command.request["change"])
-            settings.parse({**command.request["lease"], "change": header["id"]})
+            lease.parse_lease({**command.request["lease"], "change": header["id"]})
             self.changes[header["id"]] = {"id": header["id"], "steps": []}
             return {"change": header["id"], "status": "OPEN", "changed": True}
         id_ = validate.change_id(command.request["change"])
@@ -227,7 +224,7 @@ class FakeNode:
         if told is None:
             raise NodeError(f"no {NODE_PATH}", "no_engine")
         end = config.endpoint(json.loads(told)["endpoint"], "endpoint")
-        reply = completion.ask(end, request["timeout_s"], os.environ.get(NODES_KEY))
+        reply = engine_answer.ask_completion(end, request["timeout_s"], os.environ.get(NODES_KEY))
         return {"answered": reply.ok, "detail": reply.detail, "final": reply.final,
                 "model": reply.model, "wants_key": reply.wants_key, "where": end.url}  # fmt: skip
 
@@ -248,14 +245,14 @@ class FakeNode:
     def _transfer(self, verb: str, request: Json) -> Json:
         """As node's transfer verbs: checks the request, and has what the giver has."""
         if verb.endswith("offer"):
-            server.parse_request(request, ["want" if verb.startswith("image") else "path"])
+            protocol.parse_request(request, ["want" if verb.startswith("image") else "path"])
             return {"peers": {address: {"done": True} for address in request["peers"]}}
         if verb == "weights hash":
             files = self.now["weights"][0]["files"]
             sums = [{**f, "sha256": hashlib.sha256(f["name"].encode()).hexdigest()} for f in files]
             return {"files": sums, "hashed": len(sums), "changed": []}
         header = journal.parse_change(request["change"])
-        server.parse_address(request["from"])
+        protocol.parse_address(request["from"])
         validate.key(request["key"], "key")
         self.changes[header["id"]] = {"id": header["id"], "steps": []}
         part = "docker" if verb.startswith("image") else "weights"
@@ -296,7 +293,7 @@ class FakeNode:
                 self._write(step)
             elif step["op"] in ("grub", "hold"):
                 assert self.kernel is not None
-                boot_double.act(self.kernel, step)
+                doubles.act(self.kernel, step)
             elif str(step.get("unit")).endswith(".timer") and step["active"]:
                 self.timer = "inactive" if step["active"] == "stop" else "active"
             elif step.get("unit") == UNIT and step["active"]:
@@ -315,9 +312,9 @@ class FakeNode:
     def _tool(self, request: Json) -> Json:
         validate.keys(request, "request", ("change", "tool"), ("change", "tool"))
         header = journal.parse_change(request["change"])
-        tool = inspect.parse_tool(request["tool"], "tool")
+        tool = artifact.parse_tool(request["tool"], "tool")
         self.changes.setdefault(header["id"], {"id": header["id"], "steps": []})
-        inspect.save_tool_marker(tool)
+        artifact.save_tool_marker(tool)
         said = {"applied": 23, "skipped": 36, "failed": 0}
         return {"change": header["id"], "changed": True, "said": said, "files": ["/a.py"]}
 
@@ -329,7 +326,7 @@ class FakeNode:
         self.now = json.loads(self.before)
         self._settled(id_, "ROLLED_BACK")
         if self.faults.get("former-stays"):
-            launched.former_answers(self.now, "active/running")
+            doubles.former_answers(self.now, "active/running")
         self.dying = False
         (self.folder / DOWN).unlink(missing_ok=True)
         return {"change": id_, "status": "ROLLED_BACK"}
@@ -341,8 +338,8 @@ class FakeNode:
             return
         raw = step["content"].encode() if "content" in step else binary
         if "secrets" in step:
-            rows = secret_env.parse(step["secrets"], "secrets")
-            raw = secret_env.render(str(self.secrets), rows, step["quoted"])
+            rows = owner.parse_secrets(step["secrets"], "secrets")
+            raw = owner.render_secrets(str(self.secrets), rows, step["quoted"])
             self.secrets.write_bytes(raw)
         state = {
             "path": step["path"],
@@ -369,12 +366,12 @@ class FakeNode:
             return
         unit.update(active_state="active", sub_state="running", load_state="loaded")
         self.starts += 1
-        launched.launch(self.now)
+        doubles.launch(self.now)
         if self.faults.get("start") == "dies":
             self.dying = True
             (self.folder / DOWN).touch()
         if former := self.faults.get("former"):
-            launched.former_answers(self.now, str(former))
+            doubles.former_answers(self.now, str(former))
 
     def _unit_state(self) -> str:
         self.asked += 1

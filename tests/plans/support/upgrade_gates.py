@@ -2,15 +2,15 @@
 
 from pyinfra import logger, state
 
-from deploys.common.ask_engine import ask_pip, known_versions, venv_of, wheels_spec
-from deploys.common.load_and_gate import gate, gate_here, load, once
-from facts.observe import observe
-from gates.artifact.pip_plan import wheels, would_install
+from deploys.plans.engine import ask_pip, known_versions, venv_of, wheels_spec
+from deploys.plans.rig import gate_common, gate_here, load_and_gate, once
+from facts.node import observe
+from gates.artifact import wheels, would_install
 from gates.gate_sets import CHANGING
 
 WANTED = "0.20.2"
-plan = load()
-gate(plan, CHANGING)
+plan = load_and_gate()
+gate_common(plan, CHANGING)
 
 
 def ask() -> None:

@@ -12,14 +12,25 @@ from typing import Any
 
 import yaml
 
-from schema.desired.plan import Plan
-from schema.observed.snapshot import Unreadable
-from tests.plans.support.rigs import Seen, broken
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, Snapshots, data
-from tests.plans.support.table import done, each_row, failed, quiet, refused
+from schema.plan import Plan
+from schema.snapshot import Unreadable
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    Seen,
+    Snapshots,
+    broken,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+)
 from tests.plans.venv.test_venv_rig import NAME, fresh, hosts
-from tests.unit.builders.snapshots import healthy, put
-from tests.unit.builders.spark_rig import ROOT
+from tests.unit.builders.rigs import ROOT, healthy, put
 
 WEIGHTS = "deploys/weights.py"
 COMMIT, SHA, BLOB = "0f1e2d3c4b5a69788796a5b4c3d2e1f001122334", "a" * 64, "b" * 40

@@ -9,12 +9,21 @@ from typing import Any
 
 import yaml
 
-from tests.plans.support import rigs
-from tests.plans.support.scenario import HEAD, WORKER, Runs, Scenario, data, serving
-from tests.plans.support.table import each_row, failed, quiet, refused
+from tests.plans.support import scenario
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Runs,
+    Scenario,
+    data,
+    each_row,
+    failed,
+    quiet,
+    refused,
+    serving,
+)
 from tests.unit.builders.host_parts import rdma_port
-from tests.unit.builders.snapshots import healthy
-from tests.unit.builders.spark_rig import tiny
+from tests.unit.builders.rigs import healthy, tiny
 
 FABRIC = ("deploys/fabric.py", "-y")
 MADE = TemporaryDirectory(prefix="rigbook-fabric-")
@@ -25,8 +34,8 @@ _TINY["env"]["NCCL_DEBUG"] = "INFO"
 _TINY["expect"] |= {"needs_nvidia": True, "rdma": "wanted"}
 _TINY["container"]["privileged"] = True
 Path(MADE.name, "rdma.yaml").write_text(yaml.safe_dump(_TINY))
-BARE = rigs.broken(healthy, *((name, "network.rdma", ()) for name in (HEAD, WORKER)))
-TWIN = rigs.broken(healthy, (WORKER, "network.rdma.0",
+BARE = scenario.broken(healthy, *((name, "network.rdma", ()) for name in (HEAD, WORKER)))
+TWIN = scenario.broken(healthy, (WORKER, "network.rdma.0",
                              rdma_port("roceP2p1s0f0", "169.254.1.1")))  # fmt: skip
 LOOKS = ["rate receive", "rate send", "snapshot", "snapshot"]
 

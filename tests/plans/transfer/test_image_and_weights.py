@@ -8,20 +8,34 @@ from typing import Any
 
 import pytest
 
-from operations.transfer import docker_archive
-from schema.desired.plan import Plan
-from schema.inputs.load import plan
-from schema.observed.network import Network
-from schema.observed.snapshot import Unreadable
-from tests.plans.support import rigs
-from tests.plans.support.rigs import Seen, broken, image_missing
-from tests.plans.support.scenario import HEAD, WORKER, Ran, Runs, Scenario, Snapshots, data, host
-from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
+from operations import image as operations_image
+from schema.load import plan
+from schema.plan import Plan
+from schema.snapshot import Network, Unreadable
+from tests.plans.support import scenario
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Ends,
+    Ran,
+    Runs,
+    Scenario,
+    Seen,
+    Snapshots,
+    broken,
+    data,
+    done,
+    each_row,
+    failed,
+    host,
+    image_missing,
+    quiet,
+    refused,
+)
 from tests.unit.builders import engine_parts
 from tests.unit.builders.host_parts import change
-from tests.unit.builders.snapshots import healthy, put
-from tests.unit.builders.spark_rig import ROOT
-from tests.unit.operations.transfer.test_docker_archive import CONFIG, archive, parts
+from tests.unit.builders.rigs import ROOT, healthy, put
+from tests.unit.operations.transfer.test_transfer import CONFIG, archive, parts
 
 CUT_OFF = "20260530T065800Z-weights-1a2b"
 IMAGE_CUT_OFF = "20260530T065800Z-image-3c4d"
@@ -117,7 +131,7 @@ def as_archive(*names: str, by_id: bool = True) -> Seen:
 
     Not by id: as on a containerd store, where the id is another one.
     """
-    held = docker_archive.read(ARCHIVE)
+    held = operations_image.read_archive(ARCHIVE)
     id_ = held.image_id if by_id else "sha256:" + "7" * 64
     there = {"digests": (), "layers": held.diff_ids, "id": id_,
              "config_sha256": "" if by_id else held.config_sha256}  # fmt: skip
@@ -186,9 +200,9 @@ TABLE = {
     "no fabric, waived": (
         image("waive=fabric-route", "reason=the cable", seen=no_fabric), done("over the LAN")),
     "firewall": (image(seen=firewall), failed("nft list ruleset", steps=[])),
-    "silent": (image(seen=rigs.docker_silent), refused("docker-unreadable")),
-    "open": (image(seen=rigs.change_open), refused("change-open")),
-    "locked": (image(seen=rigs.locked), refused("lock-held")),
+    "silent": (image(seen=scenario.docker_silent), refused("docker-unreadable")),
+    "open": (image(seen=scenario.change_open), refused("change-open")),
+    "locked": (image(seen=scenario.locked), refused("lock-held")),
     "other store": (image(seen=other_store), refused(f"{WORKER} has vfs", "docker save")),
     "containerd store": (
         image(seen=containerd), Ends(0, steps=MOVED, says=(GIVES,), never=("docker save",))),

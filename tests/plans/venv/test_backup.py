@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 
-from schema.desired.plan import Plan
-from tests.plans.support.rigs import Seen, broken, change_open, locked
+from schema.plan import Plan
+from tests.plans.support.doubles import kept, row
 from tests.plans.support.scenario import (
     HEAD,
     WORKER,
+    Ends,
     Runs,
     Scenario,
+    Seen,
     Snapshots,
+    broken,
+    change_open,
     data,
+    done,
+    each_row,
+    failed,
+    locked,
+    quiet,
+    refused,
     serving,
     tiny_plan,
 )
-from tests.plans.support.table import Ends, done, each_row, failed, quiet, refused
-from tests.plans.support.tree_double import kept, row
 
 BACKUP = "deploys/backup.py"
 TREE = "tree=/opt/engine/venv"

@@ -9,10 +9,24 @@ from typing import Any
 
 import pytest
 
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.patched import make_recipe, make_venv, target
-from tests.plans.support.scenario import HEAD, WORKER, Ran, Runs, Scenario, data, serving
-from tests.plans.support.table import done, each_row, failed, quiet, refused
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import (
+    HEAD,
+    WORKER,
+    Ran,
+    Runs,
+    Scenario,
+    data,
+    done,
+    each_row,
+    failed,
+    make_recipe,
+    make_venv,
+    quiet,
+    refused,
+    serving,
+    target,
+)
 from tests.unit.builders.mxfp4 import BASE, PATCHED, THREE
 
 MADE = tempfile.TemporaryDirectory(prefix="rigbook-patch-")

@@ -6,9 +6,19 @@ import json
 import tempfile
 from pathlib import Path
 
-from tests.plans.support.patched import make_recipe, make_venv
-from tests.plans.support.scenario import HEAD, Runs, Scenario, data, serving
-from tests.plans.support.table import Ends, each_row, quiet, refused
+from tests.plans.support.scenario import (
+    HEAD,
+    Ends,
+    Runs,
+    Scenario,
+    data,
+    each_row,
+    make_recipe,
+    make_venv,
+    quiet,
+    refused,
+    serving,
+)
 
 MODULE = {"modules": [{"name": "deep_gemm", "files": ["deep_gemm/__init__.py"],
                        "reason": "sparse attention needs it at run time"}]}  # fmt: skip

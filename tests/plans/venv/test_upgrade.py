@@ -14,14 +14,24 @@ from typing import Any
 
 import yaml
 
-from schema.desired.plan import Plan
-from tests.plans.support.engine_double import Reply, completion
-from tests.plans.support.scenario import ROOT, Ran, Runs, Scenario, Snapshots, data
-from tests.plans.support.table import done, each_row, failed, quiet, refused
-from tests.plans.support.tree_double import noted, row
+from schema.plan import Plan
+from tests.plans.support.doubles import Reply, completion, noted, row
+from tests.plans.support.scenario import (
+    ROOT,
+    Ran,
+    Runs,
+    Scenario,
+    Snapshots,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+)
 from tests.plans.venv.test_venv_rig import NAME, half_done, hosts, serves
-from tests.unit.builders import tower_rig as t
-from tests.unit.builders.snapshots import put
+from tests.unit.builders import rigs
+from tests.unit.builders.rigs import put
 
 NEW = "0.33.0+cpu"
 FOLDER = "/opt/engine/venvs/0.33.0"
@@ -50,7 +60,7 @@ def pip(**more: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-PLACE = {"venv": t.VENV, "real": t.TARGET, "link": t.TARGET, "installed": ["0.32.0+cpu"],
+PLACE = {"venv": rigs.VENV, "real": rigs.TARGET, "link": rigs.TARGET, "installed": ["0.32.0+cpu"],
          "found": None, "folder": FOLDER, "partial": [], "free_bytes": 50 << 30,
          "working": []}  # fmt: skip
 ANSWERS: dict[str, Any] = {
@@ -92,7 +102,7 @@ def pruned(*removed: str) -> dict[str, object]:
     """What a prune answers: these folders go, the active one stays."""
     rows = [{"path": f"/opt/engine/venvs/{v}", "version": v, "bytes": 2 << 30,
              "why": "neither active nor former"} for v in removed]  # fmt: skip
-    kept = [{"path": t.TARGET, "version": "0.32.0+cpu", "bytes": 1, "why": "the active version"}]
+    kept = [{"path": rigs.TARGET, "version": "0.32.0+cpu", "bytes": 1, "why": "the active version"}]
     return {"removed": rows, "kept": kept, "freed_bytes": 2 << 30, "dry": False}
 
 
@@ -156,7 +166,7 @@ TABLE = {
         "inplace: an upgrade in place is gone; leave it out")),
     # what goes and why, and once
     "prune": (prune("0.33.0"), done(
-        GONE, f"keep {t.TARGET} (0.32.0+cpu): the active version", "2048 MiB freed",
+        GONE, f"keep {rigs.TARGET} (0.32.0+cpu): the active version", "2048 MiB freed",
         steps=on_tower("venv prune"))),
     "prune dry": (prune("0.33.0", how=DRY), quiet(GONE)),
     "prune nothing": (prune(), quiet()),
@@ -213,7 +223,7 @@ TABLE = {
     "restore a copy, dry": (
         restore(GONE_ID, how=DRY, faults={f"{NAME}:keeps": [noted(GONE_ID)]}),
         quiet(f"{GONE_ID} is gone from {NAME}: bring it back from /mnt/disk/rigbook/x/{GONE_ID}, "
-              "800 MiB", f"unpack {GONE_ID} beside {t.VENV}; the engine goes on as it is")),
+              "800 MiB", f"unpack {GONE_ID} beside {rigs.VENV}; the engine goes on as it is")),
     "restore a copy, by its own runbook": (
         scenario(f"backup={GONE_ID}", "port=29690", deploy="restore",
                  faults={f"{NAME}:keeps": [noted(GONE_ID)]}),
@@ -238,7 +248,9 @@ def steps(run: Ran) -> list[str]:
 
 def test_an_upgrade_turns_the_link_and_keeps_what_it_needs_to_go_back(ran: Runs) -> None:
     link = next(c for c in ran["works"].changing if c.what == "apply link").request
-    assert link["steps"] == [{"op": "link", "path": t.VENV, "target": FOLDER, "expect": t.TARGET}]
+    assert link["steps"] == [
+        {"op": "link", "path": rigs.VENV, "target": FOLDER, "expect": rigs.TARGET}
+    ]
     blob = link["change"]["blob"]
     assert (blob["from"], blob["to"], blob["backup"]) == ("0.32.0+cpu", NEW, {NAME: KEPT})
     assert len(blob["rounds"]) == 5 and min(blob["rounds"]) > 0

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plans.support.patched import make_recipe
-from tests.plans.support.scenario import Runs, Scenario, serving
+from tests.plans.support.scenario import Runs, Scenario, make_recipe, serving
 from tests.unit.builders import wheelhouse as w
 
 DEPLOY = "tests/plans/support/upgrade_gates.py"

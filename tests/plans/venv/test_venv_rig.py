@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from schema.desired.plan import Plan
-from tests.plans.support.engine_double import Reply
-from tests.plans.support.scenario import Runs, Scenario, Snapshots, data
-from tests.plans.support.table import done, each_row, failed, quiet, refused
-from tests.unit.builders import tower_rig as t
+from schema.plan import Plan
+from tests.plans.support.doubles import Reply
+from tests.plans.support.scenario import (
+    Runs,
+    Scenario,
+    Snapshots,
+    data,
+    done,
+    each_row,
+    failed,
+    quiet,
+    refused,
+)
+from tests.unit.builders import rigs
 from tests.unit.builders.host_parts import change
-from tests.unit.builders.snapshots import put
+from tests.unit.builders.rigs import put
 
 NAME = "@fake/tower1"
 DIED = {f"{NAME}:start": "dies"}
@@ -20,24 +29,24 @@ OPEN_ID = "20260530T065800Z-serve-1a2b"
 
 def hosts(address: str) -> list[Any]:
     """The one host of the rig, at the address of the engine's double."""
-    data = t.tower_data(lan_address=address)
+    data = rigs.tower_data(lan_address=address)
     del data["ssh_hostname"]
     return [(NAME, data)]
 
 
 def made(plan: Plan) -> Plan:
     """The tower's plan at the address of this run."""
-    return t.tower_plan(name=NAME, lan_address=str(plan.rig.head.lan_address))
+    return rigs.tower_plan(name=NAME, lan_address=str(plan.rig.head.lan_address))
 
 
 def fresh(plan: Plan) -> Snapshots:
     """Ready, never served."""
-    return t.healthy(made(plan))
+    return rigs.healthy_tower(made(plan))
 
 
 def serves(plan: Plan) -> Snapshots:
     """Serving as the recipe says."""
-    return t.serving(made(plan))
+    return rigs.serving_tower(made(plan))
 
 
 def no_entry(plan: Plan) -> Snapshots:

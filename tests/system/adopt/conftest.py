@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from tests.system.adopt import compose
-from tests.system.adopt.setups import Setup, has_script, keep_script
-from tests.system.adopt.steps import newest, serves
+from tests.system.adopt import setups
+from tests.system.adopt.setups import Setup, has_script, keep_script, newest, serves
 from tests.system.rehearsal import Lab, rehearsal
 
 Served = Callable[[Setup], AbstractContextManager[Lab]]
@@ -19,7 +18,7 @@ Served = Callable[[Setup], AbstractContextManager[Lab]]
 def lab() -> Iterator[Lab]:
     """Both hosts with the image and a script of somebody else's, made of what serve rendered."""
     with rehearsal() as made:
-        compose.provide(made.settings)
+        setups.provide(made.settings)
         # a lab that was kept may have a tower, too
         made.hosts = {name: host for name, host in made.hosts.items() if host.has_fabric}
         if not all(has_script(made, host) for host in made.hosts):  # of a lab that was kept

@@ -3,12 +3,60 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from lab.core.settings import ENGINE_IMAGE
-from tests.system.adopt.compose import COMPOSE_IN_HOST
-from tests.system.rehearsal import Lab
+from facts.endpoint import Endpoint, ask
+from lab import core
+from lab.core import CACHE_IN_HOST, ENGINE_IMAGE, LabSettings
+from lab.lifecycle import CONTAINERD_SUITE, write_sources
+from tests.system.engine.steps import head, wait_until
+from tests.system.rehearsal import Done, Lab
+
+# A real docker compose for the lab's hosts: Debian's own package, one static program.
+
+FOLDER = f"compose-{CONTAINERD_SUITE}"
+# where each host sees the cache's images
+COMPOSE_IN_HOST = f"{CACHE_IN_HOST}/{FOLDER}/docker-compose"
+PACKAGE, PROGRAM = "docker-compose", "usr/libexec/docker/cli-plugins/docker-compose"
+
+
+def provide(settings: LabSettings) -> None:
+    """Have the hosts see the next Debian's compose, version 2; downloaded once."""
+    core.build_once(settings.images / FOLDER, _download)
+
+
+def _download(part: Path) -> None:
+    part.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        (folder / "parts").mkdir()
+        for path in write_sources(folder / "parts", CONTAINERD_SUITE):
+            path.chmod(0o644)
+        options = {
+            "Dir::Etc::sourcelist": "/dev/null",
+            "Dir::Etc::sourceparts": f"{folder}/parts",
+            "Dir::State::lists": f"{folder}/lists",
+            "Dir::Cache": f"{folder}/cache",
+            "APT::Sandbox::User": "root",
+        }
+        apt = ["apt-get", "-q", *(f"-o{key}={value}" for key, value in options.items())]
+        (folder / "lists/partial").mkdir(parents=True)
+        (folder / "cache/archives/partial").mkdir(parents=True)
+        for words in ([*apt, "update"], [*apt, "download", PACKAGE]):
+            subprocess.run(words, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        (deb,) = folder.glob("*.deb")
+        subprocess.run(["dpkg", "-x", str(deb), f"{folder}/tree"], check=True)
+        shutil.copy2(folder / "tree" / PROGRAM, part / "docker-compose")
+
 
 BOX, UNIT = "vllm_ds4", "vllm-former.service"
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
@@ -121,3 +169,96 @@ COMPOSE = Setup(
     "compose", start_compose, f"cd {HOME} && {COMPOSE_IN_HOST} down; docker rm -f llm-vllm-1"
 )
 SCRIPTED = Setup("script", start_script, f"docker rm -f {BOX}")
+
+
+# What the tests of a take-over do again and again: watch the answers, take, give back.
+
+OURS = "rigbook-engine.service"
+TAKE = ("--data", "take=true")
+# An answer takes a third of a second; an engine that is being ended may hold a question that long.
+ASK_S, EVERY_S = 5.0, 0.3
+
+
+@dataclass
+class Gap:
+    """The longest time without an answer, in seconds, while it was watched."""
+
+    seconds: float = 0.0
+    answered: list[float] = field(default_factory=list)
+
+
+def watched(endpoint: Endpoint) -> AbstractContextManager[Gap]:
+    """Asks for completions again and again, as a client would, and measures the longest gap."""
+    return gaps(lambda: ask(endpoint, ASK_S).ok)
+
+
+@contextmanager
+def gaps(answers: Callable[[], bool]) -> Iterator[Gap]:
+    """The same with any way to ask for a completion."""
+    gap, over = Gap(), threading.Event()
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not over.is_set():
+            if answers():
+                gap.seconds = max(gap.seconds, time.monotonic() - last)
+                last = time.monotonic()
+                gap.answered.append(last)
+            over.wait(EVERY_S)
+        gap.seconds = max(gap.seconds, time.monotonic() - last)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield gap
+    finally:
+        # one more question after the run's own proof
+        time.sleep(2)
+        over.set()
+        thread.join()
+
+
+def serves(lab: Lab, setup: Setup) -> None:
+    """The former setup answers."""
+    for host in ("test2", "test1"):
+        setup.start(lab, host)
+    answers(lab)
+
+
+def answers(lab: Lab) -> None:
+    """The former setup's head gives a completion, once it has loaded."""
+    wait_until("the former setup answers", 300, lambda: ask(head(lab), 20).ok, poll_s=3)
+
+
+def newest(lab: Lab, host: str = "test1") -> dict[str, Any]:
+    """The newest change of a host's journal."""
+    return lab.changes(host)[0]
+
+
+def take(lab: Lab, *more: str) -> tuple[Done, Gap]:
+    """A take-over, and the gap in the answers."""
+    with watched(head(lab)) as gap:
+        done = lab.pyinfra("adopt", *TAKE, *more)
+    return done, gap
+
+
+def give_back(lab: Lab) -> tuple[Done, Gap]:
+    """A rollback of the newest change, and the gap in the answers."""
+    with watched(head(lab)) as gap:
+        done = lab.pyinfra("rollback", "--data", f"change={newest(lab)['id']}")
+    return done, gap
+
+
+def runs(lab: Lab, host: str) -> dict[str, str]:
+    """What tells one state of a former setup from another: units, containers, the crontab."""
+    states = "; ".join(
+        f"echo {unit} $(systemctl is-enabled {unit} 2>/dev/null) $(systemctl is-active {unit})"
+        for unit in (UNIT, OURS)
+    )
+    box = "{{.Name}} {{.State.Running}} {{.HostConfig.RestartPolicy.Name}}"
+    return {
+        "units": lab.ssh(host, states),
+        "boxes": lab.ssh(host, f"sudo docker ps -aq | xargs -r sudo docker inspect -f '{box}'"),
+        "crontab": lab.ssh(host, "cat /etc/crontab 2>/dev/null; true"),
+        "files": lab.ssh(host, "sudo ls -A /etc/rigbook 2>/dev/null; true"),
+    }  # fmt: skip

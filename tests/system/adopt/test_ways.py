@@ -15,13 +15,19 @@ from tests.system.adopt.setups import (
     BOX,
     COMPOSE,
     CRON_LINE,
+    OURS,
     SCRIPTED,
     SEED,
+    TAKE,
     UNIT,
     Setup,
+    answers,
+    give_back,
+    newest,
     run_script,
+    runs,
+    take,
 )
-from tests.system.adopt.steps import OURS, TAKE, answers, give_back, newest, runs, take
 from tests.system.engine.steps import start, wait_until
 
 # what is told of each before it is taken

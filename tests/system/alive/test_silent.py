@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from facts.endpoint.completion import ask
+from facts.endpoint import ask
 from tests.system.engine.steps import doctor, head, mended, named, wait_for_completion, wait_until
 from tests.system.rehearsal import Lab
 

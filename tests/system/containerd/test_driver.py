@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from facts.rignode import pack
+from facts import pack
 from tests.system.rehearsal import Lab
 
 OLD, NEW = "580.126.09", "580.142"

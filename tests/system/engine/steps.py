@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from facts.endpoint.completion import Answer, Endpoint, ask
-from lab.core.settings import LabHost
-from lab.rehearsal.incidents import breaks
+from facts.endpoint import Answer, Endpoint, ask
+from lab import incidents
+from lab.core import LabHost
 from tests.system.rehearsal import PYINFRA, ROOT, Done, Lab
 
 
@@ -87,4 +87,4 @@ def start(deploy: str, *arguments: str) -> subprocess.Popen[str]:
 
 def killed_operator(lab: Lab, deploy: str, *arguments: str) -> str:
     """The id of a change whose operator was killed -9 once the head had been started."""
-    return breaks.killed_operator(lab, first(lab).name, "inventory/lab.py", deploy, *arguments)
+    return incidents.killed_operator(lab, first(lab).name, "inventory/lab.py", deploy, *arguments)

@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
-from schema.inputs.load import plan
+from schema.load import plan
 from tests.system.rehearsal import ROOT, Lab
-from tests.unit.builders.spark_rig import host
+from tests.unit.builders.rigs import host
 
 # `vllm serve` adds this parser's arguments to its subcommand; the model is its positional.
 PROGRAM = """

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from facts.endpoint.completion import ask
+from facts.endpoint import ask
 from tests.system.engine.steps import head
 from tests.system.rehearsal import Lab
 

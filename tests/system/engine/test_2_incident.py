@@ -7,10 +7,10 @@ import shlex
 import signal
 import time
 
-from facts.endpoint.completion import ask
-from lab.rehearsal.incidents.breaks import head_was_started
-from node.rules.heartbeat import DEAD_S
-from schema.render import node_program
+from facts.endpoint import ask
+from lab.incidents import head_was_started
+from node.rules.engine import DEAD_S
+from schema import render_unit
 from tests.system.engine.steps import (
     head,
     infra,
@@ -81,10 +81,9 @@ def test_a_rollback_waits_for_the_lock_of_a_dead_runs_last_command(serving: Lab)
     """A stop takes up to 30 s, and holds the lock on its node to its end."""
     change = killed_operator(serving, "serve", "--data", "profile=latency")
     hold = (
-        "import time; from node.files.host_lock import Lock; "
-        "Lock('a test').__enter__(); time.sleep(20)"
+        "import time; from node.core.files import Lock; Lock('a test').__enter__(); time.sleep(20)"
     )
-    serving.ssh("test2", f"sudo setsid -f env PYTHONPATH={node_program.LINK} python3 -c "
+    serving.ssh("test2", f"sudo setsid -f env PYTHONPATH={render_unit.PROGRAM_LINK} python3 -c "
                          f"{shlex.quote(hold)} </dev/null >/dev/null 2>&1")  # fmt: skip
     wait_until("the lock is held", 20, lambda: "held by pid" in serving.ssh(
         "test2", "sudo rignode status"))  # fmt: skip

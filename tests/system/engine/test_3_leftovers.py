@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from facts.endpoint.completion import ask
-from lab.rehearsal.incidents.breaks import DROP_IN, drift, ghost_drop_in, orphan, stale_segment
+from facts.endpoint import ask
+from lab.incidents import DROP_IN, drift, ghost_drop_in, orphan, stale_segment
 from tests.system.engine.steps import doctor, head, killed_operator, mended, named
 from tests.system.rehearsal import Lab
 

@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from facts.rignode import pack
+from facts import pack
 from tests.system.rehearsal import ROOT, Lab
 
 STAND_IN = ROOT / "tests/unit/node/support/stand_in_engine.py"

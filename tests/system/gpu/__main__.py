@@ -13,36 +13,36 @@ import time
 import traceback
 from collections.abc import Callable
 
-from lab.core.settings import LabError
-from lab.gpu import host
-from tests.system.gpu import driver, holders, measured, serving, silent, two, upgrades
+from lab import gpu
+from lab.core import LabError
+from tests.system.gpu import cases, driver, holders
 from tests.system.gpu.rig_host import LOGS, ROOT, Rig, machine
 
 Case = Callable[[Rig], str]
 # In the order in which the fewest starts of the engine are needed.
 ONE_GPU: dict[str, Case] = {
-    "serve": serving.serve,
-    "serve-again": serving.serve_again,
-    "doctor": serving.doctor,
-    "compare": serving.compare,
-    "backup": upgrades.backup,
-    "kill-server": serving.kill_server,
-    "kill-core": serving.kill_core,
-    "stop": serving.stop,
-    "stop-loading": serving.stop_loading,
+    "serve": cases.serve,
+    "serve-again": cases.serve_again,
+    "doctor": cases.doctor,
+    "compare": cases.compare,
+    "backup": cases.backup,
+    "kill-server": cases.kill_server,
+    "kill-core": cases.kill_core,
+    "stop": cases.stop,
+    "stop-loading": cases.stop_loading,
     "foreign": holders.foreign,
     "by-hand": holders.by_hand,
     "orphan": holders.orphan,
-    "upgrade": upgrades.upgrade,
-    "restore": upgrades.restore,
-    "wedge": silent.wedge,
+    "upgrade": cases.upgrade,
+    "restore": cases.restore,
+    "wedge": cases.wedge,
     "edge": holders.edge,
     "reap": driver.reap,
     "library": driver.library,
-    "bench": measured.bench,
-    "soak": measured.soak,
+    "bench": cases.bench,
+    "soak": cases.soak,
 }
-TWO_GPUS: dict[str, Case] = {"pair": two.pair, "one-of-two": two.one_of_two}
+TWO_GPUS: dict[str, Case] = {"pair": cases.pair, "one-of-two": cases.one_of_two}
 CASES = {**ONE_GPU, **TWO_GPUS}
 
 
@@ -80,5 +80,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    assert host.MOUNT.exists(), "there is no host: python3 -m lab.gpu up"
+    assert gpu.MOUNT.exists(), "there is no host: python3 -m lab.gpu up"
     sys.exit(main(sys.argv[1:]))

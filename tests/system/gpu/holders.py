@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from node.rules.memory_need import CONTEXT_MIB
+from node.rules.engine import CONTEXT_MIB
 from tests.system.gpu.rig_host import (
     HAND_PORT,
     IDLE_MIB,

@@ -14,12 +14,12 @@ from typing import Any
 
 import paramiko
 
-from facts.endpoint.completion import Endpoint, ask
-from lab.core.settings import SSH_USER
-from lab.gpu import host
+from facts.endpoint import Endpoint, ask
+from lab import gpu
+from lab.core import SSH_USER
 
 ROOT = Path(__file__).resolve().parents[3]
-LOGS = host.BASE / "logs"
+LOGS = gpu.BASE / "logs"
 INVENTORY = "inventory/gputower.py"
 RECIPE = ROOT / "catalog" / "recipes" / "gpu-venv.yaml"
 UNIT = "rigbook-engine"
@@ -83,7 +83,7 @@ class Rig:
 
     def on(self, command: str, check: bool = True) -> str:
         """Standard output of a shell command that root runs at the host's console."""
-        return host.run_inside(["sh", "-c", command], check=check).strip()
+        return gpu.run_inside(["sh", "-c", command], check=check).strip()
 
     def smi(self, query: str) -> list[list[str]]:
         """The cells of an nvidia-smi query, a list for each line."""
@@ -115,7 +115,7 @@ class Rig:
 
     def answers(self, port: int = PORT) -> bool:
         """Whether a real completion comes."""
-        return ask(Endpoint(f"http://{host.HOST}:{port}", "gpu"), 10).ok
+        return ask(Endpoint(f"http://{gpu.HOST}:{port}", "gpu"), 10).ok
 
     def wait(self, what: str, budget_s: float, true: Callable[[], object]) -> float:
         """Polls until it holds; seconds. AssertionError naming `what` after the budget."""
@@ -158,9 +158,9 @@ class Rig:
     def ssh(self, command: str) -> str:
         """Standard output of a shell command of the login user, over ssh."""
         with paramiko.SSHClient() as client:
-            client.load_host_keys(str(host.BASE / "keys" / "known_hosts"))
+            client.load_host_keys(str(gpu.BASE / "keys" / "known_hosts"))
             client.connect(
-                host.HOST, username=SSH_USER, key_filename=str(host.BASE / "keys" / "login"),
+                gpu.HOST, username=SSH_USER, key_filename=str(gpu.BASE / "keys" / "login"),
                 allow_agent=False, look_for_keys=False,
             )  # fmt: skip
             _, out, _ = client.exec_command(command, timeout=30)
@@ -177,5 +177,5 @@ def tail(done: Done, lines: int = 12) -> str:
 def machine() -> str:
     """Card, driver, memory, kernel, date, in one line."""
     query = "--query-gpu=name,driver_version,memory.total"
-    cards = host.run_inside(["nvidia-smi", query, "--format=csv,noheader"]).splitlines()
+    cards = gpu.run_inside(["nvidia-smi", query, "--format=csv,noheader"]).splitlines()
     return f"{len(cards)} x {cards[0]}; Linux {os.uname().release}; {time.strftime('%Y-%m-%d')}"

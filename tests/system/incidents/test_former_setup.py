@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from facts.endpoint.completion import ask
+from facts.endpoint import ask
 from tests.system.engine.steps import doctor, head, mended, named, wait_until
 from tests.system.rehearsal import Lab
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.rehearsal.incidents.breaks import lose_quotes, relaunch
+from lab.incidents import lose_quotes, relaunch
 from tests.system.engine.steps import doctor, mended, named, wait_until
 from tests.system.engine.traits import STAND_IN_TRAITS, launch_stand_in, traits
 from tests.system.rehearsal import Lab

@@ -1,5 +1,5 @@
 """A recipe's secrets on the pair with the real vLLM in containers: the engine has them, and nobody
-else sees one. The file of the tower's is tests/system/venv/test_4_secrets.py.
+else sees one. The file of the tower's is tests/system/venv/test_4_adopt.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.kubernetes.node import Cluster, running
+from lab.kubernetes import Cluster, running
 from tests.system.rehearsal import Done, Lab, rehearsal
 
 OLARES = "inventory/lab_olares.py"

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lab.core.settings import ENGINE_IMAGE
-from lab.kubernetes.node import SERVER, TOKENS, Cluster, put
+from lab.core import ENGINE_IMAGE
+from lab.kubernetes import SERVER, TOKENS, Cluster, put_node
 from tests.system.rehearsal import Lab
 
 HOST, NODE, HOME = "test1", "olares1", "/run/stand-in-kubelet"
@@ -46,7 +46,7 @@ rm -rf {bundle} {home}/{name}.id
 
 def patch_status(lab: Lab, pod: str, status: dict[str, Any]) -> None:
     """Write a pod's status, as a kubelet does."""
-    # not as curl, to whom the API server writes pretty JSON: see lab/kubernetes/build.py
+    # not as curl, to whom the API server writes pretty JSON: see lab/kubernetes.py
     lab.ssh(
         HOST,
         f"curl -sSfk -A lab -m 30 -X PATCH -H 'Authorization: Bearer {TOKENS['admin'][0]}' "
@@ -100,7 +100,7 @@ class Kubelet:
         )
         document = json.dumps(self.document(pod, box, identifier)).encode()
         host = self.lab.hosts[HOST]
-        put(self.lab.settings, host, document, f"{bundle}/config.json", "600")
+        put_node(self.lab.settings, host, document, f"{bundle}/config.json", "600")
         run = f"runc run --detach --bundle {bundle} {identifier} </dev/null >{bundle}/log 2>&1"
         self.sudo(f"{run} || {{ cat {bundle}/log; exit 1; }}")
         self.sudo(f"echo {identifier} >{HOME}/{shlex.quote(name)}.id")
@@ -164,8 +164,8 @@ def kubelet(lab: Lab, cluster: Cluster) -> Iterator[Kubelet]:
     """The stand-in, for the time of a block; root's kubectl finds the cluster without a word."""
     host, failed = lab.hosts[HOST], list[BaseException]()
     lab.ssh(HOST, f"sudo mv {KUBECTL} {REAL}; sudo mkdir -p /root/.kube")
-    put(lab.settings, host, EXEC.encode(), KUBECTL, "755")
-    put(lab.settings, host, (cluster.folder / "admin.conf").read_bytes(), "/root/.kube/config",
+    put_node(lab.settings, host, EXEC.encode(), KUBECTL, "755")
+    put_node(lab.settings, host, (cluster.folder / "admin.conf").read_bytes(), "/root/.kube/config",
         "600")  # fmt: skip
     made, over = Kubelet(lab, cluster), threading.Event()
     thread = threading.Thread(target=_loop, args=(made.sync, over, failed))

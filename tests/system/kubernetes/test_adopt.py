@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from facts.endpoint.completion import ask
-from lab.core.settings import ENGINE_IMAGE
-from lab.engine import image
-from lab.kubernetes.node import Cluster
-from tests.system.adopt.steps import ASK_S, OURS, TAKE, gaps
+from facts.endpoint import ask
+from lab import engine
+from lab.core import ENGINE_IMAGE
+from lab.kubernetes import Cluster
+from tests.system.adopt.setups import ASK_S, OURS, TAKE, gaps
 from tests.system.engine.steps import head, wait_until
 from tests.system.kubernetes.conftest import OLARES
 from tests.system.kubernetes.kubelet import HOME, HOST, NODE, Kubelet, kubelet
@@ -127,7 +127,7 @@ class Rig:
 @pytest.fixture(scope="module")
 def node(lab: Lab, cluster: Cluster) -> Iterator[Kubelet]:
     """The engine's image in docker, and a kubelet that runs it."""
-    image.provide(lab.settings, on_one=True)
+    engine.provide_image(lab.settings, on_one=True)
     with kubelet(lab, cluster) as made:
         yield made
 

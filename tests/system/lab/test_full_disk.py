@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from facts.rignode import pack
+from facts import pack
 from tests.system.lab.test_node_over_ssh import send
 from tests.system.rehearsal import Lab
 

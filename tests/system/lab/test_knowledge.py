@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from facts.rignode import pack
-from schema.observed.pip_report import VenvWheels
+from facts import pack
+from schema.artifact import VenvWheels
 from tests.system.lab.test_node_over_ssh import send
 from tests.system.rehearsal import Done, Lab
 from tests.unit.builders import wheelhouse as w

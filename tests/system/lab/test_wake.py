@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.core.settings import TESTS
+from lab.core import TESTS
 from tests.system.rehearsal import Lab
 
 SPACE, END, ADDRESS = "rigbook-wol", f"{TESTS.link}-wol0", "10.89.0.99/24"

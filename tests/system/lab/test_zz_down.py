@@ -7,16 +7,16 @@ import signal
 import subprocess
 from pathlib import Path
 
-from lab.core import settings
-from lab.hosts import state
+from lab import core
+from lab import host as lab_host
 from tests.system.rehearsal import Lab
 
 
 def leftovers() -> list[str]:
     """What of the lab can be seen on this machine: links, mounts, propagate folders, loops."""
-    home = f"{settings.TESTS.home}/"
+    home = f"{core.TESTS.home}/"
     # the user's lab stands beside and stays
-    ours = (f"{settings.TESTS.link}-", f"vb-{settings.TESTS.host}", f"vb-{settings.TESTS.tower}")
+    ours = (f"{core.TESTS.link}-", f"vb-{core.TESTS.host}", f"vb-{core.TESTS.tower}")
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
     found = [line for line in links.splitlines() if line.startswith(ours)]
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if home in line]
@@ -34,7 +34,7 @@ def leftovers() -> list[str]:
 def test_down_after_a_crash_leaves_nothing_and_twice_is_fine(lab: Lab) -> None:
     assert leftovers() != [], "a lab that runs must be visible, or this test sees nothing"
     for host in lab.hosts.values():
-        supervisor = state.read(lab.settings, host).supervisor
+        supervisor = lab_host.read_state(lab.settings, host).supervisor
         assert supervisor is not None
         os.kill(supervisor.pid, signal.SIGKILL)
     for _ in range(2):

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system.engine.steps import head
-from tests.system.lease.cell import ROWS, table
-from tests.system.lease.rigs import OnLab
+from tests.system.lease.rigs import ROWS, OnLab, table
 from tests.system.rehearsal import rehearsal
 from tests.system.venv.steps import INVENTORY, Tower
 from tests.system.vm.conftest import boot, disk

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.system.lab.support import moving as m
-from tests.system.lease.cell import cells, run
-from tests.system.lease.rigs import OnLab
+from tests.system.lease.rigs import OnLab, cells, run
 
 PROFILES = ("latency", "throughput", "balanced")
 FOLDER = "/srv/models/tiny"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.system.lease.cell import cells, run
-from tests.system.lease.rigs import OnLab
+from tests.system.lease.rigs import OnLab, cells, run
 from tests.system.venv.steps import VENV
 
 VERSIONS = ("0.31.0", "0.32.0")

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.system.lease.cell import cells, run
-from tests.system.lease.rigs import OnVm
+from tests.system.lease.rigs import OnVm, cells, run
 from tests.system.vm.conftest import Rig as Vm
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploys.procedures.measure.history import VARIABLE
-from lab.core import settings
+from deploys.plans.measure import VARIABLE
+from lab import core
 from tests.system.engine.conftest import lab, pytest_terminal_summary, serving
 
 __all__ = ["kept", "lab", "pytest_terminal_summary", "serving"]
@@ -20,5 +20,5 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the operator's documents go."""
     folder = tmp_path_factory.mktemp("measurements")
     os.environ[VARIABLE] = str(folder)
-    yield folder / settings.TESTS.name
+    yield folder / core.TESTS.name
     del os.environ[VARIABLE]

@@ -11,10 +11,10 @@ from statistics import median
 import pytest
 import yaml
 
-from deploys.procedures.measure.history import VARIABLE
-from facts.endpoint.completion import ask
-from lab.rehearsal.incidents.breaks import head_was_started
-from schema.measure.run import BenchRun, SoakRun
+from deploys.plans.measure import VARIABLE
+from facts.endpoint import ask
+from lab.incidents import head_was_started
+from schema.measure import BenchRun, SoakRun
 from tests.system.engine.steps import head, start, wait_until
 from tests.system.rehearsal import ROOT, Done, Lab
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from facts.endpoint.completion import ask
+from facts.endpoint import ask
 from tests.system.engine.steps import head, wait_for_completion, wait_until
 from tests.system.nodes.conftest import Four
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route, sync_playwright
 
-from deploys.procedures.report.pages import rig_page, runs_page
+from deploys.plans.report import rig_page, runs_page
 from docs.site.__main__ import build
 from tests.unit.builders.pages import HOSTILE, finding, look, runs
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from docs.site.__main__ import sphinx
-from gates.core.codes import CODES
-from schema.inputs.runbooks import RUNBOOKS
+from gates.core import CODES
+from schema.keys import RUNBOOKS
 from tests.system.page.conftest import Opened
 
 WIDTHS = (390, 1280)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.core.settings import TESTS, Place, load
-from lab.rehearsal import incident
-from lab.rehearsal.incidents.table import Rig
+from lab import rehearsal as lab_rehearsal
+from lab.core import TESTS, Place, load_settings
+from lab.incidents import Rig
 from tests.system.rehearsal import Lab, rehearsal
 
 Twins = Callable[[str], AbstractContextManager[tuple[Lab, Rig]]]
@@ -18,7 +18,7 @@ Twins = Callable[[str], AbstractContextManager[tuple[Lab, Rig]]]
 
 def where() -> Place:
     """The lab of this run: the one that the environment names, where a twin is up in it."""
-    lab = load()
+    lab = load_settings()
     return TESTS if lab.twin() is None else lab.place
 
 
@@ -36,7 +36,7 @@ def twin_of() -> Twins:
     def up(inventory: str) -> Iterator[tuple[Lab, Rig]]:
         before = free()
         with rehearsal(inventory, verb="rehearse", place=where()) as lab:
-            rig = incident.rig_of(lab.settings)
+            rig = lab_rehearsal.rig_of(lab.settings)
             done = lab.pyinfra("serve", inventory=rig.inventory)
             assert done.rc == 0, done.text
             taken = (before - free()) / 2**30

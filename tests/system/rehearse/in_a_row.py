@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from lab.core.settings import LabError
-from lab.rehearsal import incident
-from lab.rehearsal.incidents.table import ROWS, Incident, Rig
+from lab import rehearsal
+from lab.core import LabError
+from lab.incidents import ROWS, Incident, Rig
 from tests.system.rehearsal import Lab
 from tests.system.rehearse.transcript import Line, note
 
@@ -29,7 +29,7 @@ def named_of(rig: Rig, row: Incident) -> list[str]:
     """The doctor's findings that are the incident's; it is asked until the rig has come down."""
     began = time.monotonic()
     while True:
-        found = {str(one["code"]) for one in incident.doctor(rig)}
+        found = {str(one["code"]) for one in rehearsal.doctor(rig)}
         named = sorted(found & set(row.codes))
         if named:
             return named
@@ -38,21 +38,23 @@ def named_of(rig: Rig, row: Incident) -> list[str]:
 
 def dealt_and_mended(lab: Lab, rig: Rig, code: str) -> None:
     """Deals it; the doctor names it, its row mends it, the judge agrees only then."""
-    row = incident.row_of(rig, code)
+    row = rehearsal.row_of(rig, code)
     began = time.time()
-    incident.deal(lab.settings, code)
+    rehearsal.deal_incident(lab.settings, code)
     broken = time.time()
     with pytest.raises(LabError, match=f"{code} is not mended yet"):
-        incident.deal(lab.settings, code)
+        rehearsal.deal_incident(lab.settings, code)
     named = named_of(rig, row)
     seen = time.time()
-    assert incident.check(lab.settings, code) == 1, "it is judged mended before anybody mended it"
+    assert rehearsal.check_incident(lab.settings, code) == 1, (
+        "it is judged mended before anybody mended it"
+    )
     judged = time.time()
-    by = incident.mend(rig, row)
+    by = rehearsal.mend(rig, row)
     for line in by:
         print(f"TABLE {code}: {line}")
     mended = time.time()
-    assert incident.check(lab.settings, code) == 0
+    assert rehearsal.check_incident(lab.settings, code) == 0
     note(
         Line(
             began=began,

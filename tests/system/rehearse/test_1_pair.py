@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from facts.endpoint.completion import ask
-from lab.rehearsal import incident
-from lab.rehearsal.incidents.table import Rig
+from facts.endpoint import ask
+from lab import rehearsal
+from lab.incidents import Rig
 from tests.system.rehearsal import Lab
 from tests.system.rehearse.conftest import Twins
 from tests.system.rehearse.in_a_row import codes_of, dealt_and_mended
@@ -28,8 +28,8 @@ def test_the_twin_is_the_rig_by_its_names(pair: tuple[Lab, Rig]) -> None:
         assert lab.ssh(name, "hostname") == name
         assert lab.ssh(name, "id -un milo") == "milo"
         assert lab.ssh(name, "sudo ls /home/milo/models/DeepSeek-V4-Flash/config.json")
-    assert ask(incident.endpoint(twin), 30).ok
-    found = incident.doctor(twin)
+    assert ask(rehearsal.endpoint(twin), 30).ok
+    found = rehearsal.doctor(twin)
     assert [row for row in found if row["severity"] == "block"] == []
 
 

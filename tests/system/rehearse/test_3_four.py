@@ -5,11 +5,10 @@ from __future__ import annotations
 import pprint
 from pathlib import Path
 
-from facts.endpoint.completion import ask
-from lab.rehearsal import incident
+from facts.endpoint import ask
+from lab import rehearsal
 from tests.system.rehearse.conftest import Twins
-from tests.unit.builders.four_nodes import NAMES, recipe_over
-from tests.unit.builders.spark_rig import host
+from tests.unit.builders.rigs import NAMES, host, recipe_over
 
 
 def test_four_serve_as_one(twin_of: Twins, tmp_path: Path) -> None:
@@ -21,9 +20,9 @@ def test_four_serve_as_one(twin_of: Twins, tmp_path: Path) -> None:
     inventory.write_text(f"spark = {pprint.pformat(hosts)}\n")
     with twin_of(str(inventory)) as (lab, twin):
         assert twin.names == NAMES
-        answer = ask(incident.endpoint(twin), 60)
+        answer = ask(rehearsal.endpoint(twin), 60)
         assert answer.ok and answer.text.strip(), answer.detail
         for name in NAMES:
             assert lab.ssh(name, "pgrep -fc '^VLLM::Worker'") == "1"
-        found = incident.doctor(twin)
+        found = rehearsal.doctor(twin)
         assert [row for row in found if row["severity"] == "block"] == []

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.rehearsal.incidents.table import HELD
+from lab.incidents import HELD
 
 VARIABLE = "RIGBOOK_TRANSCRIPT"
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/rehearsing.md"

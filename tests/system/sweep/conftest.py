@@ -11,7 +11,7 @@ from tests.system.engine.steps import head
 from tests.system.lease.rigs import OnLab
 from tests.system.rehearsal import rehearsal
 from tests.system.sweep import cycle
-from tests.system.sweep.plan import SEED
+from tests.system.sweep.cycle import SEED
 from tests.system.venv.steps import INVENTORY, Tower
 from tests.system.vm.conftest import boot, disk
 

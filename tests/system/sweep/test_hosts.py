@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system.lease.rigs import OnLab
-from tests.system.sweep.cases import Image, LabCase, Libvgpu, Unit, Weights
-from tests.system.sweep.cycle import Case, run
-from tests.system.sweep.plan import Cell, cells
+from tests.system.sweep.cycle import Case, Cell, Image, LabCase, Libvgpu, Unit, Weights, cells, run
 from tests.unit.node.support.libs import folder
 
 CASES: dict[str, type[LabCase]] = {"unit": Unit, "weights": Weights, "image": Image}

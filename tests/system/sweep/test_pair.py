@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.system.lease.rigs import OnLab
-from tests.system.sweep.cycle import Case, run
-from tests.system.sweep.plan import Cell, cells
-from tests.system.sweep.served import OnPair, Profiles, Restart, Rollback, Serve
+from tests.system.sweep.cycle import (
+    Case,
+    Cell,
+    OnPair,
+    Profiles,
+    Restart,
+    Rollback,
+    Serve,
+    cells,
+    run,
+)
 
 CASES: dict[str, type[OnPair]] = {"serve": Serve, "restart": Restart, "rollback": Rollback}
 

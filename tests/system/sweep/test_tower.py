@@ -6,9 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.system.lease.rigs import OnLab
-from tests.system.sweep.cycle import Case, run
-from tests.system.sweep.plan import Cell, cells
-from tests.system.sweep.served import Upgrade
+from tests.system.sweep.cycle import Case, Cell, Upgrade, cells, run
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tests.system.lease.rigs import OnVm
-from tests.system.sweep.cycle import Case, run
-from tests.system.sweep.plan import cells
+from tests.system.sweep.cycle import Case, cells, run
 from tests.system.vm.conftest import Rig as Vm
 
 

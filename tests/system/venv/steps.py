@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from facts.endpoint.completion import Endpoint, ask
-from lab.rehearsal.incidents import breaks
+from facts.endpoint import Endpoint, ask
+from lab import incidents
 from tests.system.rehearsal import Done, Lab
 
 INVENTORY = "inventory/labtower.py"
@@ -64,7 +64,7 @@ class Tower(Lab):
 
     def killed_operator(self, deploy: str, *arguments: str) -> str:
         """The id of a change whose operator was killed -9 once the engine had been started."""
-        return breaks.killed_operator(self, self.name, INVENTORY, deploy, *arguments)
+        return incidents.killed_operator(self, self.name, INVENTORY, deploy, *arguments)
 
 
 def wait_until(what: str, budget_s: float, true: Callable[[], object], poll_s: float = 2) -> float:

@@ -13,11 +13,8 @@ from typing import Any
 
 import pytest
 
-from facts.rignode import pack
-from lab.core import settings
-from lab.vm import disk as vm_disk
-from lab.vm import machine as vm_machine
-from lab.vm import root
+from facts import pack
+from lab import core, vm
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE = Path(__file__).parent / "engine.py"
@@ -44,9 +41,9 @@ DEPLOY_S = 2400
 class Rig:
     """A running VM with what the tests do to it. `notes` is the transcript."""
 
-    def __init__(self, machine: vm_machine.Machine) -> None:
+    def __init__(self, machine: vm.Machine) -> None:
         self.machine = machine
-        self.kernels = root.kernels()
+        self.kernels = vm.kernels()
         self.began = time.monotonic()
         self.notes = machine.folder / "transcript.txt"
 
@@ -99,7 +96,7 @@ class Rig:
 
     def boots(self) -> tuple[str | None, str | None]:
         """(the kernel of the next boot, the default kernel), as node reads GRUB's files."""
-        grub = self.node("kernel", {"module": root.MODULE})["grub"]
+        grub = self.node("kernel", {"module": vm.MODULE})["grub"]
         return grub["next"]["kernel"], grub["default"]["kernel"]
 
     def send(self, raw: bytes, path: str, mode: str = "0644") -> None:
@@ -116,7 +113,7 @@ class Rig:
     def second_kernel(self) -> None:
         """apt brings the second kernel and makes it the default, as on the seed's tower."""
         self.note("$ apt-get upgrade --with-new-pkgs   # a newer kernel, no module for it")
-        self.machine.must(root.UPGRADE, DEPLOY_S)
+        self.machine.must(vm.UPGRADE, DEPLOY_S)
 
     def tried_without_operator(self, *words: str) -> str:
         """A candidate's deploy whose operator dies as the node goes down; what its unit said.
@@ -158,13 +155,13 @@ class Rig:
 @pytest.fixture(scope="session")
 def disk() -> tuple[Path, Path]:
     """The prepared disk and the login key; the first time this takes minutes and a network."""
-    return vm_disk.disk(settings.load())
+    return vm.disk(core.load_settings())
 
 
 @pytest.fixture(scope="session")
 def staged() -> Path:
     """The disk on which apt has made a second kernel, without a driver, the default."""
-    return vm_disk.staged(settings.load())
+    return vm.staged(core.load_settings())
 
 
 @pytest.fixture
@@ -173,16 +170,16 @@ def boot(disk: tuple[Path, Path], tmp_path: Path) -> Iterator[Callable[..., Rig]
 
     `more` are further disks, `cards` models of further network cards; `watchdog`: with one.
     """
-    running: list[vm_machine.Machine] = []
+    running: list[vm.Machine] = []
 
     def start(
         *more: Path, base: Path | None = None, cards: Sequence[str] = (), watchdog: bool = False
     ) -> Rig:
         prepared, key = disk
         over = tmp_path / "disk.qcow2"
-        vm_machine.overlay(base or prepared, over)
-        accel = vm_machine.accelerator(prepared, key)
-        machine = vm_machine.Machine(tmp_path / "vm", [over, *more], key, cards, accel, watchdog)
+        vm.overlay(base or prepared, over)
+        accel = vm.accelerator(prepared, key)
+        machine = vm.Machine(tmp_path / "vm", [over, *more], key, cards, accel, watchdog)
         running.append(machine)
         machine.start()
         rig = Rig(machine)

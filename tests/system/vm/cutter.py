@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 
 from node.__main__ import main
-from node.kernel import boot_flush, grub_step
+from node.kernel import grub_step
 
 COMMIT_S = 7  # ext4 commits every five
 
@@ -24,7 +24,7 @@ def here(seconds: float = 0) -> None:
     time.sleep(3600)
 
 
-real_put, real_flush = grub_step._put, boot_flush.flush
+real_put, real_flush = grub_step._put, grub_step.flush_boot
 
 
 def put(folder: str, name: str, raw: bytes, mode: int) -> None:
@@ -45,5 +45,5 @@ def flush(folder: str) -> bool:
 
 point = sys.argv[2]
 grub_step._put = put
-boot_flush.flush = flush
+grub_step.flush_boot = flush
 sys.exit(main(sys.argv[3:]))

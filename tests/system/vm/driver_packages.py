@@ -13,7 +13,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from lab.vm.root import MODULE, kernels
+from lab.vm import MODULE, kernels
 
 OLD, NEW = "580.126.09", "580.142"
 NAMES = (f"{MODULE}-dkms-580", f"lib{MODULE}-ml-580", f"{MODULE}-utils-580")

@@ -11,10 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from lab.core import cache, console, settings
-from lab.vm import driver_disk
-from lab.vm import machine as vm_machine
-from lab.vm.root import MODULE
+from lab import core, vm
+from lab.vm import MODULE
 from tests.system.vm import driver_packages as packages
 from tests.system.vm.conftest import ENGINE, PIN, UNIT, Rig
 from tests.system.vm.test_5_comes_back import answers
@@ -24,14 +22,14 @@ INSTALL_S = 3600
 
 def kept(disk: tuple[Path, Path]) -> Path:
     """The machine's disk with its memory, for the prepared `disk` and its key; made once."""
-    base = driver_disk.with_dkms(settings.load())
+    base = vm.with_dkms(core.load_settings())
     qemu = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, check=True)
-    sources = [Path(path).read_text() for path in (__file__, str(packages.__file__), str(ENGINE))]
-    accel = vm_machine.accelerator(*disk)
+    sources = [Path(path).read_text() for path in (__file__, __file__, str(ENGINE))]
+    accel = vm.accelerator(*disk)
     recipe = [base.name, accel, qemu.stdout.decode(), UNIT, PIN, *sources]
-    target = base.parent / f"tower-{cache.recipe_hash(recipe)}.qcow2"
+    target = base.parent / f"tower-{core.recipe_hash(recipe)}.qcow2"
     if not target.exists():
-        cache.build_once(target, lambda part: _make(base, disk[1], accel, part))
+        core.build_once(target, lambda part: _make(base, disk[1], accel, part))
     return target
 
 
@@ -39,8 +37,8 @@ def _make(base: Path, key: Path, accel: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="tower-", dir=target.parent) as name:
         folder = Path(name)
         over = folder / "disk.qcow2"
-        vm_machine.overlay(base, over)
-        with vm_machine.Machine(folder / "vm", [over], key, accel=accel) as machine:
+        vm.overlay(base, over)
+        with vm.Machine(folder / "vm", [over], key, accel=accel) as machine:
             machine.start()
             rig = Rig(machine)
             machine.wait()
@@ -66,9 +64,9 @@ def _make(base: Path, key: Path, accel: str, target: Path) -> None:
 def go_on(disk: tuple[Path, Path], folder: Path) -> Rig:
     """That machine on a copy in this folder, running; its module is loaded, its engine answers."""
     over = folder / "disk.qcow2"
-    console.run(["cp", "--reflink=auto", kept(disk), over])
-    accel = vm_machine.accelerator(*disk)
-    machine = vm_machine.Machine(folder / "vm", [over], disk[1], accel=accel)
+    core.run_console(["cp", "--reflink=auto", kept(disk), over])
+    accel = vm.accelerator(*disk)
+    machine = vm.Machine(folder / "vm", [over], disk[1], accel=accel)
     machine.start(kept=True)
     rig = Rig(machine)
     took = machine.wait()

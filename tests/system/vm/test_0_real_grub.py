@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from facts.rignode import pack
-from lab.vm import disk as vm_disk
-from lab.vm import root
-from schema.observed.kernel import KernelFacts
-from schema.observed.snapshot import Unreadable
-from schema.render.kernel_files import GRUB_DIR, GRUB_PATH, pin_documents
+from facts import pack
+from lab import vm
+from schema.host import KernelFacts
+from schema.render_host import GRUB_DIR, GRUB_PATH, pin_documents
+from schema.snapshot import Unreadable
 
 STATE = (
     "cd /boot/grub; sha256sum grub.cfg grubenv; stat -c '%a %u %n' grub.cfg grubenv; "
@@ -39,7 +38,7 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.kernels = root.kernels()
+        self.kernels = vm.kernels()
         (path / "root/rignode.pyz").write_bytes(pack.zipapp_bytes())
         self.changes = 0
 
@@ -68,7 +67,7 @@ class Tree:
 
     def facts(self) -> KernelFacts:
         """The typed kernel facts."""
-        document = self.node("kernel", {"module": root.MODULE})
+        document = self.node("kernel", {"module": vm.MODULE})
         assert document.pop("ok"), document
         return KernelFacts.model_validate(document)
 
@@ -101,7 +100,7 @@ def tree(disk: tuple[Path, Path], tmp_path: Path) -> Iterator[Tree]:
     copy, mount = tmp_path / "disk.raw", tmp_path / "mnt"
     subprocess.run(["cp", "--sparse=always", "--reflink=auto", disk[0], copy], check=True)
     mount.mkdir()
-    with vm_disk.mounted(copy, mount):
+    with vm.mounted(copy, mount):
         yield Tree(mount)
     copy.unlink()
 
@@ -125,12 +124,12 @@ def test_apt_stages_a_kernel_the_pin_holds_and_undo_restores_all(tree: Tree) -> 
     assert tree.must(STATE) == before
 
     # the evening: apt makes a kernel without a module the default
-    tree.must(root.UPGRADE)
+    tree.must(vm.UPGRADE)
     facts = tree.facts()
     assert tree.boots() == (staged, staged)
     modules = {k.release: k.module for k in read(facts.kernels)}
     driver = modules[good]
-    assert modules[staged] is None and driver and driver.version == root.DRIVER
+    assert modules[staged] is None and driver and driver.version == vm.DRIVER
     evening = tree.must(STATE)
     assert tree.pin(good)["changed"]
     assert tree.boots() == (good, good)

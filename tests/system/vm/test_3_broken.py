@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from gates.transfer import fabric
-from lab.core import console
-from lab.vm.root import MODULE
-from schema.observed.snapshot import NodeSnapshot, Unreadable
-from schema.render.kernel_files import GRUB_PATH, pin_documents
+from gates import fabric
+from lab import core
+from lab.vm import MODULE
+from schema.render_host import GRUB_PATH, pin_documents
+from schema.snapshot import NodeSnapshot, Unreadable
 from tests.system.vm.conftest import DEPLOY_S, NODE, PIN, Rig
-from tests.unit.builders.spark_rig import spark_plan
+from tests.unit.builders.rigs import spark_plan
 
 CUTTER = Path(__file__).parent / "cutter.py"
 
@@ -114,7 +114,7 @@ def test_on_lvm_a_kernel_is_pinned_and_not_tried(
 ) -> None:
     """GRUB cannot take next_entry back there: one boot would be for ever."""
     second = tmp_path / "lvm.raw"
-    console.run(["truncate", "-s", "512M", second])
+    core.run_console(["truncate", "-s", "512M", second])
     rig = boot(second, base=staged)
     good, other = rig.kernels.first, rig.kernels.second
     rig.machine.must(

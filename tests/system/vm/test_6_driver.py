@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.core.settings import LabError
-from lab.vm.root import MODULE
+from lab.core import LabError
+from lab.vm import MODULE
 from tests.system.vm import driver_packages as packages
 from tests.system.vm.conftest import DEPLOY_S, Rig
 from tests.system.vm.driver_packages import NAMES, NEW, OLD, OTHER

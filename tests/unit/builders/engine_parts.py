@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import shlex
+import subprocess
+from pathlib import Path
 from typing import Any
 
-from gates.core.check import GIB
+from gates.core import GIB
 from node.rules.secret import MASK, SECRETS_PATH, WATCHED
-from schema.desired.plan import CONTAINER, Document, Plan
-from schema.desired.rig import Node
-from schema.observed.artifact import LIBRARIES, VLLM_INFO
-from schema.observed.docker import Container, Image, ImageFile, ImageFileMatch, Mount
-from schema.observed.files import FileState, Weights, WeightsFile
-from schema.recipe.recipe import ContainerSpec
-from schema.render.engine_files import SCRIPT_IN_CONTAINER, SCRIPT_PATH
-from schema.render.jit_caches import kept
-from tests.unit.builders.host_parts import OURS
+from schema.artifact import LIBRARIES, VLLM_INFO
+from schema.plan import CONTAINER, Document, Node, Plan, jit_caches_kept
+from schema.recipe import ContainerSpec
+from schema.render_engine import SCRIPT_IN_CONTAINER, SCRIPT_PATH
+from schema.snapshot import (
+    Container,
+    FileState,
+    Image,
+    ImageFile,
+    ImageFileMatch,
+    Mount,
+    Weights,
+    WeightsFile,
+)
+from tests.unit.builders.host_parts import OUR_PROCESSES
 from tests.unit.builders.recorded import recorded
 
 FOREIGN = str(recorded("foreign_container")["id"])
@@ -37,7 +47,7 @@ def container(plan: Plan, node: Node) -> Container:
     spec, box = plan.specs[node.name], _box(plan)
     mounts = [*spec.volumes, (SCRIPT_PATH, SCRIPT_IN_CONTAINER, True)]
     return Container(
-        id=OURS,
+        id=OUR_PROCESSES,
         name=CONTAINER,
         image=box.image,
         image_id=IMAGE_ID,
@@ -125,7 +135,7 @@ def absent_file(path: str) -> FileState:
 def warm_caches(plan: Plan, node: Node) -> tuple[FileState, ...]:
     """The folders of compiled kernels, as an earlier start has left them."""
     spec = plan.specs[node.name]
-    paths = (*spec.jit_folders, *kept(spec).values())
+    paths = (*spec.jit_folders, *jit_caches_kept(spec).values())
     there = {"kind": "directory", "size": 3, "mode": "0755", "uid": 0, "gid": 0}
     return tuple(absent_file(path).model_copy(update=there) for path in paths)
 
@@ -158,3 +168,46 @@ def written_files(plan: Plan, node: Node) -> tuple[FileState, ...]:
         secret = written_file(Document(SECRETS_PATH, text, "0600"))
         files.append(secret.model_copy(update={"content": text}))
     return (*files, *warm_caches(plan, node))
+
+
+# Reading rendered files the way bash and systemd read them.
+
+# Stand-in for vllm: writes its own arguments, each ended by NUL, to stdout.
+VLLM_DOUBLE = '#!/bin/sh\nprintf \'%s\\0\' "$0" "$@"\n'
+
+
+def argv_of_script(script: Document, folder: Path) -> list[str]:
+    """What `vllm` gets when bash runs the launch script (a double records its arguments)."""
+    double = folder / "bin" / "vllm"
+    double.parent.mkdir(exist_ok=True)
+    double.write_text(VLLM_DOUBLE)
+    double.chmod(0o755)
+    path = folder / "serve.sh"
+    path.write_text(script.content)
+    done = subprocess.run(
+        ["/bin/bash", str(path)],
+        env={"PATH": f"{double.parent}:/usr/bin:/bin", "HOME": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        timeout=10,
+        check=True,
+    )
+    assert done.stderr == b""
+    return ["vllm", *done.stdout.decode().split("\0")[1:-1]]
+
+
+def unit_lines(unit: Document) -> list[tuple[str, str]]:
+    """A unit's (key, value) pairs, continuation lines joined and comments dropped."""
+    text = re.sub(r"\\\n\s*", "", unit.content)
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(key, value) for key, _, value in (line.partition("=") for line in lines)]
+
+
+def exec_start(unit: Document) -> list[str]:
+    """ExecStart's arguments as systemd.service(5) reads them: quotes, then `%%` and `$$`."""
+    (command,) = [value for key, value in unit_lines(unit) if key == "ExecStart"]
+    arguments = shlex.split(command)
+    for argument in arguments:
+        assert not re.search(r"(?<![%])(%%)*%(?!%)", argument), f"specifier in {argument!r}"
+        assert not re.search(r"(?<![$])(\$\$)*\$(?!\$)", argument), f"variable in {argument!r}"
+    return [a.replace("%%", "%").replace("$$", "$") for a in arguments]

@@ -4,21 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deploys.procedures.measure.history import Run
-from deploys.procedures.report.pages import Look
-from gates.core.codes import CODES
-from gates.core.violation import Violation
-from gates.doctor.rank import Finding, explain
-from gates.doctor.strip import strips
-from schema.measure.run import Acceptance, BenchRun, Machine, Prefill, Sample, SoakRun
-from schema.observed.backup import BackupRow, Backups, Versions
-from schema.observed.files import ChangeSummary
-from schema.observed.snapshot import NodeSnapshot, Unreadable
-from tests.unit.builders.health_parts import gpu
-from tests.unit.builders.host_parts import BOOT, NOW
-from tests.unit.builders.measured import SUBJECT, point
-from tests.unit.builders.snapshots import put, serving
-from tests.unit.builders.spark_rig import spark_plan
+from deploys.plans.measure import Run
+from deploys.plans.report import Look
+from gates.core import CODES, Violation
+from gates.doctor import Finding, explain, strips
+from schema.artifact import BackupRow, Backups, Versions
+from schema.measure import (
+    Acceptance,
+    BenchRun,
+    Machine,
+    Point,
+    Prefill,
+    Round,
+    Sample,
+    SoakRun,
+    Subject,
+)
+from schema.snapshot import ChangeSummary, NodeSnapshot, Unreadable
+from tests.unit.builders.host_parts import BOOT, NOW, gpu
+from tests.unit.builders.rigs import put, serving, spark_plan
+
+# Measurements as they are kept.
+
+SUBJECT = Subject(
+    rig="lab", recipe="tiny", recipe_sha256="0" * 64, profile="balanced", model="tiny",
+    argv=("vllm", "serve", "m"), image="tiny@sha256:1",
+)  # fmt: skip
+
+
+def point(rates: tuple[float, ...], streams: int = 1, tokens: int = 256) -> Point:
+    """A point whose rounds have these rates."""
+    each = tuple(rate / streams for rate in rates)
+    return Point(
+        streams=streams,
+        tokens=tokens,
+        rounds=tuple(
+            Round(seconds=streams * tokens / rate, tokens=streams * tokens, ttft_s=(0.1,) * streams,
+                  stream_tok_s=(one,) * streams)
+            for rate, one in zip(rates, each, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def measured_bench(
+    name: str, rates: tuple[float, ...], streams: int = 1, argv: tuple[str, ...] = SUBJECT.argv
+) -> BenchRun:
+    """A whole bench of one point."""
+    return BenchRun(
+        id=name, began="2026-11-01T08:00:00Z", seconds=60, complete=True,
+        client="vllm bench serve 0.32.0", operator="milo@forge",
+        subject=SUBJECT.model_copy(update={"argv": argv}), cold=False,
+        points=(point(rates, streams),),
+    )  # fmt: skip
+
 
 # What somebody may write into an inventory, and a host into its log.
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>&\"'"

@@ -8,65 +8,79 @@ from typing import Any
 
 import yaml
 
-from gates.core.check import GIB
-from schema.observed.files import WeightsFile
-from schema.observed.hardware import GpuUser, SigningKey
-from schema.observed.health import Unknown
-from schema.observed.kernel import GrubDefault
-from schema.observed.machine import ComputeProcess, EngineProcess, ShmSegment
-from schema.observed.snapshot import Unreadable
-from schema.observed.units import CronLine, GhostFile, Override, Watched
-from tests.unit.builders import driver_parts, health_parts
-from tests.unit.builders import engine_parts as e
-from tests.unit.builders import host_parts as h
-from tests.unit.builders import kernel_parts as k
-from tests.unit.builders import tower_rig as t
+from gates.core import GIB
+from schema.hardware import GpuUser, SigningKey
+from schema.host import GrubDefault
+from schema.snapshot import (
+    ComputeProcess,
+    CronLine,
+    EngineProcess,
+    GhostFile,
+    Override,
+    ShmSegment,
+    Unknown,
+    Unreadable,
+    Watched,
+    WeightsFile,
+)
+from tests.unit.builders import engine_parts, host_parts, rigs
 
 
 def _process(argv: list[str], pid: int = 77, **changes: Any) -> EngineProcess:
-    return h.process(pid, *argv, **changes)
+    return host_parts.process(pid, *argv, **changes)
 
 
 def _segment(name: str, **changes: Any) -> ShmSegment:
-    values = {"size": 2**28, "uid": 0, "inode": 7, "mtime": h.NOW - 900, "mappers": (), **changes}
+    values = {
+        "size": 2**28,
+        "uid": 0,
+        "inode": 7,
+        "mtime": host_parts.NOW - 900,
+        "mappers": (),
+        **changes,
+    }
     return ShmSegment(name=name, **values)
 
 
 MADE: dict[str, Callable[..., Any]] = {
-    **health_parts.MADE,
-    "change": h.change,
+    **host_parts.MADE,
+    "change": host_parts.change,
     "compute": lambda **values: ComputeProcess(**values),
-    "connection": h.connection,
+    "connection": host_parts.connection,
     "cron": lambda **values: CronLine(**values),
-    "container": e.foreign_container,
-    "disk": h.disk,
+    "container": engine_parts.foreign_container,
+    "disk": host_parts.disk,
     "ghost": lambda **values: GhostFile(**values),
     "gpu_user": lambda **values: GpuUser(**{"unit": None, "container": None, **values}),
-    "package": driver_parts.row,
+    "package": host_parts.row,
     "signing_key": lambda **values: SigningKey(**values),
-    "gpu": h.discrete_gpu,
-    "grub": k.grub,
+    "gpu": host_parts.discrete_gpu,
+    "grub": host_parts.grub,
     "grub_default": lambda **values: GrubDefault(**values),
-    "kernel_entry": k.entry,
-    "boot_place": k.place,
-    "boot_target": k.target,
-    "in_image": e.in_image,
-    "installed_kernel": k.installed,
-    "link": h.link,
-    "module": k.module,
+    "kernel_entry": host_parts.entry,
+    "boot_place": host_parts.place,
+    "boot_target": host_parts.target,
+    "in_image": engine_parts.in_image,
+    "installed_kernel": host_parts.installed,
+    "link": host_parts.link,
+    "module": host_parts.module,
     "override": lambda **values: Override(**values),
-    "port": h.port,
-    "rdma_port": lambda device, addresses=(), **more: h.rdma_port(device, *addresses, **more),
+    "port": host_parts.port,
+    "rdma_port": lambda device, addresses=(), **more: host_parts.rdma_port(
+        device, *addresses, **more
+    ),
     "process": _process,
     "shm": _segment,
-    "unit": h.unit,
-    "venv": t.venv,
-    "watched": lambda **values: Watched(**{"status": "up", "looked_unix_s": h.NOW - 20, **values}),
+    "unit": host_parts.unit,
+    "venv": rigs.venv,
+    "watched": lambda **values: Watched(
+        **{"status": "up", "looked_unix_s": host_parts.NOW - 20, **values}
+    ),
     "weights_file": lambda **values: WeightsFile(**values),
 }
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "GiB": lambda text: int(float(text) * GIB),
-    "now": lambda text: h.NOW + float(text or 0),
+    "now": lambda text: host_parts.NOW + float(text or 0),
     "unknown": lambda text: Unknown(unreadable=text),
     "unreadable": lambda text: Unreadable(unreadable=text),
 }

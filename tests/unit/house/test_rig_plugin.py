@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from paramiko import SSHConfig
 
-from schema.core.errors import SpecError
-from schema.observed.snapshot import Unreadable
+from schema.core import SpecError
+from schema.snapshot import Unreadable
 from tests.infra.observe import observe
 from tests.infra.plugin import ROOT, Connections, Rig, load_rig, problem_lines, ssh_config
 

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from facts.rignode import pack
-from node.core import proc
-from node.core import run as core_run
+from facts import pack
+from node.core import proc, run
 from node.engine import config
-from node.watch.answer import answer
-from node.watch.own_unit import OwnUnit
+from node.engine.answer import answer
+from node.engine.evidence import OwnUnit
 from tests.unit.node.support.host import Host, apply_request, change, compiled, file_step
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -131,7 +130,7 @@ def test_the_watch_gives_no_key_to_whoever_holds_the_port(
         secrets.chmod(0o600)
         monkeypatch.setenv("RIGBOOK_ENGINE", str(tmp_path / "node.json"))
         monkeypatch.setenv("RIGBOOK_SECRETS", str(secrets))
-        reply = OwnUnit(config.load()).ask(5.0)
+        reply = OwnUnit(config.load_engine()).ask(5.0)
         asked_here = answer({"timeout_s": 5})
         server.shutdown()
     assert not reply.ok and "not this engine" in reply.detail
@@ -228,9 +227,9 @@ def test_what_another_user_may_change_is_not_run_as_root(
 def test_a_path_without_a_folder_of_roots_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every command is "not found", and is looked for in the current folder."""
     monkeypatch.setenv("PATH", "/etc/passwd/bin:relative")
-    monkeypatch.setattr(core_run, "not_roots", lambda path: path)
-    core_run._roots_own.cache_clear()
-    assert core_run.environment()["PATH"] == "/usr/sbin:/usr/bin:/sbin:/bin"
+    monkeypatch.setattr(run, "not_roots", lambda path: path)
+    run._roots_own.cache_clear()
+    assert run.environment()["PATH"] == "/usr/sbin:/usr/bin:/sbin:/bin"
     monkeypatch.undo()
-    core_run._roots_own.cache_clear()
-    assert core_run._roots_own("/etc/passwd/bin:/usr/bin") == "/usr/bin"
+    run._roots_own.cache_clear()
+    assert run._roots_own("/etc/passwd/bin:/usr/bin") == "/usr/bin"

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gates.core.codes import CODES
-from lab.core import settings
-from lab.core.settings import LabError, LabSettings
-from lab.rehearsal import data, incident, raising, shape
-from lab.rehearsal.incidents.not_held import NOT_HELD
-from lab.rehearsal.incidents.table import HELD, ROWS, Rig
-from schema.inputs import load
+from gates.core import CODES
+from lab import core, rehearsal
+from lab.core import LabError, LabSettings
+from lab.incidents import HELD, NOT_HELD, ROWS, Rig
+from schema import load
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "https://hooks.example/T0K-1a2b3c"
@@ -27,7 +25,7 @@ OUT = {"webhook": SECRET, "power_cycle_command": "/usr/bin/plug off", "mac": "00
 @pytest.fixture
 def lab(tmp_path: Path) -> LabSettings:
     """A place for a twin, in a temporary folder."""
-    return LabSettings(tmp_path / "home", tmp_path / "cache", settings.TWIN)
+    return LabSettings(tmp_path / "home", tmp_path / "cache", core.TWIN)
 
 
 def pair(number: int, **more: Any) -> dict[str, Any]:
@@ -44,7 +42,7 @@ def rig(**more: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_names_users_and_paths_stay_and_addresses_are_the_labs(lab: LabSettings) -> None:
-    made = shape.shape(lab, "inventory/spark.py", rig())
+    made = rehearsal.shape(lab, "inventory/spark.py", rig())
     assert made.twin.names == ("spark1", "spark2"), "in rank order"
     assert (made.twin.user, made.weights) == ("milo", "~/models/DeepSeek-V4-Flash")
     assert made.data["spark2"]["lan_address"] == "10.87.0.12"
@@ -54,13 +52,13 @@ def test_names_users_and_paths_stay_and_addresses_are_the_labs(lab: LabSettings)
 
 
 def test_nothing_of_it_leads_out_of_the_machine(lab: LabSettings) -> None:
-    made = shape.shape(lab, "inventory/spark.py", rig(**OUT))
+    made = rehearsal.shape(lab, "inventory/spark.py", rig(**OUT))
     for row in made.data.values():
         assert {key: row[key] for key in OUT} == {**dict.fromkeys(OUT), "ssh_port": 22}
     assert any(row == "not on the twin: mac, nic, power_cycle_command, webhook"
                for row in made.differs)  # fmt: skip
-    whole = "\n".join([*shape.files(made).values(), *shape.told(made)])
-    assert SECRET not in whole and "192.168." not in "".join(shape.files(made).values())
+    whole = "\n".join([*rehearsal.shape_files(made).values(), *rehearsal.told(made)])
+    assert SECRET not in whole and "192.168." not in "".join(rehearsal.shape_files(made).values())
     assert "pw-1a2b3c" not in whole
 
 
@@ -68,8 +66,8 @@ def test_nothing_of_it_leads_out_of_the_machine(lab: LabSettings) -> None:
 def test_the_files_are_a_rig_that_every_runbook_loads(
     lab: LabSettings, tmp_path: Path, inventory: str
 ) -> None:
-    made = shape.shape(lab, inventory, data.load(inventory))
-    for name, text in shape.files(made).items():
+    made = rehearsal.shape(lab, inventory, rehearsal.load_data(inventory))
+    for name, text in rehearsal.shape_files(made).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -77,7 +75,7 @@ def test_the_files_are_a_rig_that_every_runbook_loads(
     hosts = {name: {**row, "recipes_dir": [str(recipe.parent)]} for name, row in made.data.items()}
     plan = load.plan(hosts, None, ROOT)
     assert plan.recipe.name == recipe.stem and not plan.recipe.expect.needs_nvidia
-    original = load.plan(data.load(inventory), None, ROOT).recipe
+    original = load.plan(rehearsal.load_data(inventory), None, ROOT).recipe
     assert [*plan.recipe.profiles] == [*original.profiles]
     assert plan.recipe.vllm_serve["served_model_name"] == original.vllm_serve["served_model_name"]
     lengths = {spec.argv[spec.argv.index("--max-model-len") + 1] for spec in plan.specs.values()}
@@ -86,7 +84,7 @@ def test_the_files_are_a_rig_that_every_runbook_loads(
         assert plan.recipe.container.image == original.container.image
     # pyinfra merges group_data of the rig's name below it, and finds what the twin says
     place = tmp_path / made.twin.inventory
-    found = data.load(str(place))
+    found = rehearsal.load_data(str(place))
     assert {name: row["recipe"] for name, row in found.items()} == dict.fromkeys(
         made.twin.names, recipe.stem
     )
@@ -105,14 +103,14 @@ def test_a_rig_that_has_no_twin_is_refused(
     lab: LabSettings, more: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(LabError, match=says):
-        shape.shape(lab, "inventory/spark.py", rig(**more))
+        rehearsal.shape(lab, "inventory/spark.py", rig(**more))
     with pytest.raises(LabError, match="a Kubernetes rig has no twin"):
-        shape.shape(lab, "inventory/olares.py", data.load("inventory/olares.py"))
+        rehearsal.shape(lab, "inventory/olares.py", rehearsal.load_data("inventory/olares.py"))
 
 
 def test_an_inventory_that_is_not_there_names_those_that_are() -> None:
     with pytest.raises(LabError, match=r"inventory/none.py is not a file.*inventory/spark.py"):
-        data.load("inventory/none.py")
+        rehearsal.load_data("inventory/none.py")
 
 
 def test_weights_of_the_hub_and_a_digest_have_a_place(lab: LabSettings, tmp_path: Path) -> None:
@@ -122,15 +120,15 @@ def test_weights_of_the_hub_and_a_digest_have_a_place(lab: LabSettings, tmp_path
     recipe["container"] |= {"image": f"registry.lab/engine@sha256:{'a' * 64}", "volumes": []}
     (tmp_path / "hub.yaml").write_text(yaml.safe_dump(recipe))
     hosts = rig(recipe="hub", recipes_dir=[str(tmp_path)])
-    made = shape.shape(lab, "inventory/spark.py", hosts)
+    made = rehearsal.shape(lab, "inventory/spark.py", hosts)
     assert made.image == "registry.lab/engine:twin"
-    script = raising.furniture(made)
+    script = rehearsal.furniture(made)
     folder = "/home/milo/.cache/huggingface/hub/models--org--model"
     assert f"> {folder}/refs/main" in script and f"{folder}/snapshots/{'0' * 40}" in script
 
 
 def test_a_twins_host_has_the_rigs_name_and_a_folder_of_its_number(lab: LabSettings) -> None:
-    made = shape.shape(lab, "inventory/spark.py", rig())
+    made = rehearsal.shape(lab, "inventory/spark.py", rig())
     lab.home.mkdir(parents=True)
     lab.state_file.write_text(f'{{"hosts": 2, "twin": {json.dumps(made.twin.as_json())}}}')
     assert [host.name for host in lab.hosts()] == ["spark1", "spark2"]
@@ -166,11 +164,11 @@ def test_an_incident_of_another_rig_says_which_fit(lab: LabSettings) -> None:
     pair_of = Rig(one, ("a", "b"), "i", recipe, "milo")
     assert pair_of.kinds == {"container", "pair"} and pair_of.other_profile == "b"
     with pytest.raises(LabError, match=r"B3 needs another rig \(venv\)"):
-        incident.row_of(pair_of, "B3")
+        rehearsal.row_of(pair_of, "B3")
     with pytest.raises(LabError, match="B6 is not on a twin: needs the board"):
-        incident.row_of(pair_of, "B6")
+        rehearsal.row_of(pair_of, "B6")
     with pytest.raises(LabError, match="no incident 'X1'"):
-        incident.row_of(pair_of, "X1")
-    assert incident.row_of(pair_of, "C13").code == "C13"
+        rehearsal.row_of(pair_of, "X1")
+    assert rehearsal.row_of(pair_of, "C13").code == "C13"
     with pytest.raises(LabError, match="there is no twin"):
-        incident.rig_of(lab)
+        rehearsal.rig_of(lab)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from facts.rignode import pack
-from schema.render import node_program
-from tests.unit.node.support import table_lines, trees
+from facts import pack
+from schema import render_unit
+from tests.unit.node.support import host as support_host
+from tests.unit.node.support import trees
 from tests.unit.node.support.host import Host, compiled
 from tests.unit.node.support.reap_world import World
 from tests.unit.node.support.transfers import Ends
@@ -20,7 +21,7 @@ from tests.unit.node.support.transfers import Ends
 @pytest.fixture(scope="session")
 def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program as it is installed."""
-    path = tmp_path_factory.mktemp("pyz") / f"rignode-{node_program.version()}.pyz"
+    path = tmp_path_factory.mktemp("pyz") / f"rignode-{render_unit.program_version()}.pyz"
     path.write_bytes(compiled(pack.zipapp_bytes()))
     path.chmod(0o755)
     return path
@@ -76,15 +77,15 @@ def engine(host: Host, venv: Path) -> trees.Engine:
 
 
 @pytest.fixture
-def show(record_property: Callable[[str, object], None]) -> table_lines.Show:
+def show(record_property: Callable[[str, object], None]) -> support_host.Show:
     """Shows a line in the summary of the run, also when the test passed."""
-    return lambda line: record_property(table_lines.KEY, line)
+    return lambda line: record_property(support_host.KEY, line)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The tables of the fault tests: cells, and how many lost something."""
     stats = terminalreporter.stats
-    rows = table_lines.shown([*stats.get("passed", []), *stats.get("failed", [])])
+    rows = support_host.shown([*stats.get("passed", []), *stats.get("failed", [])])
     if rows:
         terminalreporter.section("fault tables")
         for line in rows:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from operations.change import run
-from operations.change.node_call import StepFailed
-from operations.rollback import revert
+from operations import rollback, run
+from operations.run import StepFailed
 from tests.plans.support.scenario import HEAD, WORKER
 
 Answer = Callable[[str, str, dict[str, Any]], dict[str, Any]]
@@ -52,7 +51,7 @@ class Node:
         self.calls: list[tuple[str, str]] = []
         self.requests: list[dict[str, Any]] = []
         self.answer = answer or (lambda host, verb, request: {"ok": True, "changed": True})
-        for module in (run, revert):
+        for module in (run, rollback):
             patch.setattr(module, "call", self._call)
 
     def _call(

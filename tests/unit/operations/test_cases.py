@@ -8,6 +8,6 @@ from tests.unit.facts.cases import make_operation_tests
 
 CASES = Path(__file__).parent / "cases"
 
-Apply = make_operation_tests("operations", "change.apply.apply", CASES / "apply")
-Stop = make_operation_tests("operations", "engine.engine.stop", CASES / "stop")
-Undo = make_operation_tests("operations", "rollback.undo.undo", CASES / "undo")
+Apply = make_operation_tests("operations", "apply.apply", CASES / "apply")
+Stop = make_operation_tests("operations", "engine.stop", CASES / "stop")
+Undo = make_operation_tests("operations", "rollback.undo", CASES / "undo")

@@ -1,6 +1,6 @@
 """Two of the hosts as a rig: the containerd store on both."""
 
-from lab.core.settings import load
+from lab.core import load_settings
 
 spark = [
     (
@@ -12,5 +12,5 @@ spark = [
             "fabric_address": host.fabric_address,
         },
     )
-    for host in load().fabric_hosts()[1:]
+    for host in load_settings().fabric_hosts()[1:]
 ]

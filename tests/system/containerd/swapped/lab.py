@@ -1,6 +1,6 @@
 """The rehearsal rig with its roles swapped: the host on the containerd store is the head."""
 
-from lab.core.settings import load
+from lab.core import load_settings
 
 spark = [
     (
@@ -12,5 +12,5 @@ spark = [
             "fabric_address": host.fabric_address,
         },
     )
-    for host in load().fabric_hosts()[:2]
+    for host in load_settings().fabric_hosts()[:2]
 ]

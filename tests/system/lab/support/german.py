@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from facts.rignode import pack
-from lab.core import cache, console
-from lab.core.settings import LabSettings
+from facts import pack
+from lab import core
+from lab.core import LabSettings
 
 PACKAGES = ("grub-common", "gettext-base", "locales")
 OLD, NEW, NEWEST = "6.17.0-22-generic", "6.17.0-23-generic", "6.17.0-24-generic"
@@ -55,17 +55,17 @@ def _mo(messages: dict[str, str]) -> bytes:
 def _files(target: Path) -> None:
     """The packages' files and the German locale, from this machine's package source."""
     target.mkdir(parents=True)
-    console.run(["chmod", "0755", target])
-    console.run(["sh", "-c", f"cd '{target}' && apt-get download -q {' '.join(PACKAGES)}"])
+    core.run_console(["chmod", "0755", target])
+    core.run_console(["sh", "-c", f"cd '{target}' && apt-get download -q {' '.join(PACKAGES)}"])
     for archive in sorted(target.glob("*.deb")):
-        console.run(["dpkg-deb", "-x", archive, target / "root"])
+        core.run_console(["dpkg-deb", "-x", archive, target / "root"])
         archive.unlink()
     german = target / "root/usr/share/locale/de/LC_MESSAGES/grub.mo"
     german.write_bytes(_mo(CATALOGUE))
     share = target / "root/usr/share/i18n"
     made = target / "root/usr/lib/locale"
     made.mkdir(parents=True, exist_ok=True)
-    console.run(
+    core.run_console(
         ["localedef", "--no-archive", "-i", share / "locales/de_DE", "-f", "UTF-8",
          made / "de_DE.utf8"],
         env={"I18NPATH": str(share), "PATH": "/usr/bin:/bin"},
@@ -121,10 +121,10 @@ class German:
 
 def packages(settings: LabSettings) -> Path:
     """The packages' files, the locale and the catalogue below root/; made once."""
-    kept = settings.cache / f"german-{cache.recipe_hash([PACKAGES, CATALOGUE])}"
+    kept = settings.cache / f"german-{core.recipe_hash([PACKAGES, CATALOGUE])}"
     if not kept.exists():
-        with console.phase("GRUB's packages", "10 seconds"):
-            cache.build_once(kept, _files)
+        with core.phase("GRUB's packages", "10 seconds"):
+            core.build_once(kept, _files)
     return kept
 
 
@@ -134,20 +134,20 @@ def german(settings: LabSettings, folder: Path) -> Iterator[German]:
     kept = packages(settings)
     root, image = folder / "root", folder / "disk.img"
     root.mkdir()
-    console.run(["truncate", "-s", "64M", image])
-    console.run(["mkfs.ext4", "-q", image])
-    console.run(["mount", "-o", "loop", image, root])
+    core.run_console(["truncate", "-s", "64M", image])
+    core.run_console(["mkfs.ext4", "-q", image])
+    core.run_console(["mount", "-o", "loop", image, root])
     try:
         for name in ("usr", "dev", "proc", "sys", "run", "tmp", "boot/grub", "etc/default/grub.d"):
             (root / name).mkdir(parents=True)
         for name in ("bin", "sbin", "lib", "lib64"):
             (root / name).symlink_to(f"usr/{name}")
         over = f"lowerdir={kept}/root/usr:/usr"
-        console.run(["mount", "-t", "overlay", "overlay", "-o", over, root / "usr"])
+        core.run_console(["mount", "-t", "overlay", "overlay", "-o", over, root / "usr"])
         for name in ("dev", "proc", "sys"):
-            console.run(["mount", "--bind", f"/{name}", root / name])
-        console.run(["mount", "-t", "tmpfs", "tmpfs", root / "run"])
-        console.run(["cp", "-a", kept / "root/etc/grub.d", "/etc/alternatives", root / "etc"])
+            core.run_console(["mount", "--bind", f"/{name}", root / name])
+        core.run_console(["mount", "-t", "tmpfs", "tmpfs", root / "run"])
+        core.run_console(["cp", "-a", kept / "root/etc/grub.d", "/etc/alternatives", root / "etc"])
         for name, text in FILES.items():
             (root / name).write_text(text)
         # 10_linux makes no entry for a loop device
@@ -158,4 +158,4 @@ def german(settings: LabSettings, folder: Path) -> Iterator[German]:
         assert made.run("grub-editenv", "/boot/grub/grubenv", "create").returncode == 0
         yield made
     finally:
-        console.run(["umount", "-R", root])
+        core.run_console(["umount", "-R", root])

@@ -8,9 +8,8 @@ import sys
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from deploys.procedures.report.charts import Chart, Mark, draw, spec
-from deploys.procedures.report.figures import bench_charts, history_charts, over_time
-from schema.measure.run import BenchRun, Round
+from deploys.plans.report import Chart, Mark, bench_charts, draw, history_charts, over_time, spec
+from schema.measure import BenchRun, Round
 from tests.unit.builders.pages import HOSTILE, bench, runs, soak
 
 BENCHES = [run for run in runs() if isinstance(run, BenchRun)]

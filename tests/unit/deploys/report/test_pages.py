@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from deploys.procedures.report import pages, state
-from deploys.procedures.report.pages import rig_page, runs_page, told
+from deploys.plans import report
+from deploys.plans.report import rig_page, runs_page, told
 from tests.unit.builders.pages import HOSTILE, bench, finding, look, runs, soak
 
 FOUND = (finding("fabric-mtu", "spark1", f"MTU below 9000 {HOSTILE}"),
@@ -17,7 +17,7 @@ FOUND = (finding("fabric-mtu", "spark1", f"MTU below 9000 {HOSTILE}"),
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library that draws is tried in tests/system/page."""
-    monkeypatch.setattr(pages, "draw", lambda charts: {chart.title: "" for chart in charts})
+    monkeypatch.setattr(report, "draw", lambda charts: {chart.title: "" for chart in charts})
 
 
 def text(page: str) -> str:
@@ -94,4 +94,4 @@ def test_a_soak_is_told_with_its_verdict() -> None:
     ("seconds", "words"), [(5, "5 s"), (119, "119 s"), (7199, "120 min"), (86400 * 3, "3 days")]
 )
 def test_ages_have_whole_units(seconds: float, words: str) -> None:
-    assert state.age(seconds) == words
+    assert report.age(seconds) == words

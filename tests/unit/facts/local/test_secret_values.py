@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from facts.local.secret_values import SecretMissing, value_of
-from facts.rignode import pack
-from schema.core.secret import Secret
-from schema.recipe.secrets import SecretSource
-from tests.plans.support.commands import sent
+from facts import pack
+from facts.local import SecretMissing, value_of
+from schema.core import Secret
+from schema.recipe import SecretSource
+from tests.plans.support.doubles import sent
 
 CANARY = "T0P-S3CRET"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gates.artifact.build_metadata import read
-from gates.artifact.provenance import decide, findings
-from schema.core.errors import SpecError
-from schema.inputs.check import host_data
-from schema.inputs.runbook_data import ProvenanceData
-from schema.observed.artifact import ArtifactAnswer, ArtifactFile, commit_or_pr, probes
-from schema.recipe.builds import NeededModule, Unless
-from tests.unit.builders.spark_rig import spark_plan
+from gates.provenance import decide, findings, read_build_metadata
+from schema.artifact import ArtifactAnswer, ArtifactFile, commit_or_pr, probes
+from schema.compatibility import NeededModule, Unless
+from schema.core import SpecError
+from schema.keys import ProvenanceData
+from schema.load import host_data
+from tests.unit.builders.rigs import spark_plan
 
 HOST = {
     "role": "head",
@@ -60,7 +59,7 @@ def answers(**files: str) -> list[ArtifactAnswer]:
     ]  # fmt: skip
 
 
-SEED = read(answers(metadata=METADATA, version=VERSION, torch=TORCH))
+SEED = read_build_metadata(answers(metadata=METADATA, version=VERSION, torch=TORCH))
 
 
 def test_the_seeds_image_says_what_it_is() -> None:
@@ -88,28 +87,30 @@ def test_only_what_the_artefact_names_counts(wanted: str, verdict: str, part: st
 
 
 def test_a_commit_only_in_the_version_counts() -> None:
-    found = read(answers(version="__version__ = version = '0.21.1.dev77+cu130.g48cebd4ad'\n"))
+    found = read_build_metadata(
+        answers(version="__version__ = version = '0.21.1.dev77+cu130.g48cebd4ad'\n")
+    )
     assert found.vllm_commit == "48cebd4ad"
     assert decide("48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23", found).verdict == "in"
 
 
 def test_direct_url_of_an_installation_from_git_names_the_commit() -> None:
     text = '{"url": "https://host/vllm.git", "vcs_info": {"vcs": "git", "commit_id": "' + "a" * 40
-    found = read(answers(version=VERSION, direct=text + '"}}'))
+    found = read_build_metadata(answers(version=VERSION, direct=text + '"}}'))
     assert found.direct_url == "https://host/vllm.git"
     assert decide("aaaaaaa", found).verdict == "in"
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "", "!!python/object:os.system x\n" * 2])
 def test_metadata_that_nobody_can_read_is_a_problem_not_absent(text: str) -> None:
-    found = read(answers(metadata=text))
+    found = read_build_metadata(answers(metadata=text))
     assert found.builds == {"/workspace/build-metadata.yaml": {}} and len(found.problems) == 1
 
 
 def test_an_image_on_another_says_both_and_each_with_its_place() -> None:
     """It may have two of them: its base's and its own."""
     own = 'built_by: somebody\nbuild_args:\n  vllm_prs: "43733"\n'
-    found = read(answers(metadata=METADATA, own=own, version=VERSION))
+    found = read_build_metadata(answers(metadata=METADATA, own=own, version=VERSION))
     assert found.vllm_commit == "48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23"
     assert found.prs == {
         "41834": "/workspace/build-metadata.yaml: build_args.vllm_prs",
@@ -119,7 +120,9 @@ def test_an_image_on_another_says_both_and_each_with_its_place() -> None:
 
 
 def test_a_direct_url_that_pip_did_not_write_is_a_problem() -> None:
-    assert read(answers(direct="[1]")).problems == ("direct_url.json is not what pip writes",)
+    assert read_build_metadata(answers(direct="[1]")).problems == (
+        "direct_url.json is not what pip writes",
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,8 +181,10 @@ def test_a_module_that_the_build_does_not_need_may_be_missing() -> None:
     """The version says so, or a file of the build's own way; 0.1.devN says nothing."""
     plan, own = spark_plan(), Unless(path="vllm/own.py", contains="def ")
     module = DEEPGEMM.model_copy(update={"versions": "<0.24", "unless": own})
-    later = read(answers(version=VERSION.replace("0.21.1", "0.24.0"), torch=TORCH))
-    clone = read(answers(version=VERSION.replace("0.21.1rc1.dev77", "0.1.dev16960"), torch=TORCH))
+    later = read_build_metadata(answers(version=VERSION.replace("0.21.1", "0.24.0"), torch=TORCH))
+    clone = read_build_metadata(
+        answers(version=VERSION.replace("0.21.1rc1.dev77", "0.1.dev16960"), torch=TORCH)
+    )
     assert later.vllm_version.startswith("0.24.0")
     assert clone.vllm_version.startswith("0.1.dev16960+g")
     file = ArtifactFile(path=f"{LIB}/vllm/own.py", size=1, sha256=None, count=3, content=None)
@@ -190,8 +195,12 @@ def test_a_module_that_the_build_does_not_need_may_be_missing() -> None:
 
 def test_a_torch_for_the_cpu_on_a_rig_of_gpus_is_a_finding() -> None:
     """C1."""
-    cpu = read(answers(version=VERSION, torch="__version__ = '2.10.0+cpu'\ncuda = None\n"))
-    plain = read(answers(version=VERSION, torch="__version__ = '2.10.0'\ncuda: str = None\n"))
+    cpu = read_build_metadata(
+        answers(version=VERSION, torch="__version__ = '2.10.0+cpu'\ncuda = None\n")
+    )
+    plain = read_build_metadata(
+        answers(version=VERSION, torch="__version__ = '2.10.0'\ncuda: str = None\n")
+    )
     for found in (cpu, plain):
         (wrong,) = findings(spark_plan(), "n", found, [], ())
         assert wrong.code == "torch-cpu" and wrong.severity == "block"

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from gates.drift.compare import drift
-from gates.recipe.secrets import missing
+from gates.recipe import drift, missing
 from node.rules.secret import SECRETS_PATH
-from schema.desired.plan import Plan
-from tests.unit.builders import snapshots
+from schema.plan import Plan
+from tests.unit.builders import rigs
 from tests.unit.builders.engine_parts import absent_file
-from tests.unit.builders.snapshots import put
-from tests.unit.builders.spark_rig import changed, project, spark_plan
+from tests.unit.builders.rigs import changed, project, put, spark_plan
 
 SECRETS = {"HF_TOKEN": {"env": "T"}, "PIN": {"node_file": "~/pin"}}
 FILE = f"file {SECRETS_PATH}: "
@@ -29,7 +27,7 @@ def plan(tmp_path: Path) -> Plan:
 
 def texts(plan: Plan, *changes: tuple[str, Any]) -> list[str]:
     """The differences of the head with these values in its snapshot."""
-    seen = snapshots.serving(plan)["spark1"]
+    seen = rigs.serving(plan)["spark1"]
     for path, value in changes:
         seen = put(seen, path, value)
     return [difference.text for difference in drift(plan, plan.rig.head, seen)]
@@ -68,10 +66,10 @@ def test_a_live_engine_without_its_secret(plan: Plan) -> None:
 
 
 def test_a_file_that_no_recipe_asks_for(plan: Plan) -> None:
-    seen = snapshots.serving(plan)["spark1"]
+    seen = rigs.serving(plan)["spark1"]
     assert isinstance(seen.files, tuple)
     bare = spark_plan(recipe="tiny")
-    other = put(snapshots.serving(bare)["spark1"], "files", seen.files)
+    other = put(rigs.serving(bare)["spark1"], "files", seen.files)
     said = [d.text for d in drift(bare, bare.rig.head, other) if d.name == SECRETS_PATH]
     assert said == [FILE + "a file, wanted absent: the recipe names no secret"]
 

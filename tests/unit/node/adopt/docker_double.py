@@ -45,7 +45,7 @@ class Docker:
         self.boxes = {str(row["Name"]).lstrip("/"): row for row in boxes}
         self.asked: list[str] = []
         self.refuses: dict[str, int] = {}
-        monkeypatch.setattr(api, "call", self.call)
+        monkeypatch.setattr(api, "call_docker", self.call)
 
     def row(self, name: str) -> Json | None:
         """A container by name or id."""
@@ -54,7 +54,7 @@ class Docker:
     def call(
         self, method: str, path: str, timeout_s: float, body: bytes = b""
     ) -> tuple[int, bytes]:
-        """As node.docker.api.call."""
+        """As node.docker.api.call_docker."""
         url = urlsplit(path)
         words = [unquote(word) for word in url.path.strip("/").split("/")]
         if method == "GET":

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from node.backup import store
-from tests.unit.node.backup.test_by_hand import commands
+from tests.unit.node.backup.test_backup import commands
 from tests.unit.node.support.trees import Engine, picture
 
 KIND = {"base": "is an incremental one", "roots": "holds single paths"}

@@ -6,17 +6,33 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import signal
+import stat
 import subprocess
+import sys
 import tarfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
 
 from node.backup import store
-from node.backup.walk import Member
+from node.backup.create import backup as create_backup
+from node.backup.listing import list_all
+from node.backup.restore import restore
+from node.backup.store import Member
+from node.backup.verify import verify
+from node.change.kinds import Steps
+from node.change.transaction import undo
+from node.change.tree_step import TreeKind
+from node.core.errors import Json, NodeError
 from tests.unit.node.support import strace
+from tests.unit.node.support.host import Show, change
+from tests.unit.node.support.strace import Faulted
 from tests.unit.node.support.trees import Engine, picture
 
 
@@ -287,3 +303,270 @@ def test_a_broken_disk_is_told(engine: Engine, backup: str, tmp_path: Path) -> N
     answer = json.loads(done.stdout)
     assert answer["code"] == "backup_damaged" and "Input/output error" in answer["error"]
     assert engine.ask("list")["backups"][0]["problem"]
+
+
+# The folder in which a venv lies belongs to the engine's user, and node is root.
+#
+# A process of that user replaces whatever node makes there by links that lead elsewhere, in a
+# loop.
+# Nothing may be written through them.
+
+UID = 12345
+# as the owner of the folder above the tree: it was entered before, by descriptor
+SWAPPER = """
+import os, random, sys, time
+os.chdir(sys.argv[1]); bait, patience = sys.argv[2], float(sys.argv[3])
+os.setgroups([]); os.setgid({uid}); os.setuid({uid})
+print("at work", flush=True)
+n = 0
+while True:
+    for name in os.listdir("."):
+        if name.startswith(".rigbook-") and not os.path.islink(name):
+            n += 1
+            time.sleep(random.uniform(0, patience))
+            try:
+                os.rename(name, "taken-%d" % n)
+                os.symlink(bait, name)
+            except OSError:
+                pass
+"""
+
+
+@pytest.fixture
+def bait(engine: Engine, tmp_path: Path) -> Path:
+    """Root's own folder, with the name in it under which a restore unpacks."""
+    engine.verified()
+    (tmp_path / "bait" / "new").mkdir(parents=True)
+    (tmp_path / "bait" / "new" / "of-root").write_text("untouched")
+    return tmp_path / "bait"
+
+
+@pytest.fixture(params=[0.0, 0.05], ids=["at once", "a while later"])
+def swapped(engine: Engine, bait: Path, request: pytest.FixtureRequest) -> Iterator[float]:
+    """A swapper of another uid, to whom the folder above the tree belongs."""
+    for path in (engine.tree.parent, *engine.tree.parent.rglob("*")):
+        os.lchown(path, UID, UID)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SWAPPER.format(uid=UID), str(engine.tree.parent), str(bait),
+         str(request.param)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout and child.stdout.readline() == "at work\n"
+    yield float(request.param)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+
+
+def test_nothing_is_written_through_a_link_that_is_put_in_its_way(
+    engine: Engine, bait: Path, swapped: float
+) -> None:
+    before, roots_own = picture(engine.tree), picture(bait)
+    ends = []
+    for n in range(12):
+        answer = engine.restore(f"restore-{n}", force=True)
+        ends.append(answer.get("code", "restored"))
+        assert picture(bait) == roots_own, ends
+        if answer["ok"]:
+            engine.close(f"restore-{n}")
+        else:
+            undone = engine.host.call("undo")
+            if not undone["ok"]:  # the swapper took the former tree, and that is said
+                assert undone["code"] == "tree_gone", (undone, answer)
+                break
+        assert picture(engine.tree).keys() == before.keys(), ends
+    # a delayed one comes in time only where the machine is busy
+    assert swapped or "unsafe_folder" in ends, ends
+
+
+def test_the_trade_follows_no_link_that_is_put_in_its_way(
+    engine: Engine, bait: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put there at the last moment: behind every other look."""
+    (engine.package / "data.bin").write_text("edited")
+    seen, roots_own = picture(engine.tree), picture(bait)
+    trade = TreeKind.do
+
+    def swapped(kind: TreeKind, step: Json, steps: Steps, **more: Any) -> tuple[bool, str]:
+        work = Path(step["source"]).parent
+        work.rename(work.with_name("taken"))
+        work.symlink_to(bait)
+        return trade(kind, step, steps, **more)
+
+    monkeypatch.setattr(TreeKind, "do", swapped)
+    with pytest.raises(NodeError, match="is a link"):
+        restore({"change": change("restore-1")})
+    assert picture(bait) == roots_own and picture(engine.tree) == seen
+
+
+def planted(engine: Engine, what: str, to: Path) -> Path:
+    """A link in the place of a folder that node makes or writes to."""
+    if what == "the tree":
+        engine.tree.rename(to / "venv")
+        to = to / "venv"
+    path = {
+        "the tree": engine.tree,
+        "its folder of backups": engine.backups,
+        "its folder of work": engine.tree.parent / ".rigbook-venv-restore-1",
+    }[what]
+    if path == engine.backups:
+        path.rename(to.with_name("kept-backups"))
+    path.symlink_to(to)
+    return path
+
+
+@pytest.mark.parametrize(("what", "code"), [
+    ("the tree", "not_a_link"), ("its folder of backups", "unsafe_state"),
+    ("its folder of work", None),
+])  # fmt: skip
+def test_a_link_that_lies_there_before_is_not_written_through(
+    engine: Engine, tmp_path: Path, what: str, code: str | None
+) -> None:
+    engine.verified()
+    (engine.package / "data.bin").write_text("edited")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = planted(engine, what, elsewhere)
+    before = picture(elsewhere)
+    answer = engine.restore()
+    assert answer.get("code") == code, answer
+    assert picture(elsewhere) == before and link.is_symlink()
+
+
+def test_nobody_else_reads_a_backup_whatever_the_umask(engine: Engine) -> None:
+    """Not the files of the host either, which lie there with the modes that they have on it."""
+    unit = engine.host.file("engine.env", "TOKEN=secret\n", 0o644)
+    asked = json.dumps({"tree": str(engine.tree), "files": [str(unit)]})
+    argv = ["sh", "-c", 'umask 0; exec "$@"', "-", *engine.host.argv("tree backup")]
+    backup = json.loads(engine.host.run(argv, asked).stdout)["backup"]
+    engine.ask("verify", {"backup": backup})
+    folder = engine.backups / backup
+    kept = Path(f"{folder}/files{unit}")
+    assert kept.read_text() == "TOKEN=secret\n" and stat.S_IMODE(kept.stat().st_mode) == 0o644
+    for path in [engine.backups, folder, *folder.rglob("*")]:
+        wanted = 0o700 if path.is_dir() else 0o644 if path == kept else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+    # every folder above may be entered; only the backup's own modes are left
+    for above in engine.backups.parents:
+        if str(above).startswith(str(Path(gettempdir()))) or above == engine.host.state:
+            above.chmod(above.stat().st_mode | 0o055)
+    for path in (kept, folder / "payload.tar.zst", folder / "manifest.json"):
+        done = subprocess.run(["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups",
+                               "cat", str(path)], capture_output=True, text=True)  # fmt: skip
+        assert done.returncode != 0 and "Permission denied" in done.stderr, path
+
+
+# Killed with -9 at any changing call of a backup or a restore.
+#
+# A backup is whole or is none; a tree is the old one or the new one; the journal knows which.
+
+# pip leaves more than the engine in a venv; tar's calls for each of them are alike
+EACH, MOST = 4, 40
+
+
+def a_backup(engine: Engine, **more: object) -> Faulted:
+    """A backup where there is none yet."""
+    asked = {"tree": str(engine.tree), **more}
+    engine.backup()
+    return Faulted(engine.host, "tree backup", asked, lambda: shutil.rmtree(engine.backups))
+
+
+def test_a_backup_killed_at_every_changing_call(engine: Engine, show: Show) -> None:
+    shutil.rmtree(engine.tree / "include", ignore_errors=True)
+    unit = engine.host.file("engine.service", "[Service]\nExecStart=/x\n")
+    faulted = a_backup(engine, documents={"recipe": "x"}, files=[str(unit)])
+    found = [point for point in faulted.points(*strace.TREES) if point[1] <= MOST]
+    found += [("write", n) for n in range(1, 7)]
+    assert {"fsync", "mkdir"} <= {call for call, _ in found} and len(found) > 15
+    killed = 0
+    for point, done in faulted.each(found):
+        killed += done.returncode != 0
+        for row in list_all({})["backups"]:
+            assert row["usable"], (point, row)
+            verify({"backup": row["id"]})
+        # the next one sweeps, and is whole
+        assert verify({"backup": create_backup(faulted.request)["backup"]}), point
+        assert list_all({})["partial"] == []
+    show(f"TABLE backup: {len(found)} points, {killed} killed, 0 lost")
+    assert killed >= len(found) - 5
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [
+    ("fsync", "EIO", "Input/output error"), ("fdatasync", "EIO", "Input/output error"),
+    ("mkdir", "ENOSPC", "No space left"), ("rename", "EROFS", "Read-only"),
+])  # fmt: skip
+def test_a_backup_with_a_failing_disk(engine: Engine, call: str, error: str, words: str) -> None:
+    if call == "fdatasync":  # only a payload of many MiB is flushed on the way
+        (engine.package / "large.bin").write_bytes(os.urandom(80 << 20))
+    faulted = a_backup(engine)
+    found = [point for point in faulted.points(call) if point[1] <= MOST]
+    assert found
+    # the first ones are for folders that are there already
+    hit = found[-1:] if call == "mkdir" else found
+    for point, done in faulted.each(hit, f"error={error}"):
+        answer = json.loads(done.stdout)
+        assert answer["ok"] is False and words in answer["error"], (point, answer)
+        assert [row for row in list_all({})["backups"] if not row["usable"]] == []
+
+
+def version(engine: Engine) -> str:
+    """Which tree lies at the path: "old", "new", "none"."""
+    path = engine.tree / "version"
+    return path.read_text() if path.exists() else "none"
+
+
+def test_a_restore_killed_at_every_changing_call(engine: Engine, show: Show) -> None:
+    (engine.tree / "version").write_text("new")
+    kept = engine.verified()
+
+    def reset() -> None:
+        for name in ("journal", "blobs"):
+            shutil.rmtree(engine.host.state / name, ignore_errors=True)
+        for path in engine.tree.parent.iterdir():
+            shutil.rmtree(path)
+        engine.tree.mkdir()
+        (engine.tree / "version").write_text("old")
+
+    asked = {"change": change("restore-1", deploy="rollback"), "backup": kept}
+    faulted = Faulted(engine.host, "tree restore", asked, reset)
+    found = [
+        (call, n)
+        for call, n in faulted.points(*strace.TREES)
+        if n <= EACH or (call in ("fsync", "renameat2", "rename", "renameat") and n <= 16)
+    ]
+    assert "renameat2" in {call for call, _ in found} and len(found) > 20
+    cells: Counter[str] = Counter()
+    for point, done in faulted.each(found):
+        now = version(engine)
+        assert now in ("old", "new"), (point, now)
+        cells[f"{now}, {'killed' if done.returncode else 'tar or zstd killed'}"] += 1
+        undone = undo({})
+        assert undone["status"] in (None, "ROLLED_BACK"), (point, undone)
+        assert version(engine) == "old", point
+        # what was never in use is gone; what was is named by the journal
+        beside = {path.name for path in engine.tree.parent.iterdir()} - {"venv"}
+        known = {Path(row["path"]).name for row in list_all({})["displaced"]}
+        assert beside == known, (point, beside, known)
+        again = restore({**asked, "change": change("restore-2", deploy="rollback")})
+        assert again["changed"] is True and version(engine) == "new", point
+    show(f"TABLE restore: {len(found)} points, {dict(cells)}, 0 lost")
+
+
+def test_the_same_restore_again_after_a_kill_gets_through(engine: Engine) -> None:
+    (engine.tree / "version").write_text("new")
+    engine.verified()
+
+    def reset() -> None:
+        shutil.rmtree(engine.host.state / "journal", ignore_errors=True)
+        (engine.tree / "version").write_text("edited")
+
+    asked = {"change": {"id": "restore-1", "deploy": "x", "operator": "x"}}
+    faulted = Faulted(engine.host, "tree restore", asked, reset)
+    points = (("mkdir", 2), ("fsync", 6), ("renameat2", 1), ("renameat2", 2))
+    for point, _ in faulted.each(points):
+        done = engine.host.run(engine.host.argv("tree restore"), faulted.text)
+        assert json.loads(done.stdout)["ok"], (point, done.stdout)
+        assert version(engine) == "new"
+        engine.close()
+        engine.ask("prune", {"displaced": True})
+        assert engine.names()[0] == "venv" and len(list(engine.tree.parent.iterdir())) == 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from node.change.journal import DONE, UNDONE, UNKNOWN
+from node.change.kinds import Kind, Seen, Steps, differing
 from node.core import validate
 from node.core.errors import Json
-from node.core.step_kind import Kind, Seen, Steps, differing
-from node.core.step_state import DONE, UNDONE, UNKNOWN
 
 
 class ToyKind(Kind):

@@ -9,9 +9,8 @@ import pytest
 
 from node.core.errors import NodeError
 from node.core.run import Done
-from node.driver import loaded, prove
-from node.kernel import installed
-from tests.unit.node.support.apt_world import NEW, OLD
+from node.kernel import driver, installed
+from tests.unit.node.support.kernel_world import NEW, OLD
 
 GOOD = Done(0, f"{NEW}\n", "")
 # intel/llvm#17614: on stdout, the versions in a line of their own
@@ -54,9 +53,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Sequence[str]]]:
             name = {"nvidia-smi": "smi", "docker": "docker"}.get(argv[0], "cuda")
             return said.get(name, GOOD)
 
-        monkeypatch.setattr(loaded, "version", lambda _: module)
+        monkeypatch.setattr(driver, "loaded_version", lambda _: module)
         monkeypatch.setattr(installed, "user_driver", lambda _: list(libraries))
-        monkeypatch.setattr(prove, "run", run)
+        monkeypatch.setattr(driver, "run", run)
         return ran
 
     return made
@@ -64,7 +63,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Sequence[str]]]:
 
 def test_a_driver_that_works_is_proven_in_a_container_too(host: Any) -> None:
     ran = host()
-    assert prove.prove(ASKED)["lines"] == [
+    assert driver.prove(ASKED)["lines"] == [
         f"module and library are {NEW}", "nvidia-smi agrees", "a CUDA context was made",
         "a container has the GPU",
     ]  # fmt: skip
@@ -93,14 +92,14 @@ def test_a_driver_that_works_is_proven_in_a_container_too(host: Any) -> None:
 def test_what_does_not_hold_is_one_line(host: Any, made: dict[str, Any], says: str) -> None:
     host(**made)
     with pytest.raises(NodeError) as caught:
-        prove.prove(ASKED)
+        driver.prove(ASKED)
     assert says in str(caught.value) and caught.value.code == "not_proven"
     assert "\n" not in str(caught.value) and "--help" not in str(caught.value)
 
 
 def test_a_rig_without_cdi_is_proven_without_a_container(host: Any) -> None:
     ran = host()
-    assert len(prove.prove({**ASKED, "devices": [], "cuda": False})["lines"]) == 2
+    assert len(driver.prove({**ASKED, "devices": [], "cuda": False})["lines"]) == 2
     assert [argv[0] for argv in ran] == ["nvidia-smi"]
 
 
@@ -120,12 +119,12 @@ def test_a_rig_without_cdi_is_proven_without_a_container(host: Any) -> None:
 def test_a_cdi_spec_or_why_there_is_none(
     monkeypatch: pytest.MonkeyPatch, program: str | None, done: Done, says: str | None
 ) -> None:
-    monkeypatch.setattr(prove, "which", lambda _: program)
-    monkeypatch.setattr(prove, "run", lambda *_: done)
+    monkeypatch.setattr(driver, "which", lambda _: program)
+    monkeypatch.setattr(driver, "run", lambda *_: done)
     if says == "all":
-        assert prove.cdi({})["text"] == done.out
+        assert driver.cdi({})["text"] == done.out
     elif says is None:
-        assert prove.cdi({}) == {"text": None}
+        assert driver.cdi({}) == {"text": None}
     else:
         with pytest.raises(NodeError, match=says):
-            prove.cdi({})
+            driver.cdi({})

@@ -14,17 +14,15 @@ import pytest
 
 from node.core import proc
 from node.core.errors import CannotRead, NodeError
-from node.docker import containers
-from node.engine import await_answer, config, port_holder
-from node.engine.completion import ask
+from node.docker import api
+from node.engine import answer, config
+from node.engine.answer import Holder, Seen, ask_completion
 from node.engine.config import Endpoint, Engine
-from node.engine.port_holder import Holder, Seen
-from node.rules.completion import RETRY
+from node.rules.engine import RETRY
 from tests.unit.builders.engine_parts import FOREIGN
-from tests.unit.builders.host_parts import OURS
-from tests.unit.node.support.enginefile import engine, engine_file
-from tests.unit.node.support.host import Host
-from tests.unit.node.support.servers import Server, completion, serving
+from tests.unit.builders.host_parts import OUR_PROCESSES
+from tests.unit.node.support.host import Host, engine, engine_file
+from tests.unit.node.support.transfers import Server, completion, serving
 
 LOADING = (503, {"error": "loading"})
 VENV: dict[str, Any] = {
@@ -47,9 +45,9 @@ class Scripted:
 def docker(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Whether the container runs, as the test says; no waiting between two questions."""
     now = {"running": True}
-    monkeypatch.setattr(containers, "is_running", lambda name: now["running"])
-    monkeypatch.setattr(await_answer, "POLL_S", 0.02)
-    monkeypatch.setattr(port_holder, "look", lambda _: Seen((), None))
+    monkeypatch.setattr(api, "is_running", lambda name: now["running"])
+    monkeypatch.setattr(answer, "POLL_S", 0.02)
+    monkeypatch.setattr(answer, "look_at_port", lambda _: Seen((), None))
     monkeypatch.delenv("MAINPID", raising=False)
     return now
 
@@ -61,7 +59,7 @@ def endpoint() -> Iterator[Server]:
 
 
 def wait(server: Server, **changes: Any) -> str:
-    return await_answer.answer(engine(url=server.url, **changes))
+    return answer.await_answer(engine(url=server.url, **changes))
 
 
 @pytest.mark.parametrize("status", sorted(RETRY))
@@ -108,7 +106,7 @@ def test_a_container_that_is_not_there_yet_is_waited_for(
     docker["running"] = False
     endpoint.reply = Scripted(LOADING, LOADING, (200, completion()))
     assert "tiny answered" in wait(endpoint)
-    monkeypatch.setattr(await_answer, "APPEAR_S", 0.1)
+    monkeypatch.setattr(answer, "APPEAR_S", 0.1)
     endpoint.reply = Scripted(LOADING)
     with pytest.raises(NodeError, match="no container rigbook-engine after"):
         wait(endpoint, start_budget_s=60)
@@ -135,21 +133,21 @@ def test_a_stop_during_the_start_ends_the_container(
     """systemd sends TERM to this program and to `docker run`, and runs no ExecStop."""
     stopped: list[tuple[str, int]] = []
     monkeypatch.setenv("RIGBOOK_ENGINE", str(engine_file(host, url=endpoint.url)))
-    monkeypatch.setattr(containers, "stop", lambda name, grace: stopped.append((name, grace)))
+    monkeypatch.setattr(api, "stop_container", lambda name, grace: stopped.append((name, grace)))
     endpoint.reply = lambda body: (os.kill(os.getpid(), signal.SIGTERM), LOADING)[1]
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(NodeError, match="systemd ended the start"):
-            await_answer.run()
+            answer.run_await_answer()
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert stopped == [("rigbook-engine", await_answer.GRACE_S)]
+    assert stopped == [("rigbook-engine", answer.GRACE_S)]
 
 
 def test_a_key_is_an_answer_and_a_worker_has_nothing_to_wait_for(endpoint: Server) -> None:
     endpoint.reply = Scripted((401, {}))
     assert "wants a key" in wait(endpoint)
-    assert "the head answers" in await_answer.answer(engine(role="worker", rank=1, endpoint=None))
+    assert "the head answers" in answer.await_answer(engine(role="worker", rank=1, endpoint=None))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_the_engine_is_asked_with_its_key(
     for name, value in {**environ, "RIGBOOK_ENGINE": host.env["RIGBOOK_ENGINE"]}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RIGBOOK_SECRETS", str(host.file("secrets.env", text, mode=0o600)))
-    said = await_answer.answer(config.load())
+    said = answer.await_answer(config.load_engine())
     assert "tiny answered" in said and "K3Y" not in said
     # whoever has the port gets no key before it is looked at who that is
     assert endpoint.keys == [None, key]
@@ -198,7 +196,7 @@ def test_a_key_that_the_engine_does_not_take_is_no_proof(
 def test_a_unit_without_the_expected_thought_does_not_start(endpoint: Server) -> None:
     """Its parser is off: verify would refuse the rig, so the unit's start does, too."""
     asked = Endpoint(endpoint.url, "tiny", True, {})
-    reply = ask(asked, 5.0)
+    reply = ask_completion(asked, 5.0)
     assert (reply.ok, reply.final) == (False, True) and "reasoning field is empty" in reply.detail
 
 
@@ -207,7 +205,7 @@ def test_no_proxy_is_asked_and_the_template_arguments_are_sent(
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    ask(Endpoint(endpoint.url, "tiny", True, {"thinking": True}), 5.0)
+    ask_completion(Endpoint(endpoint.url, "tiny", True, {"thinking": True}), 5.0)
     assert endpoint.got[0]["chat_template_kwargs"] == {"thinking": True}
     assert endpoint.got[0]["max_tokens"] == 512
 
@@ -215,7 +213,7 @@ def test_no_proxy_is_asked_and_the_template_arguments_are_sent(
 def test_a_server_that_says_nothing_is_given_up(endpoint: Server) -> None:
     endpoint.reply = lambda body: (time.sleep(30), LOADING)[1]
     started = time.monotonic()
-    reply = ask(engine(url=endpoint.url).endpoint, 0.3)
+    reply = ask_completion(engine(url=endpoint.url).endpoint, 0.3)
     assert (reply.ok, reply.final, reply.detail) == (False, False, "no answer in time")
     assert time.monotonic() - started < 15
 
@@ -227,7 +225,7 @@ def test_an_answer_of_a_former_setups_engine_starts_no_unit(
     endpoint: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault 55: it took the port while ours loads; ours is not called started by its answer."""
-    monkeypatch.setattr(port_holder, "look", lambda _: Seen((), FORMER))
+    monkeypatch.setattr(answer, "look_at_port", lambda _: Seen((), FORMER))
     with pytest.raises(NodeError, match=re.escape(FORMER)) as caught:
         wait(endpoint, start_budget_s=60)
     assert "ss -ltnp" in caught.value.remedy and len(endpoint.got) == 1
@@ -239,7 +237,7 @@ def test_an_answer_whose_engine_cannot_be_told_is_no_start(
     def silent(_: Engine) -> Seen:
         raise CannotRead("docker at /run/docker.sock: timed out")
 
-    monkeypatch.setattr(port_holder, "look", silent)
+    monkeypatch.setattr(answer, "look_at_port", silent)
     with pytest.raises(NodeError, match=r"no good answer after .*: whose engine it is: docker at"):
         wait(endpoint, start_budget_s=1)
 
@@ -250,16 +248,16 @@ def test_an_engine_that_is_another_one_behind_the_answer_is_asked_again(
     """The same pid with another start is another process."""
     row = Holder("0.0.0.0", 8000, 910, "vllm", "rigbook-engine.service", None, 5)
     looks = [Seen((row,), None), *[Seen((row._replace(start_ticks=6),), None)] * 3]
-    monkeypatch.setattr(port_holder, "look", lambda _: looks.pop(0))
+    monkeypatch.setattr(answer, "look_at_port", lambda _: looks.pop(0))
     assert "tiny answered" in wait(endpoint)
     assert looks == [] and len(endpoint.got) == 4
 
 
 @pytest.mark.parametrize(("group", "container", "foreign"), [
     ("/system.slice/rigbook-engine.service", None, False), ("/user.slice/x.scope", None, True),
-    (f"/system.slice/docker-{OURS}.scope", OURS, False),
-    (f"/system.slice/docker-{FOREIGN}.scope", OURS, True),
-    (f"/system.slice/docker-{OURS}.scope", None, True),
+    (f"/system.slice/docker-{OUR_PROCESSES}.scope", OUR_PROCESSES, False),
+    (f"/system.slice/docker-{FOREIGN}.scope", OUR_PROCESSES, True),
+    (f"/system.slice/docker-{OUR_PROCESSES}.scope", None, True),
 ])  # fmt: skip
 def test_who_holds_the_port(
     endpoint: Server, monkeypatch: pytest.MonkeyPatch, group: str, container: str | None,
@@ -268,8 +266,8 @@ def test_who_holds_the_port(
     """A real socket and its real holder, whose cgroup alone is a stand-in."""
     monkeypatch.undo()
     monkeypatch.setattr(proc, "cgroup", lambda _: group)
-    monkeypatch.setattr(containers, "identifier", lambda _: container)
-    seen = port_holder.look(engine(url=endpoint.url))
+    monkeypatch.setattr(api, "identifier", lambda _: container)
+    seen = answer.look_at_port(engine(url=endpoint.url))
     assert [(row.pid, row.start_ticks) for row in seen.holders] == [
         (os.getpid(), proc.stat(os.getpid()).start_ticks)
     ]
@@ -286,7 +284,7 @@ def test_the_verb_logs_lines_and_ends_with_a_status(
     assert done.returncode == 1 and f"is held by pid {os.getpid()} (" in done.stdout
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RIGBOOK_ENGINE", str(path))
-        await_answer.run()
+        answer.run_await_answer()
     assert "tiny answered" in capsys.readouterr().out
     endpoint.reply = Scripted((500, {"error": "EngineDeadError"}))
     done = host.run(host.argv("answer"))
@@ -322,7 +320,7 @@ def test_a_venv_is_alive_while_its_process_is(
     endpoint: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No docker is asked: it would say that there is no container."""
-    monkeypatch.setattr(containers, "is_running", lambda name: 1 / 0)
+    monkeypatch.setattr(api, "is_running", lambda name: 1 / 0)
     monkeypatch.setenv("MAINPID", str(os.getpid()))
     endpoint.reply = Scripted(LOADING, LOADING, (200, completion()))
     assert "tiny answered" in wait(endpoint, **VENV)

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from node import gpus
 from node.core.run import TimedOut
-from node.docker import containers
+from node.docker import api
 from node.engine import preflight
 from node.engine.preflight import preflight as ask
-from node.snapshot import memory
 
 # As vLLM lays it out: main() parses, validates and dispatches to the class's `cmd`.
 MAIN = """
@@ -115,7 +115,7 @@ PYTHON = "/usr/bin/python3"
 @pytest.fixture(autouse=True)
 def memory_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough of it, whatever else runs on this machine."""
-    monkeypatch.setattr(memory, "read", lambda: {"available": 64 << 30})
+    monkeypatch.setattr(gpus, "read_memory", lambda: {"available": 64 << 30})
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_what_cannot_be_asked_says_why(venv: Path, change: dict[str, str], said:
 def test_an_engine_that_has_the_memory_is_left_alone(
     venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "read", lambda: {"available": (3 << 30) - 1})
+    monkeypatch.setattr(gpus, "read_memory", lambda: {"available": (3 << 30) - 1})
     answer = asked(venv)
     assert answer["outcome"] == "unchecked" and "needs 3 GiB" in answer["said"]
 
@@ -288,7 +288,7 @@ def test_a_container_that_outlives_its_time_is_removed(
         raise TimedOut("docker did not answer in 21 s")
 
     monkeypatch.setattr(preflight, "run", late)
-    monkeypatch.setattr(containers, "remove", removed.append)
+    monkeypatch.setattr(api, "remove_container", removed.append)
     assert in_image(venv)["said"] == "docker did not answer in 21 s"
     assert removed == [f"rigbook-preflight-{os.getpid()}"]
 

@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 
 from node.core.errors import CannotRead, NodeError
-from node.docker import containers
-from node.engine import before_start, fabric_link, memory_need, prelaunch
-from node.weights import beside, manifest
-from tests.unit.node.support.enginefile import engine, engine_file
-from tests.unit.node.support.host import Host
+from node.docker import api
+from node.engine import peer
+from node.engine import start as engine_start
+from node.transfer import manifest
+from tests.unit.node.support.host import Host, engine, engine_file
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting that a test does not ask for."""
-    monkeypatch.setattr(prelaunch, "POLL_S", 0.01)
-    monkeypatch.setattr(prelaunch, "PROGRESS_S", 0.05)
-    monkeypatch.setattr(prelaunch, "MEMORY_WAIT_S", 0.1)
-    monkeypatch.setattr(prelaunch, "DOCKER_WAIT_S", 0.1)
+    monkeypatch.setattr(engine_start, "PRELAUNCH_POLL_S", 0.01)
+    monkeypatch.setattr(engine_start, "PROGRESS_S", 0.05)
+    monkeypatch.setattr(engine_start, "MEMORY_WAIT_S", 0.1)
+    monkeypatch.setattr(engine_start, "DOCKER_WAIT_S", 0.1)
 
 
-PARTS = (("link", fabric_link, "missing", None), ("mtu", fabric_link, "mtu", 9000),
-         ("docker", containers, "answers", True), ("leftover", containers, "remove", False),
-         ("orphans", before_start, "orphans", []), ("peer", fabric_link, "peer_answers", True),
-         ("short", memory_need, "shortage", None))  # fmt: skip
+PARTS = (("link", peer, "missing_link", None), ("mtu", peer, "link_mtu", 9000),
+         ("docker", api, "daemon_answers", True), ("leftover", api, "remove_container", False),
+         ("orphans", engine_start, "end_orphans", []), ("peer", peer, "peer_answers", True),
+         ("short", engine_start, "shortage", None))  # fmt: skip
 
 
 class Machine:
@@ -40,7 +40,7 @@ class Machine:
         for key, module, name, answer in PARTS:
             self.answers[key] = answer
             monkeypatch.setattr(module, name, self._part(key))
-        monkeypatch.setattr(before_start, "drop_caches", lambda *_: "page cache: dropped")
+        monkeypatch.setattr(engine_start, "drop_caches", lambda *_: "page cache: dropped")
 
     def _part(self, key: str) -> Callable[..., Any]:
         def ask(*_: object, **__: object) -> Any:
@@ -59,13 +59,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def start(**changes: Any) -> None:
-    prelaunch.prelaunch(engine(**changes))
+    engine_start.prelaunch(engine(**changes))
 
 
 def half(folder: Path) -> None:
     """Weights whose switch was cut off."""
     with manifest.Folder(str(folder)).own() as own:
-        beside.mark(own, "20260101T000000Z-weights-1a2b")
+        manifest.mark_beside(own, "20260101T000000Z-weights-1a2b")
 
 
 def test_weights_that_are_half_of_two_sets_are_not_loaded(machine: Machine, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_fabric_may_be_late(machine: Machine, capsys: pytest.CaptureFixture[
     ("leftover", CannotRead("docker is gone"), "docker is gone", "not_ready"),
     ("orphans", NodeError("port 29501 is held by nc", "orphans"), "29501", "orphans"),
     ("peer", False, "the peer 127.0.0.2: no answer on the fabric", "not_ready"),
-    ("short", memory_need.Shortage("3 GiB available, 4 GiB needed", 4), "4 GiB needed",
+    ("short", engine_start.Shortage("3 GiB available, 4 GiB needed", 4), "4 GiB needed",
      "memory_short"),
     ("short", CannotRead("nvidia-smi failed (9)"), "nvidia-smi failed", "memory_short"),
 ])  # fmt: skip
@@ -130,7 +130,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(prelaunch, "time", self)
+        monkeypatch.setattr(engine_start, "time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -142,7 +142,7 @@ class Clock:
 def test_a_wait_ends_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     with pytest.raises(NodeError, match="docker: no answer yet, after 7 s"):
-        prelaunch.wait("docker", 7.0, lambda: "no answer yet")
+        engine_start.wait_for_memory("docker", 7.0, lambda: "no answer yet")
     assert clock.now == pytest.approx(1007, abs=0.1)
 
 
@@ -150,16 +150,16 @@ def test_all_peers_share_one_budget(machine: Machine, monkeypatch: pytest.Monkey
     """Two that are late must not let a head wait for twice its start budget."""
     clock = Clock(monkeypatch)
     machine.answers["peer"] = lambda: clock.now >= 1020
-    prelaunch.wait_for_peers(engine(peers=["127.0.0.2", "127.0.0.3"]))
+    engine_start.wait_for_peers(engine(peers=["127.0.0.2", "127.0.0.3"]))
     asked: list[str] = []
 
     def answers(peer: str, source: str) -> bool:
         asked.append(peer)
         return peer == "127.0.0.2" and clock.now >= 1040
 
-    monkeypatch.setattr(fabric_link, "peer_answers", answers)
+    monkeypatch.setattr(peer, "peer_answers", answers)
     with pytest.raises(NodeError, match=r"the peer 127\.0\.0\.3: no answer"):
-        prelaunch.wait_for_peers(engine(peers=["127.0.0.2", "127.0.0.3"]))
+        engine_start.wait_for_peers(engine(peers=["127.0.0.2", "127.0.0.3"]))
     assert clock.now == pytest.approx(1050, abs=0.1)
     assert set(asked) == {"127.0.0.2", "127.0.0.3"}
 
@@ -221,24 +221,24 @@ def test_our_end_of_the_fabric(
 ) -> None:
     host.double("ip", IP)
     monkeypatch.setenv("PATH", host.environ()["PATH"])
-    assert fabric_link.missing(device, "10.0.0.1") == said
+    assert peer.missing_link(device, "10.0.0.1") == said
 
 
 def test_a_peer_answers_by_refusing() -> None:
     """A real connect: a host that is there refuses, one that is not lets it time out."""
-    assert fabric_link.peer_answers("127.0.0.2", "127.0.0.1", 1.0)
-    assert not fabric_link.peer_answers("192.0.2.1", "127.0.0.1", 0.2)
-    assert not fabric_link.peer_answers("127.0.0.2", "192.0.2.9", 0.2)
+    assert peer.peer_answers("127.0.0.2", "127.0.0.1", 1.0)
+    assert not peer.peer_answers("192.0.2.1", "127.0.0.1", 0.2)
+    assert not peer.peer_answers("127.0.0.2", "192.0.2.9", 0.2)
 
 
 def test_orphans_are_reaped_without_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     row = {"pid": 7, "argv0": "VLLM::Worker_TP0", "how": "TERM", "why": "its parent is gone"}
     answer = {"verdict": "clean", "evidence": "", "ended": [row]}
-    monkeypatch.setattr(before_start, "reap", lambda request: asked.append(request) or answer)
+    monkeypatch.setattr(engine_start, "reap", lambda request: asked.append(request) or answer)
     removed = {"removed": [{"name": "psm_1"}], "freed_bytes": 400 << 20}
-    monkeypatch.setattr(before_start, "shm", lambda request: removed)
-    said = before_start.orphans(engine())
+    monkeypatch.setattr(engine_start, "shm", lambda request: removed)
+    said = engine_start.end_orphans(engine())
     assert asked == [{"unit": "rigbook-engine.service", "container": "rigbook-engine",
                       "ports": [8000, 29501], "hold": False}]  # fmt: skip
     assert said == ["ended pid 7 VLLM::Worker_TP0 (TERM): its parent is gone",
@@ -246,7 +246,7 @@ def test_orphans_are_reaped_without_a_hold(monkeypatch: pytest.MonkeyPatch) -> N
     for verdict in ("refused", "needs_reboot"):
         answer.update(verdict=verdict, evidence="port 29501 is held by pid 9 nc")
         with pytest.raises(NodeError, match=f"{verdict}: port 29501 is held by pid 9 nc"):
-            before_start.orphans(engine())
+            engine_start.end_orphans(engine())
 
 
 def test_the_verb_is_one_line_and_a_status(host: Host) -> None:

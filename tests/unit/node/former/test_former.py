@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from node import former, units
 from node.core import proc
 from node.core.errors import CannotRead
 from node.docker import api
-from node.former import containers, look
 from node.kube import kubectl
-from node.snapshot import cron, units
-from schema.observed.former import Former
+from schema.hardware import Former
 
 MACHINES = yaml.safe_load(Path(__file__).with_name("machines.yaml").read_text())
 Look = Callable[[str], Former]
@@ -36,12 +35,12 @@ def look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
         put_docker(machine, tmp_path, monkeypatch)
         blocks = [block for text in machine.get("units") or [] for block in units.blocks(text)]
         rows = [units.unit(block["Id"][0], block) for block in blocks]
-        monkeypatch.setattr(units, "read", lambda names: rows)
+        monkeypatch.setattr(units, "read_units", lambda names: rows)
         (tmp_path / "crontab").write_text(machine.get("crontab", ""))
-        monkeypatch.setattr(cron, "SYSTEM", str(tmp_path / "crontab"))
-        monkeypatch.setattr(cron, "FOLDER", str(tmp_path / "none"))
-        monkeypatch.setattr(cron, "USERS", str(tmp_path / "none"))
-        return Former.model_validate(json.loads(json.dumps(look.look({}))))
+        monkeypatch.setattr(units, "SYSTEM", str(tmp_path / "crontab"))
+        monkeypatch.setattr(units, "FOLDER", str(tmp_path / "none"))
+        monkeypatch.setattr(units, "USERS", str(tmp_path / "none"))
+        return Former.model_validate(json.loads(json.dumps(former.look_former({}))))
 
     return on
 
@@ -176,15 +175,15 @@ def test_how_a_container_was_made(look_at: Look) -> None:
     ("python3 -m x", False),
 ])  # fmt: skip
 def test_containers_that_only_wait(main: str, is_waiting: bool) -> None:
-    assert containers.waits(main.split()) is is_waiting
+    assert former.waits(main.split()) is is_waiting
 
 
 def test_a_root_that_is_no_overlay_is_told(look_at: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     look_at("spark")
     monkeypatch.setattr(proc, "read_text", lambda path: "742 600 0:58 / / rw - btrfs /dev/x rw")
-    told = Former.model_validate(look.look({})).unread
+    told = Former.model_validate(former.look_former({})).unread
     assert told == ("files put into container vllm_ds4: its root is no overlay that can be read",)
-    assert Former.model_validate(look.look({"brief": True})).unread == ()
+    assert Former.model_validate(former.look_former({"brief": True})).unread == ()
 
 
 def test_a_unit_of_a_users_own_systemd_is_not_taken_for_the_systems(look_at: Look) -> None:
@@ -208,9 +207,9 @@ def test_what_cannot_be_read_is_told(look_at: Look, monkeypatch: pytest.MonkeyPa
 
     look_at("spark")
     monkeypatch.setattr(api, "get", fails)
-    monkeypatch.setattr(units, "read", fails)
-    monkeypatch.setattr(cron, "read", fails)
-    seen = Former.model_validate(look.look({}))
+    monkeypatch.setattr(units, "read_units", fails)
+    monkeypatch.setattr(units, "read_cron", fails)
+    seen = Former.model_validate(former.look_former({}))
     assert [row.partition(":")[0] for row in seen.unread] == [
         "containers", "pid 5101 is in container aaaa0000aaaa, which docker does not tell about",
         "units", "crontabs",

@@ -8,13 +8,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from node.change import kinds
-from node.core.step_kind import Steps
-from node.image import tag_step
+from node.change.kinds import Steps
+from node.docker import load
 
 NAME = "rigbook/small:1"
 OLD, NEW = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 THIRD = "sha256:" + "3" * 64
-TAG = tag_step.TagKind("tag")
+TAG = load.TagKind("tag")
 
 
 class Store:
@@ -23,8 +23,8 @@ class Store:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: dict[str, str] = {}
         self.images = {OLD, NEW}
-        monkeypatch.setattr(tag_step, "inspect", self._inspect)
-        monkeypatch.setattr(tag_step.containers, "call", self._call)
+        monkeypatch.setattr(load, "inspect", self._inspect)
+        monkeypatch.setattr(load.containers, "call", self._call)
 
     def _inspect(self, reference: str) -> dict[str, Any] | None:
         found = self.names.get(reference, reference)

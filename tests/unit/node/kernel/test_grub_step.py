@@ -12,19 +12,17 @@ from typing import Any
 
 import pytest
 
-from node.change import apply as change_apply
-from node.change import close as change_close
-from node.change import journal, undo
+from node.change import apply, journal, transaction
+from node.core import files
 from node.core.errors import NodeError
 from node.core.run import Done
-from node.files import atomic
-from node.kernel import boot_flush, bootloader, grubenv, installed, update_grub
-from tests.unit.node.support.grubfiles import advanced, grub_cfg
+from node.kernel import boot, grub_step, installed
 from tests.unit.node.support.host import change
+from tests.unit.node.support.kernel_world import advanced, grub_cfg
 
 NEW, OLD = "6.17.0-23-generic", "6.17.0-22-generic"
 # Stand-in for grub-mkconfig -o FILE: what the test laid ready, or a failure. The real one with
-# translated titles is tests/system/lab/test_german_grub.py's.
+# translated titles is tests/system/lab/test_hosts.py's.
 MKCONFIG = """#!/bin/sh
 language=${{LC_ALL:-${{LC_MESSAGES:-$LANG}}}}
 ready="{ready}"
@@ -58,11 +56,11 @@ class Grub:
     def put(self, cfg: str, env: dict[str, str]) -> None:
         """GRUB's files as they are before."""
         (self.folder / "grub.cfg").write_text(cfg)
-        (self.folder / "grubenv").write_bytes(grubenv.render(env))
+        (self.folder / "grubenv").write_bytes(boot.render_env(env))
 
     def env(self) -> dict[str, str]:
         """The variables of the environment block."""
-        return grubenv.parse((self.folder / "grubenv").read_bytes())
+        return boot.parse_env((self.folder / "grubenv").read_bytes())
 
     def state(self) -> dict[str, str]:
         """Hashes of everything in the folder."""
@@ -70,23 +68,23 @@ class Grub:
 
     def boots(self) -> tuple[object, object]:
         """(the next boot's kernel, the default)."""
-        state, env = bootloader.environment(str(self.folder))
+        state, env = boot.environment(str(self.folder))
         text = (self.folder / "grub.cfg").read_text()
-        menu = bootloader.menu_of(text, env, str(self.folder))
-        then = bootloader.lasting(menu, env, state, text, str(self.folder))
-        return bootloader.following(menu, env, state)["kernel"], then["kernel"]
+        menu = boot.menu_of_text(text, env, str(self.folder))
+        then = boot.lasting_boot(menu, env, state, text, str(self.folder))
+        return boot.following_boot(menu, env, state)["kernel"], then["kernel"]
 
 
 def lead(made: Grub, set_to: Callable[[object, str, object], object]) -> None:
     """Lead the functions that find GRUB's files to these."""
-    set_to(update_grub.shutil, "which", lambda *_, **__: str(made.program))
-    set_to(update_grub, "LOCALE_FILES", (str(made.locale),))
-    set_to(bootloader, "folder", lambda root="": str(made.folder))
-    set_to(bootloader, "loader", lambda root="": ("grub", "a test"))
-    set_to(bootloader, "place",
+    set_to(grub_step.shutil, "which", lambda *_, **__: str(made.program))
+    set_to(grub_step, "LOCALE_FILES", (str(made.locale),))
+    set_to(boot, "boot_folder", lambda root="": str(made.folder))
+    set_to(boot, "loader", lambda root="": ("grub", "a test"))
+    set_to(boot, "place_of_env",
            lambda path: {"sticky": made.kind != "plain", "kind": made.kind})  # fmt: skip
     # the real one freezes this machine's disk for a moment
-    set_to(boot_flush, "flush", lambda folder: False)
+    set_to(grub_step, "flush_boot", lambda folder: False)
     rows = [{"release": k, "vmlinuz": "x", "initrd": "x"} for k in (NEW, OLD)]
     set_to(installed, "installed", lambda module: rows)
 
@@ -111,15 +109,15 @@ def pin(kernel: object = OLD, **more: Any) -> dict[str, Any]:
 
 def test_a_pin_changes_the_default_and_keeps_foreign_variables(grub: Grub) -> None:
     assert grub.boots() == (NEW, NEW)
-    assert change_apply.apply(pin())["changed"]
+    assert apply.apply(pin())["changed"]
     assert grub.boots() == (OLD, OLD)
     assert grub.env() == {"recordfail": "1", "saved_entry": advanced(OLD)}
 
 
 def test_a_second_pin_changes_nothing(grub: Grub) -> None:
-    change_apply.apply(pin())
+    apply.apply(pin())
     before = grub.state()
-    assert not change_apply.apply(pin())["changed"]
+    assert not apply.apply(pin())["changed"]
     assert grub.state() == before
 
 
@@ -127,9 +125,9 @@ def test_a_second_pin_changes_nothing(grub: Grub) -> None:
 def test_undo_restores_every_byte(grub: Grub, env: dict[str, str]) -> None:
     grub.put(grub_cfg((NEW, OLD), "Advanced options>with Linux"), env)
     before = grub.state()
-    change_apply.apply(pin())
+    apply.apply(pin())
     assert grub.state() != before
-    undo.undo({"change": "change-1"})
+    transaction.undo({"change": "change-1"})
     assert grub.state() == before
 
 
@@ -144,7 +142,7 @@ def apt_wrote(grub: Grub, then: str, default: str = "${saved_entry}") -> None:
     grub.put(made, env)
     # once more as it lies there, so that the edit is seen to be a machine's; then as after it
     grub.ready.write_text(made)
-    program = Path(update_grub.shutil.which("grub-mkconfig") or "")
+    program = Path(grub_step.shutil.which("grub-mkconfig") or "")
     after = f'[ ! -e "{grub.ready}.then" ] || mv "{grub.ready}.then" "{grub.ready}"\n'
     program.write_text(program.read_text() + after)
     Path(f"{grub.ready}.then").write_text(then)
@@ -152,25 +150,25 @@ def apt_wrote(grub: Grub, then: str, default: str = "${saved_entry}") -> None:
 
 def test_undo_after_apt_wrote_grub_cfg_and_grub_cleared_next_entry(grub: Grub) -> None:
     grub.put(grub_cfg((NEW, OLD), advanced(NEW)), {"recordfail": "1"})
-    change_apply.apply(pin())
+    apply.apply(pin())
     apt_wrote(grub, grub_cfg((NEWEST, NEW, OLD), advanced(NEW)))
-    assert undo.undo({"change": "change-1"})["status"] == "ROLLED_BACK"
+    assert transaction.undo({"change": "change-1"})["status"] == "ROLLED_BACK"
     # made anew from what /etc/default/grub says then, and what others put into the block stays
     assert grub.boots() == (NEW, NEW)
     assert grub.env() == {"recordfail": "0", "own": "1"}
 
 
 def test_undo_that_would_boot_another_kernel_is_inconsistent_and_says_which(grub: Grub) -> None:
-    change_apply.apply(pin())
+    apply.apply(pin())
     apt_wrote(grub, grub_cfg((NEWEST, NEW, OLD), "0"))
     with pytest.raises(NodeError, match=f"default boot would be {NEWEST}, not {NEW}: ") as failed:
-        undo.undo({})
+        transaction.undo({})
     assert failed.value.code == "undo_incomplete"
     assert journal.get("change-1")["status"] == "INCONSISTENT" and grub.boots() == (NEWEST, NEWEST)
     # somebody decides for the former kernel; the next undo looks again
     grub.put(grub_cfg((NEWEST, NEW, OLD), advanced(NEW)), grub.env())
     grub.ready.write_text(grub_cfg((NEWEST, NEW, OLD), advanced(NEW)))
-    assert undo.undo({})["status"] == "ROLLED_BACK" and grub.boots() == (NEW, NEW)
+    assert transaction.undo({})["status"] == "ROLLED_BACK" and grub.boots() == (NEW, NEW)
 
 
 def test_the_menu_is_made_in_the_hosts_language_not_the_operators(grub: Grub) -> None:
@@ -178,13 +176,13 @@ def test_the_menu_is_made_in_the_hosts_language_not_the_operators(grub: Grub) ->
     german.write_text(grub_cfg((NEW, OLD), TITLES + NEW, GERMAN))
     grub.put(german.read_text(), {})
     german.write_text(grub_cfg((NEW, OLD), said=GERMAN))
-    change_apply.apply(pin())
+    apply.apply(pin())
     assert "mit Linux" in (grub.folder / "grub.cfg").read_text()
     # an English menu has no such title, and GRUB would take the first entry
     grub.put(grub_cfg((NEWEST, NEW, OLD), said=GERMAN), grub.env())
     german.write_text(grub_cfg((NEWEST, NEW, OLD), TITLES + NEW, GERMAN))
     grub.ready.write_text(grub_cfg((NEWEST, NEW, OLD), TITLES + NEW))
-    undo.undo({"overwrite": [str(grub.folder / "grub.cfg")]})
+    transaction.undo({"overwrite": [str(grub.folder / "grub.cfg")]})
     assert grub.boots() == (NEW, NEW)
 
 
@@ -203,42 +201,42 @@ def test_the_hosts_locale(
     for n, text in enumerate(files):
         if text is not None:
             (tmp_path / str(n)).write_text(text)
-    monkeypatch.setattr(update_grub, "LOCALE_FILES", (str(tmp_path / "0"), str(tmp_path / "1")))
-    monkeypatch.setattr(update_grub, "run", lambda *_: Done(0, manager, ""))
-    assert update_grub.locale() == found
+    monkeypatch.setattr(grub_step, "LOCALE_FILES", (str(tmp_path / "0"), str(tmp_path / "1")))
+    monkeypatch.setattr(grub_step, "run", lambda *_: Done(0, manager, ""))
+    assert grub_step.locale() == found
 
 
 def test_an_edit_by_hand_is_kept_unless_it_is_named(grub: Grub) -> None:
-    change_apply.apply(pin())
+    apply.apply(pin())
     path = grub.folder / "grub.cfg"
     edited = path.read_text().replace(" ro ", " ro nomodeset ")
     path.write_text(edited)
     with pytest.raises(NodeError, match="edited after the change") as refusal:
-        undo.undo({})
+        transaction.undo({})
     assert f"--overwrite {path}" in refusal.value.remedy and path.read_text() == edited
     assert journal.get("change-1")["status"] == "OPEN"
     grub.ready.write_text(grub_cfg((NEW, OLD), "0"))
-    assert undo.undo({"overwrite": [str(path)]})["status"] == "ROLLED_BACK"
+    assert transaction.undo({"overwrite": [str(path)]})["status"] == "ROLLED_BACK"
     (step,) = journal.get("change-1")["steps"]
-    assert atomic.load_blob(step["overwrote"]) == edited.encode() and grub.boots() == (NEW, NEW)
+    assert files.load_blob(step["overwrote"]) == edited.encode() and grub.boots() == (NEW, NEW)
 
 
 def test_a_dry_run_writes_nothing_below_boot(grub: Grub) -> None:
     before, when = grub.state(), grub.folder.stat().st_mtime_ns
-    assert change_apply.apply({**pin(), "dry": True})["changed"]
+    assert apply.apply({**pin(), "dry": True})["changed"]
     assert (grub.state(), grub.folder.stat().st_mtime_ns) == (before, when)
 
 
 def test_one_boot_is_next_entry_and_leaves_the_default(grub: Grub) -> None:
-    change_apply.apply(pin())
-    change_apply.apply(pin(OLD, regenerate=False, next=NEW))
+    apply.apply(pin())
+    apply.apply(pin(OLD, regenerate=False, next=NEW))
     assert grub.boots() == (NEW, OLD)
 
 
 def _refused(grub: Grub, request: dict[str, Any], *words: str) -> None:
     before = grub.state()
     with pytest.raises(NodeError) as refusal:
-        change_apply.apply(request)
+        apply.apply(request)
     said = str(refusal.value)
     for word in (*words, "nothing was changed"):
         assert word in said
@@ -277,9 +275,9 @@ def test_a_bad_environment_block_is_refused(grub: Grub, raw: bytes | None) -> No
 
 
 def test_one_boot_where_grub_cannot_write_is_refused(grub: Grub) -> None:
-    change_apply.apply(pin())
+    apply.apply(pin())
     grub.kind = "lvm"
-    change_close.close({"change": "change-1", "status": "COMMITTED"})
+    transaction.close({"change": "change-1", "status": "COMMITTED"})
     request = {**pin(OLD, regenerate=False, next=NEW), "change": change("change-2")}
     _refused(grub, request, "lies on lvm")
 
@@ -288,7 +286,7 @@ def test_one_boot_where_grub_cannot_write_is_refused(grub: Grub) -> None:
 def test_a_hostile_kernel_name_is_refused(grub: Grub, value: object) -> None:
     before = grub.state()
     with pytest.raises(NodeError, match="saved"):
-        change_apply.apply(pin(value))
+        apply.apply(pin(value))
     assert grub.state() == before
 
 
@@ -302,7 +300,7 @@ def test_cut_at_every_rename_it_boots_old_or_new_and_undo_goes_back(
     grub: Grub, monkeypatch: pytest.MonkeyPatch, nth: int, after: bool
 ) -> None:
     before, count = grub.state(), [0]
-    real: Callable[..., None] = atomic.replace
+    real: Callable[..., None] = files.replace
 
     def replace(*words: Any) -> None:
         count[0] += 1
@@ -313,14 +311,14 @@ def test_cut_at_every_rename_it_boots_old_or_new_and_undo_goes_back(
 
     finished = True
     with monkeypatch.context() as cut:
-        cut.setattr(atomic, "replace", replace)
+        cut.setattr(files, "replace", replace)
         try:
-            change_apply.apply(pin())
+            apply.apply(pin())
         except Cut:
             finished = False
     assert grub.boots() in ((NEW, NEW), (OLD, OLD))
     if not finished:
-        undo.undo({})
+        transaction.undo({})
         assert {k: v for k, v in grub.state().items() if not k.startswith(".")} == before
     # two pre-images, the intent, grubenv, grub.cfg, the done mark
     assert finished == (nth > 6)

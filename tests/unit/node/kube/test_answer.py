@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from node.kube import behind, kubectl
+from node.kube import answer as kube_answer
+from node.kube import kubectl
 from tests.unit.node.support.host import Host
-from tests.unit.node.support.servers import Server, completion, serving
+from tests.unit.node.support.transfers import Server, completion, serving
 
 KUBECTL = """\
 #!/usr/bin/env python3
@@ -216,7 +217,7 @@ def test_who_answers_at_an_address_of_nobody_here_is_not_seen(
     service(cluster, "10.96.0.10", 8000)
     deployment = json.loads((cluster.bin / "deployment.json").read_text())
     client = kubectl.client("kubectl", None)
-    seen = behind.url(client, "ai", deployment, "http://127.9.9.9:1")
+    seen = kube_answer.url_of_pod(client, "ai", deployment, "http://127.9.9.9:1")
     assert seen.pods == frozenset() and seen.foreign is not None
     assert "is not seen; set service or port in place of url" in seen.foreign
 

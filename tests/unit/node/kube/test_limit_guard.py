@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.node.support.host import Host, apply_request, file_step
-from tests.unit.node.support.servers import Server, serving
+from tests.unit.node.support.transfers import Server, serving
 
 NAME, EDITS = "CUDA_DEVICE_MEMORY_LIMIT_0", {"--slots 4": "--slots 0"}
 SECRET = "T0P-S3CRET"

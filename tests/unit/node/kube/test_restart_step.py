@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from node.change.undo import undo
+from node.change.transaction import undo
 from node.core.errors import NodeError
-from node.kube import restart
+from node.kube import deployment_step
 from tests.unit.node.support.host import Host, apply_request, change
 
 
@@ -21,9 +21,9 @@ class Cluster:
         self.generation = 1
         self.pods: list[dict[str, Any]] = [self.pod(-600)]
         self.error: NodeError | None = None
-        monkeypatch.setattr(restart.kubectl, "client", lambda *_: self)
-        monkeypatch.setattr(restart.inspect, "get", lambda *_: self.get())
-        monkeypatch.setattr(restart.inspect, "pods", lambda *_: self.pods)
+        monkeypatch.setattr(deployment_step.kubectl, "client", lambda *_: self)
+        monkeypatch.setattr(deployment_step.inspect, "get", lambda *_: self.get())
+        monkeypatch.setattr(deployment_step.inspect, "pods", lambda *_: self.pods)
 
     def pod(self, at_s: float, phase: str = "Running") -> dict[str, Any]:
         """A pod that was made some seconds from now."""
@@ -53,8 +53,15 @@ def swapped(host: Host, first: bool = True) -> None:
     made = {"op": "directory", "path": str(host.root / "made"), "mode": "0755"}
     if first:
         host.call("apply", apply_request(made))
-    restart.restart({"change": change(), "kubectl": "kubectl", "namespace": "hami",
-                     "deployment": "dp", "pod": "u"})  # fmt: skip
+    deployment_step.restart_deployment(
+        {
+            "change": change(),
+            "kubectl": "kubectl",
+            "namespace": "hami",
+            "deployment": "dp",
+            "pod": "u",
+        }
+    )
 
 
 def test_a_restart_alone_leaves_the_same_pods_anew(host: Host, cluster: Cluster) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from node.core.errors import NodeError
-from node.core.webhook import NO_ANSWER
-from node.files.host_lock import Lock
+from node.core.files import Lock
+from node.engine import evidence, silence
+from node.engine.answer import NO_ANSWER
+from node.engine.silence import Limits
 from node.kube import watched
-from node.rules.completion import Reply
-from node.watch import config, evidence, heal
-from node.watch.silence import Limits
+from node.rules.engine import Reply
 from tests.unit.node.kube.test_answer import KUBECTL, deployed, pod, port_of, service
 from tests.unit.node.support.host import Host, change
-from tests.unit.node.support.servers import Server, completion, serving
+from tests.unit.node.support.transfers import Server, completion, serving
 
 LOGGED = """\
 if sys.argv[1] in ("rollout", "logs"):
@@ -91,13 +91,15 @@ def cluster(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 def silent(cluster: Cluster, *, looks: int = 2) -> dict[str, Any]:
     """Looks at an engine that does not answer, ten minutes apart; the memory after them."""
-    memory = heal.fresh()
+    memory = silence.fresh_memory()
     for _ in range(looks):
-        target = watched.Pod(config.load())
+        target = watched.Pod(silence.load_watch())
         target.ask = lambda _: LATE  # type: ignore[method-assign]
         if memory["judged"]["since"] is not None:
             memory["judged"]["since"] -= 599
-        memory = heal.look(target, Limits(500, 500), True, memory, 60, lambda *_: None).memory
+        memory = silence.look_and_heal(
+            target, Limits(500, 500), True, memory, 60, lambda *_: None
+        ).memory
     return memory
 
 
@@ -152,7 +154,7 @@ def test_a_silent_engine_is_rolled_out_anew(
 
 def test_a_container_that_started_anew_is_judged_anew(cluster: Cluster) -> None:
     silent(cluster, looks=1)
-    target = watched.Pod(config.load())
+    target = watched.Pod(silence.load_watch())
     assert target.start() == "u1+0"
     cluster.pods("u1", 1)
     assert target.start() == "u1+1"
@@ -161,7 +163,7 @@ def test_a_container_that_started_anew_is_judged_anew(cluster: Cluster) -> None:
 
 
 def test_an_operator_at_work_and_a_refusal_are_told(cluster: Cluster) -> None:
-    target = watched.Pod(config.load())
+    target = watched.Pod(silence.load_watch())
     cluster.host.call("apply", {"change": change(), "steps": []})
     open_ = "not restarted: change change-1 is open (tester@here)"
     assert target.hindrance() == target.restart() == open_
@@ -177,7 +179,7 @@ def test_an_operator_at_work_and_a_refusal_are_told(cluster: Cluster) -> None:
 def test_a_cluster_that_does_not_answer_is_no_silence(cluster: Cluster) -> None:
     (cluster.host.bin / "deployment.json").unlink()
     with pytest.raises(NodeError):
-        watched.Pod(config.load()).start()
+        watched.Pod(silence.load_watch()).start()
     assert "is silent is not known" in cluster.look() and cluster.calls() == []
 
 

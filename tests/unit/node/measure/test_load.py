@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
+from node import gpus, measure
 from node.core.errors import NodeError
-from node.measure import keep, load, sample
-from node.snapshot import memory
 
 SERVE = """
 import argparse, json, os
@@ -72,7 +71,7 @@ JOB: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def memory_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "read", lambda: {"available": 64 << 30})
+    monkeypatch.setattr(gpus, "read_memory", lambda: {"available": 64 << 30})
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def program(path: Path, text: str) -> None:
 
 def asked(venv: Path, rounds: list[Any], seconds: int = 20, **more: Any) -> dict[str, Any]:
     job = {**JOB, "rounds": rounds, **more}
-    return load.load({"job": job, "seconds": seconds, "venv": str(venv), "user": "root"})
+    return measure.load_engine({"job": job, "seconds": seconds, "venv": str(venv), "user": "root"})
 
 
 def test_rounds_are_told_one_by_one(venv: Path) -> None:
@@ -131,7 +130,7 @@ def test_where_it_cannot_begin_it_says_why(venv: Path, monkeypatch: pytest.Monke
         asked(venv, [["one"]])
     with pytest.raises(NodeError, match="more than 100000 characters"):
         asked(venv, [["x" * 100_000]])
-    monkeypatch.setattr(memory, "read", lambda: {"available": 2 << 30})
+    monkeypatch.setattr(gpus, "read_memory", lambda: {"available": 2 << 30})
     with pytest.raises(NodeError, match=r"2\.0 GiB of memory are available"):
         asked(venv, [["one"]])
 
@@ -141,49 +140,51 @@ def test_in_a_container_the_key_stands_in_no_command_line(
 ) -> None:
     record = tmp_path / "docker.json"
     program(tmp_path / "docker", DOCKER.format(record=str(record), path=str(venv / "bin")))
-    monkeypatch.setattr(load, "DOCKER", str(tmp_path / "docker"))
+    monkeypatch.setattr(measure, "DOCKER", str(tmp_path / "docker"))
     request = {"job": JOB, "seconds": 20, "container": "rigbook-engine", "key": "geheim",
                "environ": {"NCCL_DEBUG": "INFO"}}  # fmt: skip
-    found = load.load(request)
+    found = measure.load_engine(request)
     assert found["error"] is None and len(found["rounds"]) == 1
     words, environ = json.loads(record.read_text())
     assert words[0] == "exec" and "geheim" not in " ".join(words)
     assert environ["OPENAI_API_KEY"] == "geheim" and environ["CUDA_VISIBLE_DEVICES"] == ""
     assert environ["NCCL_DEBUG"] == "INFO"
     with pytest.raises(NodeError, match="No such container: gone"):
-        load.load({**request, "container": "gone"})
+        measure.load_engine({**request, "container": "gone"})
 
 
 def test_documents_are_kept_and_the_oldest_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path / "state"))
-    for number in range(keep.KEEP + 2):
-        found = keep.keep({"id": f"20261101T08{number:04}Z-bench-aaaa", "document": {"n": number}})
-    assert json.loads(Path(found["path"]).read_text()) == {"n": keep.KEEP + 1}
+    for number in range(measure.KEEP_RUNS + 2):
+        found = measure.keep_run(
+            {"id": f"20261101T08{number:04}Z-bench-aaaa", "document": {"n": number}}
+        )
+    assert json.loads(Path(found["path"]).read_text()) == {"n": measure.KEEP_RUNS + 1}
     assert stat.S_IMODE(Path(found["path"]).stat().st_mode) == 0o600
-    names = keep.kept()
-    assert len(names) == keep.KEEP and names[-1] == "20261101T080002Z-bench-aaaa"
+    names = measure.kept_runs()
+    assert len(names) == measure.KEEP_RUNS and names[-1] == "20261101T080002Z-bench-aaaa"
     with pytest.raises(NodeError, match="no measurement's"):
-        keep.keep({"id": "../x", "document": {}})
+        measure.keep_run({"id": "../x", "document": {}})
 
 
 def test_a_sample_says_what_it_could_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"available": 5, "page_cache": 4, "shmem": 3, "total": 9}
-    monkeypatch.setattr(memory, "read", lambda: now)
-    monkeypatch.setattr(sample.gpus, "read", lambda: [])
-    assert sample.sample({}) == {
+    monkeypatch.setattr(gpus, "read_memory", lambda: now)
+    monkeypatch.setattr(measure.gpus, "read", lambda: [])
+    assert measure.sample({}) == {
         "available": 5, "page_cache": 4, "shmem": 3, "gpus": [], "vram": None, "problem": None,
     }  # fmt: skip
-    monkeypatch.setattr(sample.gpus, "read", lambda: [{"bus_id": "0"}])
+    monkeypatch.setattr(measure.gpus, "read", lambda: [{"bus_id": "0"}])
     # a GB10 has no memory of its own
-    monkeypatch.setattr(sample.cards, "read", lambda: {"gpus": [{"memory_used_mib": None}]})
-    assert sample.sample({})["vram"] is None
-    monkeypatch.setattr(sample.cards, "read", lambda: {"gpus": [{"memory_used_mib": 3}] * 2})
-    assert sample.sample({})["vram"] == 6 << 20
+    monkeypatch.setattr(measure.cards, "read", lambda: {"gpus": [{"memory_used_mib": None}]})
+    assert measure.sample({})["vram"] is None
+    monkeypatch.setattr(measure.cards, "read", lambda: {"gpus": [{"memory_used_mib": 3}] * 2})
+    assert measure.sample({})["vram"] == 6 << 20
 
     def broken() -> list[Any]:
-        raise sample.CannotRead("nvidia-smi -q did not answer in 10 s")
+        raise measure.CannotRead("nvidia-smi -q did not answer in 10 s")
 
-    monkeypatch.setattr(sample.gpus, "read", broken)
-    assert sample.sample({})["problem"] == "nvidia-smi -q did not answer in 10 s"
+    monkeypatch.setattr(measure.gpus, "read", broken)
+    assert measure.sample({})["problem"] == "nvidia-smi -q did not answer in 10 s"

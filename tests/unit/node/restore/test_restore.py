@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import re
 import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from facts import pack
 from node.backup import store
-from tests.unit.node.backup.test_verify import save
+from node.change.transaction import undo
+from tests.unit.node.backup.test_verify import payload, save
 from tests.unit.node.support import strace, trees
-from tests.unit.node.support.host import target
+from tests.unit.node.support.host import change, file_step, target
+from tests.unit.node.support.strace import Faulted
 from tests.unit.node.support.trees import Engine, picture
 
 
@@ -295,3 +303,343 @@ def test_bad_requests_are_refused(engine: Engine, request_: dict[str, object], w
     engine.verified()
     answer = engine.restore(**request_)
     assert answer["ok"] is False and words in answer["error"], answer
+
+
+# tree unpack: the backup lies beside, proven, while the engine runs; tree restore then trades.
+
+OLD, NEW = "stand-in vllm 0.28.0", "stand-in vllm 0.27.0"
+HEADER = {"id": "restore-1", "deploy": "rollback", "operator": "tester@here"}
+
+
+def unpack(engine: Engine, **more: object) -> dict[str, Any]:
+    """Unpack as the change that restores."""
+    return engine.ask("unpack", {"change": HEADER, **more})
+
+
+def work_folder(engine: Engine) -> Path:
+    """The one folder beside the tree in which the restore works."""
+    (found,) = engine.tree.parent.glob(".rigbook-*")
+    return found
+
+
+def test_unpacked_first_then_only_traded(upgraded: Engine) -> None:
+    broken = picture(upgraded.tree)
+    answer = unpack(upgraded)
+    assert (answer["changed"], answer["status"]) == (True, "OPEN")
+    assert picture(upgraded.tree) == broken and upgraded.run() == OLD
+    inode = (work_folder(upgraded) / "new").stat().st_ino
+    assert unpack(upgraded)["changed"] is False
+    answer = upgraded.restore()
+    assert answer["changed"] is True and upgraded.run() == NEW
+    assert upgraded.tree.stat().st_ino == inode, "it was unpacked once more"
+    assert picture(Path(answer["displaced"][0])) == broken
+    assert upgraded.host.call("undo")["status"] == "ROLLED_BACK"
+    assert picture(upgraded.tree) == broken
+
+
+def test_an_undo_removes_what_was_never_used(upgraded: Engine) -> None:
+    names, seen = upgraded.names(), picture(upgraded.tree)
+    unpack(upgraded)
+    assert upgraded.host.call("undo")["status"] == "ROLLED_BACK"
+    assert upgraded.names() == names and picture(upgraded.tree) == seen
+
+
+def test_a_tree_that_is_as_the_backup_needs_nothing(engine: Engine) -> None:
+    engine.verified()
+    names = engine.names()
+    answer = unpack(engine)
+    assert (answer["changed"], answer["change"]) == (False, None) and engine.names() == names
+
+
+def edited(new: Path) -> None:
+    """Other bytes of the same length and time."""
+    file = next(new.rglob("data.bin"))
+    times = file.stat()
+    file.write_bytes(b"x" * times.st_size)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def removed(new: Path) -> None:
+    """A file less."""
+    (new / "bin" / "vllm").unlink()
+
+
+@pytest.mark.parametrize("damage", [edited, removed])
+def test_what_changed_since_it_was_proven_is_never_used(
+    upgraded: Engine, damage: Callable[[Path], None]
+) -> None:
+    seen = picture(upgraded.tree)
+    unpack(upgraded)
+    damage(work_folder(upgraded) / "new")
+    answer = upgraded.restore()
+    assert answer["code"] == "tree_failed" and answer["error"].endswith("nothing was changed")
+    assert picture(upgraded.tree) == seen
+    assert not list(upgraded.tree.parent.glob(".rigbook-*"))
+    assert upgraded.restore("restore-2")["changed"] is True and upgraded.run() == NEW
+
+
+def test_killed_anywhere_the_tree_is_as_it_was_and_the_same_again_gets_through(
+    upgraded: Engine, show: Callable[[str], None]
+) -> None:
+    def reset() -> None:
+        assert undo({})["status"] in (None, "ROLLED_BACK")
+        assert not upgraded.ask("prune", {"displaced": True}).get("displaced_kept")
+        shutil.rmtree(upgraded.host.state / "journal", ignore_errors=True)
+
+    faulted = Faulted(upgraded.host, "tree unpack", {"change": HEADER, "force": True}, reset)
+    cells: Counter[str] = Counter()
+    points = [point for point in faulted.points(*strace.TREES) if point[1] % 5 == 1]
+    assert len(points) > 5
+    for point, done in faulted.each(points):
+        assert upgraded.run() == OLD, point
+        cells["killed" if done.returncode else "answered"] += 1
+        assert unpack(upgraded, force=True)["ok"], point
+        assert upgraded.restore()["changed"] is True and upgraded.run() == NEW, point
+        assert undo({})["status"] == "ROLLED_BACK" and upgraded.run() == OLD, point
+    show(f"TABLE unpack: {len(points)} points, {dict(cells)}, 0 lost")
+
+
+# A restore brings the unit, its drop-ins and launch files back as the backup recorded them.
+
+UNIT = "engine.service"
+
+
+@pytest.fixture
+def recorded(engine: Engine) -> Engine:
+    """A backup with a unit, a drop-in and a launch script; then all of them are changed."""
+    folder = engine.host.root / "etc"
+    (folder / f"{UNIT}.d").mkdir(parents=True)
+    for name, text in HOST_FILES_OLD.items():
+        (folder / name).write_text(text)
+    (folder / "serve.sh").chmod(0o755)
+    engine.verified(files=[str(folder / name) for name in (*HOST_FILES_OLD, "absent")])
+    (folder / UNIT).write_text("[Service]\nExecStart=/new\n")
+    (folder / f"{UNIT}.d" / "10-old.conf").unlink()
+    (folder / f"{UNIT}.d" / "20-new.conf").write_text("[Service]\nNice=9\n")
+    (folder / "serve.sh").write_text("exec new --flag\n")
+    return engine
+
+
+def etc(engine: Engine) -> dict[str, str]:
+    """All files of the host's folder, by name."""
+    folder = engine.host.root / "etc"
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+HOST_FILES_OLD = {
+    UNIT: "[Service]\nExecStart=/old\n",
+    f"{UNIT}.d/10-old.conf": "[Service]\nNice=5\n",
+    "serve.sh": "exec old\n",
+}
+
+
+def test_the_unit_its_drop_ins_and_its_launch_come_back_as_recorded(recorded: Engine) -> None:
+    changed = etc(recorded)
+    dry = recorded.restore(dry=True)
+    assert dry["changed"] and not dry["unpacks"] and etc(recorded) == changed
+    assert f"remove {recorded.host.root}/etc/{UNIT}.d/20-new.conf" in dry["files"]
+    answer = recorded.restore()
+    assert answer["ok"] and answer["changed"] and answer["displaced"] == [], answer
+    assert etc(recorded) == HOST_FILES_OLD
+    assert (recorded.host.root / "etc" / "serve.sh").stat().st_mode & 0o777 == 0o755
+    again = recorded.restore(dry=True)
+    assert not again["changed"] and again["files"] == []
+
+
+def test_undo_gives_back_what_lay_there(recorded: Engine) -> None:
+    changed = etc(recorded)
+    (recorded.tree / "bin" / "vllm").unlink()
+    answer = recorded.restore()
+    assert answer["ok"] and answer["displaced"] and etc(recorded) == HOST_FILES_OLD
+    assert recorded.run().startswith("stand-in vllm")
+    assert recorded.host.call("undo", {})["status"] == "ROLLED_BACK"
+    assert etc(recorded) == changed and not (recorded.tree / "bin" / "vllm").exists()
+
+
+def test_a_file_that_cannot_be_written_takes_all_of_it_back(recorded: Engine) -> None:
+    script = recorded.host.root / "etc" / "serve.sh"
+    script.unlink()
+    script.mkdir()
+    before = etc(recorded)
+    (recorded.tree / "bin" / "vllm").unlink()
+    answer = recorded.restore()
+    assert not answer["ok"] and "nothing was changed" in answer["error"], answer
+    assert etc(recorded) == before and not (recorded.tree / "bin" / "vllm").exists()
+    assert recorded.host.call("journal", {})["changes"] == []
+
+
+def test_another_path_leaves_the_units_alone(recorded: Engine, tmp_path: Path) -> None:
+    changed = etc(recorded)
+    other = recorded.tree.parent / "elsewhere"
+    backup = recorded.ask("list")["backups"][0]["id"]
+    answer = recorded.restore(backup=backup, tree=str(other), allow=["path"])
+    assert answer["ok"], answer
+    assert etc(recorded) == changed and (other / "bin" / "vllm").exists()
+
+
+def test_mode_owner_and_bytes_that_are_no_text_come_back(engine: Engine) -> None:
+    env = engine.host.file("engine.env", None)
+    env.write_bytes(b"A=\xff\xfe\n")
+    env.chmod(0o600)
+    os.chown(env, pwd.getpwnam("daemon").pw_uid, grp.getgrnam("daemon").gr_gid)
+    before = env.stat()
+    engine.verified(files=[str(env)])
+    assert engine.restore(dry=True)["changed"] is False
+    edits: list[Callable[[], object]] = [
+        lambda: env.chmod(0o644), lambda: os.chown(env, 0, 0), lambda: env.write_bytes(b"A=?\n"),
+        env.unlink,
+    ]  # fmt: skip
+    for n, edit in enumerate(edits):
+        edit()
+        answer = engine.restore(f"restore-{n}")
+        assert answer["ok"] and answer["files"] == [f"write {env}"], (n, answer)
+        engine.close(f"restore-{n}")
+        now = env.stat()
+        assert env.read_bytes() == b"A=\xff\xfe\n"
+        assert (now.st_mode, now.st_uid, now.st_gid) == (
+            before.st_mode, before.st_uid, before.st_gid)  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda path: path.write_text("[Service]\nExecStart=/evil\n"), "is not as it was recorded"),
+    (lambda path: path.chmod(0o777), "is not as it was recorded"),
+    (lambda path: os.chown(path, 12345, 0), "is not as it was recorded"),
+    (lambda path: path.unlink(), "cannot be read"),
+    (lambda path: path.with_name("more.service").touch(), "is not in its manifest"),
+])  # fmt: skip
+def test_a_kept_file_that_was_edited_is_never_brought_back(
+    recorded: Engine, damage: Callable[[Path], object], words: str
+) -> None:
+    changed = etc(recorded)
+    backup = recorded.ask("list")["backups"][0]["id"]
+    damage(Path(f"{recorded.backups}/{backup}/files{recorded.host.root}/etc/{UNIT}"))
+    for answer in (recorded.restore(), recorded.ask("verify", {"backup": backup})):
+        assert answer["code"] == "backup_damaged" and words in answer["error"], answer
+    assert etc(recorded) == changed
+    assert recorded.ask("list")["backups"][0]["usable"] is False
+
+
+# tree prune: never the last verified one, never what an open change needs.
+
+
+def several(engine: Engine, count: int, *verified: int) -> list[str]:
+    """Backups of a tree that is another one each time, oldest first; those of `verified` are."""
+    found = []
+    for number in range(count):
+        (engine.package / "data.bin").write_text(f"version {number}")
+        found.append(engine.backup())
+    for number in verified:
+        assert engine.ask("verify", {"backup": found[number]})["ok"]
+    return found
+
+
+def ids(rows: list[dict[str, object]]) -> set[object]:
+    """The ids of rows."""
+    return {row["id"] for row in rows}
+
+
+def test_the_newest_are_kept(engine: Engine) -> None:
+    made = several(engine, 4, 3)
+    dry = engine.ask("prune", {"keep": 2, "dry": True})
+    assert ids(dry["removed"]) == set(made[:2]) and len(engine.ask("list")["backups"]) == 4
+    answer = engine.ask("prune", {"keep": 2})
+    assert ids(answer["removed"]) == set(made[:2]) and ids(answer["kept"]) == set(made[2:])
+    assert answer["freed_bytes"] > 0
+    assert [row["id"] for row in engine.ask("list")["backups"]] == [made[3], made[2]]
+    assert engine.ask("prune", {"keep": 2})["removed"] == []
+
+
+def test_the_last_verified_one_stays_however_old(engine: Engine) -> None:
+    made = several(engine, 4, 0)
+    why = {row["id"]: row["why"] for row in engine.ask("prune", {"keep": 1})["kept"]}
+    assert why.keys() == {made[0], made[3]} and "last verified" in why[made[0]]
+    assert engine.ask("verify", {"backup": made[0]})["ok"]
+
+
+def test_one_that_was_found_damaged_is_not_the_last_verified_one(engine: Engine) -> None:
+    made = several(engine, 3, 0, 1, 2)
+    raw = bytearray(payload(engine, made[2]).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    payload(engine, made[2]).write_bytes(raw)
+    assert engine.ask("verify", {"backup": made[2]})["code"] == "backup_damaged"
+    answer = engine.ask("prune", {"keep": 1})
+    assert made[1] in ids(answer["kept"]) and ids(answer["removed"]) == {made[0], made[2]}
+
+
+def test_nothing_goes_while_none_is_verified(engine: Engine) -> None:
+    several(engine, 3)
+    assert engine.ask("prune", {"keep": 1})["removed"] == []
+
+
+def test_one_without_a_manifest_is_left_for_a_person(engine: Engine) -> None:
+    made = several(engine, 2, 1)
+    (engine.backups / made[0] / "manifest.json").unlink()
+    answer = engine.ask("prune", {"keep": 1})
+    assert answer["removed"] == [] and made[0] in ids(answer["kept"])
+
+
+def test_what_an_open_change_needs_stays(engine: Engine) -> None:
+    made = several(engine, 4, 0, 1, 2, 3)
+    opened = change("upgrade-1", blob={"backup": made[1]})
+    asked = {"change": opened, "steps": [file_step(engine.host.file())]}
+    assert engine.host.call("apply", asked)["status"] == "OPEN"
+    assert ids(engine.ask("prune", {"keep": 1})["kept"]) == {made[1], made[3]}
+    engine.host.call("undo")
+    assert ids(engine.ask("prune", {"keep": 1})["removed"]) == {made[1]}
+
+
+def test_a_damaged_journal_stops_it(engine: Engine) -> None:
+    several(engine, 3)
+    (engine.host.state / "journal" / "broken-1.json").write_text("{")
+    assert engine.ask("prune", {"keep": 1})["code"] == "journal_broken"
+    assert len(engine.ask("list")["backups"]) == 3
+
+
+def test_each_tree_for_itself(engine: Engine) -> None:
+    made = several(engine, 2, 1)
+    other = engine.tree.parent / "other"
+    shutil.copytree(engine.tree, other, symlinks=True)
+    theirs = engine.ask("backup", {"tree": str(other)})["backup"]
+    answer = engine.ask("prune", {"keep": 1})
+    assert ids(answer["kept"]) == {made[1], theirs} and ids(answer["removed"]) == {made[0]}
+
+
+def test_displaced_trees_go_only_when_asked_and_once_their_change_is_over(engine: Engine) -> None:
+    engine.verified()
+    upgrade(engine)
+    kept = Path(engine.restore()["displaced"][0])
+    foreign = engine.tree.parent / ".rigbook-not-in-the-journal"
+    foreign.mkdir()
+    answer = engine.ask("prune", {"displaced": True})
+    assert answer["displaced_removed"] == [] and kept.exists()
+    engine.close()
+    engine.ask("prune", {})
+    assert kept.exists()
+    size = sum(path.lstat().st_blocks * 512 for path in kept.parent.rglob("*"))
+    answer = engine.ask("prune", {"displaced": True})
+    assert [row["path"] for row in answer["displaced_removed"]] == [str(kept.parent)]
+    assert answer["freed_bytes"] == size > 0
+    assert not kept.parent.exists() and foreign.exists()
+    assert engine.ask("list")["displaced"] == []
+
+
+def test_what_a_kill_left_half_made_is_swept(engine: Engine) -> None:
+    backup = engine.verified()
+    partial = engine.backups / "20260101T000000Z-venv-0000.partial"
+    partial.mkdir()
+    (partial / "payload.tar.zst").write_bytes(b"half")
+    assert engine.ask("list")["partial"] == [partial.name]
+    assert engine.ask("prune", {})["swept"] == [partial.name] and not partial.exists()
+    partial.mkdir()
+    assert engine.backup() == backup and not partial.exists()
+    assert json.loads((engine.backups / backup / "verified.json").read_text())["ok"] is True
+
+
+def test_what_only_reads_travels_inline_and_writes_nothing(engine: Engine) -> None:
+    (engine.host.bin / "python3").symlink_to(sys.executable)
+    asked = {"tree list": {}, "tree prune": {"keep": 1, "dry": True},
+             "tree backup": {"tree": str(engine.tree), "dry": True}}  # fmt: skip
+    for verb, request in asked.items():
+        done = engine.host.run(["sh", "-c", pack.inline_command(verb, request)])
+        assert json.loads(done.stdout)["ok"] is True and done.stderr == "", (verb, done)
+    assert not engine.host.state.exists()

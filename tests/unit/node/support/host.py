@@ -10,16 +10,63 @@ import io
 import json
 import marshal
 import os
+import signal
 import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from gates.doctor import examine
+from node.engine.config import Engine, parse_engine
+from schema.snapshot import Health, NodeSnapshot
 from tests.forkserver import Forkserver, shared
+from tests.unit.builders import rigs
+from tests.unit.builders.rigs import spark_plan
+
+# A limit for what would otherwise run for hours.
+
+
+class StillRunning(BaseException):
+    """The limit is over; no handler of the tested code takes it for an error of its own."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Fails once this much CPU time of the process was used."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise StillRunning(f"it still runs after {seconds:g} s of CPU")
+
+    former = signal.signal(signal.SIGVTALRM, over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
+
+
+# Lines that a test has to show although it passed: its table of cells. Also from a worker.
+
+KEY = "rigbook table"
+Show = Callable[[str], None]
+
+
+def shown(reports: list[object]) -> list[str]:
+    """The lines of finished tests, in their order."""
+    rows: list[str] = []
+    for report in reports:
+        for key, line in getattr(report, "user_properties", ()):
+            if key == KEY:
+                rows.append(str(line))
+    return rows
+
 
 # As the zipapp's own start, with every module in place.
 PRELOAD = """\
@@ -132,7 +179,7 @@ class Host:
     def holding(self) -> subprocess.Popen[str]:
         """A process that holds the host's lock until its stdin ends."""
         code = (
-            "import sys\nfrom node.files.host_lock import Lock\n"
+            "import sys\nfrom node.core.files import Lock\n"
             "with Lock('a test'):\n    print('held', flush=True)\n    sys.stdin.read()\n"
         )
         child = subprocess.Popen(
@@ -207,3 +254,48 @@ def mode(path: Path) -> int:
 def target(link: Path) -> str:
     """Where a symbolic link points."""
     return str(link.readlink())
+
+
+# node.json of a rig of two nodes on this machine's loopback, and one way to change it.
+
+UNIT = "rigbook-engine.service"
+
+
+def document(url: str = "http://127.0.0.1:1", **changes: object) -> dict[str, Any]:
+    """The file's content; keywords replace top-level keys."""
+    return {
+        "format": 1, "rig": "lab", "node": "lab1", "role": "head", "rank": 0, "unit": UNIT,
+        "container": "rigbook-engine", "image": "rigbook/vllm-cpu:0.32.0",
+        "fabric": {"device": "lo", "address": "127.0.0.1", "mtu": 9000, "wait_s": 1},
+        "peers": ["127.0.0.2"], "master": {"address": "127.0.0.1", "port": 29501},
+        "endpoint": {"url": url, "model": "tiny", "reasoning": False, "chat_template_kwargs": {}},
+        "ports": [8000, 29501], "start_budget_s": 30, "needs_nvidia": False,
+        "memory": {"gpu_memory_utilization": 0.9, "gpus": 0, "cpu_bytes": 1024},
+        "weights": "/srv/models/tiny", **changes,
+    }  # fmt: skip
+
+
+def engine(**changes: Any) -> Engine:
+    """The engine as node reads it."""
+    return parse_engine(document(**changes))
+
+
+def engine_file(host: Host, **changes: Any) -> Path:
+    """Writes the file where `host` looks for it."""
+    path = host.root / "engine.json"
+    path.write_text(json.dumps(document(**changes)))
+    host.env["RIGBOOK_ENGINE"] = str(path)
+    return path
+
+
+# What the doctor's gates, all of them, say of a host's health.
+
+
+def found_with(health: Health) -> list[tuple[str, str | None]]:
+    """What the doctor says of the Spark pair when its head's health is this."""
+    plan = spark_plan()
+    seen: dict[str, Any] = dict(rigs.serving(plan))
+    usual = {(v.code, v.node) for v in examine(plan, seen)}
+    seen["spark1"] = rigs.put(seen["spark1"], "health", health)
+    assert isinstance(seen["spark1"], NodeSnapshot)
+    return [(v.code, v.node) for v in examine(plan, seen) if (v.code, v.node) not in usual]

@@ -110,7 +110,7 @@ def hub(files: Mapping[str, bytes], token: str | None = None, port: int = 0) -> 
         server.server_close()
 
 
-# huggingface_hub as far as node/weights/hub_client.py uses it, for a venv of the tests.
+# huggingface_hub as far as node/transfer/hub.py uses it, for a venv of the tests.
 CLIENT = """
 import json, os, urllib.request
 class _Row:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.node.support.host import Host
-from tests.unit.node.support.servers import Server, completion
+from tests.unit.node.support.transfers import Server, completion
 
 SECRET = "T0P-S3CRET"
 

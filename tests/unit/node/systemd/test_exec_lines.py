@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+from node import processes, units
 from node.core.errors import CannotRead
 from node.docker import api
-from node.snapshot import ports, unit_log, units
-from node.systemd import exec_lines, unit_files
 from tests.unit.node.support.host import Host
 
 
@@ -25,7 +24,7 @@ def shown(line: str, may_fail: bool = False) -> str:
 
 
 def ghosts(line: str, step: str = "ExecStart", may_fail: bool = False) -> list[tuple[str, Any]]:
-    found = exec_lines.ghosts(exec_lines.commands(step, [shown(line, may_fail)]))
+    found = units.ghosts_of(units.shown_commands(step, [shown(line, may_fail)]))
     return [(row["path"], row["container"]) for row in found]
 
 
@@ -120,11 +119,11 @@ def test_a_link_is_followed_inside_the_container(
 
 def test_drop_ins() -> None:
     text = "# x\n[Service]\nExecStart=\nExecStart=/bin/a \\\n  b\n"
-    assert unit_files.override("/d", text) == {
+    assert units.override("/d", text) == {
         "path": "/d", "exec_start": ["/bin/a b"], "resets": True}  # fmt: skip
-    torn = unit_files.override("/d", "[Service]\nExecStart=/bin/a\n")
+    torn = units.override("/d", "[Service]\nExecStart=/bin/a\n")
     assert torn is not None and torn["resets"] is False
-    assert unit_files.override("/d", "[Service]\nRestart=no\n[Unit]\nExecStart=/x\n") is None
+    assert units.override("/d", "[Service]\nRestart=no\n[Unit]\nExecStart=/x\n") is None
 
 
 def test_units_of_others_that_run_docker_or_vllm(
@@ -155,7 +154,7 @@ def test_errors_of_a_log_are_kept_and_secrets_masked() -> None:
         "RuntimeError: --api-key sk-123 is not valid, token: abc", gone, gone,
         "x.service: Main process exited, code=exited, status=127/n/a",
     ]  # fmt: skip
-    first, *others = unit_log.error_lines(lines)
+    first, *others = units.error_lines(lines)
     assert others == [gone]
     assert first.startswith("RuntimeError") and "sk-123" not in first and "abc" not in first
 
@@ -172,8 +171,8 @@ def test_connections_with_the_peers_only(monkeypatch: pytest.MonkeyPatch) -> Non
     mapped = "0000000000000000FFFF00000"
     table6 = head + f" 0: {mapped}100630A:733D {mapped}200630A:9C43 01 {tail} 75 1\n"
     tables = collections.defaultdict(lambda: table6, {"/proc/net/tcp": table})
-    monkeypatch.setattr(ports.proc, "read_text", tables.__getitem__)
-    found = ports.connections([], ["10.99.0.2"])
+    monkeypatch.setattr(processes.proc, "read_text", tables.__getitem__)
+    found = processes.connections([], ["10.99.0.2"])
     ends = [(c["local_address"], c["local_port"], c["peer_address"], c["peer_port"]) for c in found]
     assert ends == [("10.99.0.1", 29501, "10.99.0.2", port) for port in (40000, 40003)]
     assert all(c["pid"] is None and "unit" not in c for c in found)
@@ -189,7 +188,7 @@ def test_lines_of_each_start_that_works_name_no_error() -> None:
         "WARNING 11-22 10:00:01 [system_utils.py:279] Found ulimit of 1024 and failed to "
         "automatically increase with error current limit exceeds maximum limit.",
     ]
-    assert unit_log.error_lines([*lines, "RuntimeError: failed"]) == ["RuntimeError: failed"]
+    assert units.error_lines([*lines, "RuntimeError: failed"]) == ["RuntimeError: failed"]
 
 
 def test_a_log_that_was_late_is_not_one_without_an_error(
@@ -197,7 +196,7 @@ def test_a_log_that_was_late_is_not_one_without_an_error(
 ) -> None:
     host.double("journalctl", "#!/bin/sh\n# rigbook stand-in\nexec sleep 60\n")
     monkeypatch.setenv("PATH", host.environ()["PATH"])
-    monkeypatch.setattr(unit_log, "TIMEOUT_S", 0.2)
-    told = unit_log.trouble("x.service")
+    monkeypatch.setattr(units, "LOG_TIMEOUT_S", 0.2)
+    told = units.log_trouble("x.service")
     assert told == ("its log was not read: journalctl did not answer in 0.2 s", [], [])
-    assert unit_log.between("x.service", 0, 1) == []
+    assert units.log_between("x.service", 0, 1) == []

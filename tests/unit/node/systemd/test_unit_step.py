@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from node.change import transaction, unit_step
+from node.change.kinds import Steps
 from node.core import systemctl
 from node.core.errors import Json, NodeError
-from node.core.step_kind import Steps
-from node.systemd import unit_step
+from node.engine import start
+from node.engine.start import Shortage
+from tests.unit.node.support.host import UNIT, Host, apply_request, engine_file, file_step
 
 NAME = "engine.service"
 # As systemd lists them at a boot: job, unit, type, state.
@@ -219,3 +222,119 @@ def test_an_ordered_stop_leaves_nothing_failed(
     systemctl.end(NAME)
     assert systemd.calls[0] == f"stop {NAME}"
     assert (f"reset-failed {NAME}" in systemd.calls) == forgotten
+
+
+# An undo holds the stopped engine's unit, ends its orphans and waits for memory, in that order.
+
+
+class Look:
+    """What was done in order: systemctl's calls, and the parts that are no command."""
+
+    def __init__(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host, self.units = host, host.systemctl()
+        self.log = self.units / "log"
+        self.file = host.root / "run" / f"{UNIT}.d" / unit_step.HOLD_FILE
+        self.held_while: list[tuple[str, bool]] = []
+        (host.root / "run").mkdir()
+        path = engine_file(host)
+        monkeypatch.setenv("RIGBOOK_ENGINE", str(path))
+        monkeypatch.setenv("PATH", host.environ()["PATH"])
+        monkeypatch.setattr(systemctl, "BOOTED", str(host.root / "run"))
+        monkeypatch.setattr(start, "MEMORY_S", 0.3)
+        ended = ["ended pid 7"]
+        monkeypatch.setattr(start, "end_orphans", lambda _: self.note("orphans", ended))
+        monkeypatch.setattr(start, "shortage", lambda _: self.note("memory", None))
+
+    def note(self, what: str, answer: object) -> object:
+        """Notes a part, and whether the unit was held then."""
+        self.held_while.append((what, self.file.exists()))
+        with self.log.open("a") as log:
+            log.write(f"{what}\n")
+        return answer
+
+    def ran(self) -> list[str]:
+        """All of it but the looks."""
+        lines = self.log.read_text().splitlines()
+        return [line.strip() for line in lines if not line.startswith(("show", "reset-failed"))]
+
+
+@pytest.fixture
+def look(host: Host, monkeypatch: pytest.MonkeyPatch) -> Look:
+    """A rig whose engine ran, and a change that wrote a file and restarted it."""
+    found = Look(host, monkeypatch)
+    (found.units / f"{UNIT}.active").write_text("active\n")
+    restart = {"op": "unit", "unit": UNIT, "active": "restart", "daemon_reload": True}
+    assert host.call("apply", apply_request(file_step(host.file()), restart))["ok"]
+    found.log.write_text("")
+    return found
+
+
+def test_stop_hold_reap_files_memory_start(look: Look) -> None:
+    answer = transaction.undo({}, start.EngineHold())
+    assert answer["status"] == "ROLLED_BACK"
+    first, between, last = look.ran()[:3], look.ran()[3:5], look.ran()[5:]
+    assert first == [f"stop {UNIT}", "daemon-reload", "orphans"]
+    assert sorted(between) == ["daemon-reload", "memory"]
+    assert last == [f"start --no-block {UNIT}"]
+    assert look.held_while == [("orphans", True), ("memory", False)]
+    assert not look.file.parent.exists(), "nothing of the hold is left"
+    told = [row["detail"] for row in answer["steps"] if row["op"] == "clear"]
+    assert told == ["ended pid 7"]
+
+
+def test_a_way_that_is_not_free_is_told_and_the_files_go_back_all_the_same(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foreign(_: object) -> list[str]:
+        raise NodeError("refused: port 8000 is held by pid 9 (python3, no unit)", "orphans")
+
+    short = Shortage("1.00 GiB available, 3 needed", 3)
+    monkeypatch.setattr(start, "end_orphans", foreign)
+    monkeypatch.setattr(start, "shortage", lambda _: short)
+    answer = transaction.undo({}, start.EngineHold())
+    assert answer["status"] == "ROLLED_BACK"
+    told = [row["detail"] for row in answer["steps"] if row["op"] == "clear"]
+    assert "port 8000 is held by pid 9" in told[0] and "1.00 GiB available" in told[1]
+    assert look.ran()[-1] == f"start --no-block {UNIT}", "the start itself has the last word"
+
+
+def test_a_hold_of_an_undo_that_was_killed_is_lifted_by_the_next(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """What a kill -9 leaves behind it: nothing runs any more."""
+
+    def killed(_: object) -> list[str]:
+        raise Killed
+
+    monkeypatch.setattr(start, "end_orphans", killed)
+    with pytest.raises(Killed):
+        transaction.undo({}, start.EngineHold())
+    assert look.file.exists()
+    monkeypatch.setattr(start, "end_orphans", lambda _: [])
+    assert transaction.undo({}, start.EngineHold())["status"] == "ROLLED_BACK"
+    assert not look.file.exists()
+    assert (look.units / f"{UNIT}.active").read_text() == "active\n"
+
+
+def test_an_engine_that_goes_on_is_neither_held_nor_cleared(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Look(host, monkeypatch)
+    (found.units / f"{UNIT}.active").write_text("active\n")
+    assert host.call("apply", apply_request(file_step(host.file())))["ok"]
+    assert transaction.undo({}, start.EngineHold())["status"] == "ROLLED_BACK"
+    assert found.held_while == [] and not found.file.exists()
+
+
+def test_a_restore_holds_the_unit_and_lifts_it_on_an_error(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Look(host, monkeypatch)
+    opened = {"id": "change-2", "steps": []}
+    saved: list[bool] = []
+    steps = Steps(opened, lambda: saved.append("held" in opened))
+    with pytest.raises(OSError), start.unit_held(steps, start.engine_if_stopped()):
+        assert found.file.exists() and "AssertPathExists=!" in found.file.read_text()
+        raise OSError("full")
+    assert saved == [True] and not found.file.exists() and "held" not in opened

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from node.core.errors import NodeError
-from node.transfer import rate
+from node.transfer import protocol
 
 KEY, OTHER = "a" * 64, "b" * 64
 RDMA = {"device": "rocep1s0f0", "port": 1, "gid": 3}
@@ -39,8 +39,8 @@ Conflicting CPU frequency values detected: 1500.000000 != 3300.016000. CPU Frequ
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends wait for each other for less than a second."""
-    monkeypatch.setattr(rate, "MEET_S", 0.8)
-    monkeypatch.setattr(rate, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(protocol, "MEET_S", 0.8)
+    monkeypatch.setattr(protocol, "_PAUSE_S", 0.01)
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def both(port: int, **sender: Any) -> list[Any]:
             return error.code
 
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(end, rate.receive, request("listen", port)),
-                pool.submit(end, rate.send, request("to", port, **sender))]  # fmt: skip
+        jobs = [pool.submit(end, protocol.receive_rate, request("listen", port)),
+                pool.submit(end, protocol.send_rate, request("to", port, **sender))]  # fmt: skip
         return [job.result(20) for job in jobs]
 
 
@@ -92,7 +92,7 @@ def test_who_does_not_know_the_key_is_no_peer() -> None:
 def test_who_calls_from_elsewhere_is_no_peer() -> None:
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(rate.receive, request("listen", port, peer="127.0.0.2"))
+        job = pool.submit(protocol.receive_rate, request("listen", port, peer="127.0.0.2"))
         time.sleep(0.1)
         caller = socket.create_connection(("127.0.0.1", port), timeout=3)
         # hung up on, with or without having been read
@@ -105,15 +105,15 @@ def test_who_calls_from_elsewhere_is_no_peer() -> None:
 
 def test_nobody_on_the_other_end_is_told_soon() -> None:
     with pytest.raises(NodeError, match=r"no way to 127\.0\.0\.1:\d+: Connection refused") as lost:
-        rate.send(request("to", free_port()))
+        protocol.send_rate(request("to", free_port()))
     assert lost.value.code == "no_peer" and "nft list ruleset" in lost.value.remedy
     with pytest.raises(NodeError, match=r"nobody called"):
-        rate.receive(request("listen", free_port()))
+        protocol.receive_rate(request("listen", free_port()))
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(NodeError) as refused:
-        rate.receive(request("listen", server.getsockname()[1]))
+        protocol.receive_rate(request("listen", server.getsockname()[1]))
     assert refused.value.code == "port_taken"
 
 
@@ -127,9 +127,9 @@ def test_the_average_is_perftests_own(tools: Path) -> None:
     """The client starts again until its server is there."""
     first = f'[ "$(wc -l < {tools}/calls)" = 1 ] && echo "Couldn\'t connect" >&2 && exit 1'
     perftest(tools, f"{first}\ncat {tools}/printed")
-    assert rate.look({}) == {"ib_write_bw": True}
-    assert rate.send(request("to", 29680, rdma=RDMA)) == {"gbit_s": 98.02}
-    assert rate.receive(request("listen", 29680, rdma=RDMA)) == {"gbit_s": None}
+    assert protocol.look_at_rate({}) == {"ib_write_bw": True}
+    assert protocol.send_rate(request("to", 29680, rdma=RDMA)) == {"gbit_s": 98.02}
+    assert protocol.receive_rate(request("listen", 29680, rdma=RDMA)) == {"gbit_s": None}
     words = "-d rocep1s0f0 -i 1 -x 3 -F -D 1 --report_gbits -p 29680"
     assert (tools / "calls").read_text().splitlines() == [f"{words} 127.0.0.1"] * 2 + [words]
 
@@ -148,13 +148,13 @@ def test_the_average_is_perftests_own(tools: Path) -> None:
 def test_what_perftest_cannot_do_is_told(tools: Path, script: str, said: str) -> None:
     perftest(tools, script)
     with pytest.raises(NodeError, match=said):
-        rate.send(request("to", 29680, rdma=RDMA))
+        protocol.send_rate(request("to", 29680, rdma=RDMA))
 
 
 def test_without_perftest(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tools))
-    monkeypatch.setattr(rate, "which", lambda _: None)
-    assert rate.look({}) == {"ib_write_bw": False}
+    monkeypatch.setattr(protocol, "which", lambda _: None)
+    assert protocol.look_at_rate({}) == {"ib_write_bw": False}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +163,6 @@ def test_without_perftest(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
      {"rdma": {**RDMA, "gid": -1}}, {"rdma": {**RDMA, "port": 0}}, {"peer": "x"}, {"more": 1}],
 )  # fmt: skip
 def test_a_request_that_makes_no_sense(changes: dict[str, Any]) -> None:
-    for call, place in ((rate.receive, "listen"), (rate.send, "to")):
+    for call, place in ((protocol.receive_rate, "listen"), (protocol.send_rate, "to")):
         with pytest.raises(NodeError):
             call(request(place, 29680, **changes))

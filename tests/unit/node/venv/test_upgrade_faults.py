@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from node.backup import listing
-from node.venv import versions as venv_versions
+from node.venv import versions
 from tests.unit.node.support import strace, trees
-from tests.unit.node.support.host import Host, apply_request, change, unit_step
-from tests.unit.node.support.table_lines import Show
+from tests.unit.node.support.host import Host, Show, apply_request, change, unit_step
 
 OLD, NEW = "0.27.0", "0.28.0"
 UNIT = "engine.service"
@@ -120,7 +119,7 @@ class Rig:
         version = lies.name
         done = subprocess.run([self.link / "bin" / "vllm"], capture_output=True, text=True)
         assert done.stdout.strip() == f"stand-in vllm {version}", (version, done)
-        assert venv_versions.installed(str(lies), "vllm") == (version,)
+        assert versions.installed_versions(str(lies), "vllm") == (version,)
         if status.get(CHANGE) == "COMMITTED":
             assert version == NEW or step == "undo"
         else:

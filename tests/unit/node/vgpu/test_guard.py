@@ -12,11 +12,11 @@ import pytest
 
 from node.change.journal import read_all
 from node.core.errors import Json
-from node.vgpu import guard
-from node.vgpu.state import State
+from node.engine.config import LibraryState
+from node.kube import watched
 from tests.unit.node.support.host import Host, apply_request, change, file_step
 from tests.unit.node.support.libs import folder, library, sha
-from tests.unit.node.support.servers import Server, serving
+from tests.unit.node.support.transfers import Server, serving
 
 SECRET = "T0P-S3CRET"
 
@@ -117,9 +117,9 @@ def test_with_reapply_ours_is_put_back_as_a_change_of_its_own(guarded: Guarded) 
 
 def test_a_plugin_that_overwrites_in_a_loop_is_not_fought_for_ever(guarded: Guarded) -> None:
     guarded.configure(reapply=True)
-    for _ in range(guard.MOST + 3):
+    for _ in range(watched.MOST + 3):
         guarded.meddle(guarded.original)
-    assert guarded.told == ["library-mended"] * guard.MOST + ["library-original"]
+    assert guarded.told == ["library-mended"] * watched.MOST + ["library-original"]
     assert sha(guarded.target) == sha(guarded.original)
 
 
@@ -157,16 +157,16 @@ def test_a_library_that_is_overwritten_again_at_once_leaves_no_change_open(
     guarded.configure(reapply=True)
     for name in ("RIGBOOK_LIBRARY", "RIGBOOK_STATE"):
         monkeypatch.setenv(name, guarded.host.environ()[name])
-    apply = guard.change_apply.apply
+    apply = watched.change_apply.apply
 
     def overwritten(request: Json) -> Json:
         answer = apply(request)
         shutil.copy(guarded.original, guarded.target)
         return answer
 
-    monkeypatch.setattr(guard.change_apply, "apply", overwritten)
+    monkeypatch.setattr(watched.change_apply, "apply", overwritten)
     shutil.copy(guarded.original, guarded.target)
-    guard.run()
+    watched.run_library_guard()
     newest = read_all()[0][0]
     assert newest["status"] == "COMMITTED" and "it is not as change" in newest["reason"]
     assert guarded.told == ["library-original"]
@@ -197,14 +197,14 @@ def test_a_bad_file_is_one_line_and_an_unguarded_one_is_left(
     assert len(guarded.logged.splitlines()) == code
 
 
-def state(reapply: bool = True) -> State:
+def state(reapply: bool = True) -> LibraryState:
     """A swapped library."""
-    return State("r", "n", "/l.so", "a" * 64, "b" * 64, True, reapply, None, None)
+    return LibraryState("r", "n", "/l.so", "a" * 64, "b" * 64, True, reapply, None, None)
 
 
 def test_mends_of_long_ago_do_not_count() -> None:
     memory = {"status": "ours", "mended": [1.0] * 9, "pending": []}
-    assert guard.judge(state(), "original", memory, 10_000.0) == "mend"
-    assert guard.judge(state(), "original", memory, 100.0) == "tell"
-    assert guard.judge(state(False), "original", memory, 10_000.0) == "tell"
-    assert guard.judge(state(), "other", {**memory, "status": "other"}, 10_000.0) is None
+    assert watched.judge_library(state(), "original", memory, 10_000.0) == "mend"
+    assert watched.judge_library(state(), "original", memory, 100.0) == "tell"
+    assert watched.judge_library(state(False), "original", memory, 10_000.0) == "tell"
+    assert watched.judge_library(state(), "other", {**memory, "status": "other"}, 10_000.0) is None

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from node.core import files
 from node.core.errors import CannotRead
 from node.core.run import TimedOut
-from node.files import evidence_folder
-from node.watch import evidence
-from node.watch.evidence import Part
-from tests.unit.node.support.enginefile import engine
+from node.engine import evidence
+from node.engine.evidence import Part
+from tests.unit.node.support.host import engine
 
 SECRET = "T0P-S3CRET-value"
 
@@ -104,9 +104,9 @@ def test_the_newest_five_stay_and_what_a_kill_left_goes(home: Path) -> None:
     (folder / "20260101T000000Z-rigbook-engine.part").mkdir()
     path = made(a_txt=Part(lambda: "x" * 1000))
     names = sorted(row.name for row in folder.iterdir())
-    assert len(names) == evidence_folder.KEEP and names[-1] == path.name
+    assert len(names) == files.KEEP_BUNDLES and names[-1] == path.name
     assert not any(name.endswith(".part") for name in names)
-    newest = evidence_folder.bundles()[0]
+    newest = files.bundles()[0]
     assert newest.path == str(path) and newest.bytes > 1000
 
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from node.engine import await_answer
-from node.rules.completion import Reply
-from node.watch import config, textfile, watch
-from tests.unit.node.support.enginefile import engine_file
-from tests.unit.node.support.host import Host
-from tests.unit.node.support.servers import completion, serving
+from node import health
+from node.core import proc
+from node.engine import answer, silence
+from node.engine import watch as engine_watch
+from node.engine.silence import Watch
+from node.rules.engine import Reply
+from tests.unit.node.support.host import Host, engine_file
+from tests.unit.node.support.transfers import completion, serving
 from tests.unit.node.support.watched import SECRET, Rig
 
 
@@ -206,20 +208,29 @@ def test_a_bad_configuration_is_one_line(rig: Rig, change: dict[str, object]) ->
 def test_notices_do_not_grow_without_end() -> None:
     """A webhook that is gone for months, and an endpoint that flaps: ten an hour, with a count."""
     endpoint = {"url": "http://h", "model": "m", "reasoning": False, "chat_template_kwargs": {}}
-    conf = config.parse({"format": 1, "rig": "r", "node": "n", "endpoint": endpoint, "misses": 1,
-                         "webhook": None, "webhook_file": None})  # fmt: skip
-    state = watch.new_state(0)
+    conf = silence.parse_watch(
+        {
+            "format": 1,
+            "rig": "r",
+            "node": "n",
+            "endpoint": endpoint,
+            "misses": 1,
+            "webhook": None,
+            "webhook_file": None,
+        }
+    )
+    state = engine_watch.new_state(0)
     for n in range(100):
         reply = Reply(True, "ok", False, "m") if n % 2 else Reply(False, "no")
-        state = watch.judge(state, reply, conf, float(n))
-    assert len(state["pending"]) == watch.MOST_AN_HOUR and state["unsaid"] == 90
-    state = watch.judge(state, Reply(True, "ok", False, "m"), conf, 3700.0)
+        state = engine_watch.judge(state, reply, conf, float(n))
+    assert len(state["pending"]) == engine_watch.MOST_AN_HOUR and state["unsaid"] == 90
+    state = engine_watch.judge(state, Reply(True, "ok", False, "m"), conf, 3700.0)
     assert state["pending"][-1]["status"] == "up" and state["unsaid"] == 0
     assert "(90 changes before it were not told)" in state["pending"][-1]["text"]
     for n in range(100):
         reply = Reply(True, "ok", False, "m") if n % 2 else Reply(False, "no")
-        state = watch.judge(state, reply, conf, 4000.0 * n)
-    assert len(state["pending"]) == watch.MAX_PENDING
+        state = engine_watch.judge(state, reply, conf, 4000.0 * n)
+    assert len(state["pending"]) == engine_watch.MAX_PENDING
 
 
 def metrics(tokens: int, running: int = 1) -> str:
@@ -279,14 +290,14 @@ def test_an_engine_that_is_busy_is_not_missing(own: Rig, monkeypatch: pytest.Mon
     tokens = iter(range(100))
     own.endpoint.page = lambda: metrics(next(tokens), 8)
     late = Reply(False, "no answer in time")
-    monkeypatch.setattr(await_answer, "ask", lambda *_: late)
+    monkeypatch.setattr(answer, "ask_completion", lambda *_: late)
     for _ in range(5):
-        after = watch.inspect_endpoint(config.load())
+        after = engine_watch.inspect_endpoint(silence.load_watch())
     assert (after["status"], after["misses"]) == ("up", 0) and own.told() == []
     assert after["detail"] == "busy: no answer in time, and tokens flow"
     own.endpoint.page = lambda: metrics(99, 8)
     for _ in range(4):
-        after = watch.inspect_endpoint(config.load())
+        after = engine_watch.inspect_endpoint(silence.load_watch())
     assert after["status"] == "down"
 
 
@@ -312,7 +323,7 @@ def test_metrics_for_the_node_exporter(own: Rig) -> None:
     own.look()
     rows = dict(line.split(" ") for line in path.read_text().splitlines() if line[0] != "#")
     labels = '{rig="lab",node="lab1",model="tiny"}'
-    assert set(rows) == {f"{name}{labels}" for name in textfile.METRICS}
+    assert set(rows) == {f"{name}{labels}" for name in engine_watch.METRICS}
     assert rows[f"rigbook_watch_up{labels}"] == "1"
     assert rows[f"rigbook_engine_silent_seconds{labels}"] == "0"
     assert abs(float(rows[f"rigbook_watch_last_look_timestamp_seconds{labels}"]) - time.time()) < 60
@@ -329,4 +340,54 @@ def test_metrics_for_the_node_exporter(own: Rig) -> None:
 def test_the_page_has_every_metric() -> None:
     page = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
     rows = [line.split("`")[1] for line in page.read_text().splitlines() if line[:3] == "| `"]
-    assert rows == list(textfile.METRICS)
+    assert rows == list(engine_watch.METRICS)
+
+
+# What the watch tells of the machine: new lines of the kernel, once, and a kept reading.
+
+WATCH = Watch("lab", "lab1", None, 3, 3600.0, None, None)  # type: ignore[arg-type]
+XID = {
+    "kind": "xid",
+    "number": 79,
+    "device": "0000:05:00",
+    "text": "NVRM: Xid 79",
+}
+
+
+class Endpoint:
+    """Stands for what is watched; only its model is asked for."""
+
+    model = "tiny"
+
+
+def test_new_lines_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = WATCH._replace(endpoint=Endpoint())  # type: ignore[arg-type]
+    rows: list[dict[str, Any]] = [{**XID, "unix_s": time.time() - 5}]
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path))
+    monkeypatch.setattr(health, "counter_values", lambda: {"mlx5_0/1 link_downed": 0})
+    monkeypatch.setattr(health, "fixed_disks", lambda: ["sda"])
+    monkeypatch.setattr(health, "this_boot", lambda: list(rows))
+    # what was before the first look of a boot is the doctor's to tell
+    assert engine_watch.kernel_notices(watch) == []
+    assert json.loads(Path(health.counters_path()).read_text())["boot"] == proc.boot_id()
+    rows += [{**XID, "unix_s": time.time() + 1}, {**XID, "number": 43, "unix_s": time.time() + 1}]
+    (notice,) = engine_watch.kernel_notices(watch)
+    assert (notice["status"], notice["node"], notice["model"]) == ("hardware", "lab1", "tiny")
+    assert notice["text"] == f"the kernel of lab1 reports: {XID['text']}"
+    rows.clear()
+    assert engine_watch.kernel_notices(watch) == []
+
+
+def test_a_log_that_cannot_be_read_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied() -> list[Any]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path))
+    monkeypatch.setattr(health, "counter_values", dict)
+    health.keep_counters()
+    monkeypatch.setattr(health, "this_boot", denied)
+    assert engine_watch.kernel_notices(WATCH) == []

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from node.weights import hub_client, manifest
+from node.transfer import hub as transfer_hub
+from node.transfer import manifest
 from tests.unit.node.engine.test_preflight import PYTHON, program
 from tests.unit.node.support import hub_double
 from tests.unit.node.support.host import Host, change
@@ -197,11 +198,13 @@ def test_in_an_image_it_is_a_container_of_the_owner(
         "print('RIGBOOK-HUB {}')\n"
     )
     program(tmp_path / "docker", double)
-    monkeypatch.setattr(hub_client, "DOCKER", str(tmp_path / "docker"))
-    place = hub_client.Place("rigbook/vllm:1", None, "milo", 1000, 1001)
+    monkeypatch.setattr(transfer_hub, "DOCKER", str(tmp_path / "docker"))
+    place = transfer_hub.Place("rigbook/vllm:1", None, "milo", 1000, 1001)
     wanted = {"repo": REPO, "revision": COMMIT, "names": ["a"], "token": TOKEN}
-    hub_client.ask(place, wanted, {"HF_HUB_OFFLINE": "1"}, "/srv/w/.rigbook/hub-0", lambda: None)
-    hub_client.ask(place, {**wanted, "names": None}, {}, None, lambda: None)
+    transfer_hub.ask_hub(
+        place, wanted, {"HF_HUB_OFFLINE": "1"}, "/srv/w/.rigbook/hub-0", lambda: None
+    )
+    transfer_hub.ask_hub(place, {**wanted, "names": None}, {}, None, lambda: None)
     former, got, look = map(json.loads, (tmp_path / "record").read_text().splitlines())
     assert former[0] == ["rm", "-f", "rigbook-download"]
     # a look ends no download of somebody else's

@@ -11,12 +11,18 @@ from typing import Any
 import gevent
 import pytest
 
-from facts.rignode.call import AskFailed
-from operations.change import ownership
-from operations.change.alive_here import AliveHere, deploy_here, is_alive_here
-from operations.change.node_call import StepFailed
-from operations.change.ownership import Ownership, operator, proven_dead
-from operations.change.run import Run
+from facts.node import AskFailed
+from operations import run as operations_run
+from operations.run import (
+    AliveHere,
+    Ownership,
+    Run,
+    StepFailed,
+    deploy_here,
+    is_alive_here,
+    operator,
+    proven_dead,
+)
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
 from tests.unit.operations.doubles import FakeState, Node, failing
 
@@ -25,7 +31,7 @@ MINE = {"mine": True, "run": "x", "status": "OPEN", "operator": "anna@desk", "de
 THEIRS = {**MINE, "mine": False, "run": "b2"}
 HOLD = """\
 import sys, time
-from operations.change.alive_here import AliveHere
+from operations.run import AliveHere
 AliveHere(sys.argv[1], "serve").hold()
 print("held", flush=True)
 time.sleep(60)
@@ -35,7 +41,7 @@ time.sleep(60)
 @pytest.fixture(autouse=True)
 def runs(monkeypatch: pytest.MonkeyPatch, operators_folder: Path) -> Path:
     """This machine's files of runs; waits that take no time."""
-    monkeypatch.setattr(ownership, "POLL_S", 0.01)
+    monkeypatch.setattr(operations_run, "POLL_S", 0.01)
     return operators_folder / "runs"
 
 
@@ -79,7 +85,7 @@ def test_a_run_says_that_it_lives_before_it_claims(
 ) -> None:
     alive = []
     monkeypatch.setattr(
-        ownership, "call", lambda *_: alive.append(is_alive_here(CHANGE)) or {"claimed": True}
+        operations_run, "call", lambda *_: alive.append(is_alive_here(CHANGE)) or {"claimed": True}
     )
     owner = Ownership(FakeState(), CHANGE, "rollback")
     owner.claim(HEAD, None, print)
@@ -123,7 +129,7 @@ class Beats:
         self.under_way = 0
         names = {"head": HEAD, "worker": WORKER}
         self.said = {names[who]: answer for who, answer in said.items()}
-        patch.setattr(ownership, "ask_node", self.ask)
+        patch.setattr(operations_run, "ask_node", self.ask)
 
     def ask(self, state: object, host: Any, verb: str, request: dict[str, Any], *_: object) -> Any:
         assert verb == "beat"
@@ -142,7 +148,7 @@ def test_a_run_says_that_it_lives_on_every_node_and_at_its_end_that_it_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node that does not answer keeps no other one from its beat."""
-    monkeypatch.setattr(ownership, "BEAT_S", 0.02)
+    monkeypatch.setattr(operations_run, "BEAT_S", 0.02)
     beats = Beats(monkeypatch, head=AskFailed("off"))
     owner = Ownership(FakeState(), CHANGE, "serve")
     owner.begin()
@@ -168,7 +174,7 @@ def test_a_run_that_lost_its_change_does_no_step_and_undoes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A laptop slept; another operator took the change up: what serves is not this run's."""
-    monkeypatch.setattr(ownership, "BEAT_S", 0.02)
+    monkeypatch.setattr(operations_run, "BEAT_S", 0.02)
     Node(monkeypatch)
     Beats(monkeypatch, worker=THEIRS)
     backs: list[str] = []
@@ -219,7 +225,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[object]:
             raise said
         return {**THEIRS, "quiet_s": 3.0, **dict(said), "former": request["former"]}  # type: ignore[call-overload]
 
-    monkeypatch.setattr(ownership, "call", call)
+    monkeypatch.setattr(operations_run, "call", call)
     return queue
 
 
@@ -234,7 +240,7 @@ def test_a_claim_waits_for_the_lock_and_has_an_end(
     claims += [LOCKED, LOCKED, LOCKED, {"claimed": True}]
     assert owner.claim(HEAD, None, told.append)["claimed"] and owner.nodes == {HEAD}
     assert told == ["waits: n: claim: the lock is held by pid 77: 0 s of 300 s"]
-    monkeypatch.setattr(ownership, "LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr(operations_run, "LOCK_WAIT_S", 0.05)
     claims[:] = [LOCKED]
     with pytest.raises(StepFailed, match="held by pid 77: still so after"):
         owner.claim(HEAD, None, told.append)

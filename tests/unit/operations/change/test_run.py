@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gevent
 import pytest
 
-from operations.change import run as run_module
-from operations.change.alive_here import is_alive_here
-from operations.change.node_call import StepFailed
-from operations.change.run import Run, new_change_id
+from facts import pack
+from operations import run as operations_run
+from operations.run import Run, StepFailed, call, is_alive_here, new_change_id
+from tests.plans.support.doubles import sent
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
 from tests.unit.operations.doubles import FakeState, Node, failing
 
@@ -115,7 +119,7 @@ def test_nobody_waits_for_a_host_that_failed_in_a_step_before(
 
 def test_a_member_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Named, after a bounded time."""
-    monkeypatch.setattr(run_module, "RENDEZVOUS_S", 0.05)
+    monkeypatch.setattr(operations_run, "RENDEZVOUS_S", 0.05)
     Node(monkeypatch)
     rig = Rig()
     command = rig.run.step("a", BOTH, rig.apply(HEAD))
@@ -126,7 +130,7 @@ def test_a_member_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_step_that_may_take_longer_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reboot's budget is the operator's: the quick board waits for the slow one."""
-    monkeypatch.setattr(run_module, "RENDEZVOUS_S", 0.01)
+    monkeypatch.setattr(operations_run, "RENDEZVOUS_S", 0.01)
     Node(monkeypatch)
     rig = Rig()
     jobs = []
@@ -284,3 +288,156 @@ def test_change_ids_are_unique_and_nodes_own() -> None:
 
     ids = {new_change_id("serve") for _ in range(50)}
     assert len(ids) > 45 and all(change_id(i) == i for i in ids)
+
+
+# operations.run.call: what a host answers becomes a document or one line.
+
+
+class Line:
+    """Stand-in for the connection to one host; keeps the command."""
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        out: str = "",
+        err: str = "",
+        broken: Exception | None = None,
+    ) -> None:
+        self.command = ""
+        self.sudo = False
+        self.stdin = ""
+        host = SimpleNamespace(name="lab1", data={}, run_shell_command=None)
+        state = SimpleNamespace(print_output=False, print_input=False)
+
+        def in_host(state_: Any, host_: Any, function: Any, command: Any, **arguments: Any) -> Any:
+            self.command = command.get_raw_value()
+            self.sudo, self.stdin = arguments["_sudo"], arguments["_stdin"]
+            if broken:
+                raise broken
+            output = SimpleNamespace(stdout_lines=out.splitlines(), stderr_lines=err.splitlines())
+            return not err, output
+
+        patch.setattr(operations_run, "in_host", in_host)
+        self.ask = lambda **request: call(state, host, "close", request, 7)
+
+
+def test_a_document_comes_back_and_the_request_went_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root, bounded on the host, with node installed first."""
+    line = Line(monkeypatch, 'a warning of sudo\n{"ok": true, "changed": false}')
+    assert line.ask(change="x") == {"ok": True, "changed": False}
+    assert line.command.startswith("timeout -k 5 7 sh -c ") and line.sudo
+    went = sent("lab1", line.command, line.stdin)
+    assert (went.verb, went.request, went.installs) == ("close", {"change": "x"}, True)
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "line"),
+    [
+        (
+            json.dumps({"ok": False, "error": "no change x", "code": "no_change", "remedy": "y"}),
+            "",
+            "lab1: close: no change x; y",
+        ),
+        (json.dumps({"ok": False, "error": "no"}), "", "lab1: close: no"),
+        ("", "sudo: a password is required", "lab1: close: the host answered: sudo: a password"),
+        ("7", "", "lab1: close: the host answered: 7"),
+        ("Killed", "", "lab1: close: the host answered: Killed"),
+        ("", "", "lab1: close: the host answered nothing (limit 7 s)"),
+    ],
+)
+def test_anything_else_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, out: str, err: str, line: str
+) -> None:
+    """With the host, the verb and its own words."""
+    with pytest.raises(StepFailed) as failed:
+        Line(monkeypatch, out, err).ask()
+    assert str(failed.value).startswith(line)
+    assert failed.value.code == ("no_change" if "no_change" in out else "")
+
+
+def test_a_broken_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the transport raises."""
+    with pytest.raises(StepFailed, match="lab1: close: the connection failed: reset"):
+        Line(monkeypatch, broken=OSError("reset")).ask()
+
+
+# operations.run.call: a request goes through stdin, never into a command line.
+
+REQUEST = {"change": "change-1", "secret": "T0P-S3CRET"}
+
+
+def test_the_request_goes_through_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line holds no word of the request, packed or plain."""
+    seen: dict[str, Any] = {}
+
+    def in_host(_: Any, __: Any, ___: Any, command: Any, **arguments: Any) -> Any:
+        seen.update(arguments, command=command.get_raw_value())
+        return True, SimpleNamespace(stdout_lines=['{"ok": true}'], stderr_lines=[])
+
+    monkeypatch.setattr(operations_run, "in_host", in_host)
+    host: Any = SimpleNamespace(name="lab1", data={}, run_shell_command=None)
+    state: Any = SimpleNamespace(print_output=False, print_input=False)
+    assert call(state, host, "apply", REQUEST) == {"ok": True}
+    read = sent("lab1", seen["command"], seen["_stdin"])
+    assert read.verb == "apply" and read.request == REQUEST
+    other: dict[str, Any] = {}
+    seen, other = other, seen
+    call(state, host, "apply", {"change": "x"})
+    assert seen["command"] == other["command"] and seen["_stdin"] != other["_stdin"]
+
+
+def test_the_program_reads_it_there(tmp_path: Path) -> None:
+    """The whole line in a real shell: the verb's request is the program's own stdin."""
+    made = pack.install_call(
+        "journal", {"change": "T0P-S3CRET"}, str(tmp_path / "lib"), str(tmp_path / "rignode")
+    )
+    done = subprocess.run(
+        ["sh", "-c", made.line],
+        input=made.stdin,
+        env={"PATH": "/usr/bin:/bin", "RIGBOOK_STATE": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert "no change T0P-S3CRET" in json.loads(done.stdout)["error"]
+
+
+# A long verb: the operator sees how far it is, and its failure is the caller's.
+
+
+class Told:
+    """A stand-in of a host, which keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, told: Told, answer: Any) -> dict[str, Any]:
+    """A verb that takes five looks."""
+
+    def call(*_: Any) -> Any:
+        gevent.sleep(0.1)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(operations_run, "call", call)
+    monkeypatch.setattr(operations_run, "REPORT_S", 0.02)
+    host: Any = told
+    state: Any = None
+    return operations_run.call_with_progress(state, host, "x", {}, 1, lambda: ["half"])
+
+
+def test_the_answer_comes_and_the_looks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    assert run(monkeypatch, told, {"ok": True}) == {"ok": True}
+    assert set(told.lines) == {"half"} and len(told.lines) >= 1
+
+
+def test_a_failure_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StepFailed, match="pip ended with 1"):
+        run(monkeypatch, Told(), StepFailed("pip ended with 1", "install_failed"))

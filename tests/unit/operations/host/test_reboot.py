@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 import pytest
 
-from operations.host import reboot
+from operations import host
 
 
 class Target:
@@ -41,26 +41,26 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             gevent.sleep(3600)
         return str(look)
 
-    monkeypatch.setattr(reboot, "fact_of", fact)
-    monkeypatch.setattr(reboot, "reconnect", lambda state, host, limit_s: host.connect(False))
-    monkeypatch.setattr(reboot, "POLL_S", 0.01)
-    monkeypatch.setattr(reboot, "LOOK_S", 0.05)
+    monkeypatch.setattr(host, "fact_of", fact)
+    monkeypatch.setattr(host, "reconnect", lambda state, host, limit_s: host.connect(False))
+    monkeypatch.setattr(host, "POLL_S", 0.01)
+    monkeypatch.setattr(host, "LOOK_S", 0.05)
 
 
 def test_a_look_that_hangs_is_given_up_and_the_next_one_finds_the_boot() -> None:
     target = Target("old", None, None, "new")
-    assert reboot.wait_for_boot(None, target, "old", 60) < 60
+    assert host.wait_for_boot(None, target, "old", 60) < 60
     assert target.looks == []
 
 
 def test_what_paramiko_says_of_a_host_that_goes_down_is_not_shown() -> None:
     log = logging.getLogger("paramiko.transport")
     log.setLevel(logging.NOTSET)
-    reboot.wait_for_boot(None, Target("new"), "old", 60)
+    host.wait_for_boot(None, Target("new"), "old", 60)
     assert not log.isEnabledFor(logging.ERROR)  # it comes with a traceback
 
 
 def test_a_host_that_only_hangs_ends_with_the_budget() -> None:
     target = Target(*[None] * 100)
-    with pytest.raises(reboot.StepFailed, match="did not come back within 1 s"):
-        reboot.wait_for_boot(None, target, "old", 1)
+    with pytest.raises(host.StepFailed, match="did not come back within 1 s"):
+        host.wait_for_boot(None, target, "old", 1)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from operations.change.node_call import StepFailed
-from operations.host.wake import answers_ssh, cycle, send_here, wait
+from operations.host import answers_ssh, cycle, send_here, wait_wake
+from operations.run import StepFailed
 
 MAC = "04:7c:16:aa:bb:cc"
 
@@ -47,12 +47,12 @@ def test_the_packet_is_sent_again_until_it_answers(monkeypatch: pytest.MonkeyPat
         sent.append(now[0])
         return "sent"
 
-    took = wait(send, lambda: now[0] >= 50, 600, said.append, pause)
+    took = wait_wake(send, lambda: now[0] >= 50, 600, said.append, pause)
     assert 50 <= took < 53 and len(sent) == 3 and sent[0] == 0
     assert said[0] == "sent" and "no sshd yet" in said[1]
     now[0] = 0
     with pytest.raises(StepFailed, match="no sshd after 60 s"):
-        wait(send, lambda: False, 60, said.append, pause)
+        wait_wake(send, lambda: False, 60, said.append, pause)
 
 
 def test_where_no_packet_leaves_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from facts.endpoint.completion import Answer, Endpoint
-from operations.change import node_call
-from operations.change.node_call import StepFailed
-from operations.rollback import revert
-from operations.rollback.revert import installed_endpoint, revert_change, undone
-from schema.desired.plan import UNIT
-from schema.render.engine_files import NODE_PATH, SCRIPT_PATH
+from facts.endpoint import Answer, Endpoint
+from facts.node import AskFailed
+from operations import adopt, rollback
+from operations import run as operations_run
+from operations.rollback import installed_endpoint, revert_change, undone
+from operations.run import StepFailed
+from schema.plan import UNIT
+from schema.render_engine import NODE_PATH, SCRIPT_PATH
 from tests.plans.support.scenario import HEAD, WORKER, tiny_plan
-from tests.unit.builders.snapshots import healthy, serving
+from tests.unit.builders.rigs import healthy, serving
 from tests.unit.operations.doubles import FakeState, Node, failing
 
 PLAN = tiny_plan()
@@ -44,9 +46,9 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> FakeState:
     for host in state.hosts.values():
         host.run_shell_command = None
         host.data = {}
-    monkeypatch.setattr(node_call, "in_host", in_host)
+    monkeypatch.setattr(operations_run, "in_host", in_host)
     down = SimpleNamespace(active="inactive")
-    monkeypatch.setattr(revert, "unit_states", lambda *_: dict.fromkeys((HEAD, WORKER), down))
+    monkeypatch.setattr(rollback, "unit_states", lambda *_: dict.fromkeys((HEAD, WORKER), down))
     return state
 
 
@@ -98,7 +100,7 @@ def test_a_stop_that_fails_on_one_node_keeps_no_node_from_its_undo(
             raise said
         return host.name != WORKER, SimpleNamespace(stderr=str(said))
 
-    monkeypatch.setattr(node_call, "in_host", in_host)
+    monkeypatch.setattr(operations_run, "in_host", in_host)
     if how == "both fail":
         refuses = failing(WORKER, "undo", "locked")
         rig.node.answer = lambda name, verb, request: (
@@ -196,14 +198,14 @@ def test_a_former_engine_has_to_answer(
     """It is asked where its restored script says."""
     asked: list[Endpoint] = []
     running = SimpleNamespace(active="active")
-    monkeypatch.setattr(revert, "unit_states", lambda *_: {HEAD: running, WORKER: running})
-    monkeypatch.setattr(revert, "observe", lambda *_, **__: seen(PLAN))
+    monkeypatch.setattr(rollback, "unit_states", lambda *_: {HEAD: running, WORKER: running})
+    monkeypatch.setattr(rollback, "observe", lambda *_, **__: seen(PLAN))
 
     def wait(state: Any, head: str, nodes: Any, endpoint: Endpoint, budget: int) -> Answer:
         asked.append(endpoint)
         return Answer(True, "6 characters")
 
-    monkeypatch.setattr(revert, "wait_for_answer", wait)
+    monkeypatch.setattr(rollback, "wait_for_answer", wait)
     assert line in revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert asked == ([Endpoint("http://127.0.0.2:8000", "tiny")] if seen is serving else [])
 
@@ -217,8 +219,8 @@ def test_a_rank_that_was_down_before_is_told_at_once(
 ) -> None:
     """Fault 56: half a pair gives no answer, so none is waited for; the change itself is undone."""
     states = {HEAD: SimpleNamespace(active=head), WORKER: SimpleNamespace(active=worker)}
-    monkeypatch.setattr(revert, "unit_states", lambda *_: states)
-    monkeypatch.setattr(revert, "wait_for_answer", lambda *_: pytest.fail("it was waited for"))
+    monkeypatch.setattr(rollback, "unit_states", lambda *_: states)
+    monkeypatch.setattr(rollback, "wait_for_answer", lambda *_: pytest.fail("it was waited for"))
     # also where the change had touched one of them alone
     said = revert_change(rig, PLAN, CHANGE, {HEAD})
     assert f"ROLLED_BACK; {down} is {states[down].active}, as the change found it" in said
@@ -232,7 +234,7 @@ def test_a_host_that_does_not_say_its_state_is_named(
     """Nobody saw whether an engine runs there: neither "none runs" nor "serves" is known."""
     down = SimpleNamespace(active="inactive")
     states = {name: None if name in silent else down for name in (HEAD, WORKER)}
-    monkeypatch.setattr(revert, "unit_states", lambda *_: states)
+    monkeypatch.setattr(rollback, "unit_states", lambda *_: states)
     with pytest.raises(StepFailed) as failed:
         revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert f"{', '.join(silent)} did not say whether" in str(failed.value)
@@ -254,7 +256,7 @@ def test_a_pair_that_was_down_as_a_whole_is_down_again(
     rig: FakeState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = dict.fromkeys((HEAD, WORKER), SimpleNamespace(active="inactive"))
-    monkeypatch.setattr(revert, "unit_states", lambda *_: states)
+    monkeypatch.setattr(rollback, "unit_states", lambda *_: states)
     said = revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert said == f"change {CHANGE} ROLLED_BACK; no engine ran before, none runs now"
 
@@ -290,9 +292,121 @@ def test_a_part_of_the_undo_that_comes_with_a_boot_gets_one(
         return {"ok": True, "status": "ROLLED_BACK"}
 
     rig.node.answer = answer
-    monkeypatch.setattr(revert, "fact_of", lambda _, host, __: boots[host.name])
+    monkeypatch.setattr(rollback, "fact_of", lambda _, host, __: boots[host.name])
     reboots = lambda _, host, before, __: boots.update({host.name: f"after {before}"})  # noqa: E731
-    monkeypatch.setattr(revert, "reboot_now", reboots)
+    monkeypatch.setattr(rollback, "reboot_now", reboots)
     assert "ROLLED_BACK" in revert_change(rig, PLAN, CHANGE, {HEAD, WORKER})
     assert boots == {HEAD: "b1", WORKER: "after b1"}
     assert "boots once, to undo the rest" in rig.said()
+
+
+# What an undo of a take-over says of the former engine is what was answered.
+
+SERVED = adopt.Served(HEAD, 8123, "theirs", "unit vllm.service", answered=True)
+OK, NO = Answer(True, "6 characters"), Answer(False, "connection refused")
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, served: adopt.Served, *replies: Answer,
+    by_hand: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
+    """The line, and what was logged; the last reply comes again and again, 40 s apart."""
+    said: list[str] = []
+    asked: list[Endpoint] = []
+    rows = list(replies)
+    clock = SimpleNamespace(monotonic=lambda: 40.0 * len(asked))
+
+    def ask(where: Endpoint, timeout_s: float) -> Answer:
+        asked.append(where)
+        return rows.pop(0) if len(rows) > 1 else rows[0]
+
+    monkeypatch.setattr(adopt, "ask", ask)
+    monkeypatch.setattr(adopt, "time", clock)
+    monkeypatch.setattr(adopt, "gevent", SimpleNamespace(sleep=lambda _: None))
+    host = SimpleNamespace(log=said.append)
+    state: Any = SimpleNamespace(inventory=SimpleNamespace(get_host=lambda _: host))
+    return adopt.answers_again(state, PLAN, served, by_hand), said, asked
+
+
+def test_it_is_waited_for_where_it_was_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, said, asked = run(monkeypatch, SERVED, NO, NO, OK)
+    assert line == "theirs of unit vllm.service serves again: 6 characters"
+    assert asked[0].base_url == "http://127.0.0.2:8123" and asked[0].model == "theirs"
+    assert said[0] == "the former engine is loading: 40 s of 300 s"
+
+
+def test_one_that_wants_a_key_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, _, _ = run(monkeypatch, SERVED, Answer(False, "401; set RIGBOOK_API_KEY", alive=True))
+    assert "serves again: 401" in line
+
+
+def test_none_within_the_budget_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StepFailed, match=r"as before, but does not answer after 320 s: connection"):
+        run(monkeypatch, SERVED, NO)
+
+
+def test_one_that_gave_no_answer_before_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = adopt.Served(HEAD, 8123, "theirs", "pid 7")
+    line, _, asked = run(monkeypatch, served, NO)
+    assert "gave no answer before the take-over either" in line and not asked
+
+
+def test_one_that_was_started_by_hand_is_asked_once_and_its_commands_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = [{"op": "unit"}, {"op": "former_engine", "by": [], "commands": ["bash serve.sh"]}]
+    unit = {"op": "former_engine", "by": ["vllm.service"], "commands": ["bash serve.sh"]}
+    old = {"op": "former_engine", "by": [], "kept": ["0" * 64]}
+    changes = {"a": {"steps": steps}, "b": {"steps": [unit]}, "c": {"steps": [old]}, "d": None}
+    told = adopt.started_by_hand(changes)
+    assert told == ["a: bash serve.sh", "c: sudo rignode status"]
+    served = replace(SERVED, by="container vllm_ds4")
+    line, _, asked = run(monkeypatch, served, NO, by_hand=tuple(told))
+    assert line == (
+        "container vllm_ds4 was started by hand; to start it again: a: bash serve.sh; c: sudo "
+        "rignode status"
+    )
+    assert len(asked) == 1
+    # somebody did
+    line, _, _ = run(monkeypatch, served, OK, by_hand=tuple(told))
+    assert line == "theirs of container vllm_ds4 serves again: 6 characters"
+
+
+IN_POD = {"namespace": "default", "deployment": "lucebox", "container": "engine"}
+
+
+@pytest.mark.parametrize(("said", "answer_is"), [
+    ({"answered": True, "detail": "5 letters", "final": False, "model": "theirs"},
+     Answer(True, "5 letters", model="theirs")),
+    ({"answered": False, "detail": "no pod of it runs", "final": False, "model": ""},
+     Answer(False, "no pod of it runs")),
+    (AskFailed("lab1: kube answer: there is no kubectl on this host"),
+     Answer(False, "lab1: kube answer: there is no kubectl on this host")),
+    ({"answered": 7}, None),
+])  # fmt: skip
+def test_one_in_a_pods_network_is_asked_by_its_node(
+    monkeypatch: pytest.MonkeyPatch, said: Any, answer_is: Answer | None
+) -> None:
+    sent: list[Any] = []
+
+    def ask_node(state: Any, host: Any, verb: str, request: Any, limit_s: int) -> Any:
+        sent.append((host, verb, request, limit_s))
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    monkeypatch.setattr(adopt, "ask_node", ask_node)
+    state: Any = SimpleNamespace(inventory=SimpleNamespace(get_host=lambda name: name))
+    found = adopt.ask_former(state, PLAN, replace(SERVED, pod=IN_POD), 900.0)
+    assert found == answer_is if answer_is else not found.ok and "answered" in found.detail
+    host, verb, request, limit_s = sent[0]
+    # node takes 600 s for one question
+    assert (host, verb, request["timeout_s"], limit_s) == (HEAD, "kube answer", 600, 640)
+    assert request["kubectl"] == "auto" and request["port"] == 8123
+    assert request["deployment"] == "lucebox" and request["model"] == "theirs"
+
+
+def test_it_is_read_from_any_nodes_change() -> None:
+    blob = {"blob": {adopt.CONTEXT: asdict(SERVED)}}
+    assert adopt.former_in({"a": None, "b": {"blob": None}, "c": blob}) == SERVED
+    assert adopt.former_in({"a": {"blob": {"baseline": 3}}}) is None

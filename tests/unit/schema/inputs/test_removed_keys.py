@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from schema.core.errors import SpecError
-from schema.inputs.check import host_data
-from schema.inputs.runbooks import REMOVED, RUNBOOKS, taken
+from schema.core import SpecError
+from schema.keys import REMOVED, RUNBOOKS, taken
+from schema.load import host_data
 
 ALL = [kind for kinds in RUNBOOKS.values() for kind in kinds]
 

@@ -9,22 +9,14 @@ from typing import Any
 
 import pytest
 
-from operations.host.machine import sleep_steps, wol_steps
-from schema.core.errors import SpecError
-from schema.machine.attestation import document
-from schema.machine.checklist import checklist_for, checklists
-from schema.machine.wake_record import (
-    MachineRecord,
-    Machines,
-    machines_path,
-    read_machines,
-    write_machines,
-)
-from schema.observed.files import FileState
-from schema.observed.hardware import NmConnection, Wol
-from schema.render.wake_on_lan_files import persistence
-from tests.unit.builders import machine_parts as m
-from tests.unit.builders.spark_rig import ROOT
+from operations.host import sleep_steps, wol_steps
+from schema.core import SpecError
+from schema.hardware import NmConnection, Wol, attestation_document, checklist_for, checklists
+from schema.host import MachineRecord, Machines, machines_path, read_machines, write_machines
+from schema.render_host import persistence
+from schema.snapshot import FileState
+from tests.unit.builders import host_parts
+from tests.unit.builders.rigs import ROOT
 
 GENERIC = (ROOT / "catalog/checklists/generic.yaml").read_text()
 
@@ -79,17 +71,19 @@ def test_two_lists_for_one_board(tmp_path: Path) -> None:
     other = ONE + "board: {vendor: 'micro*', name: '*'}\n"
     lists = checklists(lists_of(tmp_path, generic=ONE, a=other, b=other))
     with pytest.raises(SpecError, match="fits a, b; allowed: one list"):
-        checklist_for(m.board(), lists)
+        checklist_for(host_parts.board(), lists)
 
 
 def test_an_attestation_is_bound_to_the_bios_and_the_board() -> None:
     item = checklists(ROOT)["msi-mag-z890"].items[1]
-    made = document(item, "milo", m.NOW, m.board())
+    made = attestation_document(item, "milo", host_parts.HARDWARE_NOW, host_parts.board())
     assert made.path == "/var/lib/rigbook/attestations/ac_power_on.json" and made.mode == "0600"
     said = json.loads(made.content)
-    assert (said["bios_version"], said["board_serial"]) == (m.BIOS, "07E3210_P61E000001")
+    assert (said["bios_version"], said["board_serial"]) == (host_parts.BIOS, "07E3210_P61E000001")
     with pytest.raises(ValueError, match="BIOS version"):
-        document(item, "milo", m.NOW, m.board(bios_version=None))
+        attestation_document(
+            item, "milo", host_parts.HARDWARE_NOW, host_parts.board(bios_version=None)
+        )
 
 
 WAYS: dict[str, tuple[dict[str, Any], str | None, str]] = {
@@ -97,7 +91,7 @@ WAYS: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "ifupdown": ({"manager": "ifupdown"}, "/etc/systemd/network/00-rigbook-wol-enp5s0.link",
                  "MACAddressPolicy=persistent"),
     "netplan": ({"link_file": "/run/systemd/network/10-netplan-enp5s0.link"},
-                "/etc/systemd/network/00-rigbook-wol-enp5s0.link", f"MACAddress={m.MAC}"),
+                "/etc/systemd/network/00-rigbook-wol-enp5s0.link", f"MACAddress={host_parts.MAC}"),
     "an earlier file": ({"link_file": "/etc/systemd/network/00-a.link"},
                         "/etc/systemd/system/rigbook-wol-enp5s0.service",
                         "exec ethtool -s enp5s0 wol g"),
@@ -105,7 +99,7 @@ WAYS: dict[str, tuple[dict[str, Any], str | None, str]] = {
                 "WantedBy=multi-user.target"),
     "NetworkManager": ({"manager": "NetworkManager"},
                        "/etc/NetworkManager/conf.d/90-rigbook-wol-enp5s0.conf",
-                       f"match-device=mac:{m.MAC}\nethernet.wake-on-lan=64\n"),
+                       f"match-device=mac:{host_parts.MAC}\nethernet.wake-on-lan=64\n"),
     "NetworkManager, default": (
         {"manager": "NetworkManager", "nm": NmConnection(connection="c", uuid="u",
                                                          wake_on_lan="default")},
@@ -118,7 +112,7 @@ WAYS: dict[str, tuple[dict[str, Any], str | None, str]] = {
 @pytest.mark.parametrize("name", WAYS)
 def test_who_arms_a_card_at_a_boot(name: str) -> None:
     changes, path, words = WAYS[name]
-    way = persistence(m.nic(**changes))
+    way = persistence(host_parts.nic(**changes))
     assert way.refused is None
     assert [d.path for d in way.documents] == ([path] if path else [])
     assert words in (way.documents[0].content if way.documents else way.reader)
@@ -128,22 +122,22 @@ def test_who_arms_a_card_at_a_boot(name: str) -> None:
                                             (None, "does not say")])  # fmt: skip
 def test_a_profile_that_says_otherwise_is_not_overridden(own: str | None, words: str) -> None:
     nm = NmConnection(connection="c", uuid="u", wake_on_lan=own)
-    way = persistence(m.nic(manager="NetworkManager", nm=nm))
+    way = persistence(host_parts.nic(manager="NetworkManager", nm=nm))
     assert (
         way.documents == () and words in str(way.refused) and "nmcli connection" in str(way.refused)
     )
 
 
 def test_our_own_link_file_is_rendered_alike_before_and_after_the_boot() -> None:
-    before = persistence(m.nic())
+    before = persistence(host_parts.nic())
     ours = "/etc/systemd/network/00-rigbook-wol-enp5s0.link"
-    assert persistence(m.nic(link_file=ours)) == before
+    assert persistence(host_parts.nic(link_file=ours)) == before
 
 
 def test_a_driver_that_forgot_our_link_file_gets_a_unit_too() -> None:
     """8139cp on an emulated machine: udev took our file, and the card was not armed."""
     ours = "/etc/systemd/network/00-rigbook-wol-enp5s0.link"
-    way = persistence(m.nic(link_file=ours, wol=Wol(supports="pumbg", set="d")))
+    way = persistence(host_parts.nic(link_file=ours, wol=Wol(supports="pumbg", set="d")))
     assert [d.path.rpartition("/")[2] for d in way.documents] == [
         "00-rigbook-wol-enp5s0.link", "rigbook-wol-enp5s0.service"]  # fmt: skip
     assert way.unit == "rigbook-wol-enp5s0.service" and "the driver dropped it" in way.reader
@@ -153,18 +147,18 @@ def test_a_driver_that_forgot_our_link_file_gets_a_unit_too() -> None:
                                     {"permanent": "x"}, {"mac": "02:00\n"}])  # fmt: skip
 def test_a_card_with_a_hostile_name_is_no_card(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
-        m.nic(**change)
+        host_parts.nic(**change)
 
 
 def test_an_armed_card_with_its_file_has_no_steps() -> None:
-    way = persistence(m.nic())
+    way = persistence(host_parts.nic())
     (link,) = way.documents
     text = link.content
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     there = FileState(path=link.path, kind="file", size=len(text), mode="0644", uid=0,
                       gid=0, sha256=sha256, content=text)  # fmt: skip
-    assert wol_steps(m.nic(), way, {there.path: there}, frozenset()) == []
-    off = m.nic(wol=Wol(supports="g", set="d"))
+    assert wol_steps(host_parts.nic(), way, {there.path: there}, frozenset()) == []
+    off = host_parts.nic(wol=Wol(supports="g", set="d"))
     assert [s["op"] for s in wol_steps(off, way, {there.path: there}, frozenset())] == ["wol"]
 
 
@@ -174,8 +168,17 @@ def test_masked_targets_have_no_steps() -> None:
         "link", "unit"]  # fmt: skip
 
 
-RECORD = MachineRecord(nic="enp5s0", mac=m.MAC, network="192.168.1.21/24", wol="g", able=True,
-                       board="b", display=False, open=(), seen_unix_s=1)  # fmt: skip
+RECORD = MachineRecord(
+    nic="enp5s0",
+    mac=host_parts.MAC,
+    network="192.168.1.21/24",
+    wol="g",
+    able=True,
+    board="b",
+    display=False,
+    open=(),
+    seen_unix_s=1,
+)
 
 
 def test_the_record_is_kept_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from schema.measure import statistics
-from schema.measure.statistics import compare, mean_interval, quantile, slope, student
+from schema import measure
+from schema.measure import compare_statistics, mean_interval, quantile, slope, student
 
 
 def rounds(middle: float, spread: float, count: int = 5, seed: int = 1) -> list[float]:
@@ -38,26 +38,26 @@ def rounds(middle: float, spread: float, count: int = 5, seed: int = 1) -> list[
 def test_two_runs_are_told_apart_by_their_rounds(
     before: list[float], after: list[float], word: str
 ) -> None:
-    assert compare(before, after).word == word
+    assert compare_statistics(before, after).word == word
 
 
 def test_the_interval_holds_the_mean_as_often_as_it_says() -> None:
     """Of few rounds the plain percentile interval would hold it in about 85 of 100."""
     made, held = random.Random(7), 0
-    statistics.RESAMPLES, before = 400, statistics.RESAMPLES
+    measure.RESAMPLES, before = 400, measure.RESAMPLES
     try:
         for _ in range(300):
             found = mean_interval([made.gauss(100, 5) for _ in range(5)])
             held += found.low <= 100 <= found.high
     finally:
-        statistics.RESAMPLES = before
+        measure.RESAMPLES = before
     assert 0.90 <= held / 300 <= 0.99
 
 
 def test_the_same_values_give_the_same_words() -> None:
     before, after = rounds(10, 1), rounds(11, 1, seed=2)
-    assert compare(before, after) == compare(before, after)
-    assert mean_interval([4.0]) == statistics.Interval(4.0, 4.0, 4.0)
+    assert compare_statistics(before, after) == compare_statistics(before, after)
+    assert mean_interval([4.0]) == measure.Interval(4.0, 4.0, 4.0)
 
 
 @pytest.mark.parametrize(
@@ -94,5 +94,5 @@ def test_samples_that_resemble_each_other_count_for_fewer() -> None:
     assert slope([0.0, 1.0], [0.0, 1.0]) is None
     assert slope([1.0] * 9, [1.0] * 9) is None
     assert slope([float(n) for n in range(9)], [2.0 * n for n in range(9)]) == (
-        statistics.Interval(2.0, 2.0, 2.0)
+        measure.Interval(2.0, 2.0, 2.0)
     )

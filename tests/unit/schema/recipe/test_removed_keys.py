@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from schema.core.errors import SpecError
-from schema.core.parse import REMOVED
-from schema.inputs.load import recipe
-from tests.unit.builders.spark_rig import ROOT, project
+from schema.core import REMOVED, SpecError
+from schema.load import recipe
+from tests.unit.builders.rigs import ROOT, project
 
 
 @pytest.mark.parametrize("key", sorted(REMOVED))

@@ -1,6 +1,6 @@
 """What is different on the GPU tier's host. Merged after group_data/tower.py, so it wins."""
 
-from lab.gpu.host import BASE
+from lab.gpu import BASE
 
 ssh_user = "rig"
 ssh_key = str(BASE / "keys" / "login")

@@ -1,1 +1,0 @@
-"""What the runbooks decide, by capability; a runbook and its procedure share the name."""

@@ -1,1 +1,0 @@
-"""The machine below the engine: kernel, reboot, firmware, wake-up, and units."""

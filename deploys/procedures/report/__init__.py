@@ -1,1 +1,0 @@
-"""The state of a rig and the history of its measurements, as pages that need no network."""

@@ -1,1 +1,0 @@
-"""Undo of a change, and restore of a backup."""

@@ -1,1 +1,0 @@
-"""The engine's endpoint: a completion, a short probe, the speed of an answer."""

@@ -1,1 +1,0 @@
-"""What the operator's own machine answers: git's patches."""

@@ -1,1 +1,0 @@
-"""Images, venvs, patches and versions: whether what is installed is what the recipe needs."""

@@ -1,1 +1,0 @@
-"""A shared GPU under Kubernetes: its limit and its library."""

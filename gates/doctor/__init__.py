@@ -1,1 +1,0 @@
-"""All findings of a rig, ordered by layer and likely cause."""

@@ -1,1 +1,0 @@
-"""What lies on a node against what the recipe renders."""

@@ -1,1 +1,0 @@
-"""A board's checklist: what keeps a headless machine from coming back."""

@@ -1,1 +1,0 @@
-"""Driver and memory."""

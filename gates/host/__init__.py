@@ -1,1 +1,0 @@
-"""Reachable, readable, on time, with room on its disks."""

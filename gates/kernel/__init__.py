@@ -1,1 +1,0 @@
-"""The next boot, and a kernel pin."""

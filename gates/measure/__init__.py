@@ -1,1 +1,0 @@
-"""Whether a measurement's figures are the engine's own, and what a drift of memory means."""

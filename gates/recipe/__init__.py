@@ -1,1 +1,0 @@
-"""What a recipe chooses against the machines it is to run on."""

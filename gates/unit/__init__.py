@@ -1,1 +1,0 @@
-"""systemd units: ghosts, crash loops, supervisors, the launch script."""

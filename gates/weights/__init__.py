@@ -1,1 +1,0 @@
-"""The files of a model: there, whole, of the kind that the engine reads."""

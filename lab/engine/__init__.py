@@ -1,1 +1,0 @@
-"""The real vLLM for the lab: wheels, an image's archive, a venv's layer."""

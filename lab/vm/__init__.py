@@ -1,1 +1,0 @@
-"""An emulated machine: root tree, disk with GRUB, QEMU."""

@@ -1,1 +1,0 @@
-"""The command line: verbs, console, what systemd calls, progress."""

@@ -1,1 +1,0 @@
-"""Copies of backups on another disk: made, verified there, and taken back."""

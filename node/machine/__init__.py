@@ -1,1 +1,0 @@
-"""Board and network card: firmware facts, Wake-on-LAN."""

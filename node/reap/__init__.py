@@ -1,1 +1,0 @@
-"""Orphans of an engine: found, proven, ended by pid and start time; shared memory."""

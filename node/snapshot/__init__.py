@@ -1,1 +1,0 @@
-"""One document of what a host is; a section that cannot be read says why."""

@@ -1,1 +1,0 @@
-"""The watch: asks for an answer on a timer and tells who wants to know."""

@@ -1,1 +1,0 @@
-"""Weights: headers, manifest, what a node gives and takes."""

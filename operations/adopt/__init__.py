@@ -1,1 +1,0 @@
-"""A rig that others serve, taken over: room for our engine, and the answer of theirs again."""

@@ -1,1 +1,0 @@
-"""One journalled change over all nodes of a rig, and the calls of node behind it."""

@@ -1,1 +1,0 @@
-"""The engine: configured, stopped, started, proven by an answer, cleaned up after."""

@@ -1,1 +1,0 @@
-"""The machine: kernel, reboot, drop-ins, Wake-on-LAN."""

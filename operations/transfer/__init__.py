@@ -1,1 +1,0 @@
-"""Images and weights from node to node."""

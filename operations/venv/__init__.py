@@ -1,1 +1,0 @@
-"""A venv: backup, patches, upgrade."""

@@ -1,1 +1,0 @@
-"""Base types, one-line errors, quoting, YAML without surprises."""

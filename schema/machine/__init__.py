@@ -1,1 +1,0 @@
-"""About a board or host itself: attestations, checklists, wake-up data, what keeps it alive."""

@@ -1,1 +1,0 @@
-"""What a measurement holds, and what several of them say: intervals, comparisons, slopes."""

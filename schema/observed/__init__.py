@@ -1,1 +1,0 @@
-"""What a host reports, typed: the snapshot and the other documents of node."""

@@ -1,1 +1,0 @@
-"""A recipe and what stands in it: flags, patches, placeholders, known versions."""

@@ -1,1 +1,0 @@
-"""The files that land on a node, rendered from a plan."""
