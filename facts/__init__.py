@@ -1,8 +1,7 @@
 """What is: pyinfra facts, read-only, typed by schema; no decisions.
 
-    rignode/    the program on a host: what is sent, and how it is called
-    endpoint/   the engine's HTTP endpoint, asked from the operator's machine
-    local/      git on the operator's machine
-
-The modules here ask one thing each of a host.
+node       the one way to ask a host; the snapshot          looks    what single runbooks ask
+pack       the program made portable                        plain    asked without the program
+endpoint   the engine's HTTP endpoint, asked from the operator's machine; measure: its speed
+local      git and secrets on the operator's machine
 """

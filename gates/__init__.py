@@ -1,11 +1,7 @@
 """Whether: pure functions from plan and snapshots to violations; they never see a host.
 
-    core/                    violation, codes, waivers, and how a gate reads a snapshot
-    firmware/ kernel/ gpu/   the layers of a machine, lowest first
-    host/ engine/ transfer/
-    unit/ weights/ artifact/
-    recipe/ drift/ cluster/
-    doctor/                  all of them, ranked by likely cause
-
-`gate_sets` says which gates a runbook asks. All import core; only doctor and gate_sets import all.
+A module for each layer of a machine, lowest first: firmware, kernel, driver, gpu, health, host,
+storage, fabric, transfer, weights, artifact, known_bad, patches, provenance, unit, processes,
+endpoint, recipe, cluster, measure. `core` has violation, codes and waivers; `gate_sets` says which
+gates a runbook asks; `doctor` ranks all of them by likely cause.
 """

@@ -1,9 +1,5 @@
-"""Changes: pyinfra operations that read, then do nothing or act; they know no procedure.
+"""Changes: pyinfra operations that read, then do nothing or act; they know no runbook.
 
-    change/     the journalled run of a rig, and the operation that applies steps
-    rollback/   undo of a change, and the engine back
-    engine/     start, stop, wait for an answer
-    venv/ transfer/ host/   by capability
-
-All import change; nothing here imports gates.
+`run` is a rig's change, `apply` the operation that applies steps, `rollback` undoes one; `engine`,
+`venv`, `transfer`, `image`, `host`, `cluster` and `adopt` are of one thing each.
 """

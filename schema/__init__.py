@@ -1,11 +1,11 @@
 """Types: what a rig is to be, and what a host says it is. Frozen, nothing unknown allowed.
 
-core/       base types, errors in one line, quoting, YAML; types of single values     (bottom)
-observed/   what a host reports: the snapshot, its sections and the other documents
-recipe/     recipes, compatibility, patches, placeholders
-desired/    a rig, and the plan of a run on it
-importing/  recipes of eugr's spark-vllm-docker and of sparkrun, made into ours
-machine/    records about a board: attestations, checklists, wake-up; a rig as it was seen
-render/     the files that land on a node
-inputs/     inventory, group data and --data, a type a runbook; the one loader        (top)
+core                                  base types, errors in one line, quoting, YAML    (bottom)
+snapshot host hardware artifact       what a host reports
+recipe vllm compatibility             recipes, their command line, the tables of the catalog
+plan cluster                          a rig, and the plan of a run on it
+adoption importing                    a recipe made of a running engine, or of a neighbour's
+render_engine render_unit render_host the files that land on a node
+measure                               a measurement and its statistics
+keys load                             inventory, group data and --data; the one loader    (top)
 """

@@ -101,10 +101,9 @@ def test_loading_the_gates_loads_no_pyinfra() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_gate_files_are_short_and_gates_have_reasons() -> None:
+def test_gates_have_reasons() -> None:
     for source in SOURCES:
         text = source.read_text()
-        assert len(text.splitlines()) <= 350, source.name
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{source.name}: {node.name}"

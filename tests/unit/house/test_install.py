@@ -162,8 +162,8 @@ import sys
 from pathlib import Path
 from lab import __main__ as lab
 from lab.core import LabSettings
-from lab.hosts import network
-network.remove_links = lambda place, names: None
+from lab import host
+host.remove_links = lambda place, names: None
 lab.others = lambda settings: []
 settings = LabSettings(Path(sys.argv[1], "home"), Path(sys.argv[1], "cache"))
 lab.change(settings, lab.parser().parse_args(["down", "--all"]))
