@@ -95,16 +95,19 @@ def environment_text(written: str) -> str:
 
 # The text of a module as it travels to a host.
 
-_DOCSTRING = re.compile(r'^( *)"""(?:[^"]|"(?!""))*"""$', re.MULTILINE)
+# a docstring; another text in three quotes, which stays; a line of comment
+_UNREAD = re.compile(r'^( *)"""(?:[^"]|"(?!""))*"""$|"""(?:[^"]|"(?!""))*"""|^ *#.*$', re.MULTILINE)
 
 
 def bare(source: str) -> str:
-    """Gives a module's source without its docstrings, each line with the number it had."""
+    """Gives a module's source without its docstrings and comments; each line keeps its number."""
 
-    def empty(found: re.Match[str]) -> str:
-        return found[1] + '""' + "\n" * found[0].count("\n")
+    def left(found: re.Match[str]) -> str:
+        if found[1] is not None:
+            return found[1] + '""' + "\n" * found[0].count("\n")
+        return found[0] if found[0].startswith('"""') else ""
 
-    return _DOCSTRING.sub(empty, source)
+    return _UNREAD.sub(left, source)
 
 
 # What kind of file a model's first bytes tell.

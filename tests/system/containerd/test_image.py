@@ -311,7 +311,7 @@ def test_files_of_a_container_that_never_ran_are_found(bare: Lab) -> None:
     assert pyinfra(bare, "image", *m.RECIPE).rc == 0
     look = (
         "import sys; sys.path.insert(0, '/usr/local/bin/rignode'); from node.docker "
-        "import filesystem; print(*filesystem.container('rigbook-look').layers)"
+        "import store; print(*store.container_tree('rigbook-look').layers)"
     )
     bare.ssh("test2", f"sudo docker create --name rigbook-look {m.IMAGE} none")
     try:

@@ -818,7 +818,7 @@ def test_a_program_from_memory_knows_its_version(host: Host, tmp_path: Path) -> 
     code = (
         f"import os,sys;f=os.memfd_create('rignode-{NEWER}.pyz',0);"
         "os.write(f,open(sys.argv[1],'rb').read());sys.path.insert(0,'/proc/self/fd/%d'%f);"
-        "from node.core import version;print(version.own_path())"
+        "from node.core import errors;print(errors.own_path())"
     )
     done = host.run([host.python, "-I", "-c", code, str(host.pyz)])
     assert done.stdout.strip() == f"{errors.LIBRARY}/rignode-{NEWER}.pyz", done

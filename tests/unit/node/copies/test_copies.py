@@ -464,7 +464,7 @@ def test_what_is_not_verified_is_not_given(engine: Engine, peer: Host) -> None:
 
 
 def test_a_path_that_leads_out_is_refused() -> None:
-    found: create.Found = {"/../../../outside": create.Kept(b"x", 0o644, 0, 0)}
+    found: create.Found = {"/../../../outside": create.Kept(b"x", 0o644, 0, 0, 0)}
     manifest = {"id": "x", "files": create.kept_rows(found)}
     with pytest.raises(NodeError, match="not an absolute"):
         copies.load_host_pack(copies.dump_host_pack(found), manifest)

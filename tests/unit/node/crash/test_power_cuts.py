@@ -310,14 +310,14 @@ def test_an_installed_version(host: Host, venv: Path, show: Show) -> None:
 SCRIPT = """\
 import os, sys
 from pathlib import Path
-from node.change import apply, undo
-from node.kernel import boot_flush
+from node.change import apply, transaction
+from node.kernel import grub_step
 from tests.unit.node.kernel.test_grub_step import Grub, lead, pin
 lead(Grub(Path({root!r})), setattr)
-boot_flush.flush = lambda folder: os.sync()
+grub_step.flush_boot = lambda folder: os.sync()
 {verb}
 """
-VERBS = {"pin": "apply.apply(pin())", "undo": "undo.undo({})"}
+VERBS = {"pin": "apply.apply(pin())", "undo": "transaction.undo({})"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -146,11 +146,11 @@ def test_the_cache_is_dropped_where_it_is_in_the_way(
 NEVER = 1 << 49
 CODE = """
 import json, sys
-from node.engine import page_cache
+from node.engine import start
 from node.core.errors import NodeError
-page_cache.DROP = "SWITCH"  # a double: this machine's stay
+start.DROP = "SWITCH"  # a double: this machine's stay
 try:
-    print(json.dumps(page_cache.caches(json.load(sys.stdin))))
+    print(json.dumps(start.caches(json.load(sys.stdin))))
 except NodeError as error:
     print(json.dumps(error.as_json()))
 """

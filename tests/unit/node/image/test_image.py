@@ -503,7 +503,7 @@ class _Docker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
         self.words, self.imports, self.have = words, 0, 0
         monkeypatch.setattr(load, "import_layer", self._import)
-        monkeypatch.setattr(receive.overlay2, "present", lambda root, ids: self.have)
+        monkeypatch.setattr(receive.store, "present", lambda root, ids: self.have)
         monkeypatch.setattr(load, "is_docker_back", lambda look: True)
 
     def _import(self, chunks: object, *_: object) -> None:
@@ -555,7 +555,7 @@ class _Store:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, giver: _Giver) -> None:
         self.giver, self.have, self.archives = giver, 0, list[list[str]]()
-        monkeypatch.setattr(receive.overlay2, "present", lambda root, ids: self.have)
+        monkeypatch.setattr(receive.store, "present", lambda root, ids: self.have)
         monkeypatch.setattr(load, "import_layer", self._import)
         monkeypatch.setattr(load, "load", self._load)
         monkeypatch.setattr(load, "is_complete", lambda want: self.have == len(giver.contents))

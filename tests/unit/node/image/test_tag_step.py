@@ -24,7 +24,7 @@ class Store:
         self.names: dict[str, str] = {}
         self.images = {OLD, NEW}
         monkeypatch.setattr(load, "inspect", self._inspect)
-        monkeypatch.setattr(load.containers, "call", self._call)
+        monkeypatch.setattr(load.api, "call_said", self._call)
 
     def _inspect(self, reference: str) -> dict[str, Any] | None:
         found = self.names.get(reference, reference)

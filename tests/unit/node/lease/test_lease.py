@@ -465,12 +465,12 @@ def test_a_command_that_still_works_is_waited_for(
     host.call("apply", apply_request(file_step(host.file()), run="a1"))
     clocks = Clocks(monkeypatch)
     kept = lease.Keeper(LEASE, lease.Silence(120))
-    monkeypatch.setattr(lease.host_lock, "held", lambda: (True, "pid 1 (tree restore)"))
+    monkeypatch.setattr(lease.files, "host_lock", lambda: (True, "pid 1 (tree restore)"))
     kept.look()
     clocks.runs(1800)
     kept.look()
     assert kept.view.phase == "renewed"
-    monkeypatch.setattr(lease.host_lock, "held", lambda: (False, None))
+    monkeypatch.setattr(lease.files, "host_lock", lambda: (False, None))
     clocks.runs(119)
     kept.look()
     assert kept.view.phase == "renewed"
@@ -499,7 +499,7 @@ def test_a_kernel_that_is_tried_falls_back_first(
     way = WayBack(LEASE)
     change = way.change()
     assert change and way.hindrance(change) == ""
-    monkeypatch.setattr(lease.candidate, "under_trial", lambda: "6.17.0-22-generic")
+    monkeypatch.setattr(lease.grub_step, "under_trial", lambda: "6.17.0-22-generic")
     assert "kernel 6.17.0-22-generic is tried" in way.hindrance(change)
 
 
@@ -524,10 +524,10 @@ def test_rolled_back_is_said_after_an_answer(
     """What does not answer is no state to go back to: INCONSISTENT, with the reason."""
     monkeypatch.setattr(lease, "MARGIN_S", 0.0)
     monkeypatch.setattr(lease, "POLL_S", 0.01)
-    monkeypatch.setattr(lease.config, "load", lambda: ENGINE)
+    monkeypatch.setattr(lease.config, "load_engine", lambda: ENGINE)
     monkeypatch.setattr(lease, "key_of", lambda _: None)
     monkeypatch.setattr(lease.systemctl, "inspect_unit", lambda _: {"active": active})
-    monkeypatch.setattr(lease.await_answer, "ask_ours", lambda *_: reply)
+    monkeypatch.setattr(lease.answer, "ask_ours", lambda *_: reply)
     monkeypatch.setattr(lease.systemctl, "systemctl", lambda *_: "")
     host.call("apply", apply_request(file_step(host.file()), run="a1"))
     way = WayBack(LEASE)
@@ -555,7 +555,7 @@ def test_a_worker_says_what_the_head_saw(
     host: Host, monkeypatch: pytest.MonkeyPatch, head: str, status: str, says: str
 ) -> None:
     worker = SimpleNamespace(unit="rigbook-engine.service", endpoint=None)
-    monkeypatch.setattr(lease.config, "load", lambda: worker)
+    monkeypatch.setattr(lease.config, "load_engine", lambda: worker)
     monkeypatch.setattr(lease.systemctl, "inspect_unit", lambda _: {"active": "activating"})
     host.call("apply", apply_request(file_step(host.file()), run="a1"))
     way = WayBack(LEASE._replace(head=False))
@@ -593,7 +593,7 @@ def test_an_engine_that_the_change_did_not_reach_restarts_with_its_peer(
             raise KeyboardInterrupt
         return ""
 
-    monkeypatch.setattr(lease.config, "load", lambda: worker)
+    monkeypatch.setattr(lease.config, "load_engine", lambda: worker)
     monkeypatch.setattr(lease.systemctl, "inspect_unit", lambda _: dict(state))
     monkeypatch.setattr(lease.systemctl, "systemctl", systemctl)
     monkeypatch.setattr(lease.systemctl, "forget_failures", lambda _: None)
@@ -623,7 +623,7 @@ def test_a_part_that_waits_for_a_boot_gets_one(host: Host, monkeypatch: pytest.M
     way = WayBack(LEASE)
     way.promise(way.sign(way.change()))
     way.stop()
-    monkeypatch.setattr(lease.undo, "take_back", held)
+    monkeypatch.setattr(lease.transaction, "take_back", held)
     monkeypatch.setattr(lease.systemctl, "systemctl", lambda *words: ran.append(words[-1]))
     way.undo()
     found = way.change()
@@ -643,7 +643,7 @@ def test_what_cannot_be_put_back_is_said_at_once(
     way = WayBack(LEASE)
     way.promise(way.sign(way.change()))
     way.stop()
-    monkeypatch.setattr(lease.undo, "take_back", fails)
+    monkeypatch.setattr(lease.transaction, "take_back", fails)
     with pytest.raises(NodeError, match="No space left"):
         way.undo()
     change = way.change()

@@ -172,19 +172,19 @@ def test_documents_are_kept_and_the_oldest_go(
 def test_a_sample_says_what_it_could_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"available": 5, "page_cache": 4, "shmem": 3, "total": 9}
     monkeypatch.setattr(gpus, "read_memory", lambda: now)
-    monkeypatch.setattr(measure.gpus, "read", lambda: [])
+    monkeypatch.setattr(measure.gpus, "gpu_health", lambda: [])
     assert measure.sample({}) == {
         "available": 5, "page_cache": 4, "shmem": 3, "gpus": [], "vram": None, "problem": None,
     }  # fmt: skip
-    monkeypatch.setattr(measure.gpus, "read", lambda: [{"bus_id": "0"}])
+    monkeypatch.setattr(measure.gpus, "gpu_health", lambda: [{"bus_id": "0"}])
     # a GB10 has no memory of its own
-    monkeypatch.setattr(measure.cards, "read", lambda: {"gpus": [{"memory_used_mib": None}]})
+    monkeypatch.setattr(measure.gpus, "read_gpus", lambda: {"gpus": [{"memory_used_mib": None}]})
     assert measure.sample({})["vram"] is None
-    monkeypatch.setattr(measure.cards, "read", lambda: {"gpus": [{"memory_used_mib": 3}] * 2})
+    monkeypatch.setattr(measure.gpus, "read_gpus", lambda: {"gpus": [{"memory_used_mib": 3}] * 2})
     assert measure.sample({})["vram"] == 6 << 20
 
     def broken() -> list[Any]:
         raise measure.CannotRead("nvidia-smi -q did not answer in 10 s")
 
-    monkeypatch.setattr(measure.gpus, "read", broken)
+    monkeypatch.setattr(measure.gpus, "gpu_health", broken)
     assert measure.sample({})["problem"] == "nvidia-smi -q did not answer in 10 s"

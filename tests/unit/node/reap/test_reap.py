@@ -190,19 +190,19 @@ def test_what_serves_a_model(argv: tuple[str, ...], wanted: bool) -> None:
 CHANGED = """
 import json, sys
 from node.core import proc
-from node.reap import reap, terminate
+from node import reap
 start = proc.stat
 def reused(pid):  # a double: the pid belongs to another process once its pidfd is open
     proc.stat, seen = start, start(pid)
     return seen._replace(start_ticks=seen.start_ticks + 1) if seen else None
-opened = terminate.pidfd_open
+opened = reap.pidfd_open
 def open_then_reuse(pid):
     fd = opened(pid)
     proc.stat = reused
     return fd
 sent = []
-terminate.pidfd_open = open_then_reuse
-terminate.send = lambda fd, number: sent.append(number)
+reap.pidfd_open = open_then_reuse
+reap.send = lambda fd, number: sent.append(number)
 answer = reap.reap(json.load(sys.stdin))
 print(json.dumps({"sent": sent, "how": [row["how"] for row in answer["ended"]]}))
 """
@@ -224,9 +224,9 @@ if libc.vfork() == 0:
 
 UNKILLABLE = """
 import json, sys
-from node.reap import reap, terminate
+from node import reap
 # a double: the process waits in the kernel, no signal acts
-terminate.send = lambda fd, number: None
+reap.send = lambda fd, number: None
 print(json.dumps(reap.reap(json.load(sys.stdin))))
 """
 
@@ -707,16 +707,16 @@ def test_what_an_engine_left_a_moment_ago_is_waited_for(world: World) -> None:
 
 RACE = """
 import json, os, sys
-from node.reap import shared_memory
-look, calls = shared_memory.users, []
+from node import reap
+look, calls = reap.users, []
 def users(fd, wanted):  # a double: the world moves on between the first look and the second
     seen = look(fd, wanted)
     calls.append(1)
     if len(calls) == 1:
         DO
     return seen
-shared_memory.users = users
-print(json.dumps(shared_memory.shm(json.load(sys.stdin))))
+reap.users = users
+print(json.dumps(reap.shm(json.load(sys.stdin))))
 """
 
 
@@ -735,14 +735,14 @@ def test_what_changes_between_look_and_removal_is_kept(world: World, action: str
 
 UNREADABLE = """
 import builtins, json, sys
-from node.reap import shared_memory
+from node import reap
 def guarded(path, *more):  # a double: a sandbox hides one process
     if str(path) == "/proc/2/maps":
         raise PermissionError
     return builtins.open(path, *more)
-shared_memory.open = guarded
-shared_memory.proc.pids = lambda: [1, 2]
-print(json.dumps(shared_memory.shm(json.load(sys.stdin))))
+reap.open = guarded
+reap.proc.pids = lambda: [1, 2]
+print(json.dumps(reap.shm(json.load(sys.stdin))))
 """
 
 

@@ -31,16 +31,16 @@ RUN = "a1"
 LEASE_S = 2.0
 LIVES = """\
 import os, signal, sys
-from node.lease import keeper, message, settings, way_back
-settings.LEAST_LEASE_S = 0
-keeper.POLL_S, keeper.BEAT_S, keeper.REFUSED_S, keeper.SILENT_S = 0.1, 0.2, 1.0, 4.0
-message.ANSWER_S = 0.1
+from node import lease
+lease.LEAST_LEASE_S = 0
+lease.POLL_S, lease.BEAT_S, lease.REFUSED_S, lease.SILENT_S = 0.1, 0.2, 1.0, 4.0
+lease.ANSWER_S = 0.1
 dies = sys.argv[1:]
 if dies:
     def killed(self, *words):
         os.kill(os.getpid(), signal.SIGKILL)
-    setattr(way_back.WayBack, dies[0], killed)
-keeper.run()
+    setattr(lease.WayBack, dies[0], killed)
+lease.run_keeper()
 """
 
 

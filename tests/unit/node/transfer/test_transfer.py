@@ -245,9 +245,9 @@ def test_two_peers_get_it_at_the_same_time(ends: Ends, tmp_path: Path) -> None:
         "import json,sys,socket\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "from node.transfer import protocol\n"
-        "from node.weights import receive\n"
+        "from node.transfer import weights\n"
         "protocol.bind_device = lambda sock, device: sock.bind((sys.argv[2], 0))\n"
-        "print(json.dumps(receive.receive(json.loads(sys.argv[3]))))\n"
+        "print(json.dumps(weights.receive(json.loads(sys.argv[3]))))\n"
     )
     root = str(Path(__file__).resolve().parents[4])
     addresses = ("127.0.0.2", "127.0.0.3")

@@ -157,14 +157,14 @@ def test_a_library_that_is_overwritten_again_at_once_leaves_no_change_open(
     guarded.configure(reapply=True)
     for name in ("RIGBOOK_LIBRARY", "RIGBOOK_STATE"):
         monkeypatch.setenv(name, guarded.host.environ()[name])
-    apply = watched.change_apply.apply
+    apply = watched.apply.apply
 
     def overwritten(request: Json) -> Json:
         answer = apply(request)
         shutil.copy(guarded.original, guarded.target)
         return answer
 
-    monkeypatch.setattr(watched.change_apply, "apply", overwritten)
+    monkeypatch.setattr(watched.apply, "apply", overwritten)
     shutil.copy(guarded.original, guarded.target)
     watched.run_library_guard()
     newest = read_all()[0][0]

@@ -494,10 +494,10 @@ def test_a_reboot_that_nobody_asked_for_is_told(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path))
     boot = proc.boot_id() if kept == "this one" else kept
-    monkeypatch.setattr(watch.state_file, "load", lambda *_: {**health.NO_COUNTERS, "boot": boot})
+    monkeypatch.setattr(watch.files, "load_state", lambda *_: {**health.NO_COUNTERS, "boot": boot})
     change = {"deploy": deploy, "boot_id": FORMER, "closed_unix_s": 1.0}
     monkeypatch.setattr(watch.journal, "read_all", lambda: ([change], []))
-    monkeypatch.setattr(watch.boots, "read", lambda: [ended])
+    monkeypatch.setattr(watch.host, "read_boots", lambda: [ended])
     rows = watch.look_at_away(WATCH, time.time())
     assert [row["status"] for row in rows] == told
     assert not told or "2026-09-21" in rows[0]["text"]
@@ -510,8 +510,8 @@ def test_a_journal_that_cannot_be_read_does_not_end_the_watch(
         raise CannotRead("journalctl: not found")
 
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path))
-    monkeypatch.setattr(watch.state_file, "load", lambda *_: {**health.NO_COUNTERS, "boot": FORMER})
-    monkeypatch.setattr(watch.boots, "read", fails)
+    monkeypatch.setattr(watch.files, "load_state", lambda *_: {**health.NO_COUNTERS, "boot": FORMER})
+    monkeypatch.setattr(watch.host, "read_boots", fails)
     assert watch.look_at_away(WATCH, 0.0) == []
     assert "is not known: journalctl: not found" in capsys.readouterr().out
 
