@@ -510,7 +510,9 @@ def test_a_journal_that_cannot_be_read_does_not_end_the_watch(
         raise CannotRead("journalctl: not found")
 
     monkeypatch.setenv("RIGBOOK_STATE", str(tmp_path))
-    monkeypatch.setattr(watch.files, "load_state", lambda *_: {**health.NO_COUNTERS, "boot": FORMER})
+    monkeypatch.setattr(
+        watch.files, "load_state", lambda *_: {**health.NO_COUNTERS, "boot": FORMER}
+    )
     monkeypatch.setattr(watch.host, "read_boots", fails)
     assert watch.look_at_away(WATCH, 0.0) == []
     assert "is not known: journalctl: not found" in capsys.readouterr().out
