@@ -1,4 +1,4 @@
-"""The engine's endpoint: a completion, a short probe, the speed of an answer."""
+"""The OpenAI endpoint asked."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from node.rules import engine
 from node.rules.engine import PROMPT
 from schema.artifact import Failure, Probe
 from schema.core import Secret
+
+# The engine's endpoint: a completion, a short probe, the speed of an answer.
 
 # What the engine answers to a client: asked from the operator's machine, over HTTP.
 #

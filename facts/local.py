@@ -1,4 +1,4 @@
-"""What the operator's own machine answers: git's patches."""
+"""The operator's own machine: git, secrets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from node.rules.secret import API_KEY, MAX_SECRET, unfit
 from schema.core import Secret
 from schema.plan import Plan
 from schema.recipe import SecretSource
+
+# What the operator's own machine answers: git's patches.
 
 # Applies a unified diff to one file's content with the real git, in a folder of its own.
 #

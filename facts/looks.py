@@ -1,4 +1,4 @@
-"""What each node of a rig would boot next: asked in the command of the snapshot."""
+"""What single runbooks ask: kernels, hardware, drivers, growth, former engines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from schema.hardware import DriverFacts, DriverSnapshot, Former, HardwareFacts, 
 from schema.host import HostFacts, KernelFacts, KernelSnapshot
 from schema.plan import Plan
 from schema.snapshot import Growth, NodeSnapshot, Unreadable
+
+# What each node of a rig would boot next: asked in the command of the snapshot.
 
 
 class Kernels(NodeFact[KernelFacts]):

@@ -1,4 +1,4 @@
-"""pyinfra's context: one host's work on behalf of another, and in greenlets of our own."""
+"""The one way to ask a host; the snapshot, backups."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from schema.core import misfit
 from schema.plan import UNIT, Plan
 from schema.render_engine import SCRIPT_PATH
 from schema.snapshot import NodeSnapshot, SnapshotRequest, Unreadable
+
+# pyinfra's context: one host's work on behalf of another, and in greenlets of our own.
 
 # what the operator's clock allows beyond the host's own limit: sudo, the start of Python, the wire
 LATE_S = 30

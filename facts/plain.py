@@ -1,4 +1,4 @@
-"""Small facts about a host itself."""
+"""Asked without the program: boot id, units, NCCL's log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from pyinfra.api import FactBase
 from pyinfra.api.exceptions import FactProcessError
+
+# Small facts about a host itself.
 
 
 class BootId(FactBase[str]):

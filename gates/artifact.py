@@ -1,4 +1,4 @@
-"""Images, venvs, patches and versions: whether what is installed is what the recipe needs."""
+"""Image or venv as the recipe has it; pip's plan, image patches, JIT caches."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from schema.snapshot import (
     Unreadable,
     Venv,
 )
+
+# Images, venvs, patches and versions: whether what is installed is what the recipe needs.
 
 # Gates of the engine's image: there, for this processor, the same content on every node.
 

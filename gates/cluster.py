@@ -1,4 +1,4 @@
-"""A shared GPU under Kubernetes: its limit and its library."""
+"""Kubernetes: memory and GPU limits, HAMi's library."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from schema.cluster import (
     Swapped,
 )
 from schema.snapshot import Unreadable
+
+# A shared GPU under Kubernetes: its limit and its library.
 
 # How much of a card HAMi allows: CUDA_DEVICE_MEMORY_LIMIT[_i] in binary units, computed.
 #

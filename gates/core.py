@@ -1,4 +1,4 @@
-"""Violations, their codes, waivers, and how a gate reads a section of a snapshot."""
+"""A violation, the codes, a gate's frame, waivers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from node.rules.text import printable
 from schema.core import SpecError, single_line, unknown
 from schema.plan import Node, Plan
 from schema.snapshot import NodeSnapshot, Unreadable
+
+# Violations, their codes, waivers, and how a gate reads a section of a snapshot.
 
 # A gate's finding: what is wrong, how we know, and the command that mends it.
 

@@ -1,4 +1,4 @@
-"""All findings of a rig, ordered by layer and likely cause."""
+"""All gates, ranked by likely cause."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from schema.artifact import Probe
 from schema.host import KernelSnapshot
 from schema.plan import Node, Plan
 from schema.snapshot import NodeSnapshot, Unreadable
+
+# All findings of a rig, ordered by layer and likely cause.
 
 # What a cause is, and the groups of codes that many causes explain.
 

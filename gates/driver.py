@@ -1,8 +1,4 @@
-"""Gates before a driver is changed: to be had, nothing else touched, the way back kept, no user.
-
-A driver that fails half-way leaves a headless machine without its GPU, so each of these is asked
-before the first file is fetched.
-"""
+"""A change of the driver."""
 
 from __future__ import annotations
 
@@ -15,6 +11,11 @@ from node.rules.engine import same_container
 from schema.hardware import AptPlan, DriverFacts, DriverSnapshot, GpuUser
 from schema.plan import CONTAINER, UNIT, Node, Plan
 from schema.snapshot import Docker, NodeSnapshot, Unreadable
+
+# Gates before a driver is changed: to be had, nothing else touched, the way back kept, no user.
+#
+# A driver that fails half-way leaves a headless machine without its GPU, so each of these is asked
+# before the first file is fetched.
 
 # What the packages unpack to beside the files, module sources and what a build leaves included.
 UNPACKED = 4

@@ -1,4 +1,4 @@
-"""A board's checklist: what keeps a headless machine from coming back."""
+"""The machine below the kernel: firmware checklists, what keeps it alive, its boots."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ from schema.host import Boot, HostFacts, HostSettings, HostWanted, Kill
 from schema.plan import Node, Plan
 from schema.render_host import OFF, PANICS, guard_argv
 from schema.snapshot import ChangeSummary, NodeSnapshot, Unreadable
+
+# A board's checklist: what keeps a headless machine from coming back.
 
 # What Linux can read of the items of a checklist; None is unknown
 # (schema/hardware.py).

@@ -1,4 +1,4 @@
-"""Driver and memory."""
+"""GPUs of a node: driver, access, memory."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from schema.plan import Node, Plan
 from schema.recipe import ContainerSpec
 from schema.render_engine import NVIDIA, cdi_asked, devices, runtime_asked
 from schema.snapshot import ComputeProcess, Docker, Gpu, Gpus, Memory, NodeSnapshot
+
+# Driver and memory.
 
 # Gates of the NVIDIA driver: present, enough GPUs, the same version on every node.
 

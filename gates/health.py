@@ -1,4 +1,4 @@
-"""What the machine says of its own GPUs, links, disks and kernel, judged."""
+"""GPUs, disks, links and memory that fail."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ from schema.snapshot import (
     Unknown,
     Unreadable,
 )
+
+# What the machine says of its own GPUs, links, disks and kernel, judged.
 
 # A part of the section `health`, and lines of the kernel by boot and age.
 

@@ -1,4 +1,4 @@
-"""Reachable, readable, on time, with room on its disks."""
+"""A host reached, its clock and memory, another rig on it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from schema.plan import Node, Plan
 from schema.render_engine import NODE_PATH
 from schema.render_unit import membership_in
 from schema.snapshot import NodeSnapshot, Unreadable
+
+# Reachable, readable, on time, with room on its disks.
 
 # The gate of a Kubernetes host's memory: kubelet ends pods on a host that runs out of it.
 

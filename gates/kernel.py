@@ -1,4 +1,4 @@
-"""The next boot, and a kernel pin."""
+"""Which kernel boots next; the pin."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from gates.core import Gate, Observed, Violation, deploy_command, per_node, requ
 from schema.host import BootTarget, Grub, InstalledKernel, KernelFacts, KernelSnapshot
 from schema.plan import Node, Plan
 from schema.snapshot import NodeSnapshot, Unreadable
+
+# The next boot, and a kernel pin.
 
 # Gates of the next boot: which kernel GRUB will take, and whether its driver would be there.
 #

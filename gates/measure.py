@@ -1,4 +1,4 @@
-"""Whether a measurement's figures are the engine's own, and what a drift of memory means."""
+"""Doubts about a measurement."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 
 from gates.health import HELD
 from schema.measure import Interval, Machine, Point, Sample, slope
+
+# Whether a measurement's figures are the engine's own, and what a drift of memory means.
 
 # Why the figures of a measurement may not be the engine's own. Pure.
 

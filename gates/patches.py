@@ -1,4 +1,4 @@
-"""The known-good content of a file in which a patch, or a part of it, stands twice (C15)."""
+"""File patches: their state and repair."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal
 
 from gates.core import Violation, violation
 from schema.compatibility import FilePatch, within
+
+# The known-good content of a file in which a patch, or a part of it, stands twice (C15).
 
 # (diff, content, reverse) -> the new content, or None where git refuses
 # (facts.local.git_apply).

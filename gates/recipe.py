@@ -1,4 +1,4 @@
-"""What a recipe chooses against the machines it is to run on."""
+"""Choices of a recipe, and where the engine differs from it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from schema.recipe import ContainerSpec, ForbiddenEnv
 from schema.render_engine import ENV_PATH, SCRIPT_PATH
 from schema.render_unit import argv_in, same_but_program
 from schema.snapshot import Container, Docker, EngineProcess, FileState, NodeSnapshot, Unreadable
+
+# What a recipe chooses against the machines it is to run on.
 
 # Gates of what the recipe asks for: forbidden variables, and choices that deserve a warning.
 

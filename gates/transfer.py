@@ -1,4 +1,4 @@
-"""The way, the room and the fabric for an image or weights on the move."""
+"""Something is to be moved: route, port, room."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from gates.core import (
 from gates.weights import differ, is_whole, weights_of
 from schema.plan import Node, Plan
 from schema.snapshot import Docker, Image, NodeSnapshot, ReachAsk, Unreadable, WeightsFile
+
+# The way, the room and the fabric for an image or weights on the move.
 
 # Gates before anything moves between nodes: the way to the giver, its port, room at the taker.
 

@@ -1,4 +1,4 @@
-"""systemd units: ghosts, crash loops, supervisors, the launch script."""
+"""Systemd units: supervision, crash loops, ghosts, launch scripts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from schema.plan import CONTAINER, UNIT, Node, Plan
 from schema.render_engine import NODE_PATH, SCRIPT_IN_CONTAINER, SCRIPT_PATH, endpoint
 from schema.render_unit import drop_in_path, endpoint_in
 from schema.snapshot import Container, EngineProcess, FileState, NodeSnapshot, Unit, Unreadable
+
+# systemd units: ghosts, crash loops, supervisors, the launch script.
 
 # Which units and containers have to do with an engine, and the doctor's findings about ours.
 

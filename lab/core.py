@@ -1,4 +1,4 @@
-"""What the lab stands on: settings, the cache, the console, work on several hosts at once."""
+"""The lab's settings, console and cache."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+# What the lab stands on: settings, the cache, the console, work on several hosts at once.
 
 # Where the lab keeps its things and what its hosts are called. Reads only; changes nothing.
 

@@ -1,4 +1,4 @@
-"""The real vLLM for the lab: wheels, an image's archive, a venv's layer."""
+"""The real vLLM as an image and as a venv."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from lab.core import (
     LabSettings,
     in_parallel,
 )
+
+# The real vLLM for the lab: wheels, an image's archive, a venv's layer.
 
 # A ``docker load`` archive from a root tree, in one pass: same tree in, same bytes out.
 

@@ -1,4 +1,4 @@
-"""A rig host with a real NVIDIA GPU: its parcels, its boot, its engine (docs/reference/gpu.md)."""
+"""A rig's host with a real GPU (`-m lab.gpu`)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from pathlib import Path
 
 from lab import core, engine, gpu_wheels
 from lab.core import SSH_USER, LabError, LabSettings, load_settings
+
+# A rig host with a real NVIDIA GPU: its parcels, its boot, its engine (docs/reference/gpu.md).
 
 # What turns a machine's own root into a rig host's: names, units, ssh, a login, the driver.
 
@@ -528,7 +530,7 @@ def _zipped(path: Path) -> Path:
 
 def _packed(settings: LabSettings) -> Path:
     pins = [(gpu_wheels.REQUIREMENTS / name).read_text() for name in ("base.txt", "gpu.txt")]
-    code = [Path(module.__file__ or "").read_text() for module in (gpu_wheels, gpu_wheels)]
+    code = [Path(module.__file__ or "").read_text() for module in (gpu_wheels,)]
     target = settings.cache / "gpu" / f"parcels-{core.recipe_hash([pins, code])}"
     if not target.exists():
         with core.phase("build the parts of the GPU tier's parcels", "1 minute"):

@@ -1,8 +1,4 @@
-"""What a machine with a GPU lacks to be a rig's host: systemd, dbus, ssh, sudo, as one layer.
-
-The layer lies over the machine's own root, so libraries that the machine has stay its own
-(lab/gpu.py).
-"""
+"""Wheels and layer for a machine with a GPU."""
 
 from __future__ import annotations
 
@@ -21,6 +17,11 @@ from pathlib import Path
 from lab import core
 from lab.core import LabError
 from lab.engine import record_row
+
+# What a machine with a GPU lacks to be a rig's host: systemd, dbus, ssh, sudo, as one layer.
+#
+# The layer lies over the machine's own root, so libraries that the machine has stay its own
+# (lab/gpu.py).
 
 # Named one by one: what apt would add (perl, a libc of its own) is the machine's already.
 _PACKAGES = """

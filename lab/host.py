@@ -1,4 +1,4 @@
-"""Processes by identity (pid + start time), never by pattern; and their cgroups."""
+"""One nspawn host: processes, state, network, ssh, supervisor (`-m lab.host NAME`)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from lab.core import (
     Place,
     load_settings,
 )
+
+# Processes by identity (pid + start time), never by pattern; and their cgroups.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What breaks a rig by hand. Each takes the hosts and names of them; the engine serves before."""
+"""The incidents of docs/incidents.md and how each breaks the twin."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from lab import engine
 from lab.core import ENGINE_VERSION, LabError
 from lab.engine import BROKEN_VERSION, OTHER_VERSION
 from lab.host import Hosts
+
+# What breaks a rig by hand. Each takes the hosts and names of them; the engine serves before.
 
 ROOT = Path(__file__).resolve().parents[1]
 PYINFRA = Path(sys.executable).parent / "pyinfra"

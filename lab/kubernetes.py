@@ -1,4 +1,4 @@
-"""A Kubernetes control plane built from Debian's source, on a lab host."""
+"""A real API server and a hollow node."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pathlib import Path
 from lab import core, lifecycle
 from lab import host as lab_host
 from lab.core import LabError, LabHost, LabSettings, load_settings
+
+# A Kubernetes control plane built from Debian's source, on a lab host.
 
 # A real Kubernetes control plane, built once from Debian's source package and cached.
 #

@@ -1,12 +1,4 @@
-"""A twin of a rig on this machine: its hosts by their names, its users and paths, a small engine.
-
-data.py      an inventory's hosts with their merged data, as pyinfra merges them
-shape.py     from that data to the twin: names, users, addresses, GPUs, what differs
-recipe.py    the rig's recipe for the lab's small engine, under the same names
-raising.py   makes the twin and what lies on its hosts
-incident.py  deals an incident, judges and times it
-incidents/   the incidents, each with how it breaks the twin
-"""
+"""A twin of a rig, and an incident dealt on it."""
 
 from __future__ import annotations
 
@@ -45,6 +37,15 @@ from lab.incidents import ROOT as incidents_ROOT
 from schema import load
 from schema.core import SpecError
 from schema.recipe import Recipe
+
+# A twin of a rig on this machine: its hosts by their names, its users and paths, a small engine.
+#
+# data.py      an inventory's hosts with their merged data, as pyinfra merges them
+# shape.py     from that data to the twin: names, users, addresses, GPUs, what differs
+# recipe.py    the rig's recipe for the lab's small engine, under the same names
+# raising.py   makes the twin and what lies on its hosts
+# incident.py  deals an incident, judges and times it
+# incidents/   the incidents, each with how it breaks the twin
 
 # A rig's recipe for the lab's small engine: the same image name, profiles, paths and ports.
 #

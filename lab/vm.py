@@ -1,4 +1,4 @@
-"""An emulated machine: root tree, disk with GRUB, QEMU."""
+"""An emulated machine with real GRUB and kernels."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from pathlib import Path
 
 from lab import core, lifecycle
 from lab.core import LabError, LabSettings, load_settings
+
+# An emulated machine: root tree, disk with GRUB, QEMU.
 
 # The root tree of a test VM: Debian with GRUB, one kernel with a driver, one to come without.
 #

@@ -1,7 +1,4 @@
-"""Taking an engine over from who runs it by other means, with the way back (docs/adr/0025).
-
-Each kind ends one thing that starts or keeps such an engine, and starts it again at an undo.
-"""
+"""Steps that end a former engine, and start it again at an undo."""
 
 from __future__ import annotations
 
@@ -23,6 +20,10 @@ from node.docker import api
 from node.orphans import TITLE, Candidate
 from node.rules.secret import masked_argv, masked_text
 from node.rules.text import LOGIN_UNIT
+
+# Taking an engine over from who runs it by other means, with the way back (docs/adr/0025).
+#
+# Each kind ends one thing that starts or keeps such an engine, and starts it again at an undo.
 
 # A container that somebody else made: looked at, found again by a change that knew it before.
 

@@ -1,4 +1,4 @@
-"""What the commands of a unit would start: is it there, on the host and inside a container?"""
+"""A drop-in checked before systemd gets it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from node.core.run import TimedOut, run
 from node.core.systemctl import systemctl
 from node.docker import store
 from node.units import STEPS, Part
+
+# What the commands of a unit would start: is it there, on the host and inside a container?
 
 # options of `docker run` that take no value; all others take one (docker run --help)
 _ALONE = {

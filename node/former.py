@@ -1,4 +1,4 @@
-"""What runs a vLLM on this host by other means than rigbook, and what would start it again."""
+"""Who runs vLLM here otherwise: engines, containers, pods, supervisors."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from node.processes import is_engine
 from node.rules import secret as rules_secret
 from node.rules.secret import MASK, SECRET_FLAG, has_credentials
 from node.rules.text import LOGIN_UNIT
+
+# What runs a vLLM on this host by other means than rigbook, and what would start it again.
 
 # The `vllm serve` processes that rigbook did not start, with all that their start was made of.
 

@@ -1,4 +1,4 @@
-"""What rigbook keeps on a host, and the rule by which each of it goes (docs/adr/0023)."""
+"""What is kept on a host, and the rule by which it goes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from node.core.errors import LINK, NAME, CannotRead, Json, NodeError
 from node.core.files import Lock
 from node.docker import api, load
 from node.engine import config
+
+# What rigbook keeps on a host, and the rule by which each of it goes (docs/adr/0023).
 
 # Which versions of the program must stay: what still names one, by its path.
 

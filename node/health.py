@@ -1,4 +1,4 @@
-"""What the machine itself says of its GPUs, links, disks and kernel; read-only, decides nothing."""
+"""What the machine says of itself: counters, disks, kernel log, PCI."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from node import gpus
 from node.core import files, proc
 from node.core.errors import CannotRead, Json, guarded
 from node.core.run import TimedOut, each, run, which
+
+# What the machine itself says of its GPUs, links, disks and kernel; read-only, decides nothing.
 
 # Which files of this host name which IPv4 addresses: what sets them at the next boot.
 

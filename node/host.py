@@ -1,4 +1,4 @@
-"""A host that keeps itself alive: its settings, its boots and what memory killed."""
+"""Boots, OOM kills, watchdogs and settings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from node.core import proc, validate
 from node.core.errors import CannotRead, Json, io_reason
 from node.core.run import TimedOut, each, run, which
 from node.rules.secret import masked_line
+
+# A host that keeps itself alive: its settings, its boots and what memory killed.
 
 # The host's boots: when each began and ended, whether its end was asked for, its last words.
 

@@ -1,4 +1,4 @@
-"""Who the host is and which boot this is."""
+"""Files, venvs and identity of a host as the snapshot has them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from node.core import proc
 from node.core.errors import Json
 from node.rules import secret
 from node.rules.secret import SECRETS_PATH
+
+# Who the host is and which boot this is.
 
 
 def _os_release() -> dict[str, str]:

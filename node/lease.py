@@ -1,4 +1,4 @@
-"""The dead-man's switch: a host goes back by itself when nobody renews an open change."""
+"""Back to the former state when the operator is gone: agreement, timer, way back."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from node.engine.answer import key_of
 from node.engine.start import EngineHold
 from node.kernel import grub_step
 from node.rules.engine import BEAT_S, KEEPER, LEAST_LEASE_S
+
+# The dead-man's switch: a host goes back by itself when nobody renews an open change.
 
 # What a host does next about a change whose lease ran out: pure, of its own state and its peers'.
 #

@@ -1,4 +1,4 @@
-"""Board and network card: firmware facts, Wake-on-LAN."""
+"""Board and network cards; the packet that wakes another host."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 from node.core import files, proc, validate
 from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.core.run import TimedOut, run
+
+# Board and network card: firmware facts, Wake-on-LAN.
 
 # The network cards: whether a magic packet wakes the machine, and who sets that at a boot.
 

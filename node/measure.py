@@ -1,4 +1,4 @@
-"""Measuring an engine: load by vLLM's own client, a sample of the node, results that are kept."""
+"""A measurement's load on the host, its samples, and what is kept."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from node.core import files, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.owner import SHELL, Owner
 from node.core.run import Done, TimedOut, run
+
+# Measuring an engine: load by vLLM's own client, a sample of the node, results that are kept.
 
 # What loads a vLLM with vLLM's own client: a program for the engine's own Python.
 #

@@ -1,4 +1,4 @@
-"""Look for engine processes: every sign that a process is one, and who holds the ports."""
+"""Engines' processes found, whose they are, and the proof that they are gone."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from node.processes import is_engine
 from node.rules import engine
 from node.rules.engine import is_engines
 from node.rules.text import API_SERVER
+
+# Look for engine processes: every sign that a process is one, and who holds the ports.
 
 TITLE = "VLLM::"
 _LIBRARY = re.compile(rb"/vllm/[^\n]*\.so", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""One document of what a host is; a section that cannot be read says why."""
+"""All that the gates read of a host, in one verb; network and RDMA."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from node.core.errors import CannotRead, Json, guarded, installed_version
 from node.core.run import TimedOut, each, run
 from node.docker import api, store
 from node.transfer import manifest
+
+# One document of what a host is; a section that cannot be read says why.
 
 # RDMA devices as the kernel shows them: device, port, netdev, state, rate and GID table.
 #

@@ -1,4 +1,4 @@
-"""The request of a verb: a JSON object as the last argument, or on stdin."""
+"""The tables of verbs, their requests, several in one process, and what systemd starts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 
 from node.core import errors, validate
 from node.core.errors import Json, NodeError, failure, io_reason
+
+# The request of a verb: a JSON object as the last argument, or on stdin.
 
 USAGE = "usage: rignode VERB"
 # what stdin held, for a program that takes this one's place

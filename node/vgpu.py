@@ -1,4 +1,4 @@
-"""HAMi's libvgpu: what is mounted, what a candidate is, the guard that puts ours back."""
+"""HAMi's library: its ELF, a candidate's check, what is installed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from node.core import mapped_files, proc, validate
 from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.engine import config
 from node.kube import kubectl
+
+# HAMi's libvgpu: what is mounted, what a candidate is, the guard that puts ours back.
 
 # Read a shared library: class, machine, whether it is whole, what it exports and needs.
 #

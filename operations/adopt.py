@@ -1,4 +1,4 @@
-"""A rig that others serve, taken over: room for our engine, and the answer of theirs again."""
+"""A taken-over engine's answer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from facts.node import AskFailed, ask_node
 from operations.run import Run, StepFailed
 from schema.cluster import HostAnswer
 from schema.plan import Plan
+
+# A rig that others serve, taken over: room for our engine, and the answer of theirs again.
 
 # The former engine's real answer: where it comes from, and waiting for it after an undo.
 

@@ -1,4 +1,4 @@
-"""The pods of a Deployment: how they are doing while they start, and their restart."""
+"""Pods restarted."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from facts.node import AskFailed, ask_node
 from operations.run import Run, StepFailed, call
 from schema.cluster import KubeLook, Pod, PodName
+
+# The pods of a Deployment: how they are doing while they start, and their restart.
 
 # A Deployment's pods while they start: in a line, and whether waiting for them is useless.
 

@@ -1,4 +1,4 @@
-"""The machine: kernel, reboot, drop-ins, Wake-on-LAN."""
+"""Reboot, wake, driver, drop-ins."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from schema.hardware import Nic
 from schema.plan import Document
 from schema.render_host import WolPersistence
 from schema.snapshot import FileState, Unit
+
+# The machine: kernel, reboot, drop-ins, Wake-on-LAN.
 
 # A drop-in of a systemd unit: written, replaced or taken away, as steps that node journals.
 #

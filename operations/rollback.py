@@ -1,4 +1,4 @@
-"""Back to what was: undo on every node, and the former engine answering."""
+"""A change undone, a backup restored."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from schema.recipe import WheelsSpec
 from schema.render_engine import NODE_PATH, SCRIPT_PATH
 from schema.render_unit import argv_in, endpoint_in
 from schema.snapshot import NodeSnapshot, Unreadable
+
+# Back to what was: undo on every node, and the former engine answering.
 
 # The venv that a change leaves again: executed before a link leads there again (B3).
 

@@ -1,4 +1,4 @@
-"""From a live engine to rigbook's files: inventory, group data, recipe; and how the two compare."""
+"""A recipe made of a running engine."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from schema.hardware import FormerContainer, FormerEngine
 from schema.plan import EngineSpec, Plan
 from schema.recipe import ContainerSpec, EnvName, EnvValue, Flags
 from schema.vllm import CommandLine, check_placeholders, parse_command_line
+
+# From a live engine to rigbook's files: inventory, group data, recipe; and how the two compare.
 
 # What is known of one node that serves by other means, and values that differ by node.
 

@@ -1,4 +1,4 @@
-"""A Deployment and its pods, as `node kube look` reports them."""
+"""A Deployment, its library, a cluster's rig."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pydantic import AfterValidator
 from schema.core import PYINFRA_KEYS, AbsolutePath, Argument, Frozen, HostKeys, Url, key
 from schema.recipe import Expect, Recipe
 from schema.snapshot import Unreadable
+
+# A Deployment and its pods, as `node kube look` reports them.
 
 
 class Rollout(Frozen):

@@ -1,4 +1,4 @@
-"""Base types, one-line errors, quoting, YAML without surprises."""
+"""Base types, strings, errors in one line, YAML."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from pydantic import (
 
 from node.rules.secret import has_credentials, holds_secret
 from node.rules.text import DEVICE, HCA, IMAGE, is_http_url, printable
+
+# Base types, one-line errors, quoting, YAML without surprises.
 
 # The one error that wrong input raises: lines that a person reads and acts on.
 

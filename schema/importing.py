@@ -1,4 +1,4 @@
-"""Recipes of eugr's spark-vllm-docker and of sparkrun (spark-arena), made into ours."""
+"""A recipe made of a neighbour's (`python -m schema.importing`)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from schema.core import SpecError, build_parse, plain_name, shown
 from schema.load import WORDS, Launcher, check_engine, launcher_of, read_file, section
 from schema.recipe import OF_THE_HUB, Recipe
 from schema.vllm import DERIVED, flags_of
+
+# Recipes of eugr's spark-vllm-docker and of sparkrun (spark-arena), made into ours.
 
 # What an import gives: the recipe as plain data, and the words about what nothing here took.
 

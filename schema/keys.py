@@ -1,4 +1,4 @@
-"""Where something comes from or goes: a repository on the hub, the place of a backup's copy."""
+"""Keys of inventory, group data and --data, a type a runbook."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ from schema.render_unit import (
     UnitName,
     listed_argv,
 )
+
+# Where something comes from or goes: a repository on the hub, the place of a backup's copy.
 
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][\w./-]*)?")
 

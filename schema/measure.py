@@ -1,4 +1,4 @@
-"""What a measurement holds, and what several of them say: intervals, comparisons, slopes."""
+"""A measurement and its statistics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pydantic import Field, JsonValue
 
 from schema.core import Frozen, Name
 from schema.snapshot import GpuHealth
+
+# What a measurement holds, and what several of them say: intervals, comparisons, slopes.
 
 # The document of one measurement: what was measured, on what, and under which load.
 

@@ -1,4 +1,4 @@
-"""The arguments of `docker run` that give the engine's container its GPUs."""
+"""The engine's files: script, environment, units, guards."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from schema.plan import (
     Rig,
 )
 from schema.recipe import LOADS_CODE, ContainerSpec, Recipe
+
+# The arguments of `docker run` that give the engine's container its GPUs.
 
 NVIDIA = "nvidia"
 

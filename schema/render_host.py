@@ -1,4 +1,4 @@
-"""The files that keep a host alive: panics, watchdog, journal, memory guard, and what is wanted."""
+"""The host's files: kernel, memory guard, Wake-on-LAN."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from schema.core import systemd_argument
 from schema.hardware import Nic
 from schema.plan import Document
 from schema.render_engine import UNITS_DIR, render_engine_files
+
+# The files that keep a host alive: panics, watchdog, journal, memory guard, and what is wanted.
 
 FORMAT = 1
 WANTED_PATH = "/etc/rigbook/host.json"

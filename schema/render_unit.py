@@ -1,8 +1,4 @@
-"""The program on a node by its version, as the units that rigbook writes name it.
-
-A unit names the versioned file, so that a run of another checkout does not change what the next
-boot starts. /usr/local/bin/rignode leads to the newest one and is for people.
-"""
+"""The program that units name, drop-ins, an installed unit read."""
 
 from __future__ import annotations
 
@@ -18,6 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from schema.core import Frozen, HiddenValueError, env_name, single_line, systemd_argument
+
+# The program on a node by its version, as the units that rigbook writes name it.
+#
+# A unit names the versioned file, so that a run of another checkout does not change what the next
+# boot starts. /usr/local/bin/rignode leads to the newest one and is for people.
 
 NODE = Path(__file__).resolve().parents[1] / "node"
 PROGRAM_LIBRARY = "/usr/local/lib/rigbook"

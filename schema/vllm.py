@@ -1,8 +1,4 @@
-"""Placeholders in a recipe's text: what differs per node comes from the inventory.
-
-`{node.lan_address}` is replaced; `{{` and `}}` stand for a brace. Anything else in braces is
-an error, so a typing slip never reaches the engine.
-"""
+"""A vLLM command line read."""
 
 from __future__ import annotations
 
@@ -15,6 +11,11 @@ from pydantic import JsonValue
 
 from node.rules.secret import API_KEY, MASK, holds_secret
 from schema.core import SpecError, argument, public
+
+# Placeholders in a recipe's text: what differs per node comes from the inventory.
+#
+# `{node.lan_address}` is replaced; `{{` and `}}` stand for a brace. Anything else in braces is
+# an error, so a typing slip never reaches the engine.
 
 PLACEHOLDERS = (
     "node.lan_address",

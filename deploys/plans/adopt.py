@@ -1,4 +1,4 @@
-"""Looks at the hosts of an inventory that may know nothing of an engine yet."""
+"""The plan of the runbook adopt: what it inspects, plans and proves."""
 
 from __future__ import annotations
 
@@ -58,6 +58,8 @@ from schema.load import COMMAND_LINE, host_data
 from schema.plan import Plan
 from schema.snapshot import Gpus, Link, Network, NodeSnapshot, Unreadable
 from schema.vllm import parse_command_line
+
+# Looks at the hosts of an inventory that may know nothing of an engine yet.
 
 # What a rig's inventory has to say and this one need not: enough for the type of --data.
 _OPEN = {"role": "head", "lan_address": "127.0.0.1", "rig": "rig", "recipe": "none"}

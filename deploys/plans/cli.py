@@ -1,8 +1,4 @@
-"""Guards around pyinfra's own command line: where it would go on or say nothing, rigbook stops.
-
-pyinfra exits 0 when `--limit` matches no host, goes on with the hosts that are left when one
-cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (pyinfra-notes.md).
-"""
+"""Guards of pyinfra's command line."""
 
 from __future__ import annotations
 
@@ -26,6 +22,11 @@ from pyinfra.api.inventory import Inventory, extract_name_data
 
 from facts.endpoint import KEY_VARIABLE
 from facts.node import bound_output
+
+# Guards around pyinfra's own command line: where it would go on or say nothing, rigbook stops.
+#
+# pyinfra exits 0 when `--limit` matches no host, goes on with the hosts that are left when one
+# cannot be reached, and `--serial`/`--no-wait` run a rig's steps out of order (pyinfra-notes.md).
 
 ROOT = Path(__file__).resolve().parents[2]
 _OWN_CODE = ("deploys", "facts", "gates", "operations", "schema")

@@ -1,8 +1,4 @@
-"""The recipe's secrets of one run: read here, compared on the nodes, written by a step of theirs.
-
-A value is in a Secret from the moment it is read, and in clear only in what a node reads from its
-stdin. Whether it differs the node says, by name.
-"""
+"""Before an engine is touched: secrets, known bad versions, what a boot needs; its proofs after."""
 
 from __future__ import annotations
 
@@ -53,6 +49,12 @@ from schema.keys import HostData
 from schema.plan import UNIT, EngineSpec, Plan
 from schema.recipe import WheelsSpec
 from schema.snapshot import FileState, NodeSnapshot, Unreadable
+
+# The recipe's secrets of one run: read here, compared on the nodes, written by a step of theirs.
+#
+# A value is in a Secret from the moment it is read, and in clear only in what a node reads from
+# its
+# stdin. Whether it differs the node says, by name.
 
 Row = dict[str, object]
 States = Mapping[str, str]

@@ -1,7 +1,4 @@
-"""What an engine is asked while it is measured: short, medium and long tasks of one kind of user.
-
-Text with sense, since drafts of random words are accepted at another rate.
-"""
+"""What bench and soak share: prompts, samples, words, history."""
 
 from __future__ import annotations
 
@@ -44,6 +41,10 @@ from schema.measure import (
 )
 from schema.plan import Plan
 from schema.snapshot import NodeSnapshot, Unreadable
+
+# What an engine is asked while it is measured: short, medium and long tasks of one kind of user.
+#
+# Text with sense, since drafts of random words are accepted at another rate.
 
 # What an answer of each may have at most, in tokens; those of the third seed's portfolio.
 SHORT, MEDIUM, LONG = 256, 600, 800

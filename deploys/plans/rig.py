@@ -1,7 +1,4 @@
-"""The first two paragraphs of every deploy: load what we want, gate on what is.
-
-Errors become one DeployError in deploy code: pyinfra then stops all hosts before any change.
-"""
+"""A runbook's frame: load, gate, resume, run."""
 
 from __future__ import annotations
 
@@ -53,6 +50,10 @@ from schema.keys import HostData, data_type_of, runbooks
 from schema.load import host_data
 from schema.plan import UNIT, Plan, Runtime
 from schema.snapshot import ChangeSummary, FileState, Journal, NodeSnapshot, Unit, Unreadable
+
+# The first two paragraphs of every deploy: load what we want, gate on what is.
+#
+# Errors become one DeployError in deploy code: pyinfra then stops all hosts before any change.
 
 D = TypeVar("D", bound=HostData)
 T = TypeVar("T")

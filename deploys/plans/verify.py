@@ -1,4 +1,4 @@
-"""What `measure=true` of verify does: rates of the profile that runs, against its baselines."""
+"""The plan of the runbook verify: what it inspects, plans and proves."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from schema.keys import VerifyData
 from schema.plan import Plan, engine_spec
 from schema.recipe import Baseline, Recipe
 from schema.snapshot import NodeSnapshot
+
+# What `measure=true` of verify does: rates of the profile that runs, against its baselines.
 
 # What templates of chats call their switch for thoughts.
 THINKING = ("thinking", "enable_thinking")

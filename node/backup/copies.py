@@ -1,4 +1,4 @@
-"""Bring the files of a backup into another folder: resumed after a kill, read back from there."""
+"""Copies on another disk and on a peer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from node.core import files as core_files
 from node.core.dirfd import BLOCK
 from node.core.errors import Json, NodeError
 from node.transfer import client, protocol, spool
+
+# Bring the files of a backup into another folder: resumed after a kill, read back from there.
 
 # told the bytes that were written or read; it may raise
 Told = Callable[[int], None]

@@ -1,4 +1,4 @@
-"""GNU tar and zstd as children, with the compressed bytes hashed while they pass."""
+"""Tar and zstd written and read."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from typing import Any
 from node.backup.store import FILE, FOLDER, LINK, NS, SYMLINK, Member
 from node.core.errors import Json, NodeError, io_reason
 from node.core.run import environment, which
+
+# GNU tar and zstd as children, with the compressed bytes hashed while they pass.
 
 CHUNK = 1 << 20
 # zstd takes memory for each thread; more than this gains nothing over tar's one

@@ -1,8 +1,4 @@
-"""The `reread` step of a change: PID 1 or the journal takes up its files, then and at an undo.
-
-Not a unit step: an undo stops such a unit while files go back, and a journal that is stopped, not
-restarted, loses the open ends of every service's output.
-"""
+"""Steps of values: sysctl, Wake-on-LAN, settings that are read again."""
 
 from __future__ import annotations
 
@@ -16,6 +12,12 @@ from node.core import proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import TimedOut, run
 from node.core.systemctl import systemctl
+
+# The `reread` step of a change: PID 1 or the journal takes up its files, then and at an undo.
+#
+# Not a unit step: an undo stops such a unit while files go back, and a journal that is stopped,
+# not
+# restarted, loses the open ends of every service's output.
 
 COMMANDS = {"manager": ("daemon-reload",), "journald": ("restart", "systemd-journald.service")}
 

@@ -1,4 +1,4 @@
-"""Where the program keeps its lock, journal and pre-images: root-only folders."""
+"""Files written whole or not at all, the state folder, what is kept in it, locks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from node.core import errors, proc, validate
 from node.core.errors import Json, NodeError, io_reason
+
+# Where the program keeps its lock, journal and pre-images: root-only folders.
 
 DEFAULT_ROOT = "/var/lib/rigbook"
 

@@ -1,4 +1,4 @@
-"""Which Python an image's vLLM has, for programs that run in its place."""
+"""The same as another user; files of secrets in an environment."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from node.core.errors import Json, NodeError
 from node.core.run import Done, environment, not_roots
 from node.rules.secret import MAX_SECRET, unfit
 from node.rules.text import environment_text, environment_value
+
+# Which Python an image's vLLM has, for programs that run in its place.
 
 # `python3` of an image may be another one than that of its `vllm` (an image with a venv). What
 # stands behind it is Python's: the program, which follows -c, and its arguments.

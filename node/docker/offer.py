@@ -1,8 +1,4 @@
-"""Images of the containerd store, read out of containerd's content store without docker.
-
-A blob is a file there that its sha256 names: an index, a manifest, a config, or a layer as it came
-from its registry. Given on as they are, they make the same image under the same digest.
-"""
+"""An image offered to another node."""
 
 from __future__ import annotations
 
@@ -26,6 +22,12 @@ from node.core.errors import CannotRead, Json, NodeError
 from node.docker import api, store
 from node.rules.text import DIGEST, digest_of
 from node.transfer import protocol
+
+# Images of the containerd store, read out of containerd's content store without docker.
+#
+# A blob is a file there that its sha256 names: an index, a manifest, a config, or a layer as it
+# came
+# from its registry. Given on as they are, they make the same image under the same digest.
 
 _STORE = "io.containerd.content.v1.content/blobs/sha256"
 MAX_DOCUMENT = 8 << 20

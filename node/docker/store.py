@@ -1,9 +1,4 @@
-"""A bbolt file (containerd's index of its snapshots), read while its owner goes on writing it.
-
-The format is that of go.etcd.io/bbolt (page.go, meta.go, bucket.go): pages with a B+ tree of
-sorted keys, buckets in buckets, two meta pages by turns. A commit writes pages that are free and
-the meta page last, so what is read between two equal looks at the meta pages is one state.
-"""
+"""Images read from docker's own folders."""
 
 from __future__ import annotations
 
@@ -28,6 +23,12 @@ from node.core.dirfd import BLOCK
 from node.core.errors import CannotRead, Json, NodeError
 from node.docker import api
 from node.rules.text import DIGEST
+
+# A bbolt file (containerd's index of its snapshots), read while its owner goes on writing it.
+#
+# The format is that of go.etcd.io/bbolt (page.go, meta.go, bucket.go): pages with a B+ tree of
+# sorted keys, buckets in buckets, two meta pages by turns. A commit writes pages that are free and
+# the meta page last, so what is read between two equal looks at the meta pages is one state.
 
 MAX_BOLTDB_BYTES = 256 << 20
 _PAGE, _META = struct.Struct("<QHHI"), struct.Struct("<IIIIQQQQQQ")

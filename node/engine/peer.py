@@ -1,4 +1,4 @@
-"""Whether our end of the fabric is there, and whether a peer's host answers on it."""
+"""The other half of a pair: link, connections, watchdog."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from node.engine import config
 from node.engine.config import Engine
 from node.processes import address
 from node.rules.engine import MOST, WINDOW_S
+
+# Whether our end of the fabric is there, and whether a peer's host answers on it.
 
 TIMEOUT_S = 5.0
 # discard: nothing listens there, so that a refusal proves the host without talking to a program

@@ -1,7 +1,4 @@
-"""Whether the engine's start finds the memory that it will ask for, on this host, now.
-
-For a host that starts its engine with no operator at hand; node/rules/engine.py has the rule.
-"""
+"""Before a start: memory, page cache, orphans; a unit held stopped."""
 
 from __future__ import annotations
 
@@ -35,6 +32,10 @@ from node.rules.engine import (
     share_of,
 )
 from node.transfer import manifest
+
+# Whether the engine's start finds the memory that it will ask for, on this host, now.
+#
+# For a host that starts its engine with no operator at hand; node/rules/engine.py has the rule.
 
 
 class Shortage(NamedTuple):

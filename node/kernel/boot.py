@@ -1,7 +1,4 @@
-"""Read a generated grub.cfg: its menu by ids and nesting, and the default that it would choose.
-
-Titles are translated, ids are not (/etc/grub.d/10_linux). Pure: text in, plain data out.
-"""
+"""Which kernel boots next, read from GRUB."""
 
 from __future__ import annotations
 
@@ -18,6 +15,10 @@ from node.core.errors import CannotRead, Json, NodeError, io_reason
 from node.core.run import TimedOut
 from node.kernel import installed
 from node.rules import secret
+
+# Read a generated grub.cfg: its menu by ids and nesting, and the default that it would choose.
+#
+# Titles are translated, ids are not (/etc/grub.d/10_linux). Pure: text in, plain data out.
 
 _ID_OPTIONS = ("$menuentry_id_option", "${menuentry_id_option}", "--id")
 _RELEASE = re.compile(r"^(?:vmlinuz|vmlinux|kernel|Image)-(.+)$")

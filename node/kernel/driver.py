@@ -1,4 +1,4 @@
-"""What apt would do for a driver of one version: asked by simulation, read, changed nowhere."""
+"""The driver's packages planned, loaded modules, proof."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from node.core import proc, validate
 from node.core.errors import CannotRead, Json, NodeError
 from node.core.run import Done, TimedOut, run, which
 from node.kernel import installed
+
+# What apt would do for a driver of one version: asked by simulation, read, changed nowhere.
 
 APT_TIMEOUT_S = 60.0
 # as dpkg's unpack of a foreign architecture names it: libnvidia-gl-580:i386

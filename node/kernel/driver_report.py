@@ -1,4 +1,4 @@
-"""The driver's module on the disk: there for each kernel, of the right version, signed, built."""
+"""The verb driver: what is installed and built, packages fetched."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from node.core.errors import CannotRead, Json, NodeError
 from node.core.files import Lock
 from node.core.run import TimedOut, run, which
 from node.kernel import boot, driver, installed
+
+# The driver's module on the disk: there for each kernel, of the right version, signed, built.
 
 BUILD_S = 1200.0
 TIMEOUT_S = 15.0

@@ -1,7 +1,4 @@
-"""What is asked of an engine and what counts as its answer: for the unit, the watch and verify.
-
-`/health` and `/v1/models` stay 200 while a rank is lost (field-notes.md, "Readiness").
-"""
+"""A completion judged, memory needed, whose a process is; /dev/shm, heartbeats, restarts."""
 
 from __future__ import annotations
 
@@ -14,6 +11,10 @@ from math import ceil
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from node.rules.text import LOGIN_UNIT
+
+# What is asked of an engine and what counts as its answer: for the unit, the watch and verify.
+#
+# `/health` and `/v1/models` stay 200 while a rank is lost (field-notes.md, "Readiness").
 
 PROMPT = "Say hello."
 # Few: it proves that the engine answers, not what it knows.

@@ -1,4 +1,4 @@
-"""Patterns of names and digests; each side says in its own words what is wrong."""
+"""How names, versions, URLs, environment files, file headers and a log's root cause are read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+# Patterns of names and digests; each side says in its own words what is wrong.
 
 # an RDMA device, of /sys/class/infiniband
 HCA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")

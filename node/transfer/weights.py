@@ -1,4 +1,4 @@
-"""weights offer, weights hash: a weights folder as the node that has it reads it."""
+"""Weights offered and received."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from node.core import dirfd, validate
 from node.core.dirfd import BLOCK
 from node.core.errors import Json, NodeError
 from node.transfer import client, manifest, protocol, spool, weights_set
+
+# weights offer, weights hash: a weights folder as the node that has it reads it.
 
 # Bytes that a disk is asked for before they are needed: less than cold_read drops behind the end.
 AHEAD = 8 << 20

@@ -1,5 +1,4 @@
-"""What has come of each file, in `.rigbook/` beside the weights: a part that grows, or the whole
-file, flushed, with its sha256 in its name, so that the next run need not read it again."""
+"""A set of weights swapped in as one step."""
 
 from __future__ import annotations
 
@@ -18,6 +17,9 @@ from node.core import dirfd
 from node.core.errors import Json, NodeError
 from node.transfer import manifest
 from node.transfer.manifest import OWN, Folder, Hash
+
+# What has come of each file, in `.rigbook/` beside the weights: a part that grows, or the whole
+# file, flushed, with its sha256 in its name, so that the next run need not read it again.
 
 _PART, _WHOLE = ".part", ".whole"
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,9 +1,4 @@
-"""A patch tool's run as a step of a change: its tree is kept, and what it changed can be undone.
-
-The whole tree goes into one pre-image before the tool runs; after it, each file that it changed
-becomes an ordinary file step. A kill in between leaves the pre-image, of which `recover` makes
-them.
-"""
+"""A patch tool run, and its step."""
 
 from __future__ import annotations
 
@@ -23,6 +18,12 @@ from node.core.owner import Owner
 from node.core.run import Done
 from node.venv import artifact
 from node.venv.versions import masked
+
+# A patch tool's run as a step of a change: its tree is kept, and what it changed can be undone.
+#
+# The whole tree goes into one pre-image before the tool runs; after it, each file that it changed
+# becomes an ordinary file step. A kill in between leaves the pre-image, of which `recover` makes
+# them.
 
 _REMEDY = "bring the tree back from its backup, then: rignode undo"
 
