@@ -10,13 +10,13 @@ from pyinfra.api.exceptions import DeployError
 from deploys.plans.rig import Procedure, files_in, once_a_run, units_in, wider
 from facts import plain
 from facts.node import fact_of
-from operations.apply import Steps, unit_step
+from operations.apply import Steps, folder_steps, unit_step
 from operations.engine import install_steps, prove_timer, remove_steps
 from operations.rollback import undo_only
 from operations.run import StepFailed
 from schema.keys import ClusterWatchData, WatchData
 from schema.plan import Document, Plan
-from schema.render_engine import WATCH_SERVICE, WATCH_TIMER, watch_documents
+from schema.render_engine import WATCH_PATH, WATCH_SERVICE, WATCH_TIMER, watch_documents
 
 POLL_S = 1.0
 # One look of the service: an answer and its notices (its own limit is 240 s).
@@ -69,6 +69,8 @@ def plan(rig: Procedure, want: Want) -> Steps:
         return remove_steps(WATCH_TIMER, files, timer)
     steps = install_steps(WATCH_TIMER, want.documents, files, timer)
     if steps:
+        # no engine of ours made it on a Kubernetes node
+        steps = [*folder_steps([WATCH_PATH.rpartition("/")[0]], files_in(snapshot)), *steps]
         # One look at once: it proves the configuration, the program and the webhook's file.
         steps.append(unit_step(WATCH_SERVICE, "start", reload=False))
     return steps
