@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from deploys.plans.rig import files_in
+from operations.run import operator
 from schema.plan import Plan
 from schema.render_engine import NODE_PATH
 from schema.snapshot import ComputeProcess
@@ -121,7 +122,9 @@ TABLE: Table = {
           for name in (HEAD, WORKER) for what in ("stop", "start")))),
     "restart": (run(serving), done()),
     "live": (run(journals(**OPEN)), LIVE),
-    # one that was cut off is taken up when nobody can be at it any more
+    # one that was cut off is taken up by its own operator at once; by another one when nobody
+    # can be at it any more
+    "own": (run(journals(**OPEN, by=operator())), done()),
     "dead": (run(old(journals(**OPEN))), done()),
     # the line is of what runs, not of what this run would ask for
     "restart of another profile": (run(as_throughput), done(
@@ -160,5 +163,5 @@ def test_down_head_first_and_up_worker_first(ran: Runs) -> None:
 
 
 def test_what_is_taken_up_goes_on_as_the_same_change(ran: Runs) -> None:
-    for each in ran.each(("dead",)):
+    for each in ran.each(("own", "dead")):
         assert {c.request["change"]["id"] for c in each.changing if c.verb == "apply"} == {CUT_OFF}
