@@ -336,7 +336,7 @@ def test_no_file_holds_a_path_of_somebodys_machine() -> None:
 @pytest.mark.parametrize(("path", "seen"), [
     ("/home" + "/olga/rigbook", True), ("see /work" + "/h1/tests", True),
     ("/Users" + "/me/x", True), ("/root" + "/rigbook/lab", True), ("/home/milo/models", False),
-    ("~/work/x", False),
+    ("~/" + "work/x", False),
     ("/root/.cache/vllm", False), ("/workspace/start.sh", False),
 ])  # fmt: skip
 def test_such_a_path_is_seen(path: str, seen: bool) -> None:
